@@ -1,0 +1,34 @@
+"""Counting floating-point operations: a multiply-add is two."""
+
+from torch import nn
+
+from lightning_models.layers import DecoderConfig
+
+
+def linear_flops(module: nn.Module) -> float:
+    """Returns the forward FLOPs per token of all linear layers below ``module``."""
+    return 2.0 * sum(
+        layer.in_features * layer.out_features
+        for layer in module.modules()
+        if isinstance(layer, nn.Linear)
+    )
+
+
+def attention_flops(config: DecoderConfig, context: int) -> float:
+    """Returns the forward FLOPs per token of scores and weighted sums in all L layers.
+
+    The mean over the positions of a sequence of ``context`` tokens: a causal query sees half of
+    them, a windowed one at most ``window``.
+    """
+    window = min(config.window or context, context)
+    pairs = window * (window + 1) / 2 + (context - window) * window
+    return config.num_layers * 4.0 * config.dim * pairs / context
+
+
+def head_flops(config: DecoderConfig) -> float:
+    """Returns the forward FLOPs per token of the output layer."""
+    return 2.0 * config.dim * config.padded_vocab_size
+
+
+TRAINING_FACTOR = 3.0
+"""A training step costs a forward pass and a backward pass of twice its FLOPs."""

@@ -1,0 +1,46 @@
+"""Building blocks of every network: pure torch, no Lightning, no knowledge of any method.
+
+Letters used in shapes and formulas throughout the project:
+
+====== =========================================================================
+B      batch (rows)
+T      tokens of a row (queries of an attention)
+N      keys of an attention; residual streams in Thoughtbubbles
+D      width of the residual stream (``dim``)
+H      attention heads
+C      channels of one head (D / H)
+V      vocabulary (padded, see ``DecoderConfig.padded_vocab_size``)
+L      layers
+K      thinking steps
+S      sentences
+M      memory slots
+Z      latent vectors
+====== =========================================================================
+"""
+
+from lightning_models.layers.attention import Backend, attend
+from lightning_models.layers.block import Block
+from lightning_models.layers.config import DecoderConfig
+from lightning_models.layers.feed_forward import FeedForward
+from lightning_models.layers.init import OutputProjection, initialise
+from lightning_models.layers.kv_cache import KVCache, LayerCache
+from lightning_models.layers.norm import make_norm
+from lightning_models.layers.rope import Rope, apply_rope, rope_tables
+from lightning_models.layers.self_attention import SelfAttention
+
+__all__ = [
+    "Backend",
+    "Block",
+    "DecoderConfig",
+    "FeedForward",
+    "KVCache",
+    "LayerCache",
+    "OutputProjection",
+    "Rope",
+    "SelfAttention",
+    "apply_rope",
+    "attend",
+    "initialise",
+    "make_norm",
+    "rope_tables",
+]

@@ -1,0 +1,100 @@
+"""The sizes and styles that every decoder shares."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_models.layers.attention import Backend
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape and style of a decoder-only network; methods inherit it and add their own fields.
+
+    Raises:
+        ValueError: if sizes do not fit together; the message names key, value and cure.
+    """
+
+    vocab_size: int
+    """V before padding; the command line takes it from the data (``data.vocab_size``)."""
+    block_size: int
+    """Longest sequence, in tokens; the command line takes it from ``data.block_size``."""
+    num_layers: int = 12
+    """L, number of blocks."""
+    dim: int = 768
+    """D, width of the residual stream."""
+    num_heads: int = 12
+    """H, attention heads; must divide dim."""
+    ffn_dim: int | None = None
+    """Hidden width of the feed-forward layer; null: 4 D, for swiglu 8/3 D rounded up to 32."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm (GPT style) or RMSNorm (LLaMA style), before each sub-layer and at the end."""
+    norm_eps: float = 1e-5
+    """Added to the variance inside the norms."""
+    activation: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    """Feed-forward non-linearity; gelu_tanh is the approximation GPT-2 was trained with."""
+    bias: bool = True
+    """Whether linear layers and LayerNorms have biases."""
+    positions: Literal["learned", "rope"] = "learned"
+    """Learned absolute positions added to the embeddings, or rotary ones inside attention."""
+    rope_base: float = 10000.0
+    """Base of the rotary frequencies."""
+    tie_head: bool = True
+    """Whether the output head is the embedding matrix."""
+    init: Literal["gpt2", "ponderlm"] = "gpt2"
+    """gpt2: N(0, init_std), outputs / sqrt(2 L); ponderlm: N(0, 2/(5 D)) cut at 3 sigma, and
+    embeddings scaled by sqrt(2.5 D) to unit variance."""
+    init_std: float = 0.02
+    """Standard deviation of the gpt2 initialisation; unused by ponderlm."""
+    window: int | None = None
+    """Sliding attention window in tokens, the query included; null: full causal attention."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings and on what each sub-layer adds."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights."""
+    vocab_multiple: int = 64
+    """The vocabulary is padded to a multiple of this (matrix units want 64); 1: no padding."""
+    attention_backend: Backend = "auto"
+    """Attention kernel; math is the slow reference the others are tested against."""
+
+    def __post_init__(self) -> None:
+        """Checks that the sizes fit together."""
+        for key in ("vocab_size", "block_size", "num_layers", "dim", "num_heads", "vocab_multiple"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
+        if self.dim % self.num_heads:
+            fix = max(self.num_heads, self.dim // self.num_heads * self.num_heads)
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must divide dim ({self.dim}); try dim={fix}"
+            )
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ValueError(
+                f"dim / num_heads ({self.head_dim}) must be even for positions=rope; "
+                f"try num_heads={max(1, self.num_heads // 2)}"
+            )
+        for key in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, key) < 1.0:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
+        if self.window is not None and self.window < 1:
+            raise ValueError(
+                f"window ({self.window}) must be at least 1, or null for full attention"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """C, channels of one attention head."""
+        return self.dim // self.num_heads
+
+    @property
+    def hidden_dim(self) -> int:
+        """Hidden width of the feed-forward layer, with the default resolved."""
+        if self.ffn_dim is not None:
+            return self.ffn_dim
+        if self.activation == "swiglu":
+            return math.ceil(8 * self.dim / 3 / 32) * 32
+        return 4 * self.dim
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding and of the head: vocab_size rounded up to vocab_multiple."""
+        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple

@@ -1,0 +1,112 @@
+"""Keys and values of earlier tokens, for rows that advance at their own pace.
+
+Rows need not have equal lengths: each row's entries start at index 0 and end at its own length,
+so prompts are padded on the right, positions count from 0 in every row, and whatever lies behind
+a row's length is overwritten by its next entries.
+"""
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """One buffer of keys and one of values a layer, shared row lengths.
+
+    A forward pass writes T entries a row through ``layers[i].append`` and then calls
+    :meth:`advance` with how many of them each row keeps.
+    """
+
+    def __init__(
+        self, num_layers: int, batch: int, capacity: int, device: torch.device | str | None = None
+    ) -> None:
+        """Makes room for ``capacity`` entries a row; memory is taken at the first write."""
+        self.layers = [LayerCache(self) for _ in range(num_layers)]
+        self.capacity = capacity
+        self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._longest = 0
+        self._uniform = True
+
+    @property
+    def longest(self) -> int:
+        """Entries of the longest row."""
+        return self._longest
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows have equal lengths."""
+        return self._uniform
+
+    def positions(self, num_new: int) -> Tensor:
+        """Returns the indices (B, num_new) at which the next entries of each row will stand."""
+        return self.lengths[:, None] + torch.arange(num_new, device=self.lengths.device)
+
+    def mask(self, num_new: int, window: int | None = None) -> Tensor | None:
+        """Returns which keys the next entries may see, bool (B, 1, num_new, N); None if uniform.
+
+        N is ``longest + num_new``. Uniform rows need no mask beyond plain causality and window.
+        """
+        if self._uniform:
+            return None
+        keys = torch.arange(self._longest + num_new, device=self.lengths.device)
+        own = self.positions(num_new)[..., None]
+        seen = keys <= own if window is None else (keys <= own) & (keys > own - window)
+        return seen[:, None]
+
+    def advance(self, counts: Tensor | int) -> None:
+        """Keeps ``counts`` (B,) of the entries just written, or that many in every row."""
+        if isinstance(counts, int):
+            self.lengths = self.lengths + counts
+            self._longest += counts
+            return
+        self.lengths = self.lengths + counts
+        self._refresh()
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices), in that order."""
+        self.lengths = self.lengths[rows]
+        for layer in self.layers:
+            layer.select(rows)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        ends = self.lengths.tolist()
+        self._longest = max(ends, default=0)
+        self._uniform = len(set(ends)) <= 1
+
+
+class LayerCache:
+    """Keys and values of one layer, (B, H, capacity, C) each."""
+
+    def __init__(self, owner: KVCache) -> None:
+        """Starts empty; the first entries fix shape and dtype."""
+        self.owner = owner
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices)."""
+        if self._buffers is not None:
+            keys, values = self._buffers
+            self._buffers = keys[rows], values[rows]
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes k, v (B, H, T, C) behind each row's entries; returns all up to the longest row.
+
+        Raises:
+            ValueError: if the cache is full.
+        """
+        cache, num_new = self.owner, k.shape[2]
+        end = cache.longest + num_new
+        if end > cache.capacity:
+            raise ValueError(f"the cache holds {cache.capacity} entries a row, {end} are needed")
+        if self._buffers is None:
+            shape = (*k.shape[:2], cache.capacity, k.shape[3])
+            self._buffers = k.new_zeros(shape), v.new_zeros(shape)
+        keys, values = self._buffers
+        if cache.uniform:
+            keys[:, :, cache.longest : end] = k
+            values[:, :, cache.longest : end] = v
+        else:
+            index = cache.positions(num_new)[:, None, :, None].expand_as(k)
+            keys.scatter_(2, index, k)
+            values.scatter_(2, index, v)
+        return keys[:, :, :end], values[:, :, :end]

@@ -1,0 +1,77 @@
+"""Corpus-level averages that are right for ragged batches, accumulation and many ranks."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+PERPLEXITY_NAMES = {
+    "exact": "ppl",
+    "lower_bound": "ppl_bound",
+    "estimate": "ppl_estimate",
+    "noncausal": "ppl_noncausal",
+}
+"""What exp(nats per token) may be called, by the kind of likelihood it comes from."""
+
+
+class Ratio(Metric):
+    """Sum of numerators over sum of denominators, both float64, summed over ranks.
+
+    Used for nats per token (then perplexity is one exponential at the end, never a mean of
+    exponentials) and for nats per byte.
+    """
+
+    full_state_update = False
+    numerator: Tensor
+    denominator: Tensor
+
+    def __init__(self) -> None:
+        """Starts at 0 / 0."""
+        super().__init__()
+        zero = torch.zeros((), dtype=torch.float64)
+        self.add_state("numerator", default=zero, dist_reduce_fx="sum")
+        self.add_state("denominator", default=zero.clone(), dist_reduce_fx="sum")
+
+    def update(self, numerator: Tensor, denominator: Tensor | float) -> None:
+        """Adds one batch: two sums (scalars, or tensors whose elements are summed)."""
+        self.numerator += torch.as_tensor(numerator).detach().double().sum()
+        self.denominator += torch.as_tensor(denominator).double().sum().to(self.denominator.device)
+
+    def compute(self) -> Tensor:
+        """Returns the ratio as a float32 scalar (nan before the first update)."""
+        return (self.numerator / self.denominator).float()
+
+
+def bits(nats: float) -> float:
+    """Returns an amount of information in bits."""
+    return nats / math.log(2)
+
+
+class StageMetrics(nn.Module):
+    """Nats per token and nats per byte of one stage."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        super().__init__()
+        self.per_token = Ratio()
+        self.per_byte = Ratio()
+
+    def add(self, nats: Tensor, tokens: Tensor | float, num_bytes: Tensor | None) -> None:
+        """Adds one batch of summed nats."""
+        self.per_token.update(nats, tokens)
+        if num_bytes is not None:
+            self.per_byte.update(nats, num_bytes)
+
+    def values(self, kind: str) -> dict[str, Tensor]:
+        """Returns loss (nats per token), perplexity under its honest name, and bpb if known."""
+        loss = self.per_token.compute()
+        values = {"loss": loss, PERPLEXITY_NAMES[kind]: loss.exp()}
+        if self.per_byte.update_count:
+            values["bpb"] = self.per_byte.compute() / math.log(2)
+        return values
+
+    def reset(self) -> None:
+        """Starts again."""
+        self.per_token.reset()
+        self.per_byte.reset()

@@ -1,0 +1,109 @@
+"""Optimiser, learning-rate schedule and weight-decay groups."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its schedule.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+    lr: float = 1e-3
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled decay of weights with two or more dimensions; norms and biases never decay."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """After the warm-up: cosine or linear to lr * min_lr_ratio; wsd: constant, then linear over the
+    last decay_fraction; constant."""
+    warmup: float = 0.02
+    """Linear warm-up: a number of optimiser steps if 1 or more, else a fraction of all steps."""
+    min_lr_ratio: float = 0.1
+    """Learning rate at the end, as a fraction of lr."""
+    decay_fraction: float = 0.1
+    """Share of all steps in which wsd decays."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        if self.lr <= 0:
+            raise ValueError(f"lr ({self.lr}) must be above 0")
+        for key in ("warmup", "weight_decay", "eps"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} ({getattr(self, key)}) must not be negative")
+        for key in ("min_lr_ratio", "decay_fraction"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be between 0 and 1")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas ({self.betas}) must be in [0, 1)")
+
+
+def build_optimizer(
+    module: nn.Module, config: OptimizerConfig, no_decay: Iterable[nn.Parameter] = ()
+) -> torch.optim.AdamW:
+    """Returns AdamW over the trainable parameters of ``module``, in two decay groups.
+
+    Args:
+        module: the network.
+        config: see its fields.
+        no_decay: parameters exempt from weight decay beside those with fewer than two dimensions.
+    """
+    exempt = {id(parameter) for parameter in no_decay}
+    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            groups[parameter.dim() < 2 or id(parameter) in exempt].append(parameter)
+    decays = (config.weight_decay, 0.0)
+    settings: list[dict[str, Any]] = [
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in zip(groups, decays, strict=True)
+        if parameters
+    ]
+    fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group)
+    return torch.optim.AdamW(
+        settings, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused
+    )
+
+
+def schedule_factor(config: OptimizerConfig, total_steps: float) -> Callable[[int], float]:
+    """Returns the function step -> factor on lr (step 0 is the first optimiser step).
+
+    Args:
+        config: see its fields.
+        total_steps: optimiser steps of the whole run; may be infinite for ``constant``.
+
+    Raises:
+        ValueError: if the schedule needs an end that the run does not have.
+    """
+    if math.isinf(total_steps) and (config.schedule != "constant" or 0 < config.warmup < 1):
+        raise ValueError(
+            f"schedule ({config.schedule}) needs to know the number of steps; set "
+            "trainer.max_steps or trainer.max_epochs, or schedule=constant with warmup in steps"
+        )
+    warmup = config.warmup if config.warmup >= 1 else config.warmup * total_steps
+    return lambda step: _factor(config, step + 1, warmup if warmup else 0.0, total_steps)
+
+
+def _factor(config: OptimizerConfig, step: int, warmup: float, total: float) -> float:
+    """Factor on lr in the ``step``-th step, counted from 1."""
+    if step < warmup:
+        return step / warmup
+    if config.schedule == "constant":
+        return 1.0
+    floor = config.min_lr_ratio
+    start = total * (1 - config.decay_fraction) if config.schedule == "wsd" else warmup
+    progress = min(1.0, max(0.0, (step - start) / max(1.0, total - start)))
+    if config.schedule == "cosine":
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    return 1 - (1 - floor) * progress
