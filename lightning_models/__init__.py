@@ -1,0 +1,18 @@
+"""Language models that think in latent space, one room a paper, and the control beside them.
+
+The names exported here are the public paths that configs and checkpoints carry.
+"""
+
+from lightning_models.base import LanguageModel, LossOutput, Scores, Term
+from lightning_models.optim import OptimizerConfig
+from lightning_models.transformer import TransformerConfig, TransformerLM
+
+__all__ = [
+    "LanguageModel",
+    "LossOutput",
+    "OptimizerConfig",
+    "Scores",
+    "Term",
+    "TransformerConfig",
+    "TransformerLM",
+]

@@ -1,0 +1,321 @@
+"""The base of every method: loss -> metrics -> optimiser, written once.
+
+A new paper writes ``build_network``, ``loss``, ``score``, the two decoding methods and
+``flops_per_token``; steps, logging, normalisation over ranks and accumulated micro-batches,
+optimiser, checkpoints and text generation are here.
+"""
+
+import dataclasses
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+
+from lightning_models.generation import SamplingConfig, generate
+from lightning_models.layers import DecoderConfig
+from lightning_models.metrics import StageMetrics
+from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
+
+Likelihood = Literal["exact", "lower_bound", "estimate", "noncausal"]
+Batch = dict[str, Any]
+
+
+class Term(NamedTuple):
+    """One summand of the objective: ``sum / normaliser``, both scalars.
+
+    ``over`` names the entry of ``batch["step_normalisers"]`` that holds this normaliser summed
+    over the whole optimiser step (all ranks, all accumulated micro-batches); the base divides by
+    that one. None declares a mean over the micro-batch, for terms that depend on the model.
+    """
+
+    sum: Tensor
+    normaliser: Tensor | float
+    over: str | None = None
+
+
+@dataclasses.dataclass
+class LossOutput:
+    """What ``LanguageModel.loss`` returns.
+
+    ``terms`` add up to the objective; the one named ``nll`` (nats) is reported as ``train/loss``.
+    ``stats`` are detached scalars, logged as they are.
+    """
+
+    terms: dict[str, Term]
+    stats: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+class Scores(NamedTuple):
+    """Log-likelihood of a batch in nats.
+
+    ``log_prob`` (B, T) float32, 0 where there is no target; ``sequence_term`` (B,) belongs to a
+    whole sequence (minus a KL divergence) and is not spread over tokens; ``kind`` says what their
+    sum is.
+    """
+
+    log_prob: Tensor
+    sequence_term: Tensor
+    kind: Likelihood
+
+
+class LanguageModel(L.LightningModule, ABC):
+    """A language model that any method of this project derives from."""
+
+    likelihood: ClassVar[Likelihood] = "exact"
+    """What ``score`` returns."""
+    causal: ClassVar[bool] = True
+    """Whether the prediction of a token never depends on later tokens."""
+    needs_grad_in_eval: ClassVar[bool] = False
+    """Whether scoring runs backward passes (inference by gradient)."""
+
+    def __init__(
+        self, config: DecoderConfig, optimizer: OptimizerConfig, compile: bool = False
+    ) -> None:
+        """Keeps the configuration; plain dicts, as checkpoints hold them, are accepted.
+
+        Args:
+            config: the method's configuration dataclass.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__()
+        self.config = _as_dataclass(config, get_type_hints(type(self).__init__)["config"])
+        self.optimizer_config = _as_dataclass(optimizer, OptimizerConfig)
+        self.compile_network = compile
+        self.network: nn.Module | None = None
+        self.train_metrics, self.val_metrics, self.test_metrics = (StageMetrics() for _ in range(3))
+
+    # ---- what a method writes
+
+    @abstractmethod
+    def build_network(self) -> nn.Module:
+        """Returns a freshly initialised network for ``self.config``."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> LossOutput:
+        """Returns the terms of the training objective for one micro-batch."""
+
+    @abstractmethod
+    def score(self, batch: Batch) -> Scores:
+        """Returns the log-likelihood of the batch's targets."""
+
+    @abstractmethod
+    def init_cache(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> Any:
+        """Returns a decoding cache that has consumed all but the last token of each prompt.
+
+        Args:
+            prompts: (B, P) int64, padded on the right.
+            lengths: (B,) int64, at least 1.
+            max_new_tokens: how many tokens will be decoded at most.
+        """
+
+    @abstractmethod
+    def decode_step(self, cache: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Advances each row by one unit of its own work.
+
+        Args:
+            cache: as ``init_cache`` returned it; changed in place.
+            tokens: (B,) the last token of each row.
+
+        Returns:
+            Next-token logits (B, V) float32, and which rows are ready to be sampled (B,) bool.
+            A row that is not ready is stepped again with the same token.
+        """
+
+    @abstractmethod
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns FLOPs per token of a forward pass, or of a training step (with the backward)."""
+
+    def no_decay_parameters(self) -> Iterable[nn.Parameter]:
+        """Returns parameters exempt from weight decay, beside norms and biases."""
+        return ()
+
+    # ---- construction and checkpoints
+
+    def configure_model(self) -> None:
+        """Builds the network (once), shards it where the strategy asks for it, compiles it."""
+        if self.network is not None:
+            return
+        self.network = self.build_network()
+        if getattr(self, "_device_mesh", None) is not None:
+            _shard(self.network, self.device_mesh)
+        if self.compile_network:
+            self.network.compile()
+
+    def recipe(self) -> dict[str, Any]:
+        """Returns the public class path and plain init arguments that rebuild this model."""
+        arguments = {
+            "config": _plain(self.config),
+            "optimizer": _plain(self.optimizer_config),
+            "compile": self.compile_network,
+        }
+        return {"class_path": _public_path(type(self)), "init_args": arguments}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds plain init arguments and the recipes of model and data, enough to rebuild both."""
+        model = self.recipe()
+        checkpoint["hyper_parameters"] = model["init_args"]
+        data = getattr(self._trainer, "datamodule", None)
+        checkpoint["recipe"] = {"model": model, "data": data.recipe() if data is not None else None}
+
+    def check_context(self, length: int) -> None:
+        """Raises ValueError if ``length`` tokens do not fit learned positions."""
+        if self.config.positions == "learned" and length > self.config.block_size:
+            raise ValueError(
+                f"prompt and continuation need {length} positions, the model has learned "
+                f"{self.config.block_size} (block_size); shorten the prompt or max_new_tokens"
+            )
+
+    # ---- steps
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Returns the micro-batch's share of the optimiser step's objective."""
+        output = self.loss(batch)
+        objective = self._objective(output, batch)
+        nll = output.terms["nll"]
+        self.train_metrics.add(nll.sum, nll.normaliser, batch.get("num_bytes"))
+        self.log_dict({f"train/{name}": value for name, value in output.stats.items()})
+        for name, term in output.terms.items():
+            if name != "nll":
+                self.log(f"train/{name}", (term.sum / term.normaliser).detach())
+        return objective
+
+    def _objective(self, output: LossOutput, batch: Batch) -> Tensor:
+        """Returns the value whose mean over ranks and micro-batches is the step's objective."""
+        trainer = self._trainer
+        parts = 1 if trainer is None else trainer.world_size * trainer.accumulate_grad_batches
+        totals = batch.get("step_normalisers", {})
+        values = [
+            term.sum * (parts / totals[term.over])
+            if term.over in totals
+            else term.sum / term.normaliser
+            for term in output.terms.values()
+        ]
+        return torch.stack([value.float() for value in values]).sum()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Logs loss and bits per byte of this optimiser step, summed over ranks."""
+        values = self.train_metrics.values(self.likelihood)
+        self.train_metrics.reset()
+        self.log("train/loss", values["loss"], prog_bar=True)
+        if "bpb" in values:
+            self.log("train/bpb", values["bpb"])
+
+    def _evaluation_step(self, batch: Batch, metrics: StageMetrics) -> None:
+        scores = self.score(batch)
+        nll = -(scores.log_prob.double().sum() + scores.sequence_term.double().sum())
+        metrics.add(nll, (batch["targets"] >= 0).sum(), batch.get("num_bytes"))
+
+    def _log_evaluation(self, metrics: StageMetrics, stage: str) -> None:
+        values = metrics.values(self.likelihood)
+        metrics.reset()
+        for name, value in values.items():
+            self.log(f"{stage}/{name}", value, prog_bar=name == "loss", rank_zero_only=False)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds the batch to the corpus-level sums."""
+        self._evaluation_step(batch, self.val_metrics)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs val/loss (nats per token), perplexity by its kind, and val/bpb."""
+        self._log_evaluation(self.val_metrics, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Adds the batch to the corpus-level sums."""
+        self._evaluation_step(batch, self.test_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs test/loss (nats per token), perplexity by its kind, and test/bpb."""
+        self._log_evaluation(self.test_metrics, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Scores:
+        """Returns the scores of the batch."""
+        return self.score(batch)
+
+    # ---- optimiser
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Returns AdamW with its two decay groups and the per-step schedule."""
+        config = self.optimizer_config
+        assert self.network is not None
+        optimizer = build_optimizer(self.network, config, self.no_decay_parameters())
+        factor = schedule_factor(config, self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "name": "lr"},
+        }
+
+    # ---- text
+
+    def generate_text(
+        self,
+        prompts: Sequence[str],
+        *,
+        tokenizer: Any,
+        max_new_tokens: int,
+        sampling: SamplingConfig = SamplingConfig(),
+    ) -> list[str]:
+        """Returns a continuation of each prompt (an empty prompt starts a document).
+
+        The training mode and the global random state are left as they are.
+
+        Args:
+            prompts: texts.
+            tokenizer: the data's tokenizer (``datamodule.tokenizer``).
+            max_new_tokens: upper bound on each continuation, in tokens.
+            sampling: how tokens are chosen.
+        """
+        ids = [tokenizer.encode(prompt) or [tokenizer.eos_id] for prompt in prompts]
+        was_training = self.training
+        self.eval()
+        try:
+            new = generate(
+                self,
+                ids,
+                max_new_tokens=max_new_tokens,
+                sampling=sampling,
+                eos_id=tokenizer.eos_id,
+                vocab_size=tokenizer.vocab_size,
+                device=self.device,
+            )
+        finally:
+            self.train(was_training)
+        return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
+
+
+def _as_dataclass(value: Any, kind: type) -> Any:
+    return kind(**value) if isinstance(value, Mapping) else value
+
+
+def _plain(value: Any) -> Any:
+    """Returns a dataclass as nested dicts of plain values (tuples become lists)."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _public_path(kind: type) -> str:
+    """Returns ``package.Name`` if the package re-exports the class, else its full path."""
+    package = kind.__module__.partition(".")[0]
+    public = getattr(sys.modules.get(package), kind.__name__, None) is kind
+    return f"{package if public else kind.__module__}.{kind.__name__}"
+
+
+def _shard(network: nn.Module, mesh: Any) -> None:
+    """Shards each block, then the rest, with FSDP2 over the mesh's data-parallel axis."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = mesh["data_parallel"]
+    for block in getattr(network, "blocks", ()):
+        fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)

@@ -1,0 +1,160 @@
+"""The one decode loop of every method, and sampling."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_models.rng import seeded_generator
+
+
+class DecodeCache(Protocol):
+    """What a method keeps between decode steps."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices), in that order."""
+
+
+class Decoder(Protocol):
+    """A model that decodes step by step (see ``LanguageModel`` for the meaning of the steps)."""
+
+    def init_cache(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> Any:
+        """Consumes all but the last token of each right-padded prompt (B, P)."""
+
+    def decode_step(self, cache: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Advances each row by one unit of its own work; returns logits (B, V), ready (B,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How the next token is chosen.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token."""
+    top_k: int | None = None
+    """Sample among this many most likely tokens only."""
+    top_p: float | None = None
+    """Sample among the fewest tokens that together have this probability only."""
+    seed: int = 0
+    """Row r draws from a stream of (seed, r): results do not depend on batching."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        if self.temperature < 0:
+            raise ValueError(f"temperature ({self.temperature}) must be 0 (greedy) or above")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k ({self.top_k}) must be at least 1, or null")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p ({self.top_p}) must be in (0, 1], or null")
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: SamplingConfig = SamplingConfig(),
+    eos_id: int | None = None,
+    vocab_size: int | None = None,
+    device: torch.device | str = "cpu",
+) -> list[list[int]]:
+    """Returns the new token ids of each prompt, EOS included where it was reached.
+
+    Rows that are not ready (a method still thinking) wait for their logits; finished rows leave
+    the batch.
+
+    Args:
+        model: in eval mode.
+        prompts: token ids, at least one a row; rows may differ in length.
+        max_new_tokens: upper bound per row.
+        sampling: how tokens are chosen.
+        eos_id: a row ends behind this token.
+        vocab_size: ids from here on (padding of the vocabulary) are never chosen.
+        device: where the model is.
+
+    Raises:
+        ValueError: if a prompt is empty.
+    """
+    if not prompts or any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError("prompts must hold at least one token each; start with the EOS token")
+    if max_new_tokens < 1:
+        return [[] for _ in prompts]
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        padded[row, : len(prompt)] = torch.as_tensor(prompt)
+    padded = padded.to(device)
+    tokens = padded.gather(1, lengths[:, None] - 1)[:, 0]
+    cache = model.init_cache(padded, lengths, max_new_tokens)
+    sampler = Sampler(sampling, len(prompts))
+    out: list[list[int]] = [[] for _ in prompts]
+    rows = list(range(len(prompts)))  # which prompt each remaining row belongs to
+    while rows:
+        logits, ready = model.decode_step(cache, tokens)
+        chosen = sampler.choose(logits[:, :vocab_size], ready, rows)
+        tokens = torch.where(ready, chosen, tokens)
+        for row, token, is_ready in zip(rows, tokens.tolist(), ready.tolist(), strict=True):
+            if is_ready:
+                out[row].append(token)
+        keep = [
+            index
+            for index, row in enumerate(rows)
+            if len(out[row]) < max_new_tokens and (not out[row] or out[row][-1] != eos_id)
+        ]
+        if len(keep) < len(rows):
+            index = torch.tensor(keep, dtype=torch.int64, device=device)
+            cache.select(index)
+            tokens, rows = tokens[index], [rows[i] for i in keep]
+    return out
+
+
+class Sampler:
+    """Chooses tokens from logits, with one random stream a row."""
+
+    def __init__(self, config: SamplingConfig, num_rows: int) -> None:
+        """Starts the streams (seed, 0), (seed, 1), ..."""
+        self.config = config
+        self.generators = [seeded_generator(config.seed, row) for row in range(num_rows)]
+
+    def choose(self, logits: Tensor, ready: Tensor, rows: Sequence[int]) -> Tensor:
+        """Returns one id a row (B,); only ready rows advance their stream.
+
+        Args:
+            logits: (B, V).
+            ready: (B,) bool; what is returned for other rows means nothing.
+            rows: the stream each row draws from.
+        """
+        if self.config.temperature == 0:
+            return logits.argmax(dim=-1)
+        flags = ready.tolist()
+        draws = [
+            torch.rand((), generator=self.generators[row], dtype=torch.float64).item()
+            if flag
+            else 0.0
+            for row, flag in zip(rows, flags, strict=True)
+        ]
+        ids, cumulative = self._distribution(logits)
+        level = torch.tensor(draws, dtype=torch.float64, device=logits.device) * cumulative[:, -1]
+        place = torch.searchsorted(cumulative, level[:, None], right=True)
+        place = place.clamp(max=cumulative.shape[1] - 1)
+        return ids.gather(1, place)[:, 0]
+
+    def _distribution(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns ids (B, k), most likely first, and their cumulative probabilities, float64."""
+        config = self.config
+        k = logits.shape[-1] if config.top_k is None else min(config.top_k, logits.shape[-1])
+        top, ids = (logits.double() / config.temperature).topk(k, dim=-1)
+        probabilities = top.softmax(dim=-1)
+        cumulative = probabilities.cumsum(dim=-1)
+        if config.top_p is not None:
+            before = cumulative - probabilities
+            probabilities = probabilities.masked_fill(before >= config.top_p, 0.0)
+            cumulative = probabilities.cumsum(dim=-1)
+        return ids, cumulative

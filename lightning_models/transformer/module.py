@@ -1,0 +1,73 @@
+"""The plain decoder as a LightningModule: the control that every method is compared with."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_models.base import LanguageModel, LossOutput, Scores, Term
+from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
+from lightning_models.layers import KVCache
+from lightning_models.losses import linear_cross_entropy, token_log_probs
+from lightning_models.optim import OptimizerConfig
+from lightning_models.transformer.network import TransformerConfig, TransformerNetwork
+
+
+class TransformerLM(LanguageModel):
+    """Plain autoregressive transformer, GPT-2 style (Radford et al. 2019) or LLaMA style."""
+
+    config: TransformerConfig
+    network: TransformerNetwork
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: shape and style of the network.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    def build_network(self) -> TransformerNetwork:
+        """Returns a freshly initialised network."""
+        return TransformerNetwork(self.config)
+
+    def loss(self, batch: dict[str, Any]) -> LossOutput:
+        """Returns the summed next-token cross-entropy of a window batch."""
+        h = self.network(batch["tokens"])
+        nll = linear_cross_entropy(h, self.network.output_matrix, batch["targets"])
+        return LossOutput({"nll": Term(nll, (batch["targets"] >= 0).sum(), "targets")})
+
+    def score(self, batch: dict[str, Any]) -> Scores:
+        """Returns exact log-probabilities of a window batch's targets."""
+        h = self.network(batch["tokens"])
+        log_prob = token_log_probs(h, self.network.output_matrix, batch["targets"])
+        return Scores(log_prob, log_prob.new_zeros(len(log_prob)), self.likelihood)
+
+    def init_cache(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> KVCache:
+        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        self.check_context(int(lengths.max()) + max_new_tokens)
+        cache = self.network.new_cache(len(prompts), prompts.shape[1] + max_new_tokens)
+        if prompts.shape[1] > 1:
+            self.network(prompts[:, :-1], cache)
+            cache.advance(lengths - 1)
+        return cache
+
+    def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
+        h = self.network(tokens[:, None], cache)
+        cache.advance(1)
+        logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
+        return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per token at sequences of ``context`` tokens."""
+        flops = linear_flops(self.network.blocks) + attention_flops(self.config, context)
+        flops += head_flops(self.config)
+        return flops * (TRAINING_FACTOR if training else 1.0)
