@@ -1,12 +1,13 @@
-# Two commands: `make demo` and `make test`. Everything lives in .venv, data_cache and runs.
+# Two commands: `make demo` and `make test`. Everything they write lies in .venv, data_cache and runs.
 PYTHON ?= python3
 VENV ?= .venv
-# Package index for torch alone, for machines without a GPU that should not take the CUDA build.
+# Package index for torch alone: a machine without a GPU need not take the CUDA build (see README).
 TORCH_INDEX ?=
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed
+DEMO := runs/demo
 
 .PHONY: install demo test test-slow test-gpu check clean
 
@@ -18,10 +19,19 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY)
-	$(RUN) -m training.demo
+# Trains once; a second `make demo` evaluates what is there. An interrupted run goes on.
+$(DEMO)/%/trained: $(READY) configs/%/tiny.yaml
+	$(RUN) train.py fit -c configs/$*/tiny.yaml --trainer.default_root_dir $(DEMO)/$* \
+		--trainer.max_time 00:00:03:00 $(if $(wildcard $(DEMO)/$*/checkpoints/last.ckpt),--ckpt_path last)
+	touch $@
 
-test: $(READY) check
+demo: $(DEMO)/transformer/trained
+	$(RUN) evaluate.py perplexity --ckpt $(DEMO)/transformer/checkpoints/last.ckpt
+	$(RUN) evaluate.py generate --ckpt $(DEMO)/transformer/checkpoints/last.ckpt \
+		--prompt "The function returns" --max_new_tokens 80 --temperature 0.8
+	@cat docs/next-steps.txt
+
+test: check
 	$(RUN) -m pytest
 
 test-slow: $(READY)

@@ -190,13 +190,12 @@ class LanguageModel(L.LightningModule, ABC):
         trainer = self._trainer
         parts = 1 if trainer is None else trainer.world_size * trainer.accumulate_grad_batches
         totals = batch.get("step_normalisers", {})
-        values = [
-            term.sum * (parts / totals[term.over])
-            if term.over in totals
-            else term.sum / term.normaliser
-            for term in output.terms.values()
-        ]
-        return torch.stack([value.float() for value in values]).sum()
+        objective = torch.zeros((), device=self.device)
+        for term in output.terms.values():
+            known = term.over is not None and term.over in totals
+            share = parts / totals[term.over] if known else 1 / term.normaliser
+            objective = objective + term.sum * share
+        return objective
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Logs loss and bits per byte of this optimiser step, summed over ranks."""
@@ -294,13 +293,11 @@ def _as_dataclass(value: Any, kind: type) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a dataclass as nested dicts of plain values (tuples become lists)."""
+    """Returns a configuration dataclass as a dict, dataclasses within it too."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
     return value
 
 

@@ -52,7 +52,7 @@ class TransformerLM(LanguageModel):
 
     def init_cache(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> KVCache:
         """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
-        self.check_context(int(lengths.max()) + max_new_tokens)
+        self.check_context(int(lengths.max()) + max_new_tokens - 1)  # the last is not read again
         cache = self.network.new_cache(len(prompts), prompts.shape[1] + max_new_tokens)
         if prompts.shape[1] > 1:
             self.network(prompts[:, :-1], cache)

@@ -1,0 +1,57 @@
+"""What every test starts from: no network, one thread a process, a little text on disk."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+import pytest
+import torch
+
+WORDS = (
+    "thought",
+    "latent",
+    "state",
+    "token",
+    "memory",
+    "ponder",
+    "fork",
+    "reads",
+    "writes",
+    "and",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tiny tensors: more threads only wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory):
+    """Forty short documents, one a line of a jsonl file."""
+    import json
+    import random
+
+    rng = random.Random(0)
+    path = tmp_path_factory.mktemp("text") / "documents.jsonl"
+    with path.open("w") as file:
+        for _ in range(40):
+            text = " ".join(rng.choice(WORDS) for _ in range(rng.randint(20, 120)))
+            file.write(json.dumps({"text": text.capitalize() + "."}) + "\n")
+    return path
+
+
+@pytest.fixture
+def make_data(text_file, tmp_path_factory):
+    """Builds the real datamodule on that file; keyword arguments change its options."""
+    from datamodules import LocalText
+
+    cache = tmp_path_factory.getbasetemp() / "data_cache"
+
+    def make(**changes):
+        options = {"block_size": 32, "batch_size": 4, "tokenizer": "bytes", "cache_dir": str(cache)}
+        return LocalText(data_files=str(text_file), **{**options, **changes})
+
+    return make

@@ -1,0 +1,273 @@
+"""What every method and baseline must hold; ``methods.py`` lists them."""
+
+import copy
+import math
+
+import lightning as L
+import pytest
+import torch
+from methods import BLOCK, METHODS, VOCAB
+
+from callbacks import ResumeState
+from lightning_models.generation import SamplingConfig, generate
+
+GREEDY = SamplingConfig(temperature=0)
+
+
+@pytest.fixture(params=METHODS, ids=lambda method: method.name)
+def method(request):
+    return request.param
+
+
+def objective(model, batch):
+    """The training objective of one batch on its own."""
+    return sum(term.sum / term.normaliser for term in model.loss(batch).terms.values())
+
+
+def quiet_trainer(tmp_path, **options):
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": tmp_path,
+    }
+    return L.Trainer(**{**defaults, **options})
+
+
+def test_scores_have_the_shape_of_the_targets(method):
+    model, batch = method.build().eval(), method.batch()
+    batch["targets"][0, :5] = -100
+    scores = model.score(batch)
+    assert scores.log_prob.shape == batch["targets"].shape
+    assert scores.log_prob.dtype == torch.float32
+    assert scores.sequence_term.shape == (2,)
+    assert scores.kind == model.likelihood
+    assert (scores.log_prob[0, :5] == 0).all()
+    assert (scores.log_prob[0, 5:] < 0).all()
+
+
+def test_a_later_token_never_changes_an_earlier_prediction(method):
+    model, batch = method.build().eval(), method.batch()
+    before = model.score(batch).log_prob
+    changed = copy.deepcopy(batch)
+    place = BLOCK // 2
+    changed["tokens"][:, place] = (changed["tokens"][:, place] + 1) % 256
+    after = model.score(changed).log_prob
+    assert not torch.equal(before[:, place:], after[:, place:])
+    same = torch.equal(before[:, :place], after[:, :place])
+    assert same or not model.causal
+
+
+def test_the_loss_starts_near_that_of_guessing(method):
+    model = method.build()
+    loss = objective(model, method.batch(rows=8)).item()
+    assert loss == pytest.approx(math.log(model.config.padded_vocab_size), rel=0.05)
+
+
+def test_one_batch_can_be_learned_by_heart(method):
+    model, batch = method.build(), method.batch(rows=2, length=16)
+    optimizer = torch.optim.AdamW(model.network.parameters(), lr=5e-3, weight_decay=0.0)
+    first = objective(model, batch).item()
+    for _ in range(120):
+        optimizer.zero_grad()
+        objective(model, batch).backward()
+        optimizer.step()
+    assert objective(model, batch).item() < 0.1 * first
+
+
+def test_every_trainable_parameter_gets_a_gradient(method):
+    model = method.build()
+    objective(model, method.batch()).backward()
+    parameters = dict(model.network.named_parameters())
+    without = [name for name, p in parameters.items() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+def test_cached_and_uncached_greedy_tokens_are_equal(method):
+    model = method.build(seed=1).eval()
+    prompts = [[7, 99, 3, 42, 5], [200], list(range(40, 52))]
+    cached = generate(model, prompts, max_new_tokens=10, sampling=GREEDY)
+    uncached = [list(prompt) for prompt in prompts]
+    for _ in range(10):
+        for row in uncached:
+            row += generate(model, [row], max_new_tokens=1, sampling=GREEDY)[0]
+    assert cached == [row[len(p) :] for row, p in zip(uncached, prompts, strict=True)]
+
+
+def test_decoding_and_scoring_agree(method):
+    model, batch = method.build().eval(), method.batch(rows=2)
+    if model.likelihood != "exact":
+        pytest.skip("only exact scores are sums of next-token log-probabilities")
+    expected = model.score(batch).log_prob
+    tokens = batch["tokens"]
+    with torch.no_grad():
+        cache = model.init_cache(tokens[:, :1], torch.ones(2, dtype=torch.int64), BLOCK)
+        for place in range(BLOCK):
+            ready = torch.zeros(2, dtype=torch.bool)
+            while not ready.all():
+                logits, ready = model.decode_step(cache, tokens[:, place])
+            log_prob = logits.log_softmax(-1).gather(1, batch["targets"][:, place, None])[:, 0]
+            torch.testing.assert_close(log_prob, expected[:, place], atol=1e-4, rtol=1e-4)
+
+
+def test_a_batch_of_two_is_two_batches_of_one(method):
+    model, batch = method.build().eval(), method.batch(rows=2)
+    together = model.score(batch)
+    for row in range(2):
+        alone = model.score({key: value[row : row + 1] for key, value in batch.items()})
+        torch.testing.assert_close(alone.log_prob[0], together.log_prob[row], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(alone.sequence_term[0], together.sequence_term[row])
+
+
+def test_padding_changes_nothing(method):
+    model, batch = method.build().eval(), method.batch(rows=2, length=20)
+    padded = {
+        "tokens": torch.nn.functional.pad(batch["tokens"], (0, 7)),
+        "targets": torch.nn.functional.pad(batch["targets"], (0, 7), value=-100),
+        "mask": torch.nn.functional.pad(batch["mask"], (0, 7)),
+        "sequence_id": batch["sequence_id"],
+        "num_bytes": batch["num_bytes"],
+    }
+    plain, wide = model.score(batch).log_prob, model.score(padded).log_prob
+    torch.testing.assert_close(wide[:, :20], plain, atol=1e-5, rtol=1e-5)
+    assert (wide[:, 20:] == 0).all()
+    torch.testing.assert_close(objective(model, padded), objective(model, batch))
+
+
+def test_bf16_autocast_is_close_to_float32(method):
+    model, batch = method.build().eval(), method.batch()
+    exact = objective(model, batch).item()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = objective(model, batch)
+        scores = model.score(batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(exact, rel=0.02)
+    assert -scores.log_prob.mean().item() == pytest.approx(exact, rel=0.02)
+    gradients = [p.grad for p in model.network.parameters()]
+    assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
+
+
+def test_the_network_compiles_into_one_graph(method):
+    model, batch = method.build().eval(), method.batch()
+    expected = objective(model, batch)
+    model.network.compile(fullgraph=True, backend="eager")
+    torch.testing.assert_close(objective(model, batch), expected)
+    assert not any("_orig_mod" in key for key in model.state_dict())
+
+
+@pytest.mark.slow
+def test_the_compiled_network_trains_like_the_plain_one(method):
+    plain, compiled, batch = method.build(), method.build(compile=True), method.batch()
+    for model in (plain, compiled):
+        model.eval()
+        objective(model, batch).backward()
+    for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-3)
+
+
+def test_flops_count_more_context_and_more_training_as_more(method):
+    model = method.build()
+    short, long = model.flops_per_token(8), model.flops_per_token(BLOCK)
+    assert 0 < short < long or model.config.window == 8
+    assert model.flops_per_token(BLOCK, training=True) >= 3 * long
+
+
+def test_a_saved_model_loads_from_its_checkpoint_alone(method, make_data, tmp_path):
+    model, data = method.build(), make_data()
+    trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0)
+    trainer.fit(model, data)
+    path = tmp_path / "model.ckpt"
+    trainer.save_checkpoint(path)
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["recipe"]["model"]["class_path"] == f"lightning_models.{type(model).__name__}"
+    assert checkpoint["recipe"]["data"]["class_path"] == "datamodules.LocalText"
+    loaded = type(model).load_from_checkpoint(path, weights_only=True)
+    assert loaded.config == model.config
+    assert loaded.optimizer_config == model.optimizer_config
+    batch = method.batch()
+    expected = model.eval().score(batch).log_prob
+    assert torch.equal(loaded.eval().score(batch).log_prob, expected)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(method, make_data, tmp_path):
+    """Stops in the middle of an epoch and of nothing else; dropout makes every draw count."""
+    kept = L.pytorch.callbacks.ModelCheckpoint(
+        dirpath=tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}"
+    )
+
+    def run(ckpt_path, *callbacks):
+        model = method.build(dropout=0.1)
+        trainer = quiet_trainer(
+            tmp_path,
+            max_steps=7,
+            accumulate_grad_batches=2,
+            val_check_interval=4,
+            check_val_every_n_epoch=None,
+            enable_checkpointing=bool(callbacks),
+            callbacks=[ResumeState(), *callbacks],
+        )
+        torch.manual_seed(5)
+        trainer.fit(model, make_data(batch_size=2), ckpt_path=ckpt_path, weights_only=True)
+        return model, trainer
+
+    whole, trainer = run(None, kept)
+    assert trainer.num_training_batches > 14, "the stop must lie inside an epoch"
+    resumed, trainer = run(str(tmp_path / "step=3.ckpt"))
+    assert trainer.global_step == 7
+    for (name, mine), theirs in zip(
+        resumed.state_dict().items(), whole.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs), name
+
+
+def test_validation_leaves_training_untouched(method, make_data, tmp_path):
+    """Trained with and without validation, also between two accumulated micro-batches."""
+
+    def train(**options):
+        model = method.build(dropout=0.1)
+        torch.manual_seed(5)
+        trainer = quiet_trainer(
+            tmp_path,
+            max_steps=4,
+            accumulate_grad_batches=2,
+            check_val_every_n_epoch=None,
+            callbacks=[ResumeState()],
+            **options,
+        )
+        trainer.fit(model, make_data())
+        return model, trainer
+
+    (without, _), (interrupted, trainer) = train(limit_val_batches=0), train(val_check_interval=3)
+    assert trainer.callback_metrics["val/loss"] > 0
+    assert interrupted.training
+    for mine, expected in zip(interrupted.parameters(), without.parameters(), strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_the_logged_validation_loss_is_the_corpus_mean(method, make_data, tmp_path):
+    model, data = method.build().eval(), make_data()
+    trainer = quiet_trainer(tmp_path, inference_mode=not model.needs_grad_in_eval)
+    (logged,) = trainer.validate(model, data, verbose=False)
+    nats = tokens = num_bytes = 0.0
+    for batch in data.val_dataloader():
+        with torch.no_grad():
+            scores = model.score(batch)
+        nats -= scores.log_prob.double().sum().item() + scores.sequence_term.double().sum().item()
+        tokens += (batch["targets"] >= 0).sum().item()
+        num_bytes += batch["num_bytes"].sum().item()
+    assert logged["val/loss"] == pytest.approx(nats / tokens, rel=1e-6)
+    assert logged["val/bpb"] == pytest.approx(nats / num_bytes / math.log(2), rel=1e-6)
+    name = {"exact": "ppl"}.get(model.likelihood, f"ppl_{model.likelihood}")
+    assert logged[f"val/{name.replace('lower_', '')}"] == pytest.approx(
+        math.exp(nats / tokens), rel=1e-5
+    )
+
+
+def test_generated_ids_stay_inside_the_vocabulary(method):
+    model = method.build().eval()
+    rows = generate(model, [[1], [2, 3]], max_new_tokens=20, vocab_size=VOCAB)
+    assert [len(row) for row in rows] == [20, 20]
+    assert all(0 <= token < VOCAB for row in rows for token in row)

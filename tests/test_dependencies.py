@@ -1,0 +1,59 @@
+"""pyproject.toml, constraints.txt and environment.yml name the same packages."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+UNPINNED = {"gpu", "quality"}  # not installed where the tests run
+
+
+def requirements(lines):
+    return {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
+
+
+def conda_lines():
+    environment = YAML(typ="safe").load(ROOT / "environment.yml")
+    (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    return [line for line in pip if not line.startswith("--")]
+
+
+def pins():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(
+        re.fullmatch(r"([\w.-]+)==(\S+)", line).groups() for line in lines if line[0] != "#"
+    )
+
+
+def test_environment_names_every_dependency_with_its_range():
+    everything = PROJECT["dependencies"] + [line for extra in EXTRAS.values() for line in extra]
+    ours, conda = requirements(everything), requirements(conda_lines())
+    assert {name: str(r) for name, r in conda.items()} == {n: str(r) for n, r in ours.items()}
+
+
+def test_constraints_pin_every_installed_dependency_inside_its_range():
+    pinned = {canonicalize_name(name): Version(version) for name, version in pins().items()}
+    lines = PROJECT["dependencies"] + [
+        line for extra, some in EXTRAS.items() if extra not in UNPINNED for line in some
+    ]
+    for name, requirement in requirements(lines).items():
+        assert name in pinned, f"{name} is not in constraints.txt"
+        assert pinned[name] in requirement.specifier, f"{name}=={pinned[name]}"
+
+
+def test_the_python_floor_is_the_same_everywhere():
+    environment = YAML(typ="safe").load(ROOT / "environment.yml")
+    assert f"python{PROJECT['requires-python']}" in environment["dependencies"]
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_the_two_commands_exist(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
