@@ -1,0 +1,263 @@
+"""The base of every text corpus: documents in, batches of windows out.
+
+A corpus writes one method, `documents(split)`, and gets the rest: splits, tokenizer, text store
+(`corpus`), windows, ranks and resuming (here).
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities import rank_zero_warn
+
+from datamodules.corpus import TextCorpus
+from datamodules.loader import Batch, BatchLoader, BatchSource, TrainingSource
+from datamodules.store import Split
+from datamodules.windows import NonOverlappingWindows, PackedWindows, RandomWindows, WindowSource
+
+__all__ = ["Batch", "BatchLoader", "BatchSource", "TextDataModule"]
+
+
+class TextDataModule(TextCorpus):
+    """A text corpus as batches of token windows.
+
+    Training batch n of rank r has the windows with the global numbers (n * world_size + r) *
+    batch_size + b, b below batch_size: a pure function of (seed, n, rank, world size), so that a
+    stopped run goes on with the batch it would have seen. Evaluation scores every token of a split
+    exactly once, whatever the number of ranks.
+
+    Args:
+        block_size: Length of a window, in tokens (T).
+        batch_size: Windows per device and micro-batch when training (B).
+        eval_batch_size: Windows per device when evaluating; null takes batch_size.
+        train_windows: 'packed' cuts documents in a new order each epoch, each token once; 'random'
+            starts anywhere.
+        seed: Seed of the data order, non-negative; the splits do not depend on it.
+        num_workers: Processes that build batches ahead of training; 0 builds them in the training
+            process.
+        **kwargs: See `TextCorpus`.
+
+    Raises:
+        ValueError: An argument is out of its range; the message lists all of them.
+    """
+
+    not_in_source: ClassVar[frozenset[str]] = TextCorpus.not_in_source | {
+        "block_size",
+        "batch_size",
+        "eval_batch_size",
+        "train_windows",
+        "seed",
+        "num_workers",
+    }
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 256,
+        batch_size: int = 16,
+        eval_batch_size: int | None = None,
+        train_windows: Literal["packed", "random"] = "packed",
+        seed: int = 0,
+        num_workers: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._block_size = block_size
+        self.batch_size = batch_size
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.train_windows = train_windows
+        self.seed = seed
+        self.num_workers = num_workers
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        """Raises one ValueError that lists every argument outside its range."""
+        lowest = {
+            "block_size": 1,
+            "batch_size": 1,
+            "eval_batch_size": 1,
+            "seed": 0,
+            "num_workers": 0,
+        }
+        problems = [
+            f"{key}={getattr(self, key)} must be at least {least}"
+            for key, least in lowest.items()
+            if getattr(self, key) < least
+        ]
+        if self.train_windows not in ("packed", "random"):
+            problems.append(f"train_windows={self.train_windows!r} must be 'packed' or 'random'")
+        if problems:
+            raise ValueError("; ".join(problems) + ".")
+
+    @property
+    def block_size(self) -> int:
+        """T, the length of a window in tokens."""
+        return self._block_size
+
+    def train_dataloader(self) -> BatchLoader:
+        """Returns the training loader, which goes on where the trainer stands.
+
+        Raises:
+            ValueError: The train split has fewer tokens than one window, or fewer windows than one
+                batch.
+        """
+        source = self.training_source()
+        trainer = self.trainer
+        if trainer is None:
+            return self._loader(TrainingSource(source, epoch_batches=len(source)), start=None)
+        _refuse_scheduled_accumulation(trainer)
+        epoch_batches = _epoch_batches(len(source), trainer.limit_train_batches)
+        training = TrainingSource(
+            source,
+            epoch_batches=epoch_batches,
+            accumulate=trainer.accumulate_grad_batches,
+            repeat=getattr(trainer, "overfit_batches", 0) > 0,  # set by Trainer, not declared
+        )
+        return self._loader(training, start=self._batches_processed, epoch_batches=epoch_batches)
+
+    def training_source(self) -> WindowSource:
+        """Returns the training batches of this rank by number."""
+        rank, world_size = self._ranks()
+        stream, eos_id = self.stream("train"), self.tokenizer.eos_id
+        order: RandomWindows | PackedWindows
+        if self.train_windows == "random":
+            order = RandomWindows(stream, block_size=self.block_size, eos_id=eos_id, seed=self.seed)
+        else:
+            order = PackedWindows(
+                stream,
+                block_size=self.block_size,
+                eos_id=eos_id,
+                seed=self.seed,
+                rows_per_batch=self.batch_size * world_size,
+            )
+        return WindowSource(
+            order,
+            batch_size=self.batch_size,
+            eos_id=eos_id,
+            token_bytes=self.tokenizer.token_bytes,
+            rank=rank,
+            world_size=world_size,
+            drop_last=True,
+        )
+
+    def evaluation_source(self, split: Split) -> WindowSource:
+        """Returns the batches of this rank that score every token of a split once.
+
+        Raises:
+            ValueError: The split is empty.
+        """
+        stream = self.stream(split)
+        if not len(stream):
+            raise ValueError(
+                f"The {split} split is empty: "
+                f"{split}_fraction={getattr(self, f'{split}_fraction', None)}. Raise it, or give "
+                "the corpus files for that split."
+            )
+        rank, world_size = self._ranks()
+        return WindowSource(
+            NonOverlappingWindows(stream, block_size=self.block_size, eos_id=self.tokenizer.eos_id),
+            batch_size=self.eval_batch_size,
+            eos_id=self.tokenizer.eos_id,
+            token_bytes=self.tokenizer.token_bytes,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
+        """Returns the validation loader; an empty list where there is no such split by choice."""
+        return self._evaluation_loader("val") if self.expects("val") else []
+
+    def test_dataloader(self) -> BatchLoader:
+        """Returns the loader of the test split.
+
+        Raises:
+            ValueError: There is none.
+        """
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> BatchLoader:
+        """Returns the loader of the test split."""
+        return self._evaluation_loader("test")
+
+    def _evaluation_loader(self, split: Split) -> BatchLoader:
+        return self._loader(self.evaluation_source(split), start=lambda: 0)
+
+    def _loader(
+        self,
+        source: BatchSource,
+        *,
+        start: Callable[[], int] | None,
+        epoch_batches: int | None = None,
+    ) -> BatchLoader:
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return BatchLoader(
+            source,
+            start=start,
+            epoch_batches=epoch_batches,
+            num_workers=self.num_workers,
+            pin_memory=on_gpu,
+        )
+
+    def _ranks(self) -> tuple[int, int]:
+        """Returns (rank, world size), (0, 1) without a trainer."""
+        return (
+            (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        )
+
+    def _batches_processed(self) -> int:
+        """Returns the training batches behind the trainer, over all epochs and restarts."""
+        if self.trainer is None:
+            return 0
+        total = self.trainer.fit_loop.epoch_loop.batch_progress.total
+        return int(total.processed)  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps: fingerprint, data order and tokenizer."""
+        return {
+            "fingerprint": self.fingerprint,
+            "order": self._order(),
+            "tokenizer": self.tokenizer.state(),
+        }
+
+    def _order(self) -> dict[str, Any]:
+        """Returns everything beside the text that decides which windows make batch n."""
+        keys = ("block_size", "batch_size", "train_windows", "seed")
+        return {**{key: getattr(self, key) for key in keys}, "world_size": self._ranks()[1]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Warns where the data, or their order, are not those of the checkpoint."""
+        if state_dict["fingerprint"] != self.fingerprint:
+            rank_zero_warn(
+                f"The checkpoint was trained on the data {state_dict['fingerprint']}, this run has "
+                f"{self.fingerprint}: another text, split or tokenizer. Set the data arguments of "
+                "the first run to go on with the same."
+            )
+        before, now = state_dict["order"], self._order()
+        changed = [
+            f"{key} was {before[key]}, is {now[key]}" for key in now if before.get(key) != now[key]
+        ]
+        if changed:
+            rank_zero_warn(
+                f"The order of the training data is not the checkpoint's ({'; '.join(changed)}): a "
+                "resumed run will see some windows twice and others never in the current epoch."
+            )
+
+
+def _epoch_batches(available: int, limit: float) -> int:
+    """Returns the batches of an epoch under the trainer's limit, a number or a share."""
+    batches = int(available * limit) if isinstance(limit, float) else min(available, limit)
+    return max(1, batches)  # at 0 the trainer does not train
+
+
+def _refuse_scheduled_accumulation(trainer: Any) -> None:
+    """Raises a ValueError if the accumulation changes: the normaliser would not follow."""
+    for callback in trainer.callbacks:
+        if (
+            isinstance(callback, GradientAccumulationScheduler)
+            and len(set(callback.scheduling.values())) > 1
+        ):
+            raise ValueError(
+                f"GradientAccumulationScheduler(scheduling={callback.scheduling}) changes the size "
+                "of an optimiser step during the run, but batches carry the number of targets of "
+                "a step of fixed size. Set trainer.accumulate_grad_batches instead."
+            )

@@ -1,0 +1,211 @@
+"""A corpus: documents by split, their tokenizer, and the text store that keeps their tokens.
+
+Everything here is independent of how batches are cut from the tokens; `base.TextDataModule` does
+that.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
+
+from datamodules.recipe import parameters, plain, public_path
+from datamodules.store import (
+    SPLITS,
+    Counts,
+    Split,
+    Store,
+    StoreError,
+    TokenStream,
+    fingerprint,
+    prepare_store,
+)
+from datamodules.tokenizers import (
+    JsonTokenizer,
+    Tokenizer,
+    check_vocab_size,
+    load_tokenizer,
+    parse_tokenizer,
+    train_bpe,
+)
+
+
+class TextCorpus(L.LightningDataModule, ABC):
+    """Documents, tokenised once.
+
+    Args:
+        tokenizer: 'bytes', a tiktoken encoding ('gpt2'), a path of a tokenizer.json, a hub name, or
+            'bpe:1024'.
+        cache_dir: Folder of the tokenised corpora, made where missing.
+        val_fraction: Share of the documents held out for validation, in [0, 1), where the corpus
+            has no own split.
+        test_fraction: Share of the documents held out for the test, in [0, 1), where the corpus has
+            no own split.
+
+    Raises:
+        ValueError: An argument is out of its range, or the tokenizer's name is not known.
+    """
+
+    # Arguments that do not change the stored tokens (the tokenizer is in the fingerprint under its
+    # own key). Any other argument of a corpus does, unless it overrides `source`.
+    not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir"})
+
+    def __init__(
+        self,
+        *,
+        tokenizer: str = "bytes",
+        cache_dir: str = "data_cache",
+        val_fraction: float = 0.05,
+        test_fraction: float = 0.05,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(logger=False)
+        self.cache_dir = Path(cache_dir).expanduser()
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
+        if min(val_fraction, test_fraction) < 0 or val_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"val_fraction={val_fraction} and test_fraction={test_fraction} must not be "
+                "negative and leave something for training: choose a sum below 1."
+            )
+        self._spec = parse_tokenizer(tokenizer)
+
+    # What a corpus writes
+
+    @abstractmethod
+    def documents(self, split: Split) -> Iterable[str]:
+        """Yields the documents of a split, in an order that never changes."""
+
+    def labelled_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields (split, document) for all splits; override it where one pass can serve all."""
+        for split in SPLITS:
+            for text in self.documents(split):
+                yield split, text
+
+    def source(self) -> dict[str, Any]:
+        """Returns what identifies the text, in plain values, for fingerprint and meta.json.
+
+        Here: the class and every constructor argument that is not in `not_in_source`. A corpus with
+            files adds what they
+        hold.
+        """
+        arguments = {k: v for k, v in self._init_args().items() if k not in self.not_in_source}
+        return {"corpus": type(self).__name__, **arguments}
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have documents; if it has none, that is an error."""
+        fractions = {"train": 1.0, "val": self.val_fraction, "test": self.test_fraction}
+        return fractions[split] > 0
+
+    # Names
+
+    @property
+    def vocab_size(self) -> int:
+        """V; known without loading, but for a tokenizer.json by path and uncommon hub names."""
+        return self.tokenizer.vocab_size if self._spec.vocab_size is None else self._spec.vocab_size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Name of the text store: corpus, tokenizer, and a hash of all that decides the tokens."""
+        corpus = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
+        tokenizer = "json" if self._spec.kind == "file" else re.sub(r"\W+", "_", self._spec.name)
+        return fingerprint(self._description(), f"{corpus}-{tokenizer}")
+
+    def _description(self) -> dict[str, Any]:
+        return {"source": plain(self.source()), "tokenizer": self._spec.identity}
+
+    @property
+    def store_dir(self) -> Path:
+        """Folder of the tokenised corpus, which may not exist yet."""
+        return self.cache_dir / self.fingerprint
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; a trained one (``bpe:N``) exists only once the data are prepared.
+
+        Raises:
+            ValueError: It cannot be loaded, or its vocabulary has another size than its name
+                promises.
+        """
+        if self._spec.kind in ("bytes", "tiktoken"):
+            return load_tokenizer(self._spec.name)
+        stored = self._store.tokenizer_json() if self.store_dir.exists() else None
+        if stored is not None:
+            return check_vocab_size(JsonTokenizer(self._spec.name, stored), self._spec)
+        if self._spec.kind == "bpe":
+            raise StoreError(
+                f"tokenizer={self._spec.name!r} is trained when the data are prepared: run "
+                "prepare_data() first."
+            )
+        return load_tokenizer(self._spec.name)
+
+    # Preparing
+
+    def prepare_data(self) -> None:
+        """Tokenises the corpus into `store_dir`, unless that is done.
+
+        Raises:
+            ValueError: An expected split has no documents, or a problem of the corpus or the
+                tokenizer.
+        """
+        if not self.store_dir.exists():
+            rank_zero_info(f"Preparing {self.store_dir}")
+        prepare_store(
+            self.store_dir,
+            description=self._description(),
+            documents=self.labelled_documents,
+            make_tokenizer=self._make_tokenizer,
+            check=self._check_counts,
+        )
+
+    def _make_tokenizer(self) -> Tokenizer:
+        if self._spec.kind == "bpe":
+            return train_bpe(self._spec.name, self.documents("train"))
+        return load_tokenizer(self._spec.name)
+
+    def _check_counts(self, counts: Mapping[Split, Counts]) -> None:
+        total = sum(c.documents for c in counts.values())
+        for split in SPLITS:
+            if self.expects(split) and not counts[split].documents:
+                raise ValueError(
+                    f"The {split} split has no documents ({total} in all, "
+                    f"val_fraction={self.val_fraction}, test_fraction={self.test_fraction}). "
+                    "Splits are by document: change the fractions (0 does without that split) or "
+                    "give more, shorter documents."
+                )
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the text store.
+
+        Raises:
+            StoreError: It is missing or damaged.
+        """
+        self._store.counts("train")
+
+    @cached_property
+    def _store(self) -> Store:
+        return Store(self.store_dir)
+
+    def counts(self, split: Split) -> Counts:
+        """Returns the documents, tokens and UTF-8 bytes of a split of the prepared corpus."""
+        return self._store.counts(split)
+
+    def stream(self, split: Split) -> TokenStream:
+        """Returns the tokens of a split of the prepared corpus."""
+        return self._store.stream(split)
+
+    # For checkpoints
+
+    def _init_args(self) -> dict[str, Any]:
+        """Returns the constructor's arguments; under the CLI hparams also hold the class path."""
+        names = parameters(type(self))
+        return {key: plain(value) for key, value in self.hparams.items() if key in names}
+
+    def recipe(self) -> dict[str, Any]:
+        """Returns ``{"class_path": ..., "init_args": ...}``, from which to rebuild this object."""
+        return {"class_path": public_path(type(self)), "init_args": self._init_args()}

@@ -1,0 +1,151 @@
+"""Your own text files as a corpus."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from datamodules.base import TextDataModule
+from datamodules.readers import expand, format_of, read_documents
+from datamodules.splits import split_documents
+from datamodules.store import SPLITS, Split
+
+_WHOLE = 2**26  # files up to this size, in bytes, are identified by all of their content
+_SAMPLES, _SAMPLE = 64, 2**16  # larger ones by so many evenly spaced pieces of so many bytes
+
+
+class LocalText(TextDataModule):
+    """Your txt (one document a file, or cut by `separator`), jsonl or parquet files (one a row).
+
+    The txt and jsonl files may be compressed as .gz or .zst. Splits are explicit (`val_files`,
+    `test_files`) or shares of the documents of `data_files` (`val_fraction`, `test_fraction`); each
+    split chooses for itself.
+
+    Args:
+        data_files: Files to train on: one path or glob, or a list of them; ** matches folders at
+            any depth.
+        val_files: Files of the validation split; null holds out val_fraction of the documents of
+            data_files.
+        test_files: Files of the test split; null holds out test_fraction of the documents of
+            data_files.
+        text_field: Field (jsonl) or column (parquet) that holds the text.
+        separator: Regular expression that cuts txt files into documents, e.g. three line ends;
+            null takes a file as one document.
+        **kwargs: See `TextDataModule`.
+
+    Raises:
+        ValueError: An argument is unusable: a missing file, an unknown format, a broken pattern, a
+            file in two splits.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_files: str | list[str],
+        val_files: str | list[str] | None = None,
+        test_files: str | list[str] | None = None,
+        text_field: str = "text",
+        separator: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._patterns = {"train": data_files, "val": val_files, "test": test_files}
+        self._text_field = text_field
+        self._separator = separator
+        if separator is not None:
+            _check_pattern(separator)
+        # Held-out shares of data_files, for the splits without files of their own.
+        self._shares = {
+            "val_fraction": self.val_fraction if val_files is None else 0.0,
+            "test_fraction": self.test_fraction if test_files is None else 0.0,
+        }
+
+    @cached_property
+    def files(self) -> dict[Split, list[Path]]:
+        """The files of each split, in reading order; none for one held out from data_files.
+
+        Raises:
+            ValueError: A file is missing, of unknown format, or in two splits.
+        """
+        files: dict[Split, list[Path]] = {}
+        keys = {"train": "data_files", "val": "val_files", "test": "test_files"}
+        seen: dict[Path, str] = {}
+        for split in SPLITS:
+            patterns = self._patterns[split]
+            files[split] = [] if patterns is None else expand(patterns)
+            for path in files[split]:
+                format_of(path)
+                other = seen.setdefault(path.resolve(), keys[split])
+                if other != keys[split]:
+                    raise ValueError(
+                        f"{path} is in {other} and in {keys[split]}: what is trained on cannot "
+                        "test. Remove one."
+                    )
+        if not files["train"]:
+            raise ValueError("data_files is empty. Name at least one file.")
+        return files
+
+    def source(self) -> dict[str, Any]:
+        """Returns name, size and hash of every file, and how they are read; not their folders."""
+        return {
+            "corpus": type(self).__name__,
+            "files": {
+                split: [identify(path) for path in paths] for split, paths in self.files.items()
+            },
+            "text_field": self._text_field,
+            "separator": self._separator,
+            **self._shares,
+        }
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have documents: it has files or a share."""
+        return (
+            split == "train"
+            or self._patterns[split] is not None
+            or self._shares[f"{split}_fraction"] > 0
+        )
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """Yields the documents of a split, in the order of the files."""
+        return (text for s, text in self.labelled_documents() if s == split)
+
+    def labelled_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields the documents of all splits in one pass."""
+        yield from split_documents(self._read("train"), **self._shares)
+        for split in SPLITS[1:]:
+            for text in self._read(split):
+                yield split, text
+
+    def _read(self, split: Split) -> Iterator[str]:
+        for path in self.files[split]:
+            yield from read_documents(path, text_field=self._text_field, separator=self._separator)
+
+
+def _check_pattern(separator: str) -> None:
+    try:
+        re.compile(separator)
+    except re.error as error:
+        raise ValueError(
+            f"separator={separator!r} is not a regular expression ({error})."
+        ) from error
+
+
+def identify(path: Path) -> dict[str, Any]:
+    """Returns name, size in bytes and SHA-256 of a file.
+
+    Of a file above 64 MiB only 64 evenly spaced pieces of 64 KiB are hashed: a corpus of terabytes
+    must not be read to learn that it is known. An edit between the pieces that keeps the size goes
+    unnoticed.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= _WHOLE:
+            digest = hashlib.file_digest(file, "sha256")
+        else:
+            for i in range(_SAMPLES):
+                file.seek(i * (size - _SAMPLE) // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE))
+    return {"name": path.name, "bytes": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,337 @@
+"""The documents of one file: txt, jsonl or parquet, the first two also as .gz or .zst.
+
+All readers stream: memory holds one document (or one parquet batch), not the file. Errors are
+ValueErrors that name the file and the place: line number, byte offset (of the decompressed
+content), row.
+"""
+
+import codecs
+import glob
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+TEXT_SUFFIXES = (".txt", ".text", ".md")
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
+PARQUET_SUFFIXES = (".parquet",)
+COMPRESSIONS = (".gz", ".zst")
+
+_CHUNK = 2**20  # bytes read at once
+# Characters kept before and awaited behind a separator match: as far as a pattern may look around
+# itself.
+_LOOK_AHEAD, _LOOK_BEHIND = 4096, 256
+
+
+def format_of(path: Path) -> str:
+    """Returns ``"text"``, ``"jsonl"`` or ``"parquet"``, by the suffix.
+
+    Raises:
+        ValueError: Another suffix.
+    """
+    suffixes = [s.lower() for s in path.suffixes]
+    compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
+    suffix = suffixes[-2] if compressed and len(suffixes) > 1 else (suffixes or [""])[-1]
+    if suffix in TEXT_SUFFIXES:
+        return "text"
+    if suffix in JSONL_SUFFIXES:
+        return "jsonl"
+    if suffix in PARQUET_SUFFIXES and not compressed:
+        return "parquet"
+    raise ValueError(
+        f"{path}: the format is told by the suffix, which must be one of "
+        f"{', '.join(TEXT_SUFFIXES + JSONL_SUFFIXES)} (also followed by "
+        f"{' or '.join(COMPRESSIONS)}) or {PARQUET_SUFFIXES[0]}. Rename or convert the file."
+    )
+
+
+def read_documents(
+    path: Path, *, text_field: str = "text", separator: str | None = None
+) -> Iterator[str]:
+    """Yields the documents of a file; those of white space alone are left out.
+
+    Args:
+        path: File to read; its suffix tells the format.
+        text_field: Field (jsonl) or column (parquet) with the text.
+        separator: Regular expression that cuts a text file into documents; None: the file is one
+            document.
+
+    Raises:
+        ValueError: The file has no document, is not UTF-8, or a line, field or column is not as
+            expected.
+    """
+    kind = format_of(path)
+    if kind == "text":
+        texts = _read_text(path, separator)
+    elif kind == "jsonl":
+        texts = _read_jsonl(path, text_field)
+    else:
+        texts = _read_parquet(path, text_field)
+    empty = True
+    for text in texts:
+        if text and not text.isspace():
+            empty = False
+            yield text
+    if empty:
+        raise ValueError(
+            f"{path} is empty: it holds no text. Remove it from the files, or fill it."
+        )
+
+
+def _open(path: Path) -> BinaryIO:
+    """Returns the decompressed bytes of a file."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    if suffix == ".zst":
+        return _open_zst(path)
+    return path.open("rb")
+
+
+def _open_zst(path: Path) -> BinaryIO:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ValueError(
+            f"{path}: reading .zst needs the package zstandard (pip install zstandard)."
+        ) from error
+    raw = _Zst(path.open("rb"), zstandard.ZstdDecompressor)
+    return io.BufferedReader(raw, buffer_size=_CHUNK)
+
+
+class _Zst(io.RawIOBase):
+    """Content of a zst file of any frames; unlike the library's reader it notices a cut-off."""
+
+    def __init__(self, file: BinaryIO, decompressor: Callable[[], Any]) -> None:
+        self._file, self._decompressor = file, decompressor
+        self._frame: Any = None
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            data = self._file.read(_CHUNK // 8)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("the last frame has no end")
+                return 0
+            self._ready = b"".join(self._decompress(data))
+        part = self._ready[: len(buffer)]
+        buffer[: len(part)], self._ready = part, self._ready[len(part) :]
+        return len(part)
+
+    def _decompress(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self._frame is None:
+                self._frame = self._decompressor().decompressobj()
+            yield self._frame.decompress(data)
+            if not self._frame.eof:
+                return
+            data, self._frame = self._frame.unused_data, None
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _reading(path: Path, parts: Callable[[BinaryIO], Iterator[str]]) -> Iterator[str]:
+    """Yields what `parts` reads from the file.
+
+    Raises:
+        ValueError: The compressed data are damaged.
+    """
+    with _open(path) as file:
+        try:
+            yield from parts(file)
+        except Exception as error:
+            damaged = (
+                isinstance(error, EOFError | gzip.BadGzipFile | zlib.error)
+                or type(error).__name__ == "ZstdError"
+            )
+            if not damaged:
+                raise
+            raise ValueError(
+                f"{path}: the compressed data are damaged or cut off ({error}). Get it anew."
+            ) from error
+
+
+class _TextReader:
+    """UTF-8 text of a file with Unix line ends and without a byte order mark."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
+        self._bytes = 0
+
+    def read(self, size: int) -> str:
+        """Returns the text of the next `size` bytes, -1 for all; empty at the end of the file."""
+        while True:
+            data = self._file.read(size)
+            text = self._newlines.decode(self._decode(data), final=not data)
+            if text or not data:
+                return text
+
+    def _decode(self, data: bytes) -> str:
+        first = self._bytes - len(self._decoder.getstate()[0])
+        try:
+            text = self._decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise not_utf8(self._path, first + error.start) from error
+        is_first = self._bytes == 0
+        self._bytes += len(data)
+        return text.removeprefix("\ufeff") if is_first else text
+
+
+def not_utf8(path: Path, offset: int) -> ValueError:
+    """Returns the error for a byte that is not UTF-8."""
+    return ValueError(
+        f"{path} is not UTF-8 at byte {offset}. Convert it, e.g. with: iconv -f latin1 -t utf-8 "
+        "(if it is Latin-1)."
+    )
+
+
+def _read_text(path: Path, separator: str | None) -> Iterator[str]:
+    def parts(file: BinaryIO) -> Iterator[str]:
+        text = _TextReader(path, file)
+        if separator is None:
+            yield text.read(-1) + text.read(-1)  # the second read is the decoder's end
+        else:
+            yield from split_text(text.read, re.compile(separator))
+
+    return _reading(path, parts)
+
+
+def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterator[str]:
+    """Yields the pieces between matches of `separator`; holds one piece in memory.
+
+    A match may look up to 256 characters back and be, with what it looks ahead at, up to 4096
+    characters long.
+
+    Args:
+        read: Returns text of about so many bytes, empty at the end.
+        separator: Pattern between documents; matches of no characters do not cut.
+    """
+    text, start, at_end = "", 0, False  # the current document begins at text[start]
+    while not at_end:
+        kept = max(0, start - _LOOK_BEHIND)
+        more = read(
+            max(_CHUNK, len(text) - kept)
+        )  # doubling: a long document is not scanned over and over
+        text, start, at_end = text[kept:] + more, start - kept, not more
+        for match in separator.finditer(text, start):
+            if not at_end and match.end() > len(text) - _LOOK_AHEAD:
+                break
+            if match.end() > match.start():
+                yield text[start : match.start()]
+                start = match.end()
+    yield text[start:]
+
+
+def _read_jsonl(path: Path, field: str) -> Iterator[str]:
+    def parts(file: BinaryIO) -> Iterator[str]:
+        offset = 0
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _field(_json(path, number, offset, line), field, f"{path}, line {number}")
+            offset += len(line)
+
+    return _reading(path, parts)
+
+
+def _json(path: Path, number: int, offset: int, line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, offset + error.start) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}, line {number} is not JSON ({error.msg} at column {error.colno}). Each line "
+            "must be one JSON object; mend or remove the line."
+        ) from error
+
+
+def _field(row: Any, field: str, where: str) -> str:
+    """Returns the text field of a row.
+
+    Raises:
+        ValueError: `row` has no such field, or it is not text.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(
+            f"{where}: expected an object with the field {field!r}, found {type(row).__name__}."
+        )
+    if field not in row:
+        raise ValueError(
+            f"{where}: there is no field {field!r}, the fields are {', '.join(map(repr, row))}. "
+            "Set text_field to one of them."
+        )
+    if not isinstance(row[field], str):
+        raise ValueError(
+            f"{where}: the field {field!r} holds {type(row[field]).__name__}, not text. Set "
+            "text_field."
+        )
+    return row[field]
+
+
+def _read_parquet(path: Path, field: str) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"{path} is not a parquet file, or cut off ({error}). Get it anew."
+        ) from error
+    with file:
+        names = file.schema_arrow.names
+        if field not in names:
+            raise ValueError(
+                f"{path}: there is no column {field!r}, the columns are "
+                f"{', '.join(map(repr, names))}. Set text_field to one of them."
+            )
+        row = 0
+        for batch in file.iter_batches(batch_size=1024, columns=[field]):
+            for value in batch.column(0).to_pylist():
+                row += 1
+                yield _field({field: value}, field, f"{path}, row {row}")
+
+
+def expand(patterns: str | Iterable[str]) -> list[Path]:
+    """Returns the files that paths and globs name, in that order, those of a glob sorted.
+
+    Raises:
+        ValueError: A path is missing or a folder, or a glob matches nothing.
+    """
+    paths: dict[Path, None] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        paths.update(dict.fromkeys(_expand_one(pattern)))
+    return list(paths)
+
+
+def _expand_one(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        raise ValueError(
+            f"{pattern} is a folder. Name its files with a glob, e.g. {pattern.rstrip('/')}/*.txt "
+            "or /**/*.jsonl."
+        )
+    if not glob.has_magic(pattern):
+        raise ValueError(
+            f"{pattern}: there is no such file (looked from {Path.cwd()}). Check the path."
+        )
+    found = [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]
+    if not found:
+        raise ValueError(
+            f"{pattern}: no file matches (looked from {Path.cwd()}). Check the pattern."
+        )
+    return found

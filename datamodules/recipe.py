@@ -1,0 +1,40 @@
+"""From an object back to the class path and the plain arguments that rebuild it."""
+
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def parameters(cls: type) -> set[str]:
+    """Returns the names that ``cls(...)`` takes, following ``**kwargs`` to the base classes."""
+    names: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        names.update(
+            p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        )
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return names - {"self"}
+
+
+def plain(value: Any) -> Any:
+    """Returns `value` as what YAML and JSON know."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def public_path(cls: type) -> str:
+    """Returns the shortest import path of a class: that of the package which re-exports it."""
+    parts = cls.__module__.split(".")
+    for i in range(1, len(parts)):
+        package = ".".join(parts[:i])
+        if getattr(sys.modules.get(package), cls.__name__, None) is cls:
+            return f"{package}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"

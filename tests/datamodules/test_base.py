@@ -1,0 +1,340 @@
+import json
+import warnings
+from itertools import chain
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+
+import datamodules
+from datamodules import LocalText, PythonDocs, TextDataModule
+
+KEYS = ("tokens", "targets", "mask", "sequence_id", "num_bytes")
+
+
+def equal(a, b) -> bool:
+    return all(torch.equal(a[key], b[key]) for key in KEYS)
+
+
+def fake_trainer(rank=0, world_size=1, accumulate=1, limit=1.0, processed=0):
+    progress = SimpleNamespace(total=SimpleNamespace(processed=processed))
+    return SimpleNamespace(
+        global_rank=rank,
+        world_size=world_size,
+        accumulate_grad_batches=accumulate,
+        limit_train_batches=limit,
+        callbacks=[],
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
+    )
+
+
+class Recorder(L.LightningModule):
+    """Remembers the batches it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.train_ids: list[list[int]] = []
+        self.steps: list[tuple[int, float, int]] = []
+        self.val_targets: list[int] = []
+
+    def training_step(self, batch):
+        self.train_ids.append(batch["sequence_id"].tolist())
+        count = int((batch["targets"] >= 0).sum())
+        self.steps.append((self.global_step, batch["step_normalisers"]["targets"], count))
+        return self.weight * batch["tokens"].float().mean()
+
+    def validation_step(self, batch):
+        self.val_targets += batch["targets"][batch["targets"] >= 0].tolist()
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(data, tmp_path, ckpt_path=None, callbacks=(), **options) -> Recorder:
+    model = Recorder()
+    trainer = L.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=bool(callbacks),
+        callbacks=list(callbacks),
+        num_sanity_val_steps=0,
+        **options,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", ".*(does not have many workers|Checkpoint directory|need to be provided).*"
+        )
+        trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=False)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["packed", "random"])
+def test_batches_are_equal_for_any_number_of_workers_and_after_a_restart(corpus, kind):
+    runs = [list(corpus(num_workers=w, train_windows=kind).train_dataloader()) for w in (0, 2)]
+    assert len(runs[0]) == len(runs[1]) > 4
+    assert all(equal(a, b) for a, b in zip(*runs, strict=True))
+    loader = corpus(train_windows=kind).train_dataloader()
+    loader.load_state_dict({"next_batch": 3})
+    assert all(equal(a, b) for a, b in zip(loader, runs[0][3:], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["packed", "random"])
+def test_two_ranks_draw_what_one_would(corpus, kind):
+    one = corpus(batch_size=4, train_windows=kind)
+    two = []
+    for rank in range(2):
+        data = corpus(batch_size=2, train_windows=kind)
+        data.trainer = fake_trainer(rank=rank, world_size=2)
+        two.append(list(data.train_dataloader()))
+    for whole, *halves in zip(one.train_dataloader(), *two, strict=True):
+        joined = {key: torch.cat([h[key] for h in halves]) for key in KEYS}
+        assert equal(whole, joined)
+        assert all(h["step_normalisers"] == whole["step_normalisers"] for h in halves)
+
+
+def test_validation_covers_the_split(corpus):
+    data = corpus(val_fraction=0.2, eval_batch_size=3)
+    scored = torch.cat([b["targets"][b["targets"] >= 0] for b in data.val_dataloader()])
+    texts = "".join(data.tokenizer.decode(scored.tolist()).split())
+    assert texts == "".join("".join(data.documents("val")).split())
+    batches = list(data.val_dataloader())
+    assert batches[0]["tokens"].shape == (3, 16)
+    assert "step_normalisers" not in batches[0]
+    counts = data.counts("val")
+    assert sum(int(b["num_bytes"].sum()) for b in batches) == counts.utf8_bytes
+
+
+def test_a_trainer_sees_each_window_once_an_epoch_in_a_new_order(corpus, tmp_path):
+    data = corpus()
+    model = fit(data, tmp_path, max_epochs=2, limit_val_batches=0)
+    per_epoch = len(data.train_dataloader())
+    assert len(model.train_ids) == 2 * per_epoch
+    assert list(chain(*model.train_ids)) == list(range(2 * per_epoch * 4))
+
+
+def test_normalisers_of_the_trainer_add_up_over_every_step(corpus, tmp_path):
+    model = fit(
+        corpus(),
+        tmp_path,
+        max_epochs=2,
+        accumulate_grad_batches=3,
+        limit_train_batches=7,
+        limit_val_batches=0,
+    )
+    counted: dict[int, int] = {}
+    for step, _, count in model.steps:
+        counted[step] = counted.get(step, 0) + count
+    assert len(counted) == 6  # groups of 3, 3, 1 in each of two epochs
+    assert all(total == counted[step] for step, total, _ in model.steps)
+    assert list(chain(*model.train_ids)) == list(range(14 * 4))  # the second epoch goes on
+
+
+@pytest.mark.parametrize("when", ["mid_epoch", "epoch_end"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_resumed_run_goes_on_with_the_next_batch(corpus, tmp_path, when, workers):
+    whole = fit(corpus(), tmp_path, max_epochs=3, limit_val_batches=0)
+    per_epoch = len(whole.train_ids) // 3
+    steps = per_epoch + 3 if when == "mid_epoch" else 2 * per_epoch
+    saving = ModelCheckpoint(
+        dirpath=tmp_path,
+        save_top_k=-1,
+        every_n_train_steps=steps if when == "mid_epoch" else None,
+        every_n_epochs=2 if when == "epoch_end" else None,
+        filename=when,
+    )
+    fit(corpus(), tmp_path, max_steps=steps, callbacks=[saving], limit_val_batches=0)
+    options = {"max_epochs": 3, "limit_val_batches": 0, "ckpt_path": tmp_path / f"{when}.ckpt"}
+    rest = fit(corpus(num_workers=workers), tmp_path, **options)
+    assert rest.train_ids == whole.train_ids[steps:]
+
+
+def test_overfitting_repeats_the_same_batches(corpus, tmp_path):
+    model = fit(corpus(), tmp_path, max_epochs=3, overfit_batches=2, limit_val_batches=0)
+    assert model.train_ids == model.train_ids[:2] * 3
+
+
+def test_scheduled_accumulation_is_refused(corpus, tmp_path):
+    schedule = GradientAccumulationScheduler({0: 1, 1: 4})
+    with pytest.raises(ValueError, match=r"GradientAccumulationScheduler.*accumulate_grad_batches"):
+        fit(corpus(), tmp_path, max_epochs=1, callbacks=[schedule])
+
+
+def test_validation_inside_fit_scores_the_split_each_time(corpus, tmp_path):
+    data = corpus()
+    model = fit(data, tmp_path, max_epochs=2)
+    assert len(model.val_targets) == 2 * data.counts("val").tokens
+    model.val_targets.clear()
+    L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(model, data)
+    assert len(model.val_targets) == data.counts("test").tokens
+
+
+def test_setup_before_prepare_says_so(lines, tmp_path):
+    with pytest.raises(ValueError, match=r"no text store.*prepare_data"):
+        LocalText(data_files=str(lines), cache_dir=str(tmp_path)).setup()
+
+
+def test_vocab_size_is_known_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setattr("datamodules.corpus.load_tokenizer", None)
+    names = ["bytes", "gpt2", "bpe:1024", "EleutherAI/gpt-neox-20b"]
+    assert [PythonDocs(tokenizer=n).vocab_size for n in names] == [257, 50257, 1024, 50277]
+
+
+def test_trained_tokenizer_lives_in_the_store(corpus, lines, tmp_path):
+    unprepared = LocalText(
+        data_files=str(lines), cache_dir=str(tmp_path / "no"), tokenizer="bpe:270"
+    )
+    assert unprepared.vocab_size == 270
+    with pytest.raises(ValueError, match=r"bpe:270.*prepare_data"):
+        unprepared.tokenizer.encode("x")
+    data = corpus(tokenizer="bpe:270")
+    assert data.tokenizer.vocab_size == 270 == len(data.tokenizer.token_bytes)
+    assert "bpe_270" in data.fingerprint
+    again = datamodules.tokenizer_from_state(data.state_dict()["tokenizer"])
+    assert again.decode(again.encode("Document 3")) == "Document 3"
+
+
+def test_trained_tokenizer_has_not_seen_the_held_out_documents(corpus, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    texts = ["aaaa bbbb", "zqzqzq " * 50, "aaaa cccc", *["aaaa bbbb cccc"] * 5]  # 1 is in val
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    options = {"data_files": str(path), "block_size": 2, "batch_size": 1, "tokenizer": "bpe:262"}
+    data = corpus(**options, val_fraction=0.01, test_fraction=0.0)
+    assert list(data.documents("val")) == [texts[1]]
+    assert len(data.tokenizer.encode("zq")) == 2
+    assert len(data.tokenizer.encode("aaaa")) < 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0, "batch_size": -1}, "block_size=0 .*; batch_size=-1 "),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"val_fraction": 0.6, "test_fraction": 0.4}, "val_fraction=0.6 and test_fraction=0.4"),
+        ({"train_windows": "shuffled"}, "must be 'packed' or 'random'"),
+        ({"tokenizer": "gpt5"}, "tokenizer='gpt5' is not known"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        PythonDocs(**options)
+
+
+def test_too_little_text_for_a_window_or_a_batch(corpus):
+    with pytest.raises(ValueError, match=r"block_size=99999 is longer than"):
+        corpus(block_size=99999).train_dataloader()
+    with pytest.raises(ValueError, match=r"takes 5000 windows, the train split has only"):
+        corpus(batch_size=5000).train_dataloader()
+
+
+def test_recipe_rebuilds_the_module(corpus, lines):
+    data = corpus(seed=7, val_fraction=0.1)
+    recipe = json.loads(json.dumps(data.recipe()))
+    assert recipe["class_path"] == "datamodules.LocalText"
+    assert recipe["init_args"]["seed"] == 7
+    assert recipe["init_args"]["text_field"] == "text"  # defaults are recorded too
+    again = LocalText(**recipe["init_args"])
+    assert again.fingerprint == data.fingerprint
+    assert again.recipe() == data.recipe()
+
+
+def test_recipe_holds_only_what_the_class_takes():
+    class Fixed(PythonDocs):
+        """Chooses an argument of its base class."""
+
+        def __init__(self, *, note: str = "n", seed: int = 3) -> None:
+            super().__init__(block_size=64, seed=seed)
+
+    recipe = Fixed(note="m").recipe()
+    assert recipe["init_args"] == {"note": "m", "seed": 3}
+    assert recipe["class_path"].endswith("Fixed")
+    assert Fixed(note="x").fingerprint != Fixed(note="y").fingerprint
+
+
+@pytest.fixture(autouse=True)
+def no_arguments(monkeypatch):
+    """LightningCLI warns where it is given arguments while the process has some."""
+    monkeypatch.setattr("sys.argv", ["test"])
+
+
+def run_cli(*arguments: str) -> LightningCLI:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations between lightning and jsonargparse
+        return _cli(arguments)
+
+
+def _cli(arguments: tuple[str, ...]) -> LightningCLI:
+    return LightningCLI(
+        Recorder,
+        TextDataModule,
+        subclass_mode_data=True,
+        run=False,
+        save_config_callback=None,
+        args=["--trainer.logger=false", *arguments],
+        seed_everything_default=0,
+    )
+
+
+def test_recipe_under_the_command_line(lines):
+    arguments = [f"--data.data_files={lines}", "--data.seed=5", "--data.val_fraction=0.2"]
+    data = run_cli("--data=datamodules.LocalText", *arguments).datamodule
+    recipe = data.recipe()
+    expected = LocalText(data_files=str(lines), seed=5, val_fraction=0.2).recipe()
+    assert recipe == expected
+    assert not any(key.startswith("_") for key in recipe["init_args"])
+
+
+def test_command_line_shows_every_argument_with_its_line(capsys):
+    with pytest.raises(SystemExit):
+        run_cli("--data=datamodules.PythonDocs", "--print_config=comments")
+    text = capsys.readouterr().out
+    for name in ("block_size", "train_windows", "tokenizer", "val_fraction", "min_docstring"):
+        line = next(x for x in text.splitlines() if x.strip().startswith(f"{name}:"))
+        comment = text[: text.index(line)].splitlines()[-1]
+        assert comment.strip().startswith("#"), name
+        assert len(comment) > 20, name
+
+
+def test_checkpoint_of_other_data_or_order_warns(corpus):
+    data = corpus()
+    state = data.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data.load_state_dict(state)
+        corpus(num_workers=2, eval_batch_size=9).load_state_dict(state)
+    with pytest.warns(UserWarning, match=f"trained on the data {state['fingerprint']}"):
+        corpus(val_fraction=0.3).load_state_dict(state)
+    with pytest.warns(UserWarning, match="seed was 0, is 1"):
+        corpus(seed=1).load_state_dict(state)
+    data.trainer = fake_trainer(world_size=2)
+    with pytest.warns(UserWarning, match="world_size was 1, is 2"):
+        data.load_state_dict(state)
+
+
+def test_a_corpus_needs_only_documents(tmp_path):
+    class Tiny(TextDataModule):
+        """Ten documents a split, and an argument of its own."""
+
+        def __init__(self, *, word: str, **kwargs) -> None:
+            super().__init__(**kwargs)
+            self.word = word
+
+        def documents(self, split):
+            return [f"{split} {self.word} {i}" for i in range(10)]
+
+    data = Tiny(word="a", cache_dir=str(tmp_path), block_size=8, batch_size=2)
+    data.prepare_data()
+    data.setup()
+    assert next(iter(data.train_dataloader()))["tokens"].shape == (2, 8)
+    assert data.counts("test").documents == 10
+    assert Tiny(word="b").fingerprint != Tiny(word="a").fingerprint == data.fingerprint
+    assert data.fingerprint.startswith("tiny-bytes-")

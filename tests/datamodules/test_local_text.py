@@ -1,0 +1,219 @@
+import gzip
+import json
+import re
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules import LocalText, local_text, readers
+from datamodules.readers import expand, read_documents, split_text
+
+TEXTS = ["first", "zweites, \u00e4hnlich", "third\nwith two lines"]
+JSONL = "".join(json.dumps({"text": t, "n": 1}) + "\n" for t in TEXTS).encode()
+
+
+def read(path: Path, **options) -> list[str]:
+    return list(read_documents(path, **options))
+
+
+def zst_of_two_frames(data: bytes) -> bytes:
+    compress = zstandard.ZstdCompressor().compress
+    return compress(data[:20]) + compress(data[20:])
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress), ("a.ndjson.zst", zst_of_two_frames)],
+)
+def test_jsonl_plain_and_compressed(tmp_path, name, pack):
+    path = tmp_path / name
+    path.write_bytes(pack(JSONL + b"\n" + JSONL))  # a blank line between
+    assert read(path) == TEXTS * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("a.txt", bytes), ("a.txt.gz", gzip.compress), ("a.md.zst", zst_of_two_frames)],
+)
+def test_text_plain_and_compressed(tmp_path, name, pack):
+    path = tmp_path / name
+    path.write_bytes(pack("\ufeffein \u00e4\r\nzwei\r\n\r\ndrei\r".encode()))
+    assert read(path) == ["ein \u00e4\nzwei\n\ndrei\n"]
+    assert read(path, separator=r"\n\n") == ["ein \u00e4\nzwei", "drei\n"]
+
+
+def test_parquet_and_text_field(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"body": TEXTS, "n": [1, 2, 3]}), path)
+    assert read(path, text_field="body") == TEXTS
+    with pytest.raises(ValueError, match=r"no column 'text', the columns are 'body', 'n'"):
+        read(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text("ab\n=", max_size=200), st.integers(1, 7), st.sampled_from([r"\n\n+", "=+", "^=|a$"])
+)
+def test_cutting_a_stream_equals_cutting_the_text(text, size, pattern):
+    separator = re.compile(pattern, re.MULTILINE)
+    parts = [text[i : i + size] for i in range(0, len(text), size)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "_LOOK_AHEAD", 210)  # longer than any text here: no match is cut
+        pieces = list(split_text(lambda n: parts.pop(0) if parts else "", separator))
+    assert pieces == re.split(separator, text)
+
+
+def test_cutting_holds_one_document_at_a_time():
+    sizes = []
+
+    def endless(size: int) -> str:
+        sizes.append(size)
+        return ("x" * 999 + "\n") * (size // 1000 + 1)
+
+    pieces = split_text(endless, re.compile("\n"))
+    assert [len(next(pieces)) for _ in range(5000)] == [999] * 5000
+    assert max(sizes) == min(sizes) == 2**20
+
+
+def test_long_matches_and_look_around_across_chunks(monkeypatch):
+    monkeypatch.setattr(readers, "_CHUNK", 16)
+    text = "a" * 5000 + "\n" * 50 + "b" * 5000
+    parts = [text[i : i + 16] for i in range(0, len(text), 16)]
+    pieces = list(
+        split_text(lambda n: parts.pop(0) if parts else "", re.compile(r"(?<=a)\n+(?=b)"))
+    )
+    assert pieces == ["a" * 5000, "b" * 5000]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "is empty"),
+        ("a.jsonl", b'{"text": "  "}\n', "is empty"),
+        ("a.txt", b"abc \xff", "not UTF-8 at byte 4"),
+        ("a.txt", b"\xc3\xa4 \xc3", "not UTF-8 at byte 3"),
+        ("a.txt", b"x" * 2**20 + b"\xc3(", f"not UTF-8 at byte {2**20}"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "not UTF-8 at byte 24"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "line 3 is not JSON"),
+        (
+            "a.jsonl",
+            b'{"body": "a", "id": 1}\n',
+            "line 1: there is no field 'text', .*'body', 'id'",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "line 2: the field 'text' holds NoneType"),
+        ("a.jsonl", b"[1]\n", "line 1: expected an object with the field 'text', found list"),
+        ("a.jsonl.gz", gzip.compress(JSONL)[:-9], "damaged or cut off"),
+        ("a.jsonl.gz", b"no gzip", "damaged or cut off"),
+        ("a.txt.zst", zst_of_two_frames(JSONL)[:-3], "damaged or cut off"),
+        ("a.txt.zst", b"no zstd at all", "damaged or cut off"),
+        ("a.parquet", b"no parquet", "not a parquet file"),
+        ("a.csv", b"a,b", "format is told by the suffix"),
+        ("a.parquet.gz", b"", "format is told by the suffix"),
+    ],
+)
+@pytest.mark.parametrize("separator", [None, "\n\n"])
+def test_bad_files_say_what_and_where(tmp_path, name, content, message, separator):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        read(path, separator=separator)
+    assert str(path) in str(error.value)
+
+
+def test_globs(tmp_path):
+    for name in ("b.txt", "a.txt", "deep/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert [p.name for p in expand(f"{tmp_path}/*.txt")] == ["a.txt", "b.txt"]
+    assert [p.name for p in expand([f"{tmp_path}/b.txt", f"{tmp_path}/**/*.txt"])] == [
+        "b.txt",
+        "a.txt",
+        "c.txt",
+    ]
+    with pytest.raises(ValueError, match="no file matches"):
+        expand(f"{tmp_path}/*.jsonl")
+    with pytest.raises(ValueError, match="there is no such file"):
+        expand(f"{tmp_path}/none.txt")
+    with pytest.raises(ValueError, match=r"is a folder.*glob"):
+        expand(str(tmp_path))
+
+
+def test_fractional_splits_hold_every_document_once(corpus, lines):
+    data = corpus(val_fraction=0.2, test_fraction=0.1)
+    splits = {s: list(data.documents(s)) for s in ("train", "val", "test")}
+    joined = sorted(chain(*splits.values()))
+    assert joined == sorted(json.loads(line)["text"] for line in lines.read_text().splitlines())
+    assert [len(splits[s]) for s in ("train", "val", "test")] == [42, 12, 6]
+
+
+def test_explicit_splits_leave_the_training_files_whole(corpus, tmp_path):
+    for name in ("val", "test"):
+        (tmp_path / f"{name}.txt").write_text(f"text of {name}")
+    data = corpus(val_files=f"{tmp_path}/val.txt", test_files=[f"{tmp_path}/test.txt"])
+    assert data.counts("train").documents == 60
+    assert list(data.documents("val")) == ["text of val"]
+    assert list(data.documents("test")) == ["text of test"]
+    half = corpus(val_files=f"{tmp_path}/val.txt", test_fraction=0.1)
+    assert [half.counts(s).documents for s in ("train", "val", "test")] == [54, 1, 6]
+
+
+def test_a_file_in_two_splits_is_refused(corpus, lines):
+    with pytest.raises(ValueError, match="is in data_files and in val_files"):
+        corpus(val_files=str(lines))
+
+
+def test_broken_separator_is_refused(lines):
+    with pytest.raises(ValueError, match=r"separator='\(' is not a regular expression"):
+        LocalText(data_files=str(lines), separator="(")
+
+
+def test_one_document_cannot_be_split(corpus, tmp_path):
+    (tmp_path / "one.txt").write_text("one document\n\nof two parts\n\nor three")
+    with pytest.raises(ValueError, match=r"val split has no documents \(1 in all"):
+        corpus(data_files=f"{tmp_path}/one.txt")
+    data = corpus(data_files=f"{tmp_path}/one.txt", separator="\n\n", block_size=2, batch_size=1)
+    assert [data.counts(s).documents for s in ("train", "val", "test")] == [1, 1, 1]
+    whole = corpus(data_files=f"{tmp_path}/one.txt", val_fraction=0.0, test_fraction=0.0)
+    assert whole.val_dataloader() == []
+    with pytest.raises(ValueError, match=r"test split is empty: test_fraction=0.0"):
+        whole.test_dataloader()
+
+
+def test_fingerprint_follows_content_and_options_not_folders(corpus, lines, tmp_path):
+    first = corpus().fingerprint
+    moved = tmp_path / "elsewhere" / lines.name
+    moved.parent.mkdir()
+    moved.write_bytes(lines.read_bytes())
+    assert corpus(data_files=str(moved)).fingerprint == first
+    assert corpus(block_size=8, seed=3, train_windows="random").fingerprint == first
+    options = [
+        {"val_fraction": 0.1},
+        {"test_fraction": 0.1},
+        {"tokenizer": "bpe:300"},
+        {"separator": "x"},
+        {"val_files": str(moved.with_name("v.jsonl"))},
+    ]
+    moved.with_name("v.jsonl").write_bytes(JSONL)
+    names = {corpus(**o).fingerprint for o in options} | {first}
+    moved.write_bytes(moved.read_bytes().replace(b"Document 7", b"Document 8"))  # same size
+    names.add(corpus(data_files=str(moved)).fingerprint)
+    assert len(names) == 7
+
+
+def test_large_files_are_identified_by_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_text, "_WHOLE", 100)
+    monkeypatch.setattr(local_text, "_SAMPLE", 4)
+    path = tmp_path / "large.txt"
+    path.write_bytes(bytes(1000))
+    first = local_text.identify(path)
+    for edited in (0, 999):
+        path.write_bytes(bytes(edited) + b"x" + bytes(999 - edited))
+        assert local_text.identify(path) != first
+    path.write_bytes(bytes(1001))
+    assert local_text.identify(path)["bytes"] == 1001

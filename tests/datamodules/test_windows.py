@@ -1,0 +1,228 @@
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from datamodules.windows import (
+    IGNORE,
+    NonOverlappingWindows,
+    PackedWindows,
+    RandomWindows,
+    WindowSource,
+)
+
+EOS = 0
+lengths = st.lists(st.integers(1, 12), min_size=1, max_size=12)
+few = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def content(stream) -> np.ndarray:
+    return stream.gather(np.arange(len(stream)))
+
+
+def source(order, **options) -> WindowSource:
+    defaults = {"batch_size": 2, "eos_id": EOS, "token_bytes": torch.ones(2**20, dtype=torch.int64)}
+    return WindowSource(order, **{**defaults, **options})
+
+
+@few
+@given(lengths=lengths, block_size=st.integers(1, 9), seed=st.integers(0, 2**40))
+def test_packed_each_token_is_a_target_at_most_once_per_epoch(
+    make_stream, lengths, block_size, seed
+):
+    stream = make_stream(lengths)
+    block_size = min(block_size, len(stream))
+    order = PackedWindows(stream, block_size=block_size, eos_id=EOS, seed=seed)
+    for epoch in range(3):
+        rows = order.rows(epoch * len(order) + np.arange(len(order)))
+        targets = rows[:, 1:].ravel()
+        words = targets[targets != EOS]  # ids other than EOS are all distinct
+        assert len(np.unique(words)) == len(words)
+        assert len(targets) == len(stream) // block_size * block_size  # all but a tail
+        assert rows[0, 0] == EOS  # context of the first token
+        assert (rows[1:, 0] == rows[:-1, -1]).all()  # rows follow one another
+
+
+@few
+@given(lengths=lengths, seed=st.integers(0, 99))
+def test_packed_epoch_is_a_permutation_of_whole_documents(make_stream, lengths, seed):
+    stream = make_stream(lengths)
+    order = PackedWindows(stream, block_size=1, eos_id=EOS, seed=seed)
+    for epoch in range(2):
+        joined = order.rows(epoch * len(order) + np.arange(len(order)))[:, 1]
+        documents = np.split(content(stream), stream.document_ends)[:-1]
+        expected = np.concatenate([documents[d] for d in order.document_order(epoch)])
+        assert sorted(order.document_order(epoch)) == list(range(len(lengths)))
+        assert joined.tolist() == expected.tolist()
+
+
+def test_packed_order_depends_on_seed_and_epoch_only(make_stream):
+    stream = make_stream([3] * 40)
+    first, again, other = (
+        PackedWindows(stream, block_size=4, eos_id=EOS, seed=s) for s in (1, 1, 2)
+    )
+    orders = [first.document_order(e).tolist() for e in range(3)]
+    assert len({tuple(o) for o in orders}) == 3
+    assert again.document_order(2).tolist() == orders[2]  # without the epochs before
+    assert other.document_order(0).tolist() != orders[0]
+
+
+def test_packed_document_order_is_the_same_everywhere(make_stream):
+    order = PackedWindows(make_stream([1] * 8), block_size=1, eos_id=EOS, seed=5)
+    assert order.document_order(3).tolist() == FROZEN_ORDER
+
+
+def test_packed_epoch_uses_whole_batches(make_stream):
+    stream = make_stream([9] * 7)  # 70 tokens, 17 rows of 4
+    order = PackedWindows(stream, block_size=4, eos_id=EOS, seed=0, rows_per_batch=6)
+    assert len(order) == 12
+    assert order.rows(np.array([12]))[0, 0] == EOS  # row 12 begins epoch 1
+
+
+@few
+@given(lengths=lengths, block_size=st.integers(1, 9), seed=st.integers(0, 2**40))
+def test_random_rows_are_consecutive_tokens(make_stream, lengths, block_size, seed):
+    stream = make_stream(lengths)
+    block_size = min(block_size, len(stream))
+    order = RandomWindows(stream, block_size=block_size, eos_id=EOS, seed=seed)
+    padded = np.concatenate([[EOS], content(stream)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, block_size + 1)
+    possible = {w.tobytes() for w in windows}
+    rows = order.rows(np.arange(7, 27))
+    assert all(row.tobytes() in possible for row in rows)
+
+
+def test_random_starts_everywhere(make_stream):
+    stream = make_stream([20])
+    order = RandomWindows(stream, block_size=18, eos_id=EOS, seed=3)
+    starts = order.rows(np.arange(200))[:, 1] - 1
+    assert set(starts.tolist()) == {0, 1, 2, 3}
+    assert np.bincount(starts).min() > 30  # expected 50 each
+    other = RandomWindows(stream, block_size=18, eos_id=EOS, seed=4)
+    assert (other.rows(np.arange(200))[:, 1] - 1).tolist() != starts.tolist()
+
+
+@few
+@given(first=st.integers(0, 10**12), count=st.integers(1, 20), seed=st.integers(0, 2**63))
+def test_random_row_is_a_pure_function_of_seed_and_number(make_stream, first, count, seed):
+    stream = make_stream([50, 50])
+    numbers = first + np.arange(count)
+    together = RandomWindows(stream, block_size=5, eos_id=EOS, seed=seed).rows(numbers)
+    fresh = RandomWindows(stream, block_size=5, eos_id=EOS, seed=seed)
+    alone = [fresh.rows(numbers[i : i + 1])[0] for i in reversed(range(count))]
+    assert together.tolist() == [row.tolist() for row in reversed(alone)]
+
+
+@few
+@given(lengths, st.integers(1, 9), st.integers(1, 5), st.integers(1, 4))
+def test_evaluation_scores_every_token_once(
+    make_stream, lengths, block_size, batch_size, world_size
+):
+    stream = make_stream(lengths)
+    order = NonOverlappingWindows(stream, block_size=block_size, eos_id=EOS)
+    scored = {}
+    for rank in range(world_size):
+        batches = source(order, batch_size=batch_size, rank=rank, world_size=world_size)
+        for n in range(len(batches)):
+            batch = batches.batch(n)
+            assert batch["tokens"].shape == (batch_size, block_size)
+            for row, number in enumerate(batch["sequence_id"].tolist()):
+                kept = batch["targets"][row] != IGNORE
+                assert number not in scored
+                scored[number] = batch["targets"][row][kept].tolist()
+                assert not kept.any() or batch["mask"][row][kept].all()
+    joined = [token for number in sorted(scored) for token in scored[number]]
+    assert joined == content(stream).tolist()
+
+
+def test_evaluation_inputs_predict_the_next_token_and_padding_is_marked(make_stream):
+    stream = make_stream([4])  # 1 2 3 4 EOS
+    batch = source(NonOverlappingWindows(stream, block_size=3, eos_id=EOS)).batch(0)
+    assert batch["tokens"].tolist() == [[EOS, 1, 2], [3, 4, EOS]]
+    assert batch["targets"].tolist() == [[1, 2, 3], [4, EOS, IGNORE]]
+    assert batch["mask"].tolist() == [[True] * 3, [True] * 3]  # the last EOS is real context
+    stream = make_stream([2])
+    batch = source(NonOverlappingWindows(stream, block_size=5, eos_id=EOS)).batch(0)
+    assert batch["mask"].tolist() == [[True] * 4 + [False], [False] * 5]  # second row: filler
+    assert batch["tokens"][1].tolist() == [EOS] * 5
+    assert batch["targets"][1].tolist() == [IGNORE] * 5
+
+
+def test_filler_behind_a_full_last_window_is_empty(make_stream):
+    order = NonOverlappingWindows(make_stream([5]), block_size=3, eos_id=EOS)  # 6 tokens: 2 rows
+    batch = source(order, batch_size=3).batch(0)
+    assert batch["mask"].any(1).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", [RandomWindows, PackedWindows])
+def test_two_ranks_share_the_rows_of_one(make_stream, kind):
+    order = kind(make_stream([7] * 30), block_size=4, eos_id=EOS, seed=1)
+    one = source(order, batch_size=4, drop_last=True)
+    two = [source(order, batch_size=2, rank=r, world_size=2, drop_last=True) for r in range(2)]
+    assert len(one) == len(two[0]) == len(two[1])
+    for n in (0, 3, len(one) + 1):
+        halves = [s.batch(n) for s in two]
+        for key, whole in one.batch(n).items():
+            assert torch.equal(whole, torch.cat([half[key] for half in halves])), key
+
+
+def test_batch_dtypes_and_bytes(make_stream):
+    sizes = torch.arange(2**20)
+    sizes[EOS] = 0
+    order = PackedWindows(make_stream([9, 9]), block_size=5, eos_id=EOS, seed=0)
+    batch = source(order, token_bytes=sizes).batch(1)
+    dtypes = {key: value.dtype for key, value in batch.items()}
+    assert dtypes == {
+        "tokens": torch.int64,
+        "targets": torch.int64,
+        "mask": torch.bool,
+        "sequence_id": torch.int64,
+        "num_bytes": torch.int64,
+    }
+    assert batch["sequence_id"].tolist() == [2, 3]
+    assert batch["num_bytes"].tolist() == batch["targets"].sum(1).tolist()
+    assert torch.equal(batch["tokens"][:, 1:], batch["targets"][:, :-1])
+
+
+def test_too_little_text_is_an_error_with_its_cure(make_stream):
+    stream = make_stream([8])
+    with pytest.raises(ValueError, match=r"block_size=10 is longer than the split's 9 tokens"):
+        RandomWindows(stream, block_size=10, eos_id=EOS, seed=0)
+    with pytest.raises(ValueError, match=r"takes 4 windows, the train split has only 3"):
+        PackedWindows(stream, block_size=3, eos_id=EOS, seed=0, rows_per_batch=4)
+    order = RandomWindows(stream, block_size=3, eos_id=EOS, seed=0)
+    with pytest.raises(ValueError, match="Lower batch_size or block_size"):
+        source(order, batch_size=4, drop_last=True)
+
+
+@few
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=9), st.data())
+def test_shards_read_as_one_stream(make_stream, lengths, data):
+    from datamodules import store
+
+    whole = make_stream(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "BATCH_DOCUMENTS", 1)
+        sharded = make_stream(lengths, shard_tokens=4)
+    assert content(whole).tolist() == content(sharded).tolist()
+    assert whole.document_ends.tolist() == sharded.document_ends.tolist()
+    positions = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1)))
+    grid = np.stack([positions, positions[::-1]])
+    assert sharded.gather(grid).tolist() == content(whole)[grid].tolist()
+
+
+def test_a_pickled_stream_carries_paths_not_tokens(make_stream):
+    stream = make_stream([10_000])
+    pickled = pickle.dumps(stream)
+    assert len(pickled) < 1000
+    assert str(Path("store")).encode() in pickled
+    assert content(pickle.loads(pickled)).tolist() == content(stream).tolist()
+
+
+FROZEN_ORDER = [1, 4, 6, 0, 2, 7, 3, 5]
