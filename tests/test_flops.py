@@ -1,0 +1,96 @@
+"""The formulas count what torch's own counter counts."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_models import TransformerConfig, TransformerLM
+from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
+from tests.reference.attention import sees
+
+STYLES = {
+    "gpt2": {},
+    "untied": {"tie_head": False},
+    "llama": {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": False},
+    "wide": {"ffn_dim": 70},
+}
+B, T = 2, 12
+
+
+@pytest.fixture(params=STYLES)
+def model(request):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 100, "block_size": T, "num_layers": 3, "dim": 24, "num_heads": 2}
+    config = TransformerConfig(**sizes, **STYLES[request.param], attention_backend="math")
+    model = TransformerLM(config)
+    model.configure_model()
+    return model
+
+
+def uncounted(model):
+    """FLOPs of a batch that the math kernel spends on keys a causal query does not see."""
+    config = model.config
+    return config.num_layers * 4 * config.dim * B * (T * T - T * (T + 1) // 2)
+
+
+def logits(model):
+    tokens = torch.arange(B * T).view(B, T)
+    return model.network(tokens) @ model.network.output_matrix.t()
+
+
+def test_a_forward_pass(model):
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        logits(model)
+    expected = counter.get_total_flops() - uncounted(model)
+    assert model.flops_per_token(T) * B * T == expected
+
+
+def test_a_training_step(model):
+    assert TRAINING_FACTOR == 3
+    with FlopCounterMode(display=False) as counter:
+        logits(model).sum().backward()
+    expected = counter.get_total_flops() - 3 * uncounted(model)
+    assert model.flops_per_token(T, training=True) * B * T == expected
+
+
+def product_flops(into, left, right, out_shape=None, **_):
+    return 2 * left[0] * left[1] * right[1]
+
+
+def test_the_loss_adds_no_hidden_work(model):
+    batch = {"tokens": torch.arange(B * T).view(B, T), "targets": torch.arange(B * T).view(B, T)}
+    in_place = {torch.ops.aten.addmm_: product_flops}  # torch counts only the other form
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+        model.loss(batch).terms["nll"].sum.backward()
+    expected = counter.get_total_flops() - 3 * uncounted(model)
+    assert model.flops_per_token(T, training=True) * B * T == expected
+
+
+def test_parts_add_up(model):
+    config, network = model.config, model.network
+    whole = linear_flops(network.blocks) + attention_flops(config, T) + head_flops(config)
+    assert model.flops_per_token(T) == whole
+    assert head_flops(config) == 2 * 24 * 128
+    hidden = {70: 70, None: 64 if config.activation == "swiglu" else 96}[config.ffn_dim]
+    matrices = 3 if config.activation == "swiglu" else 2
+    assert linear_flops(network.blocks) == 3 * 2 * (4 * 24**2 + matrices * 24 * hidden)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 7, 30])
+@pytest.mark.parametrize("context", [1, 4, 7, 20])
+def test_attention_counts_the_keys_that_are_seen(window, context):
+    sizes = {"vocab_size": 8, "block_size": 64, "num_layers": 2, "dim": 6, "num_heads": 1}
+    config = TransformerConfig(**sizes, window=window)
+    pairs = sum(
+        sees(query, key, context, context, True, window)
+        for query in range(context)
+        for key in range(context)
+    )
+    expected = 2 * (2 * 2 * 6) * pairs / context  # layers * (scores, sums) * multiply-adds * width
+    assert attention_flops(config, context) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_module_used_twice_is_counted_once():
+    layer = torch.nn.Linear(3, 5)
+    assert linear_flops(torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(5, 2))) == 50
+    assert linear_flops(torch.nn.ModuleList([layer, layer])) == 30
