@@ -11,6 +11,7 @@
 | `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `windows` | rows of T+1 tokens by number: random, packed, non-overlapping |
+| `prompts` | texts to continue, for `predict` |
 | `recipe` | from an object back to its class path and arguments |
 | `loader` | `BatchLoader`: batch n as a pure function of n, for exact resuming |
 
@@ -22,6 +23,7 @@ here imports a model.
 from datamodules.base import TextDataModule
 from datamodules.loader import BatchLoader, BatchSource
 from datamodules.local_text import LocalText
+from datamodules.prompts import read_prompts
 from datamodules.python_docs import PythonDocs
 from datamodules.store import Counts, Store, StoreError
 from datamodules.tokenizers import (
@@ -43,5 +45,6 @@ __all__ = [
     "Tokenizer",
     "TokenizerUnavailableError",
     "load_tokenizer",
+    "read_prompts",
     "tokenizer_from_state",
 ]

@@ -5,6 +5,7 @@ A corpus writes one method, `documents(split)`, and gets the rest: splits, token
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -12,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.corpus import TextCorpus
 from datamodules.loader import Batch, BatchLoader, BatchSource, TrainingSource
+from datamodules.prompts import PromptSource, read_prompts
 from datamodules.store import Split
 from datamodules.windows import NonOverlappingWindows, PackedWindows, RandomWindows, WindowSource
 
@@ -35,6 +37,7 @@ class TextDataModule(TextCorpus):
         seed: Seed of the data order, non-negative; the splits do not depend on it.
         num_workers: Processes that build batches ahead of training; 0 builds them in the training
             process.
+        predict_file: Prompts for `predict`: txt, one a line, or jsonl with the field ``prompt``.
         **kwargs: See `TextCorpus`.
 
     Raises:
@@ -48,6 +51,7 @@ class TextDataModule(TextCorpus):
         "train_windows",
         "seed",
         "num_workers",
+        "predict_file",
     }
 
     def __init__(
@@ -59,6 +63,7 @@ class TextDataModule(TextCorpus):
         train_windows: Literal["packed", "random"] = "packed",
         seed: int = 0,
         num_workers: int = 0,
+        predict_file: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -68,6 +73,7 @@ class TextDataModule(TextCorpus):
         self.train_windows = train_windows
         self.seed = seed
         self.num_workers = num_workers
+        self.predict_file = predict_file
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -176,8 +182,23 @@ class TextDataModule(TextCorpus):
         return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> BatchLoader:
-        """Returns the loader of the test split."""
-        return self._evaluation_loader("test")
+        """Returns the loader of the prompts in `predict_file`.
+
+        Raises:
+            ValueError: There is no such file, or a prompt is longer than a window.
+        """
+        if self.predict_file is None:
+            raise ValueError("predict needs prompts: set data.predict_file to a txt or jsonl file")
+        rank, world_size = self._ranks()
+        source = PromptSource(
+            read_prompts(Path(self.predict_file).expanduser()),
+            self.tokenizer,
+            block_size=self.block_size,
+            batch_size=self.eval_batch_size,
+            rank=rank,
+            world_size=world_size,
+        )
+        return self._loader(source, start=lambda: 0)
 
     def _evaluation_loader(self, split: Split) -> BatchLoader:
         return self._loader(self.evaluation_source(split), start=lambda: 0)

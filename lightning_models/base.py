@@ -207,8 +207,11 @@ class LanguageModel(L.LightningModule, ABC):
 
     def _evaluation_step(self, batch: Batch, metrics: StageMetrics) -> None:
         scores = self.score(batch)
-        nll = -(scores.log_prob.double().sum() + scores.sequence_term.double().sum())
-        metrics.add(nll, (batch["targets"] >= 0).sum(), batch.get("num_bytes"))
+        predicted = batch["targets"] >= 0
+        # rows without targets only fill up the last batch: they have no sequence either
+        sequence_terms = scores.sequence_term[predicted.any(dim=1)]
+        nll = -(scores.log_prob.double().sum() + sequence_terms.double().sum())
+        metrics.add(nll, predicted.sum(), batch.get("num_bytes"))
 
     def _log_evaluation(self, metrics: StageMetrics, stage: str) -> None:
         values = metrics.values(self.likelihood)
@@ -288,8 +291,12 @@ class LanguageModel(L.LightningModule, ABC):
         return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
 
 
-def _as_dataclass(value: Any, kind: type) -> Any:
-    return kind(**value) if isinstance(value, Mapping) else value
+def _as_dataclass(value: Any, kind: Any) -> Any:
+    """Returns plain dicts, as checkpoints hold them, as the dataclass they were, fields too."""
+    if not (isinstance(value, Mapping) and dataclasses.is_dataclass(kind)):
+        return value
+    hints = get_type_hints(kind)
+    return kind(**{key: _as_dataclass(item, hints.get(key)) for key, item in value.items()})
 
 
 def _plain(value: Any) -> Any:

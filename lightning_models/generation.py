@@ -64,6 +64,7 @@ def generate(
     eos_id: int | None = None,
     vocab_size: int | None = None,
     device: torch.device | str = "cpu",
+    first_row: int = 0,
 ) -> list[list[int]]:
     """Returns the new token ids of each prompt, EOS included where it was reached.
 
@@ -78,6 +79,7 @@ def generate(
         eos_id: a row ends behind this token.
         vocab_size: ids from here on (padding of the vocabulary) are never chosen.
         device: where the model is.
+        first_row: number of the first prompt's random stream, where prompts come in several calls.
 
     Raises:
         ValueError: if a prompt is empty.
@@ -93,7 +95,7 @@ def generate(
     padded = padded.to(device)
     tokens = padded.gather(1, lengths[:, None] - 1)[:, 0]
     cache = model.init_cache(padded, lengths, max_new_tokens)
-    sampler = Sampler(sampling, len(prompts))
+    sampler = Sampler(sampling, len(prompts), first_row)
     out: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each remaining row belongs to
     while rows:
@@ -118,10 +120,11 @@ def generate(
 class Sampler:
     """Chooses tokens from logits, with one random stream a row."""
 
-    def __init__(self, config: SamplingConfig, num_rows: int) -> None:
-        """Starts the streams (seed, 0), (seed, 1), ..."""
+    def __init__(self, config: SamplingConfig, num_rows: int, first_row: int = 0) -> None:
+        """Starts the streams (seed, first_row), (seed, first_row + 1), ..."""
         self.config = config
-        self.generators = [seeded_generator(config.seed, row) for row in range(num_rows)]
+        rows = range(first_row, first_row + num_rows)
+        self.generators = [seeded_generator(config.seed, row) for row in rows]
 
     def choose(self, logits: Tensor, ready: Tensor, rows: Sequence[int]) -> Tensor:
         """Returns one id a row (B,); only ready rows advance their stream.

@@ -1,0 +1,105 @@
+"""Prompts for `predict`: texts from a file, as batches whose every token is scored."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from datamodules.loader import Batch
+from datamodules.tokenizers import Tokenizer
+from datamodules.windows import IGNORE, as_batch
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Returns the prompts in a txt file (one a line, blank lines skipped) or a jsonl file.
+
+    Raises:
+        ValueError: The file is missing, empty or not UTF-8, or a jsonl line has no text in its
+            field ``prompt``.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no prompts file {path}")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompts file {path} is not UTF-8 text ({error})") from error
+    numbered = [(n, line.rstrip("\r")) for n, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise ValueError(f"the prompts file {path} is empty")
+    if path.suffix != ".jsonl":
+        return [line for _, line in numbered]
+    return [_field(path, n, line) for n, line in numbered]
+
+
+def _field(path: Path, number: int, line: str) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+        raise ValueError(f'{path}, line {number}: expected {{"prompt": "text"}}')
+    return str(row["prompt"])
+
+
+class PromptSource:
+    """Batches of prompts, each behind an EOS, so that its first token is scored too.
+
+    Batches are those of `windows.as_batch`, as wide as their longest prompt, with ``prompt``, the
+    list of texts. ``sequence_id`` is the prompt's number in the file.
+
+    Args:
+        prompts: Texts.
+        tokenizer: Encodes them.
+        block_size: Longest prompt that the model can read, in tokens.
+        batch_size: Rows of a batch; rows that would lie behind the last prompt are left out, but
+            every rank has equally many batches, so that the last may repeat a prompt.
+        rank: This process among `world_size`.
+        world_size: Processes that share the prompts.
+
+    Raises:
+        ValueError: A prompt is longer than `block_size`.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        tokenizer: Tokenizer,
+        *,
+        block_size: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._prompts, self._tokenizer = prompts, tokenizer
+        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        self._ids = tokenizer.encode_batch(list(prompts))
+        for number, ids in enumerate(self._ids):
+            if len(ids) > block_size:
+                raise ValueError(
+                    f"prompt {number + 1} has {len(ids)} tokens, the model reads block_size="
+                    f"{block_size}. Shorten it."
+                )
+
+    def __len__(self) -> int:
+        """Returns the batches of each rank."""
+        return -(-len(self._prompts) // (self._batch_size * self._world_size))
+
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` of this rank."""
+        first = (n * self._world_size + self._rank) * self._batch_size
+        last = len(self._prompts) - 1
+        numbers = np.arange(min(first, last), min(first + self._batch_size, last + 1))
+        ids = [self._ids[number] for number in numbers]
+        width = 1 + max(1, *map(len, ids))
+        rows = np.full((len(ids), width), IGNORE, dtype=np.int64)
+        for row, tokens in zip(rows, ids, strict=True):
+            row[0] = self._tokenizer.eos_id
+            row[1 : 1 + len(tokens)] = tokens
+        batch = as_batch(
+            rows,
+            numbers,
+            eos_id=self._tokenizer.eos_id,
+            token_bytes=self._tokenizer.token_bytes,
+        )
+        return {**batch, "prompt": [self._prompts[number] for number in numbers]}
