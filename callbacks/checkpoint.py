@@ -1,0 +1,144 @@
+"""When checkpoints are written, and which are kept."""
+
+import time
+from datetime import timedelta
+from typing import Any, Literal
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from callbacks.trainer_state import in_accumulation, log_interval
+
+
+class Checkpoint(ModelCheckpoint):
+    """``last.ckpt`` to continue from, and the best by validation.
+
+    Unlike in Lightning's own, the two do not wait for each other: ``every_n_train_steps`` and
+    ``train_time_interval`` write ``last.ckpt`` (never between two accumulated micro-batches)
+    whether or not there has been a validation; the ``save_top_k`` best are written behind
+    validations, with fresh values of ``monitor``. ``save_top_k: -1`` keeps a checkpoint of every
+    trigger and every validation. The end of training always writes ``last.ckpt``.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | None = None,
+        filename: str | None = None,
+        monitor: str | None = "val/loss",
+        mode: Literal["min", "max"] = "min",
+        save_top_k: int = 1,
+        save_last: bool | Literal["link"] | None = True,
+        every_n_train_steps: int | None = None,
+        train_time_interval: timedelta | None = timedelta(minutes=15),
+        save_on_exception: bool = False,
+        save_weights_only: bool = False,
+        auto_insert_metric_name: bool = True,
+    ) -> None:
+        """Chooses what is kept.
+
+        Args:
+            dirpath: folder; null: ``checkpoints`` in the run's log folder.
+            filename: template such as ``{epoch}-{step}``; null: ``best-{step}``, or ``{step}`` if
+                all are kept.
+            monitor: logged value that ranks checkpoints; null: the most recent is the best.
+            mode: whether a small or a large value is good.
+            save_top_k: how many of the best to keep; -1: all, 0: none.
+            save_last: whether to keep ``last.ckpt``.
+            every_n_train_steps: optimiser steps between two ``last.ckpt``; null: no such trigger.
+            train_time_interval: time between two ``last.ckpt``; null: no such trigger.
+            save_on_exception: whether to write where an error ends the run.
+            save_weights_only: whether to leave out all that a resumed run needs beside weights.
+            auto_insert_metric_name: whether ``{step}`` becomes ``step=7``; false for templates with
+                names that hold a slash, such as ``{val/loss:.2f}``.
+        """
+        if every_n_train_steps is not None and every_n_train_steps < 1:
+            raise ValueError(
+                f"every_n_train_steps ({every_n_train_steps}) must be at least 1, or null"
+            )
+        super().__init__(
+            dirpath=dirpath,
+            filename=filename or ("{step}" if save_top_k == -1 else "best-{step}"),
+            monitor=monitor,
+            mode=mode,
+            save_top_k=save_top_k,
+            save_last=save_last,
+            save_on_exception=save_on_exception,
+            save_weights_only=save_weights_only,
+            auto_insert_metric_name=auto_insert_metric_name,
+        )
+        self.every_n_train_steps = every_n_train_steps
+        self.train_time_interval = train_time_interval
+        self._seen_step = -1
+        self._last_step = -1  # of the last.ckpt that _save_now has written
+        self._numbered = ""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock; a step that was restored counts as written."""
+        super().on_train_start(trainer, pl_module)
+        self._seen_step = trainer.global_step
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Writes ``last.ckpt`` at the end of an optimiser step, if it is time."""
+        step = trainer.global_step
+        if step == self._seen_step or in_accumulation(trainer):
+            return
+        self._seen_step = step
+        due = self.every_n_train_steps is not None and step % self.every_n_train_steps == 0
+        fast_dev_run = vars(trainer).get("fast_dev_run")
+        if (due or self._time_is_up(trainer)) and not fast_dev_run:
+            self._last_time_checked = time.monotonic()
+            self._save_now(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ranks the checkpoint of the epoch, if there has been a validation to rank it by."""
+        if self.monitor is None or self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the final ``last.ckpt``."""
+        if self._last_step == trainer.global_step:
+            return
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on with the ranking of that run; a run in another folder starts its own."""
+        if state_dict.get("dirpath") == self.dirpath:
+            super().load_state_dict(state_dict)
+
+    def _save_now(self, trainer: L.Trainer) -> None:
+        """Writes ``last.ckpt`` (all kept: a numbered one too), leaving the best to validation."""
+        step_of_best = self._last_global_step_saved
+        candidates = self._monitor_candidates(trainer)
+        if self.save_top_k == -1:
+            self._numbered = self.format_checkpoint_name(candidates)
+            self._save_checkpoint(trainer, self._numbered)
+        self._save_last_checkpoint(trainer, candidates)
+        self._last_step = trainer.global_step
+        # else Lightning would skip the validated checkpoint of the same step
+        self._last_global_step_saved = step_of_best
+
+    def _get_metric_interpolated_filepath_name(self, *args: Any, **kwargs: Any) -> str:
+        """Returns the numbered file of this very step, if there is one, not a second name."""
+        candidates = args[0] if args else kwargs["monitor_candidates"]
+        plain = self.format_checkpoint_name(candidates)
+        if plain == self._numbered:
+            return plain
+        return super()._get_metric_interpolated_filepath_name(*args, **kwargs)
+
+    def _time_is_up(self, trainer: L.Trainer) -> bool:
+        """Whether ``train_time_interval`` has passed by the clock of rank 0; asked when logging."""
+        if self.train_time_interval is None or self._last_time_checked is None:
+            return False
+        if trainer.global_step % log_interval(trainer):
+            return False
+        passed = time.monotonic() - self._last_time_checked
+        up = passed >= self.train_time_interval.total_seconds()
+        return bool(trainer.strategy.broadcast(up))

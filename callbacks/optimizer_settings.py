@@ -1,0 +1,79 @@
+"""Lets the learning rate of the configuration win over the one in a restored checkpoint."""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+Settings = dict[str, Any]
+KERNEL_CHOICES = {"params", "fused", "foreach", "capturable", "differentiable", "maximize"}
+
+
+class KeepOptimizerSettings(L.Callback):
+    """Gives the configured optimiser settings effect in a resumed run.
+
+    Restoring an optimiser also restores its settings (lr, betas, eps, weight_decay) and the base
+    learning rates of its schedule, so what the configuration says has no effect. This callback
+    notes the fresh settings and writes them back behind the restoration; moments, step counts and
+    the position within the schedule stay restored.
+    """
+
+    def __init__(self) -> None:
+        self._settings: list[list[Settings]] = []
+        self._base_lrs: list[list[Any]] = []
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Notes the settings of the fresh optimisers, which the checkpoint has not touched yet."""
+        self._settings = [_settings(optimizer) for optimizer in trainer.optimizers]
+        self._base_lrs = [
+            list(config.scheduler.base_lrs)
+            for config in trainer.lr_scheduler_configs
+            if isinstance(config.scheduler, LRScheduler)
+        ]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes them back and says what changed."""
+        for optimizer, fresh in zip(trainer.optimizers, self._settings, strict=True):
+            for group, settings in zip(optimizer.param_groups, fresh, strict=True):
+                _report(group, settings)
+                group.update(settings)
+        schedulers = [
+            config.scheduler
+            for config in trainer.lr_scheduler_configs
+            if isinstance(config.scheduler, LRScheduler)
+        ]
+        for scheduler, base_lrs in zip(schedulers, self._base_lrs, strict=True):
+            _rebase(scheduler, base_lrs)
+
+
+def _settings(optimizer: Optimizer) -> list[Settings]:
+    """Returns the hyper-parameters of each group, without parameters and kernel choices."""
+    return [
+        {key: value for key, value in group.items() if key not in KERNEL_CHOICES}
+        for group in optimizer.param_groups
+    ]
+
+
+def _report(restored: Settings, fresh: Settings) -> None:
+    """Names each setting of a group that changes; of the two learning rates, the peak."""
+    for key, value in fresh.items():
+        if (key != "lr" or "initial_lr" not in fresh) and restored.get(key) != value:
+            name = "lr" if key == "initial_lr" else key
+            rank_zero_info(f"{name}: {value} replaces the checkpoint's {restored.get(key)}")
+
+
+def _rebase(scheduler: LRScheduler, base_lrs: list[Any]) -> None:
+    """Sets the learning rates that ``base_lrs`` (floats) have at the schedule's present place."""
+    old: list[Any] = list(scheduler.base_lrs)
+    current: list[Any] = list(scheduler.get_last_lr())
+    scheduler.base_lrs = list(base_lrs)
+    if isinstance(scheduler, LambdaLR):
+        factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+    else:  # any other schedule is taken to scale with its base
+        factors = [lr / base if base else 1.0 for lr, base in zip(current, old, strict=True)]
+    rates = [base * factor for base, factor in zip(base_lrs, factors, strict=True)]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates

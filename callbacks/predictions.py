@@ -1,0 +1,113 @@
+"""What ``predict`` writes: log-probabilities of each prompt, and a continuation."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+
+class Predictions(L.Callback):
+    """Writes one JSON line a prompt, in the order of the prompts file.
+
+    Keys: ``prompt``; ``tokens``, its ids; ``log_probs``, nats, one an id; ``sequence_term``, nats
+    that belong to the whole prompt; ``likelihood``, what their sum is; ``continuation``, text.
+    """
+
+    def __init__(
+        self,
+        output: str = "predictions.jsonl",
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Chooses where to write and how prompts are continued.
+
+        Args:
+            output: file to write; replaced when all prompts are done.
+            max_new_tokens: length of a continuation at most, in tokens; 0: none.
+            temperature: divides the logits; 0 takes the most likely token.
+            top_k: sample among this many most likely tokens only.
+            top_p: sample among the fewest tokens that together have this probability only.
+            seed: of the draws; prompt number r draws from (seed, r).
+        """
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens ({max_new_tokens}) must not be negative")
+        self.output = Path(output).expanduser()
+        self.max_new_tokens = max_new_tokens
+        self.sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        self._rows: dict[int, dict[str, Any]] = {}
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Checks that the file can be written, before the work."""
+        self._rows = {}
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.output.parent, os.W_OK):
+            raise ValueError(f"predictions.output ({self.output}): the folder cannot be written")
+
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Notes the scores of the batch's prompts and continues them."""
+        if "prompt" not in batch:
+            raise ValueError("predict writes prompts; set data.predict_file")
+        numbers = batch["sequence_id"].tolist()
+        texts = self._continue(trainer, pl_module, batch["prompt"], numbers)
+        for row, number in enumerate(numbers):
+            predicted = batch["targets"][row] >= 0
+            self._rows[number] = {
+                "prompt": batch["prompt"][row],
+                "tokens": batch["targets"][row][predicted].tolist(),
+                "log_probs": outputs.log_prob[row][predicted].tolist(),
+                "sequence_term": outputs.sequence_term[row].item(),
+                "likelihood": outputs.kind,
+                "continuation": texts[row],
+            }
+
+    def _continue(
+        self, trainer: L.Trainer, pl_module: Any, prompts: list[str], numbers: list[int]
+    ) -> list[str]:
+        """Returns continuations; consecutive prompts draw from consecutive streams."""
+        if not self.max_new_tokens:
+            return ["" for _ in prompts]
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        texts: list[str] = pl_module.generate_text(
+            prompts,
+            tokenizer=data.tokenizer,
+            max_new_tokens=self.max_new_tokens,
+            first_row=numbers[0],
+            **self.sampling,
+        )
+        return texts
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Rank 0 writes the rows of all ranks."""
+        parts = _gather(trainer, self._rows)
+        if not trainer.is_global_zero:
+            return
+        rows = {number: row for part in parts for number, row in part.items()}
+        whole = self.output.with_name(self.output.name + ".part")
+        with whole.open("w", encoding="utf-8") as file:
+            for number in sorted(rows):
+                file.write(json.dumps(rows[number], ensure_ascii=False) + "\n")
+        os.replace(whole, self.output)
+
+
+def _gather(trainer: L.Trainer, rows: dict[int, Any]) -> list[dict[int, Any]]:
+    """Returns the rows of every rank."""
+    if trainer.world_size == 1:
+        return [rows]
+    import torch.distributed as dist
+
+    parts: list[Any] = [None] * trainer.world_size
+    dist.all_gather_object(parts, rows)
+    return parts

@@ -1,0 +1,173 @@
+"""What a running training shows: loss, speed and the time that is left."""
+
+import math
+import sys
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Timer, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+
+from callbacks.throughput import Throughput
+from callbacks.trainer_state import in_accumulation, log_interval
+
+
+class Progress(TQDMProgressBar):
+    """A bar of optimiser steps on a terminal; elsewhere (files, pipes, job logs) plain lines.
+
+    Both show the logged losses, tokens per second (of the ``Throughput`` callback) and the time
+    left until max_steps, max_epochs or max_time, whichever comes first. Each validation leaves a
+    line.
+    """
+
+    BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+
+    def __init__(
+        self, refresh_rate: int = 1, line_every_n_steps: int | None = None, leave: bool = False
+    ) -> None:
+        """Chooses how often.
+
+        Args:
+            refresh_rate: batches between two updates of the bar; 0: nothing is shown.
+            line_every_n_steps: optimiser steps between two lines where the output is not a
+                terminal; null: trainer.log_every_n_steps.
+            leave: whether a bar stays when its epoch has ended.
+        """
+        super().__init__(refresh_rate=refresh_rate, leave=leave)
+        self.line_every_n_steps = line_every_n_steps
+        self._lines = False
+        self._pace = _Pace()
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Decides between bar and lines, on rank 0."""
+        super().setup(trainer, pl_module, stage)
+        if trainer.is_global_zero and self.is_enabled and not sys.stdout.isatty():
+            self._lines = True
+            self.disable()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Opens the bar over all optimiser steps of the run."""
+        super().on_train_start(trainer, pl_module)
+        self._pace = _Pace()
+        self.train_progress_bar.total = _finite(_total_steps(trainer))
+        self.train_progress_bar.set_description("Training")
+
+    def init_train_tqdm(self) -> Tqdm:
+        """Returns the bar."""
+        bar = super().init_train_tqdm()
+        bar.bar_format = self.BAR_FORMAT
+        return bar
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Leaves the bar as it is: it counts the steps of the run, not of the epoch."""
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Moves the bar, or prints the next line."""
+        if in_accumulation(trainer):
+            return
+        step = trainer.global_step
+        self._pace.step(step)
+        if self._lines:
+            interval = self.line_every_n_steps or log_interval(trainer)
+            if step % interval == 0 or step == _total_steps(trainer):
+                self._print_line(trainer, pl_module)
+        elif self.is_enabled and (batch_idx + 1) % self.refresh_rate == 0:
+            self.train_progress_bar.n = step
+            self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leaves a line with the validation's values."""
+        super().on_validation_end(trainer, pl_module)
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        values = {
+            name: float(value)
+            for name, value in trainer.callback_metrics.items()
+            if name.startswith("val/")
+        }
+        line = f"step {trainer.global_step}: {_join(values)}"
+        if self._lines:
+            print(line, flush=True)
+        else:
+            self.print(line)
+
+    def get_metrics(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """Returns what is logged for the bar, tokens per second and the time left."""
+        values = super().get_metrics(trainer, pl_module)
+        values.pop("v_num", None)
+        rates = [c.tokens_per_second for c in trainer.callbacks if isinstance(c, Throughput)]  # type: ignore[attr-defined]
+        if rates and rates[0] is not None:
+            values["tok/s"] = f"{rates[0]:,.0f}"
+        left = self.seconds_left(trainer)
+        if left is not None:
+            values["left"] = duration(left)
+        return values
+
+    def seconds_left(self, trainer: L.Trainer) -> float | None:
+        """Returns the seconds until the run ends at its present pace; None if there is no end."""
+        ends = []
+        total = _total_steps(trainer)
+        if self._pace.seconds_per_step is not None and math.isfinite(total):
+            ends.append(max(0.0, total - trainer.global_step) * self._pace.seconds_per_step)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            remaining = callback.time_remaining() if isinstance(callback, Timer) else None
+            if remaining is not None:
+                ends.append(max(0.0, remaining))
+        return min(ends) if ends else None
+
+    def _print_line(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        total = _finite(_total_steps(trainer))
+        place = f"step {trainer.global_step}" + (f"/{total}" if total is not None else "")
+        print(f"{place}: {_join(self.get_metrics(trainer, pl_module))}", flush=True)
+
+
+class _Pace:
+    """Wall-clock seconds per optimiser step of this process, validations included."""
+
+    def __init__(self) -> None:
+        self._start: tuple[int, float] | None = None
+        self.seconds_per_step: float | None = None
+
+    def step(self, step: int) -> None:
+        """Notes that ``step`` has ended; the first one (warm-up) only opens the count."""
+        now = time.monotonic()
+        if self._start is None:
+            self._start = (step, now)
+        elif step > self._start[0]:
+            self.seconds_per_step = (now - self._start[1]) / (step - self._start[0])
+
+
+def _total_steps(trainer: L.Trainer) -> float:
+    """Returns the optimiser steps of the whole run; inf if nothing bounds them."""
+    return trainer.estimated_stepping_batches
+
+
+def _finite(value: float) -> int | None:
+    return int(value) if math.isfinite(value) else None
+
+
+def _join(values: dict[str, Any]) -> str:
+    """Returns ``name value`` pairs on one line, numbers with four digits."""
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values.items()
+    )
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds as ``1:02:03``, with days in front if there are any."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour}:{minute:02d}:{second:02d}"
+    return f"{days}d {clock}" if days else clock

@@ -1,0 +1,139 @@
+"""Text that the model writes while it trains."""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
+
+from callbacks.random_state import RandomState
+
+DEFAULT_PROMPTS = ("", "The ", "In this ")
+
+
+class Samples(L.Callback):
+    """Writes continuations of a few prompts to TensorBoard (``samples``) behind validations.
+
+    Training is not touched: random states and train/eval modes are put back, and a model that
+    cannot generate switches the samples off with a warning.
+    """
+
+    def __init__(
+        self,
+        prompts: list[str] | None = None,
+        every_n_validations: int = 1,
+        max_new_tokens: int = 64,
+        temperature: float = 0.8,
+        seed: int = 0,
+    ) -> None:
+        """Chooses what is written, and how often.
+
+        Args:
+            prompts: texts to continue, empty for the start of a document; null: a few general ones.
+            every_n_validations: write behind every n-th validation; 0: never.
+            max_new_tokens: length of each continuation in tokens, cut to what the block size holds.
+            temperature: divides the logits; 0 takes the most likely token.
+            seed: of the draws; the same at each validation, so that texts can be compared.
+        """
+        for name, value in (
+            ("every_n_validations", every_n_validations),
+            ("max_new_tokens", max_new_tokens),
+            ("temperature", temperature),
+        ):
+            if value < 0:
+                raise ValueError(f"{name} ({value}) must not be negative")
+        self.prompts = list(DEFAULT_PROMPTS if prompts is None else prompts)
+        self.every_n_validations = every_n_validations
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.seed = seed
+        self._validations = 0
+        self._unable = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how many validations have passed."""
+        return {"validations": self._validations}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Counts on from the checkpoint."""
+        self._validations = state_dict["validations"]
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Generates on all ranks (sharded models need all), writes on rank 0."""
+        if trainer.sanity_checking or trainer.state.fn != "fit" or self._unable:
+            return
+        self._validations += 1
+        if not self.every_n_validations or self._validations % self.every_n_validations:
+            return
+        experiments = [getattr(logger, "experiment", None) for logger in trainer.loggers]
+        writers = [e.add_text for e in experiments if e is not None and hasattr(e, "add_text")]
+        wanted = trainer.strategy.reduce_boolean_decision(bool(writers), all=False)
+        if not (self.prompts and wanted):
+            return
+        texts = self._generate(trainer, pl_module)
+        if texts is not None and trainer.is_global_zero:
+            for write in writers:
+                write("samples", as_markdown(self.prompts, texts), trainer.global_step)
+
+    def _generate(self, trainer: L.Trainer, pl_module: L.LightningModule) -> list[str] | None:
+        """Returns the continuations, or None (for good) if the model cannot."""
+        model: Any = pl_module
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        with undisturbed(pl_module):
+            try:
+                return model.generate_text(
+                    self.prompts,
+                    tokenizer=data.tokenizer,
+                    max_new_tokens=self._length(data),
+                    sampling=self._sampling(model),
+                )
+            except Exception as error:  # whatever a new method raises must not end its training
+                self._unable = True
+                rank_zero_warn(
+                    f"no more text samples: {type(pl_module).__name__}.generate_text failed with "
+                    f"{type(error).__name__}: {error}"
+                )
+                return None
+
+    def _length(self, data: Any) -> int:
+        """Returns max_new_tokens, or what fits behind the longest prompt in one trained context."""
+        longest = max(len(data.tokenizer.encode(prompt)) for prompt in self.prompts)
+        return max(1, min(self.max_new_tokens, data.block_size - max(1, longest)))
+
+    def _sampling(self, model: Any) -> Any:
+        """Returns the model's default way of sampling with our temperature and seed.
+
+        Taken from the method's signature: callbacks know the contract, not the package behind it.
+        """
+        default = inspect.signature(model.generate_text).parameters["sampling"].default
+        return dataclasses.replace(default, temperature=self.temperature, seed=self.seed)
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Evaluates ``module`` inside; random states and every submodule's mode are put back after."""
+    random_state = RandomState.capture()
+    modes = {child: child.training for child in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for child, mode in modes.items():
+            child.training = mode
+        random_state.restore()
+
+
+def as_markdown(prompts: Sequence[str], texts: Sequence[str]) -> str:
+    """Returns prompts in bold and their continuations as indented (verbatim) blocks."""
+    parts = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        title = f"**{prompt!r}**" if prompt else "**(start of a document)**"
+        block = "\n".join("    " + line for line in text.splitlines() or [""])
+        parts.append(f"{title}\n\n{block}")
+    return "\n\n".join(parts)

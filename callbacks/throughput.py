@@ -1,0 +1,187 @@
+"""Speed, cost and memory of training."""
+
+import sys
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from callbacks.peak_rate import peak_flops
+from callbacks.trainer_state import in_accumulation, log_interval
+
+
+class Throughput(L.Callback):
+    """Logs ``throughput/*`` every ``trainer.log_every_n_steps`` optimiser steps.
+
+    - ``tokens_per_second``: real tokens (the batch's ``mask``) of all ranks per second of training;
+      waiting for data counts, validation and checkpoints do not, nor does the first step (warm-up,
+      compilation).
+    - ``flops_per_token``: training FLOPs by the model's own count.
+    - ``mfu``: model FLOPs utilisation, 0 to 1: the product of both over the devices' peak rate
+      (dense bf16 for known GPUs; on a CPU the measured matmul rate). Missing for unknown devices.
+    - ``peak_memory_gib``: of this process, GPU memory, or resident memory on a CPU.
+    """
+
+    def __init__(self, peak_tflops: float | None = None) -> None:
+        """Chooses the rate that MFU is measured against.
+
+        Args:
+            peak_tflops: highest rate of one device in TFLOP/s; null: known by the GPU's name, or
+                measured on a CPU.
+        """
+        if peak_tflops is not None and peak_tflops <= 0:
+            raise ValueError(f"peak_tflops ({peak_tflops}) must be above 0, or null to look it up")
+        self.peak_tflops = peak_tflops
+        self.tokens_per_second: float | None = None
+        self._peak: float | None = None
+        self._clock = _Clock()
+        self._tokens: Tensor | int = 0
+        self._warm = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Finds the peak rate and starts counting afresh."""
+        self._clock, self._tokens, self._warm = _Clock(), 0, False
+        if self.peak_tflops is not None:
+            self._peak = self.peak_tflops * 1e12
+        else:
+            self._peak = peak_flops(pl_module.device, str(trainer.precision))
+        if self._peak is None:
+            rank_zero_info(
+                f"no peak rate is known for {_device_name(pl_module.device)}: throughput/mfu is "
+                "not logged; set throughput.peak_tflops"
+            )
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Lets the clock run on behind a validation or a checkpoint."""
+        if self._warm:
+            self._clock.start()
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Counts the batch; logs at the end of every n-th optimiser step."""
+        stepped = not in_accumulation(trainer)
+        if not self._warm:
+            if stepped:
+                _synchronise(pl_module.device)
+                self._warm = True
+                self._clock.start()
+            return
+        self._tokens = self._tokens + real_tokens(batch)
+        if stepped and trainer.global_step % log_interval(trainer) == 0:
+            _synchronise(pl_module.device)
+            self._log(trainer, pl_module, batch)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stops the clock."""
+        self._pause(pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Stops the clock."""
+        self._pause(pl_module)
+
+    def _pause(self, pl_module: L.LightningModule) -> None:
+        if self._clock.running:
+            _synchronise(pl_module.device)
+            self._clock.stop()
+
+    def _log(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
+        """Logs the window that ends here and opens the next."""
+        tokens = torch.as_tensor(self._tokens).to(pl_module.device)
+        total = float(trainer.strategy.reduce(tokens, reduce_op="sum"))
+        seconds = self._clock.lap()
+        self._tokens = 0
+        self.tokens_per_second = total / seconds
+        model: Any = pl_module
+        flops = model.flops_per_token(context_length(batch), training=True)
+        values = {
+            "tokens_per_second": self.tokens_per_second,
+            "flops_per_token": flops,
+            "peak_memory_gib": peak_memory_gib(pl_module.device),
+        }
+        if self._peak is not None:
+            devices_rate = self._peak * trainer.world_size
+            values["mfu"] = self.tokens_per_second * flops / devices_rate
+        pl_module.log_dict({f"throughput/{name}": value for name, value in values.items()})
+
+
+class _Clock:
+    """Seconds, with pauses."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._since: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether time counts."""
+        return self._since is not None
+
+    def start(self) -> None:
+        """Counts from now on, if it does not already."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Keeps what has been counted."""
+        if self._since is not None:
+            self._total += time.perf_counter() - self._since
+            self._since = None
+
+    def lap(self) -> float:
+        """Returns the seconds counted since the last lap, above 0, and runs on."""
+        self.stop()
+        seconds, self._total = max(self._total, 1e-9), 0.0
+        self.start()
+        return seconds
+
+
+def real_tokens(batch: dict[str, Any]) -> Tensor | int:
+    """Returns how many tokens of the batch are text rather than padding.
+
+    Args:
+        batch: with ``mask`` (true on real tokens) or ``lengths`` (of sentences), else all of
+            ``tokens`` count.
+    """
+    for key in ("mask", "lengths"):
+        if key in batch:
+            return batch[key].sum()
+    return batch["tokens"].numel()
+
+
+def context_length(batch: dict[str, Any]) -> int:
+    """Returns the tokens of one row of the batch, padding included."""
+    return batch["tokens"][0].numel()
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Returns the highest memory so far in GiB: allocated on a GPU, else this process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return float("nan")
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -1,0 +1,128 @@
+"""Tokens per second, FLOPs and peak rates."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import callbacks.throughput
+from callbacks import Checkpoint, Throughput
+from callbacks.peak_rate import known_rate, peak_flops
+from callbacks.throughput import context_length, peak_memory_gib, real_tokens
+from lightning_models import TransformerLM
+from tests.callbacks.conftest import Recorder
+
+SECONDS = {"step": 2.0, "validation": 100.0, "checkpoint": 50.0}
+
+
+class Clocked(TransformerLM):
+    """Takes exactly as long as ``SECONDS`` says, on a clock of its own."""
+
+    now = 0.0
+
+    def training_step(self, batch, batch_idx):
+        Clocked.now += SECONDS["step"]
+        batch["mask"][:, -2:] = False  # two padding tokens a row
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        Clocked.now += SECONDS["validation"]
+        super().validation_step(batch, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint):
+        Clocked.now += SECONDS["checkpoint"]
+        super().on_save_checkpoint(checkpoint)
+
+
+@pytest.fixture
+def clocked(make_model, make_data, make_trainer, monkeypatch):
+    """Logged rows of a run of six steps with validations and checkpoints in between."""
+    clock = SimpleNamespace(perf_counter=lambda: Clocked.now)
+    monkeypatch.setattr(callbacks.throughput, "time", clock)
+    throughput, recorder = Throughput(peak_tflops=1e-6), Recorder()
+    trainer = make_trainer(
+        throughput,
+        recorder,
+        Checkpoint(every_n_train_steps=2),
+        max_steps=6,
+        val_check_interval=3,
+        enable_checkpointing=True,
+    )
+    model = make_model(Clocked)
+    trainer.fit(model, make_data(batch_size=4, block_size=32))
+    return throughput, recorder.rows, model
+
+
+def test_only_training_time_and_real_tokens_count(clocked):
+    throughput, rows, _ = clocked
+    rates = [row["throughput/tokens_per_second"] for row in rows[1:]]
+    assert rates == pytest.approx([4 * (32 - 2) / SECONDS["step"]] * 5)
+    assert throughput.tokens_per_second == pytest.approx(rates[-1])
+
+
+def test_the_first_step_is_a_warm_up(clocked):
+    assert "throughput/tokens_per_second" not in clocked[1][0]
+
+
+def test_mfu_is_flops_over_peak(clocked):
+    _, rows, model = clocked
+    flops = model.flops_per_token(32, training=True)
+    assert rows[-1]["throughput/flops_per_token"] == pytest.approx(flops)
+    rate = rows[-1]["throughput/tokens_per_second"]
+    assert rows[-1]["throughput/mfu"] == pytest.approx(rate * flops / 1e6)
+
+
+def test_windows_follow_log_every_n_steps(make_model, make_data, make_trainer):
+    recorder = Recorder()
+    trainer = make_trainer(Throughput(1.0), recorder, max_steps=6, log_every_n_steps=3)
+    trainer.fit(make_model(), make_data())
+    seen = ["throughput/mfu" in row for row in recorder.rows]
+    assert seen == [False, False, True, True, True, True]
+    assert recorder.rows[2] != recorder.rows[5]
+
+
+def test_accumulated_batches_are_counted_together(make_model, make_data, make_trainer, monkeypatch):
+    clock = SimpleNamespace(perf_counter=lambda: Clocked.now)
+    monkeypatch.setattr(callbacks.throughput, "time", clock)
+    recorder = Recorder()
+    trainer = make_trainer(Throughput(1.0), recorder, max_steps=3, accumulate_grad_batches=2)
+    trainer.fit(make_model(Clocked), make_data(batch_size=4, block_size=32))
+    assert recorder.rows[-1]["throughput/tokens_per_second"] == pytest.approx(4 * 30 / 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA RTX A4000", None),
+        ("Some other device", None),
+    ],
+)
+def test_peak_rates_are_known_by_name(name, teraflops):
+    assert known_rate(name) == (None if teraflops is None else pytest.approx(teraflops * 1e12))
+
+
+def test_the_rate_of_a_cpu_is_measured():
+    rate = peak_flops(torch.device("cpu"), "32-true")
+    assert 1e8 < rate < 1e14
+
+
+def test_tokens_of_any_batch_layout():
+    tokens = torch.zeros(2, 3, 4, dtype=torch.int64)
+    assert real_tokens({"tokens": tokens, "lengths": torch.tensor([[4, 1, 0], [2, 0, 0]])}) == 7
+    assert real_tokens({"tokens": tokens}) == 24
+    assert context_length({"tokens": tokens}) == 12
+
+
+def test_memory_is_that_of_the_process():
+    assert 0.05 < peak_memory_gib(torch.device("cpu")) < 100
+
+
+def test_a_peak_must_be_positive():
+    with pytest.raises(ValueError, match="peak_tflops"):
+        Throughput(peak_tflops=0)
