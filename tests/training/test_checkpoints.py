@@ -1,0 +1,127 @@
+"""Finding and writing checkpoint files."""
+
+import os
+import shutil
+
+import pytest
+import torch
+
+from tests.training.conftest import checkpoint_folder, load
+from training.checkpoints import AtomicCheckpointIO, find_checkpoint, read_checkpoint
+from training.errors import UserError
+
+
+def save(path, step, time=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"state_dict": {"w": torch.zeros(64)}, "global_step": step}, path)
+    if time is not None:
+        os.utime(path, (time, time))
+    return path
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_last_is_the_newest_file_below_the_folder(tmp_path):
+    save(tmp_path / "a" / "last.ckpt", 90, time=1000)
+    newest = save(tmp_path / "b" / "deep" / "last.ckpt", 10, time=2000)
+    assert find_checkpoint("last", [tmp_path]).path == newest
+
+
+def test_within_a_folder_the_highest_step_is_last(tmp_path):
+    """Copying a run may turn its files' times around."""
+    furthest = save(tmp_path / "last.ckpt", 90, time=1000)
+    save(tmp_path / "best.ckpt", 50, time=1001)
+    assert find_checkpoint("last", [tmp_path]).path == furthest
+
+
+def test_a_cut_off_file_is_named_and_skipped(tmp_path):
+    whole = save(tmp_path / "step=4.ckpt", 4)
+    cut_off(save(tmp_path / "last.ckpt", 6))
+    with pytest.warns(UserWarning, match=r"last\.ckpt is cut off"):
+        assert find_checkpoint("last", [tmp_path]).path == whole
+
+
+def test_a_folder_of_damaged_files_gives_way_to_an_older_one(tmp_path):
+    whole = save(tmp_path / "a" / "last.ckpt", 4, time=1000)
+    cut_off(save(tmp_path / "b" / "last.ckpt", 6))
+    with pytest.warns(UserWarning, match="damaged"):
+        assert find_checkpoint("last", [tmp_path]).path == whole
+
+
+def test_no_checkpoint_is_a_clear_error(tmp_path):
+    with pytest.raises(UserError, match="no whole checkpoint below") as error:
+        find_checkpoint("last", [tmp_path])
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+def test_other_files_are_not_checkpoints(tmp_path, content):
+    path = tmp_path / "x.ckpt"
+    if content is None:
+        torch.save({"something": 1}, path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match="not a checkpoint"):
+        read_checkpoint(path)
+
+
+def test_last_resumes_the_whole_file_in_the_same_folder(fit, own_run):
+    folder = checkpoint_folder(own_run)
+    cut_off(folder / "last.ckpt")
+    cut_off(folder / "step=6.ckpt")
+    with pytest.warns(UserWarning, match="damaged"):
+        assert fit(own_run, "--ckpt_path=last", "--trainer.max_steps=8", bare=True) == 0
+    assert [path.name for path in (own_run / "TransformerLM").iterdir()] == ["version_0"]
+    assert max(load(path)["global_step"] for path in whole(folder)) == 8
+    assert (folder.parent / "config_4.yaml").exists()
+
+
+def whole(folder):
+    import zipfile
+
+    return [path for path in folder.glob("*.ckpt") if zipfile.is_zipfile(path)]
+
+
+def test_best_is_the_best_of_the_newest_run(fit, tmp_path):
+    assert fit(tmp_path, "--trainer.max_steps=6", "--trainer.val_check_interval=2") == 0
+    (best,) = checkpoint_folder(tmp_path).glob("best-*.ckpt")
+    assert find_checkpoint("best", [tmp_path]).path == best
+    moved = tmp_path.with_name("moved")
+    shutil.move(tmp_path, moved)
+    assert find_checkpoint("best", [moved]).path == checkpoint_folder(moved) / best.name
+
+
+def test_best_without_a_best_says_what_is_needed(tmp_path):
+    save(tmp_path / "last.ckpt", 4)
+    with pytest.raises(UserError, match="save_top_k"):
+        find_checkpoint("best", [tmp_path])
+
+
+def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = save(tmp_path / "last.ckpt", 4)
+
+    def fails(content, file):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", fails)
+    with pytest.raises(OSError, match="disk full"):
+        AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
+    monkeypatch.undo()
+    assert read_checkpoint(path).step == 4
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_the_command_line_writes_atomically(fit, tmp_path, monkeypatch):
+    written = []
+    original = AtomicCheckpointIO.save_checkpoint
+
+    def note(self, checkpoint, path, storage_options=None):
+        written.append(str(path))
+        original(self, checkpoint, path, storage_options)
+
+    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", note)
+    assert fit(tmp_path, "--trainer.max_steps=2") == 0
+    assert written == [str(checkpoint_folder(tmp_path) / "last.ckpt")]

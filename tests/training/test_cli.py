@@ -1,0 +1,205 @@
+"""Defaults, links, callbacks and the four verbs of the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from callbacks import Checkpoint, GradientNorm, Progress, ResumeState, Samples, Throughput
+from tests.training.conftest import checkpoint_folder, load
+from training import LatentCLI, main
+
+TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+
+
+def build(*args: str) -> LatentCLI:
+    """Everything but the run itself."""
+    return LatentCLI([*args, "--trainer.accelerator=cpu"], run=False)
+
+
+def write(path: Path, content: dict) -> str:
+    path.write_text(yaml.safe_dump(content))
+    return f"--config={path}"
+
+
+def test_a_config_may_give_only_the_block_size(tmp_path):
+    cli = build(write(tmp_path / "a.yaml", {"data": {"init_args": {"block_size": 48}}}))
+    assert type(cli.model).__name__ == "TransformerLM"
+    assert type(cli.datamodule).__name__ == "PythonDocs"
+    assert cli.model.config.block_size == cli.datamodule.block_size == 48
+    assert cli.model.config.vocab_size == cli.datamodule.vocab_size
+
+
+def test_another_data_class_keeps_what_it_understands(tmp_path):
+    first = write(tmp_path / "a.yaml", {"data": {"init_args": {"block_size": 48, "batch_size": 3}}})
+    cli = build(first, "--data=datamodules.LocalText", "--data.data_files=x.txt")
+    assert type(cli.datamodule).__name__ == "LocalText"
+    assert (cli.datamodule.block_size, cli.datamodule.batch_size) == (48, 3)
+
+
+def test_a_later_config_wins_and_keeps_the_rest(tmp_path):
+    model = {"class_path": "lightning_models.TransformerLM"}
+    sizes = {"dim": 32, "num_heads": 4, "num_layers": 3}
+    first = write(tmp_path / "a.yaml", {"model": {**model, "init_args": {"config": sizes}}})
+    second = {"model": {**model, "init_args": {"config": {"dim": 64}}}}
+    config = build(first, write(tmp_path / "b.yaml", second)).model.config
+    assert (config.dim, config.num_heads, config.num_layers) == (64, 4, 3)
+
+
+def test_configs_may_refer_to_other_values(tmp_path):
+    trainer = {"max_steps": 70, "log_every_n_steps": "${trainer.max_steps}"}
+    assert build(write(tmp_path / "a.yaml", {"trainer": trainer})).trainer.log_every_n_steps == 70
+
+
+def test_the_seed_is_fixed():
+    build()
+    first = torch.rand(3)
+    build()
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_standing_callbacks_and_their_options():
+    cli = build(
+        "--checkpoint.every_n_train_steps=7",
+        "--samples.prompts=[a, b]",
+        "--throughput.peak_tflops=2",
+    )
+    kinds = [type(callback) for callback in cli.trainer.callbacks]
+    for kind in (Checkpoint, GradientNorm, Progress, ResumeState, Samples, Throughput):
+        assert kinds.count(kind) == 1, kind
+    checkpoint = cli.trainer.checkpoint_callback
+    assert checkpoint.every_n_train_steps == 7
+    assert (checkpoint.monitor, checkpoint.save_last) == ("val/loss", True)
+    (samples,) = (c for c in cli.trainer.callbacks if isinstance(c, Samples))
+    assert samples.prompts == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("switch", "gone"),
+    [
+        ("--trainer.enable_progress_bar=false", "Progress"),
+        ("--trainer.enable_checkpointing=false", "Checkpoint"),
+        ("--trainer.logger=false", "LearningRateMonitor"),
+    ],
+)
+def test_lightning_switches_remove_their_callback(switch, gone):
+    names = {type(callback).__name__ for callback in build(switch).trainer.callbacks}
+    assert gone not in names
+    assert "ResumeState" in names
+
+
+def test_callbacks_of_a_config_stand_beside_the_others(fit, tmp_path):
+    stopping = {
+        "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+        "init_args": {"monitor": "val/loss", "stopping_threshold": 100.0},
+    }
+    config = write(tmp_path / "stop.yaml", {"trainer": {"callbacks": [stopping]}})
+    assert fit(tmp_path, config, "--trainer.max_steps=9", "--trainer.val_check_interval=2") == 0
+    end = load(checkpoint_folder(tmp_path) / "last.ckpt")
+    assert end["global_step"] == 2
+    assert any(key.startswith("EarlyStopping") for key in end["callbacks"])
+    assert any(key.startswith("Checkpoint") for key in end["callbacks"])
+
+
+def test_fit_leaves_checkpoints_config_and_logs_in_one_folder(trained):
+    folder = trained / "TransformerLM" / "version_0"
+    names = {path.name for path in folder.iterdir()}
+    assert {"checkpoints", "config.yaml"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    steps = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert steps == {"last.ckpt", "step=2.ckpt", "step=4.ckpt", "step=6.ckpt"}
+
+
+def test_the_best_and_the_last_are_kept_by_default(fit, tmp_path):
+    assert fit(tmp_path, "--trainer.max_steps=5", "--trainer.val_check_interval=2") == 0
+    folder = checkpoint_folder(tmp_path)
+    (best,) = folder.glob("best-step=*.ckpt")
+    assert load(best)["global_step"] in (2, 4)
+    assert load(folder / "last.ckpt")["global_step"] == 5
+
+
+@pytest.mark.parametrize(("verb", "shown"), [("validate", "val/loss"), ("test", "test/loss")])
+def test_evaluation_needs_nothing_but_the_checkpoint(trained, verb, shown, capsys):
+    path = checkpoint_folder(trained) / "last.ckpt"
+    assert main([verb, f"--ckpt_path={path}", "--trainer.accelerator=cpu"]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_evaluating_untrained_weights_says_so(data_arguments, model_arguments):
+    arguments = [*data_arguments, *model_arguments, "--trainer.accelerator=cpu"]
+    with pytest.warns(UserWarning, match="untrained"):
+        assert main(["validate", *arguments, "--trainer.limit_val_batches=1"]) == 0
+
+
+def test_predict_needs_the_checkpoint_and_prompts(trained, tmp_path):
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("latent thought\nmemory\n")
+    options = [f"--data.predict_file={prompts}", f"--predictions.output={output}"]
+    options += ["--predictions.max_new_tokens=0", "--trainer.accelerator=cpu"]
+    assert main(["predict", f"--ckpt_path={checkpoint_folder(trained)}/last.ckpt", *options]) == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == ["latent thought", "memory"]
+
+
+def test_validate_can_take_gradients(trained, monkeypatch):
+    """Inference by gradient works in standalone evaluation; by Lightning's default it fails."""
+    from lightning_models import TransformerLM
+
+    norms = []
+
+    def with_gradient(self, batch, batch_idx):
+        with torch.enable_grad():
+            z = torch.zeros(1, requires_grad=True, device=self.device)
+            loss = (self.network(batch["tokens"]) * (1 + z)).sum()
+            norms.append(torch.autograd.grad(loss, z)[0].norm().item())
+
+    monkeypatch.setattr(TransformerLM, "validation_step", with_gradient)
+    monkeypatch.setattr(TransformerLM, "on_validation_epoch_end", lambda self: None)
+    path = checkpoint_folder(trained) / "last.ckpt"
+    assert main(["validate", f"--ckpt_path={path}", "--trainer.accelerator=cpu"]) == 0
+    assert norms
+    assert all(norm > 0 for norm in norms)
+
+
+def test_checkpoints_hold_plain_values_only(trained):
+    content = load(checkpoint_folder(trained) / "last.ckpt")  # weights_only=True
+    assert content["recipe"]["model"]["class_path"] == "lightning_models.TransformerLM"
+    assert content["recipe"]["data"]["class_path"] == "datamodules.LocalText"
+
+
+def test_print_config_reads_like_a_manual(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--print_config=comments"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for words in (
+        "D, width of the residual stream.",  # a field of the model's config
+        "Peak learning rate.",
+        "Length of a window, in tokens (T).",  # an argument of the data
+        "optimiser steps between two ``last.ckpt``",  # an argument of a callback
+        "follow what was typed",
+        "the newest whole one below trainer.default_root_dir",
+    ):
+        assert words in text, words
+    values = yaml.safe_load(text)
+    assert values["checkpoint"]["monitor"] == "val/loss"
+    assert values["weights_only"] is True
+
+
+def test_the_program_is_started_as_documented(trained, tmp_path):
+    """As a user does: a process of its own, lines instead of a bar, exit code 0."""
+    path = checkpoint_folder(trained) / "last.ckpt"
+    command = [sys.executable, str(TRAIN), "fit", f"--ckpt_path={path}", "--trainer.max_steps=8"]
+    options = ["--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
+    options += [f"--trainer.default_root_dir={tmp_path}", "--trainer.limit_val_batches=1"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert lines[0].startswith("step 7/8: train/loss ")
+    assert "left 0:00:0" in lines[-1]
+    assert "v_num" not in done.stdout
+    assert "\r" not in done.stdout

@@ -1,0 +1,182 @@
+"""Typed arguments against those in a checkpoint."""
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+import torch
+import yaml
+
+from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
+from tests.training.conftest import checkpoint_folder, load
+from training import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherConfig(TransformerConfig):
+    steps: int = 1
+
+
+class OtherLM(TransformerLM):
+    """Another method, with an argument that the transformer does not know."""
+
+    def __init__(self, config: OtherConfig, optimizer: OptimizerConfig = OptimizerConfig()) -> None:
+        super().__init__(config, optimizer)
+
+
+@pytest.fixture
+def start(trained):
+    return f"--ckpt_path={checkpoint_folder(trained)}/step=4.ckpt"
+
+
+def resumed_config(root):
+    return load(checkpoint_folder(root) / "last.ckpt")["hyper_parameters"]["config"]
+
+
+def test_what_is_not_typed_comes_from_the_checkpoint(fit, start, tmp_path):
+    assert fit(tmp_path, start, "--trainer.max_steps=5", bare=True) == 0
+    config = resumed_config(tmp_path)
+    assert (config["dim"], config["num_layers"], config["dropout"]) == (16, 1, 0.2)
+
+
+def test_equal_typed_arguments_are_no_conflict(fit, start, tmp_path):
+    assert fit(tmp_path, start, "--trainer.max_steps=5") == 0
+
+
+def test_a_typed_difference_stops_with_a_table(fit, start, tmp_path, capsys):
+    typed = ("--model.config.dim=24", "--model.optimizer.lr=0.5")
+    assert fit(tmp_path, start, *typed, "--trainer.max_steps=5", bare=True) == 2
+    error = capsys.readouterr().err
+    rows = [line.split() for line in error.splitlines()]
+    assert ["key", "typed", "checkpoint"] in rows
+    assert ["model.config.dim", "24", "16"] in rows
+    assert ["model.optimizer.lr", "0.5", "0.001"] in rows
+    assert "--on_conflict" in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "TransformerLM").exists()
+
+
+def test_a_typed_default_is_typed(fit, start, tmp_path, capsys):
+    """12 layers is what the config has without typing; typing it is a wish nevertheless."""
+    assert fit(tmp_path, start, "--model.config.num_layers=12", bare=True) == 2
+    assert ["model.config.num_layers", "12", "1"] in [
+        line.split() for line in capsys.readouterr().err.splitlines()
+    ]
+
+
+def test_a_config_file_counts_as_typed(fit, start, tmp_path, capsys):
+    path = tmp_path / "model.yaml"
+    path.write_text(yaml.safe_dump({"model": {"init_args": {"config": {"dim": 24}}}}))
+    assert fit(tmp_path, start, f"--config={path}", bare=True) == 2
+    assert "model.config.dim" in capsys.readouterr().err
+
+
+def test_the_checkpoint_may_be_named_in_a_config_file(fit, start, tmp_path, capsys):
+    path = tmp_path / "resume.yaml"
+    path.write_text(yaml.safe_dump({"ckpt_path": start.partition("=")[2]}))
+    assert fit(tmp_path, f"-c={path}", "--model.config.dim=24", bare=True) == 2
+    assert "model.config.dim" in capsys.readouterr().err
+
+
+def test_on_conflict_checkpoint_follows_the_checkpoint(fit, start, tmp_path):
+    typed = ("--model.config.dropout=0.1", "--data.block_size=16", "--on_conflict=checkpoint")
+    assert fit(tmp_path, start, *typed, "--trainer.max_steps=5", bare=True) == 0
+    config = resumed_config(tmp_path)
+    assert (config["dropout"], config["block_size"]) == (0.2, 32)
+
+
+def test_on_conflict_typed_follows_what_was_typed(fit, start, tmp_path):
+    typed = ("--model.config.dropout=0.1", "--on_conflict=typed", "--trainer.max_steps=5")
+    assert fit(tmp_path, start, *typed, bare=True) == 0
+    assert resumed_config(tmp_path)["dropout"] == 0.1
+
+
+def test_a_typed_learning_rate_has_effect_when_followed(fit, start, tmp_path, caplog):
+    schedule = ("--model.optimizer.schedule=constant", "--model.optimizer.warmup=0")
+    typed = (
+        "--model.optimizer.lr=0.5",
+        "--model.optimizer.betas=[0.5, 0.6]",
+        "--on_conflict=typed",
+    )
+    with caplog.at_level(logging.INFO):
+        assert fit(tmp_path, start, *schedule, *typed, "--trainer.max_steps=5", bare=True) == 0
+    (state,) = load(checkpoint_folder(tmp_path) / "last.ckpt")["optimizer_states"]
+    for group in state["param_groups"]:
+        assert group["lr"] == group["initial_lr"] == 0.5
+        assert tuple(group["betas"]) == (0.5, 0.6)
+    assert state["state"][0]["step"] == 5  # moments and counts are restored, not restarted
+    assert "lr: 0.5 replaces the checkpoint's 0.001" in caplog.text
+
+
+def test_the_learning_rate_of_the_checkpoint_is_kept_otherwise(fit, start, tmp_path):
+    typed = ("--model.optimizer.lr=0.5", "--on_conflict=checkpoint", "--trainer.max_steps=5")
+    assert fit(tmp_path, start, *typed, bare=True) == 0
+    (state,) = load(checkpoint_folder(tmp_path) / "last.ckpt")["optimizer_states"]
+    assert {group["initial_lr"] for group in state["param_groups"]} == {0.001}
+
+
+def test_evaluation_at_another_block_size_is_a_conflict(start, capsys):
+    evaluate = ["validate", start, "--trainer.accelerator=cpu"]
+    assert main([*evaluate, "--data.block_size=16"]) == 2
+    assert "data.block_size" in capsys.readouterr().err
+
+
+def test_other_text_with_the_same_tokenizer_is_no_conflict(start, tmp_path, capsys):
+    path = tmp_path / "other.txt"
+    path.write_text("other words entirely\n\n" * 50)
+    files = [f"--data.data_files={path}", f"--data.val_files={path}", "--data.test_fraction=0"]
+    evaluate = ["validate", start, "--trainer.accelerator=cpu", f"--data.cache_dir={tmp_path}"]
+    train = tmp_path / "train.txt"
+    train.write_text("text")
+    files[0] = f"--data.data_files={train}"
+    assert main([*evaluate, *files]) == 0
+    assert "val/loss" in capsys.readouterr().out
+
+
+def test_weights_that_do_not_fit_end_in_one_line(fit, start, tmp_path, capsys):
+    typed = ("--model.config.dim=24", "--on_conflict=typed", "--trainer.max_steps=5")
+    assert fit(tmp_path, start, *typed, bare=True) == 2
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "weights do not fit" in last_line
+    assert "size mismatch" in last_line
+
+
+def test_a_checkpoint_of_another_version_is_named(start, tmp_path, capsys):
+    path = tmp_path / "odd.ckpt"
+    content = torch.load(start.partition("=")[2], weights_only=True)
+    content["recipe"]["model"]["init_args"]["config"]["gone"] = 1
+    torch.save(content, path)
+    assert main(["validate", f"--ckpt_path={path}"]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert "gone" in error
+
+
+@pytest.fixture
+def start_of_other(start, tmp_path):
+    """A checkpoint of ``OtherLM``."""
+    path = tmp_path / "other.ckpt"
+    content = torch.load(start.partition("=")[2], weights_only=True)
+    arguments = content["recipe"]["model"]["init_args"]
+    arguments = {"config": {**arguments["config"], "steps": 3}, "optimizer": arguments["optimizer"]}
+    content["recipe"]["model"] = {"class_path": f"{__name__}.OtherLM", "init_args": arguments}
+    torch.save(content, path)
+    return f"--ckpt_path={path}"
+
+
+def test_the_class_comes_from_the_checkpoint(start_of_other, capsys):
+    assert main(["validate", start_of_other, "--trainer.accelerator=cpu"]) == 0
+    assert "val/loss" in capsys.readouterr().out
+
+
+def test_its_own_arguments_can_be_typed_without_the_class(start_of_other, capsys):
+    assert main(["validate", start_of_other, "--model.config.steps=4"]) == 2
+    rows = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert ["model.config.steps", "4", "3"] in rows
+
+
+def test_another_typed_class_is_a_conflict(start_of_other, capsys):
+    typed = "--model=lightning_models.TransformerLM"
+    assert main(["validate", start_of_other, typed]) == 2
+    rows = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert ["model.class_path", "lightning_models.TransformerLM", f"{__name__}.OtherLM"] in rows

@@ -1,0 +1,61 @@
+"""Several processes, started as a user starts them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.conftest import checkpoint_folder, load
+from training import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def fit_on_two(data_arguments, model_arguments, quick):
+    """Trains in two processes on the CPU with a trainer config of the project."""
+
+    def run(config: str, root: Path, *extra: str) -> Path:
+        command = [sys.executable, str(ROOT / "train.py"), "fit"]
+        command += [f"--config={ROOT}/configs/trainer/{config}.yaml", *data_arguments]
+        command += [*model_arguments, *quick, "--trainer.devices=2", "--trainer.precision=32-true"]
+        command += ["--trainer.accumulate_grad_batches=2", "--trainer.max_steps=4"]
+        command += ["--checkpoint.save_top_k=-1", "--checkpoint.every_n_train_steps=2"]
+        done = subprocess.run(
+            [*command, f"--trainer.default_root_dir={root}", *extra],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return checkpoint_folder(root)
+
+    return run
+
+
+def assert_resume_is_exact(fit_on_two, config, tmp_path):
+    whole = fit_on_two(config, tmp_path / "whole")
+    resumed = fit_on_two(config, tmp_path / "resumed", f"--ckpt_path={whole}/step=2.ckpt")
+    ours, theirs = load(whole / "last.ckpt"), load(resumed / "last.ckpt")
+    assert ours["global_step"] == theirs["global_step"] == 4
+    for name, weight in ours["state_dict"].items():
+        assert torch.equal(weight, theirs["state_dict"][name]), name
+    states = ours["resume_state"]["random"]
+    assert len(states) == 2
+    for a, b in zip(states, theirs["resume_state"]["random"], strict=True):
+        assert torch.equal(a["torch_cpu"], b["torch_cpu"])
+    return whole
+
+
+def test_two_ddp_processes_resume_exactly(fit_on_two, tmp_path):
+    assert_resume_is_exact(fit_on_two, "ddp", tmp_path)
+
+
+@pytest.mark.slow
+def test_two_sharded_processes_resume_exactly_and_load_on_one(fit_on_two, tmp_path, capsys):
+    whole = assert_resume_is_exact(fit_on_two, "fsdp", tmp_path)
+    validate = ["validate", f"--ckpt_path={whole}/last.ckpt", "--trainer.accelerator=cpu"]
+    assert main([*validate, "--trainer.devices=1"]) == 0
+    assert "val/loss" in capsys.readouterr().out

@@ -1,0 +1,19 @@
+"""What ``train.py`` calls: the command line and its parts.
+
+| File | What it holds |
+|---|---|
+| ``cli`` | ``LatentCLI`` and ``main`` |
+| ``arguments`` | the first look at the command line: verb, checkpoint, folders |
+| ``checkpoints`` | finding, checking, reading and writing checkpoint files |
+| ``conflicts`` | typed arguments against those of a checkpoint |
+| ``run_record`` | ``config.yaml`` beside the logs, with commit and versions |
+| ``strategies`` | sharding over all devices |
+| ``quiet`` | messages of other libraries that are left out |
+| ``errors`` | which errors are the user's, and their one line |
+"""
+
+from training.cli import LatentCLI, main
+from training.errors import UserError
+from training.strategies import FullySharded
+
+__all__ = ["FullySharded", "LatentCLI", "UserError", "main"]

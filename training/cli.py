@@ -1,0 +1,315 @@
+"""``train.py``: LightningCLI with this project's defaults, and without its traps."""
+
+import sys
+from argparse import ArgumentError
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+from jsonargparse import Namespace, set_parsing_settings
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from callbacks import (
+    Checkpoint,
+    GradientNorm,
+    KeepOptimizerSettings,
+    Predictions,
+    Progress,
+    ResumeState,
+    Samples,
+    Throughput,
+)
+from datamodules import TextDataModule
+from lightning_models import LanguageModel
+from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, look
+from training.checkpoints import AtomicCheckpointIO, SavedRun, find_checkpoint
+from training.conflicts import OPTIMIZER_PREFIX, Conflict, as_table, find_conflicts, report
+from training.errors import UserError, condense, explain
+from training.quiet import silence
+from training.run_record import RunRecord
+
+SEED = 1234
+DEFAULT_MODEL = "lightning_models.TransformerLM"
+DEFAULT_DATA = "datamodules.PythonDocs"
+DEBUG_FLAG = "--debug"
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "default_root_dir": DEFAULT_ROOT,
+    "log_every_n_steps": 10,
+    # Inference by gradient needs autograd in validate and test too; inference mode would refuse it.
+    "inference_mode": False,
+}
+
+CALLBACKS: dict[str, type[L.Callback]] = {
+    "checkpoint": Checkpoint,
+    "throughput": Throughput,
+    "progress": Progress,  # behind throughput, whose latest value it shows
+    "samples": Samples,
+    "grad_norm": GradientNorm,
+    "lr_monitor": LearningRateMonitor,
+    "predictions": Predictions,
+}
+
+HELP = {
+    "ckpt_path": "Its path; or last: the newest whole one below trainer.default_root_dir; or "
+    "best: the best one of that run. fit continues training from it, the other verbs evaluate it. "
+    "Arguments of model and data that are not given here come from the checkpoint.",
+    "weights_only": "Whether checkpoints are read as plain values and tensors only; false runs any "
+    "code that a file brings along.",
+}
+
+EVALUATION_CALLBACKS = {
+    "validate": ["progress"],
+    "test": ["progress"],
+    "predict": ["progress", "predictions"],
+}
+FIT_CALLBACKS = [key for key in CALLBACKS if key != "predictions"]
+
+
+class LatentCLI(LightningCLI):
+    """``fit | validate | test | predict`` for any model with any data.
+
+    - ``model`` and ``data`` have default classes; vocabulary and block size go from the data to
+      the model's config.
+    - ``--ckpt_path FILE | last | best``: arguments that are not typed come from the checkpoint;
+      those that are typed and differ stop the program, or follow ``--on_conflict``.
+    - The callbacks of ``CALLBACKS`` are always there, each configurable under its key; others may
+      be added with ``trainer.callbacks``.
+    - ``last`` continues in the log folder of that run; a path starts a new one.
+    """
+
+    def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
+        """Parses, builds and, if ``run``, executes the verb.
+
+        Args:
+            args: the command line; null: that of the process.
+            run: false: there is no verb; ``model``, ``datamodule`` and ``trainer`` are built only.
+        """
+        set_parsing_settings(docstring_parse_attribute_docstrings=True)
+        argv = sys.argv[1:] if args is None else args
+        # A parser with all its documentation takes a third of a second: build the one that is used.
+        self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
+        self._continues = False
+        self._saved_run: SavedRun | None = None
+        self._saved: Namespace | None = None
+        self._conflicts: list[Conflict] = []
+        settings = {"parser_mode": "omegaconf", "exit_on_error": False}
+        super().__init__(
+            LanguageModel,
+            TextDataModule,
+            save_config_callback=RunRecord,
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=SEED,
+            parser_kwargs={
+                **settings,
+                **{verb: dict(settings) for verb in self._verbs},
+            },
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            args=list(argv),
+            run=run,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,  # LanguageModel writes its own recipe
+        )
+
+    # ---- arguments
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds callbacks, default classes, links and the flags about conflicts and errors."""
+        for key, kind in CALLBACKS.items():
+            parser.add_lightning_class_args(kind, key)
+        parser.set_defaults({"model": {"class_path": DEFAULT_MODEL}})
+        parser.set_defaults({"data": {"class_path": DEFAULT_DATA}})
+        for name in ("vocab_size", "block_size"):
+            parser.link_arguments(
+                f"data.{name}", f"model.init_args.config.{name}", apply_on="instantiate"
+            )
+        parser.add_argument(
+            "--on_conflict",
+            type=Literal["error", "typed", "checkpoint"],
+            default="error",
+            help="Where typed model arguments differ from those in ckpt_path: stop with a table, "
+            "follow what was typed (a typed learning rate then has effect), or the checkpoint.",
+        )
+        parser.add_argument(
+            DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input, too."
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Returns the verbs to build parsers for, with the method arguments they leave out."""
+        skipped = LightningCLI.subcommands()
+        return {verb: skipped[verb] for verb in self._verbs}
+
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser.set_defaults({"weights_only": True})
+        for action in parser._actions:
+            action.help = HELP.get(action.dest, action.help)
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses the command line on top of the arguments in the checkpoint, if one is named."""
+        assert isinstance(args, list)  # as __init__ passes it
+        argv = args
+        given = look(argv)
+        if given.subcommand is None or given.ckpt_path is None:
+            self.config = parser.parse_args(argv)
+            return
+        self._continues = given.subcommand == "fit" and given.ckpt_path == "last"
+        self._saved_run = find_checkpoint(given.ckpt_path, given.folders)
+        self._saved = self._parse_recipe(given.subcommand, self._saved_run)
+        try:
+            self.config = parser.parse_args(argv)
+        except ArgumentError as error:
+            # Another model class may not take this checkpoint's arguments; a conflict, not a typo.
+            self._set_default(given.subcommand, "model", {"class_path": DEFAULT_MODEL})
+            try:
+                self.config = parser.parse_args(argv)
+            except ArgumentError:
+                raise error from None
+
+    def _parse_recipe(self, subcommand: str, saved_run: SavedRun) -> Namespace:
+        """Makes the checkpoint's arguments the defaults and returns them as parsed."""
+        self._set_default(subcommand, "model", {"class_path": DEFAULT_MODEL, **saved_run.model})
+        if saved_run.data is not None:
+            self._set_default(subcommand, "data", saved_run.data)
+        try:
+            return self.parser.parse_args([subcommand])[subcommand]
+        except ArgumentError as error:
+            raise UserError(
+                f"the arguments in {saved_run.path} are not understood; was it written by another "
+                f"version of this project? {condense(str(error))}"
+            ) from error
+
+    def _set_default(self, subcommand: str, key: str, value: dict[str, Any]) -> None:
+        self._subcommand_parsers[subcommand].set_defaults({key: value})
+
+    def _parse_ckpt_path(self) -> None:
+        """Settles what was typed against the checkpoint; called by LightningCLI behind parsing."""
+        if self._saved_run is None or self._saved is None:
+            self._refuse_unseen_checkpoint()
+            return
+        config = self.config[self.config.subcommand]
+        config.ckpt_path = str(self._saved_run.path)
+        self.save_config_kwargs["step"] = self._saved_run.step
+        self._conflicts = find_conflicts(
+            Namespace(model=config.model, data=config.data),
+            Namespace(model=self._saved.model, data=self._saved.data),
+        )
+        if not self._conflicts:
+            return
+        if config.on_conflict == "error":
+            raise UserError(report(self._conflicts, self._saved_run.path))
+        if config.on_conflict == "checkpoint":
+            config.model = self._saved.model
+            for conflict in self._conflicts:
+                if conflict.key.startswith("data."):
+                    config[conflict.key] = conflict.checkpoint
+        rank_zero_info(f"on_conflict={config.on_conflict}:\n{as_table(self._conflicts)}")
+
+    def _refuse_unseen_checkpoint(self) -> None:
+        """Stops if parsing found a ckpt_path that the first look did not."""
+        subcommand = self.config.get("subcommand")
+        if subcommand and self.config[subcommand].get("ckpt_path"):
+            raise UserError(
+                "ckpt_path is given in a way that is not understood; use --ckpt_path=PATH"
+            )
+
+    # ---- objects
+
+    def instantiate_classes(self) -> None:
+        """Builds data, model and trainer."""
+        super().instantiate_classes()
+        if self._saved_run is None:
+            if self.subcommand in EVALUATION_CALLBACKS:
+                rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")
+            return
+        saved = self._saved_run.model.get("init_args", {}).get("config", {}).get("vocab_size")
+        if saved is not None and saved != self.datamodule.vocab_size:
+            raise UserError(
+                f"data.vocab_size ({self.datamodule.vocab_size}) is not that of the checkpoint "
+                f"({saved}); take the tokenizer it was trained with (data.tokenizer)"
+            )
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Returns the trainer with callbacks, logger and checkpoint writer."""
+        config = {**self._get(self.config_init, "trainer"), **kwargs}
+        config["default_root_dir"] = str(Path(config["default_root_dir"]).expanduser().resolve())
+        if config["logger"] in (None, True):
+            config["logger"] = self._logger(Path(config["default_root_dir"]))
+        plugins = config["plugins"] or []
+        plugins = list(plugins) if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(AtomicCheckpointIO())
+        config["plugins"] = plugins
+        return self._instantiate_trainer(config, self._callbacks(config))
+
+    def _callbacks(self, config: dict[str, Any]) -> list[L.Callback]:
+        """Returns the standing callbacks that this trainer can use."""
+        keys = EVALUATION_CALLBACKS.get(self.subcommand or "fit", FIT_CALLBACKS)
+        if config["barebones"]:
+            keys = []
+        callbacks = [self._get(self.config_init, key) for key in keys]
+        unwanted: list[type[L.Callback]] = []
+        if config["enable_progress_bar"] is False:
+            unwanted.append(Progress)
+        if config["enable_checkpointing"] is False:
+            unwanted.append(ModelCheckpoint)
+        if not config["logger"]:
+            unwanted.append(LearningRateMonitor)
+        callbacks = [c for c in callbacks if not isinstance(c, tuple(unwanted))]
+        if self.subcommand in (None, "fit") and not config["barebones"]:
+            callbacks.append(ResumeState())
+            if self._typed_optimizer():
+                callbacks.append(KeepOptimizerSettings())
+        return callbacks
+
+    def _typed_optimizer(self) -> bool:
+        """Whether typed optimiser settings are to win over the restored ones."""
+        return self.subcommand == "fit" and (
+            self._get(self.config, "on_conflict") == "typed"
+            and any(conflict.key.startswith(OPTIMIZER_PREFIX) for conflict in self._conflicts)
+        )
+
+    def _logger(self, root: Path) -> Logger | bool:
+        """Returns TensorBoard below ``<root>/<model>/version_<n>`` for training, else no logger."""
+        if self.subcommand not in (None, "fit"):
+            return False
+        path = self._saved_run.path.resolve() if self._saved_run is not None else None
+        if self._continues and path is not None and path.parent.name == "checkpoints":
+            run = path.parent.parent
+            return TensorBoardLogger(
+                save_dir=run.parent.parent,
+                name=run.parent.name,
+                version=run.name,
+                default_hp_metric=False,
+                purge_step=self.save_config_kwargs["step"],
+            )
+        return TensorBoardLogger(
+            save_dir=root, name=type(self.model).__name__, default_hp_metric=False
+        )
+
+
+def main(args: list[str] | None = None) -> int:
+    """Runs the command line and returns the exit code: 2 for bad input, told in one line.
+
+    Args:
+        args: the command line; null: that of the process.
+    """
+    argv = sys.argv[1:] if args is None else args
+    silence()
+    try:
+        LatentCLI(argv)
+    except Exception as error:
+        message = explain(error)
+        if message is None or DEBUG_FLAG in argv:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+    return 0
