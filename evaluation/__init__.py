@@ -1,0 +1,21 @@
+"""What ``evaluate.py`` calls: a checkpoint goes in, numbers and text come out.
+
+======================  =========================================================================
+file                    what it holds
+======================  =========================================================================
+``cli``                 the commands and how the command line becomes settings
+``console``             errors as one line, tables
+``output``              files that are whole or not there
+``checkpoint``          reading a checkpoint without running code
+``rebuild``             model, data and tokenizer from a checkpoint's recipe
+``device``              where and in which precision the model runs
+``scoring``             sums over a corpus, and the numbers that follow from them
+``perplexity``          command: score a corpus
+``prompts``             texts to continue, from the command line or a file
+``samples``             command: continue prompts
+``importing``           command: a checkpoint from ``transformers`` weights
+======================  =========================================================================
+
+A command is a module with ``add_arguments(parser, argv)`` and ``run(settings)`` and one line in
+``cli.COMMANDS``. Nothing heavy is imported before the command is known.
+"""

@@ -1,0 +1,120 @@
+"""Reading a checkpoint without running any code that it might carry."""
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Recipe = dict[str, Any]
+"""``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or rebuilt; the message names the file and the cure."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was written by this project.
+
+    Raises:
+        CheckpointError: if the content has no recipe.
+    """
+
+    path: Path
+    """Where it was read from."""
+    content: Mapping[str, Any]
+    """Everything Lightning saved; tensors are mapped from the file, not read."""
+
+    def __post_init__(self) -> None:
+        """Checks that the content says how to rebuild the model."""
+        recipe = self.content.get("recipe")
+        if not isinstance(recipe, Mapping) or not _is_recipe(recipe.get("model")):
+            keys = ", ".join(sorted(map(str, self.content))) or "none"
+            raise CheckpointError(
+                f"{self.path} has no recipe, so it does not say which model it holds. Expected is "
+                "a checkpoint of train.py or evaluate.py import, with the keys state_dict and "
+                f"recipe (found: {keys})"
+            )
+        if not isinstance(self.content.get("state_dict"), Mapping):
+            raise CheckpointError(f"{self.path} has no weights (key state_dict)")
+        if recipe.get("data") is not None and not _is_recipe(recipe["data"]):
+            raise CheckpointError(
+                f"{self.path}: recipe.data is broken; expected class_path and init_args"
+            )
+
+    @property
+    def model_recipe(self) -> Recipe:
+        """Class path and init arguments of the model."""
+        return dict(self.content["recipe"]["model"])
+
+    @property
+    def data_recipe(self) -> Recipe | None:
+        """Class path and init arguments of the data; None if trained without a datamodule."""
+        recipe = self.content["recipe"].get("data")
+        return None if recipe is None else dict(recipe)
+
+    @property
+    def data_state(self) -> Mapping[str, Any]:
+        """What the datamodule saved (fingerprint, tokenizer); empty if nothing."""
+        recipe = self.data_recipe
+        name = "" if recipe is None else recipe["class_path"].rpartition(".")[2]
+        state = self.content.get(name)
+        return state if isinstance(state, Mapping) else {}
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """Returns the checkpoint at ``path``; only tensors and plain values are ever unpickled.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged, wants to run code, or is not ours.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder; pass a checkpoint file (.ckpt)")
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    content = _load(path)
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a checkpoint")
+    return Checkpoint(path, content)
+
+
+def _load(path: Path) -> Any:
+    # Mapping leaves the optimiser's state on disk; the older format cannot be mapped.
+    mapped = zipfile.is_zipfile(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles of other programs; refused below
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        needed = re.search(r"GLOBAL (\S+)|Unsupported class (\S+)", str(error))
+        if needed is None:
+            raise _damaged(path) from error
+        raise CheckpointError(
+            f"{path} is refused: besides tensors and plain values it contains "
+            f"{needed[1] or needed[2]}, which could run any code while loading. Load it only in "
+            "the program that wrote it, and save plain values from there"
+        ) from error
+    except (RuntimeError, EOFError, KeyError, UnicodeDecodeError, ValueError) as error:
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} ({path.stat().st_size} bytes) is truncated or not a checkpoint; copy it again"
+    )
+
+
+def _is_recipe(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("class_path"), str)
+        and isinstance(value.get("init_args"), Mapping)
+    )

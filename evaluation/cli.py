@@ -1,0 +1,53 @@
+"""The commands, and how the command line becomes their settings."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+from evaluation.console import DEBUG_FLAG, run_with_clear_errors
+
+COMMANDS = {
+    "perplexity": ("evaluation.perplexity", "Score a corpus: perplexity and bits per byte."),
+    "generate": ("evaluation.samples", "Continue prompts."),
+    "import": ("evaluation.importing", "Write a checkpoint from transformers weights."),
+}
+"""Name -> module with ``add_arguments`` and ``run``, and what the command does."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code: 2 for bad input, told in one line.
+
+    Args:
+        args: the command line; None: that of the process.
+    """
+    argv = sys.argv[1:] if args is None else list(args)
+    return run_with_clear_errors(lambda: _run(argv), argv)
+
+
+def _run(argv: Sequence[str]) -> None:
+    settings = build_parser(argv).parse_args(argv)
+    module, _ = COMMANDS[settings.command]
+    importlib.import_module(module).run(settings[settings.command])
+
+
+def build_parser(argv: Sequence[str]) -> ArgumentParser:
+    """Returns the parser; only the command that ``argv`` names is imported and has its options."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    parser = ArgumentParser(
+        prog="evaluate.py",
+        description="Evaluates a checkpoint; needs nothing but the checkpoint.",
+        exit_on_error=False,
+    )
+    commands = parser.add_subcommands(dest="command", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        command = ArgumentParser(description=summary, exit_on_error=False)
+        if name == chosen:
+            importlib.import_module(module).add_arguments(command, argv)
+            command.add_argument(
+                DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input."
+            )
+        commands.add_subcommand(name, command, help=summary)
+    return parser

@@ -1,0 +1,80 @@
+"""Result files that are whole or not there."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def check_target(target: str | Path) -> Path:
+    """Returns the path of a file to be written, having tried that its folder takes files.
+
+    Called before the work starts, so that hours of it are not lost.
+
+    Raises:
+        ValueError: if the folder is missing or refuses files, or the target is a folder.
+    """
+    path = Path(target)
+    if path.is_dir():
+        raise ValueError(f"output ({path}) is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"output ({path}): the folder {path.parent} does not exist; create it")
+    trial = _beside(path)
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"output ({path}): cannot write to the folder {path.parent} ({error.strerror}); "
+            "choose another one"
+        ) from error
+    return path
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Writes a file under another name and renames it: readers see the old one or the new one.
+
+    Args:
+        path: the file; replaced where it exists, left as it is where ``write`` fails.
+        write: writes the content to the path it is given.
+    """
+    unfinished = _beside(path)
+    try:
+        write(unfinished)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes ``value`` as indented JSON, atomically; nan and infinities become null."""
+    text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda target: _write_text(target, text))
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes one JSON object a line, atomically."""
+    text = "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
+    write_atomically(path, lambda target: _write_text(target, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no nan and no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

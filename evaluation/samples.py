@@ -1,0 +1,137 @@
+"""``evaluate.py generate``: continuations of prompts."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from jsonargparse import ArgumentParser, Namespace
+from tqdm import tqdm
+
+from datamodules import Tokenizer, load_tokenizer
+from evaluation.arguments import add_model_arguments
+from evaluation.checkpoint import read_checkpoint
+from evaluation.classes import import_packages
+from evaluation.corpus import build_tokenizer
+from evaluation.device import Precision, autocast, pick_device
+from evaluation.output import check_target, write_jsonl
+from evaluation.prompts import collect_prompts
+from evaluation.rebuild import build_model
+from lightning_models import LanguageModel
+from lightning_models.generation import SamplingConfig
+
+GROUP = 32
+"""Prompts decoded at once: few enough for the caches of a GPT-2 to fit a small GPU."""
+# Groups take seeds far apart, so that runs with neighbouring seeds share no stream. They stay below
+# 2**32, one word of the generator's key: (2**32, 0) and (0, 1) would be the same words.
+_STRIDE, _SEEDS = 0x9E3779B1, 2**32
+
+
+def continue_prompts(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    precision: Precision = "32",
+) -> Iterator[tuple[str, str]]:
+    """Yields each prompt with its continuation, in order.
+
+    A continuation depends on the prompt, its number and the seed only.
+
+    Args:
+        model: on its device.
+        tokenizer: the one it was trained with.
+        prompts: texts; an empty one starts a document.
+        max_new_tokens: upper bound on each continuation.
+        sampling: how tokens are chosen.
+        precision: of the matrix products.
+    """
+    starts = range(0, len(prompts), GROUP)
+    hidden = None if len(starts) > 1 else True  # None: hidden where stderr is not a terminal
+    for start in tqdm(starts, desc="generating", unit=" groups", disable=hidden):
+        group = prompts[start : start + GROUP]
+        seed = (sampling.seed + start // GROUP * _STRIDE) % _SEEDS
+        with autocast(model.device, precision):
+            texts = model.generate_text(
+                group,
+                tokenizer=tokenizer,
+                max_new_tokens=max_new_tokens,
+                sampling=dataclasses.replace(sampling, seed=seed),
+            )
+        yield from zip(group, texts, strict=True)
+
+
+def check_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """Checks that the model knows the tokenizer's ids.
+
+    Raises:
+        ValueError: if the sizes differ; the message has both.
+    """
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer ({tokenizer.name}) has {tokenizer.vocab_size} entries, the "
+            f"checkpoint's model has a vocabulary of {model.config.vocab_size}; use the tokenizer "
+            "it was trained with"
+        )
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        type=str,
+        default=[],
+        metavar="TEXT",
+        help='Text to continue; may be repeated. "" starts a document.',
+    )
+    parser.add_argument(
+        "--prompts_file",
+        type=str | None,
+        default=None,
+        help="More prompts: a txt file, one a line, or a jsonl file with the field prompt.",
+    )
+    parser.add_argument(
+        "--max_new_tokens", type=int, default=100, help="Longest continuation, in tokens."
+    )
+    parser.add_class_arguments(SamplingConfig)
+    parser.add_argument(
+        "--tokenizer",
+        type=str | None,
+        default=None,
+        help="Tokenizer name, where the checkpoint names none.",
+    )
+    parser.add_argument("--output", type=str | None, default=None, help="JSONL file to write.")
+
+
+def run(settings: Namespace) -> None:
+    """Prints each prompt with its continuation, and writes the JSONL file if one is asked for."""
+    target = None if settings.output is None else check_target(settings.output)
+    if settings.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens ({settings.max_new_tokens}) must be at least 1")
+    keys = [field.name for field in dataclasses.fields(SamplingConfig)]
+    sampling = SamplingConfig(**{key: settings[key] for key in keys})
+    prompts = collect_prompts(settings.prompt, settings.prompts_file)
+    import_packages(settings.packages)
+    checkpoint = read_checkpoint(settings.ckpt)
+    device = pick_device(settings.device)
+    if settings.tokenizer is None:
+        tokenizer = build_tokenizer(checkpoint)
+    else:
+        tokenizer = load_tokenizer(settings.tokenizer)
+    model = build_model(checkpoint, settings["set"]).to(device)
+    check_vocabulary(model, tokenizer)
+    rows = []
+    for prompt, continuation in continue_prompts(
+        model,
+        tokenizer,
+        prompts,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=sampling,
+        precision=settings.precision,
+    ):
+        print(f"--- {prompt}\n{continuation}")
+        rows.append({"prompt": prompt, "continuation": continuation})
+    if target is not None:
+        write_jsonl(target, rows)

@@ -1,0 +1,86 @@
+"""Sums over a corpus, and the numbers that follow from them."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+from tqdm import tqdm
+
+from evaluation.device import Precision, autocast, evaluation_mode
+from lightning_models import LanguageModel
+from lightning_models.metrics import PERPLEXITY_NAMES, bits
+
+PERPLEXITY_KEYS = {**PERPLEXITY_NAMES, "exact": "perplexity"}
+"""What exp(nats per token) is called in results, by the kind of likelihood it comes from."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all scored windows."""
+
+    nats: float
+    """Negative log-likelihood, per-sequence terms included."""
+    tokens: int
+    """Number of targets."""
+    bytes: int | None
+    """UTF-8 bytes of the targets; None where the data do not count them."""
+
+    @property
+    def nats_per_token(self) -> float:
+        """Mean negative log-likelihood of a token in nats; nan without tokens."""
+        return self.nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of ``nats_per_token``; infinite where that overflows."""
+        try:
+            return math.exp(self.nats_per_token)
+        except OverflowError:
+            return math.inf
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Mean negative log-likelihood of a byte in bits; None without a byte count."""
+        return bits(self.nats) / self.bytes if self.bytes else None
+
+
+def score_batches(
+    model: LanguageModel,
+    batches: Iterable[dict[str, Any]],
+    *,
+    precision: Precision = "32",
+    num_batches: int | None = None,
+) -> Totals:
+    """Returns the sums over ``batches``, accumulated in float64 on the model's device.
+
+    Args:
+        model: in eval mode.
+        batches: batch dicts of the data.
+        precision: of the matrix products.
+        num_batches: length of the progress bar, where it is known.
+    """
+    nats = torch.zeros((), dtype=torch.float64, device=model.device)
+    tokens, num_bytes, counted = 0, 0, True
+    for batch in tqdm(batches, total=num_batches, desc="scoring", unit=" batches", disable=None):
+        nats += _batch_nats(model, batch, precision)
+        tokens += int((batch["targets"] >= 0).sum())
+        counted = counted and "num_bytes" in batch
+        num_bytes += int(batch["num_bytes"].sum()) if counted else 0
+    return Totals(nats.item(), tokens, num_bytes if counted else None)
+
+
+def _batch_nats(model: LanguageModel, batch: dict[str, Any], precision: Precision) -> Tensor:
+    """Returns the batch's negative log-likelihood, a float64 scalar.
+
+    Rows without targets fill the last batch; their per-sequence term is nobody's.
+    """
+    with evaluation_mode(model), autocast(model.device, precision):
+        batch = move_data_to_device(batch, model.device)
+        scores = model.score(batch)
+    log_prob, sequence_term = scores.log_prob.detach(), scores.sequence_term.detach()
+    counted = (batch["targets"] >= 0).any(dim=1)
+    return -(log_prob.double().sum() + sequence_term.double()[counted].sum())

@@ -1,0 +1,121 @@
+"""Tiny checkpoints, trained for two steps."""
+
+import shutil
+
+import lightning as L
+import pytest
+import torch
+
+from datamodules import LocalText
+from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
+
+SIZES = {"num_layers": 2, "dim": 32, "num_heads": 2}
+
+
+@pytest.fixture(scope="session")
+def quiet_trainer():
+    """Builds a trainer that writes and prints nothing."""
+
+    def build(**options):
+        silent = ("logger", "checkpointing", "progress_bar", "model_summary")
+        flags = {name if name == "logger" else f"enable_{name}": False for name in silent}
+        return L.Trainer(**{"accelerator": "cpu", "devices": 1, **flags, **options})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def train_checkpoint(quiet_trainer):
+    """Writes a checkpoint of two steps on some data."""
+
+    def train(path, data, kind=TransformerLM, **changes):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": data.vocab_size, "block_size": data.block_size, **SIZES, **changes}
+        model = kind(TransformerConfig(**sizes), OptimizerConfig(lr=0.01, warmup=0))
+        trainer = quiet_trainer(max_steps=2, limit_val_batches=0, default_root_dir=path.parent)
+        trainer.fit(model, data)
+        trainer.save_checkpoint(path)
+        return path
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def corpus(text_file, tmp_path_factory):
+    """Options of the corpus that the checkpoints are trained on."""
+    return {
+        "data_files": str(text_file),
+        "val_fraction": 0.2,
+        "block_size": 32,
+        "batch_size": 4,
+        "cache_dir": str(tmp_path_factory.mktemp("evaluation_cache")),
+    }
+
+
+@pytest.fixture(scope="session")
+def checkpoint_path(corpus, train_checkpoint, tmp_path_factory):
+    """A checkpoint of the plain transformer on bytes; not to be changed."""
+    path = tmp_path_factory.mktemp("checkpoint") / "bytes.ckpt"
+    return train_checkpoint(path, LocalText(**corpus))
+
+
+@pytest.fixture
+def bpe_run(text_file, train_checkpoint, tmp_path):
+    """A checkpoint whose tokenizer was trained on ``own.jsonl`` beside it."""
+    own = tmp_path / "own.jsonl"
+    shutil.copy(text_file, own)
+    data = LocalText(
+        data_files=str(own),
+        tokenizer="bpe:280",
+        val_fraction=0.2,
+        block_size=16,
+        batch_size=4,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    return train_checkpoint(tmp_path / "bpe.ckpt", data)
+
+
+@pytest.fixture
+def edited(checkpoint_path, tmp_path):
+    """Writes a copy of the checkpoint whose content was changed in place by a function."""
+
+    def write(edit):
+        content = torch.load(checkpoint_path, weights_only=True)
+        edit(content)
+        path = tmp_path / "edited.ckpt"
+        torch.save(content, path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs evaluate.py, which must end with exit code 2 and one line; returns that line."""
+    from evaluation.cli import main
+
+    def run(*argv):
+        capsys.readouterr()
+        assert main([str(word) for word in argv]) == 2
+        captured = capsys.readouterr()
+        last = captured.err.strip().splitlines()[-1]
+        assert last.startswith("error: ")
+        assert "Traceback" not in captured.err
+        return last
+
+    return run
+
+
+@pytest.fixture
+def evaluates(capsys):
+    """Runs evaluate.py, which must succeed; returns what it printed."""
+    from evaluation.cli import main
+
+    def run(*argv):
+        capsys.readouterr()
+        code = main([str(word) for word in argv])
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.out
+
+    return run

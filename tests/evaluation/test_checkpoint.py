@@ -1,0 +1,204 @@
+"""A checkpoint is read without trust, and what is wrong with it is told in one line."""
+
+import pickle
+import sys
+
+import lightning as L
+import pytest
+import torch
+
+from evaluation.checkpoint import CheckpointError, read_checkpoint
+from evaluation.rebuild import build_model
+
+
+def build(path):
+    return build_model(read_checkpoint(path))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*none\.ckpt"):
+        read_checkpoint(tmp_path / "none.ckpt")
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="is a folder; pass a checkpoint file"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
+def test_a_truncated_file_is_named(checkpoint_path, tmp_path, share):
+    whole = checkpoint_path.read_bytes()
+    path = tmp_path / "cut.ckpt"
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(CheckpointError, match=r"cut\.ckpt .* is truncated or not a checkpoint"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\x80\x02", b"\x00" * 300, b"PK\x03\x04garbage"])
+def test_other_files_are_named(tmp_path, content):
+    path = tmp_path / "other.ckpt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="is truncated or not a checkpoint"):
+        read_checkpoint(path)
+
+
+class Evil:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def write_pickle(value, path):
+    path.write_bytes(pickle.dumps(value, protocol=2))
+
+
+@pytest.mark.parametrize("write", [torch.save, write_pickle])
+def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, write):
+    trace = tmp_path / "trace"
+    path = tmp_path / "evil.ckpt"
+    write({"state_dict": {}, "recipe": Evil(str(trace))}, path)
+    with pytest.raises(CheckpointError, match=r"is refused: .*open.*could run any code") as caught:
+        read_checkpoint(path)
+    assert "\n" not in str(caught.value)
+    assert not trace.exists()
+
+
+def test_code_in_a_newer_pickle_is_not_run_either(tmp_path):
+    trace = tmp_path / "trace"
+    path = tmp_path / "evil.ckpt"
+    path.write_bytes(pickle.dumps(Evil(str(trace))))
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        read_checkpoint(path)
+    assert not trace.exists()
+
+
+def test_a_foreign_checkpoint_is_named(tmp_path):
+    path = tmp_path / "foreign.ckpt"
+    torch.save({"state_dict": {}, "epoch": 3}, path)
+    expected = r"has no recipe.*keys state_dict and recipe \(found: epoch, state_dict\)"
+    with pytest.raises(CheckpointError, match=expected):
+        read_checkpoint(path)
+
+
+def test_bare_tensors_are_named(tmp_path):
+    path = tmp_path / "tensor.ckpt"
+    torch.save(torch.ones(3), path)
+    with pytest.raises(CheckpointError, match="holds a Tensor, not a checkpoint"):
+        read_checkpoint(path)
+
+
+def test_an_unknown_config_field_is_named(edited):
+    def edit(content):
+        content["recipe"]["model"]["init_args"]["config"].update(old_field=3, older=1)
+        content["recipe"]["model"]["init_args"]["extra"] = True
+
+    expected = "TransformerLM has no option extra, config.old_field, config.older"
+    with pytest.raises(CheckpointError, match=expected):
+        build(edited(edit))
+
+
+def test_a_field_that_this_version_needs_is_named(edited):
+    def edit(content):
+        del content["recipe"]["model"]["init_args"]["config"]["block_size"]
+
+    with pytest.raises(CheckpointError, match=r"cannot rebuild TransformerLM: .*'block_size'"):
+        build(edited(edit))
+
+
+def test_a_value_out_of_range_is_named(edited):
+    def edit(content):
+        content["recipe"]["model"]["init_args"]["config"]["num_heads"] = 3
+
+    with pytest.raises(CheckpointError, match=r"num_heads \(3\) must divide dim \(32\)"):
+        build(edited(edit))
+
+
+def test_missing_and_unexpected_weights_are_named(edited):
+    def edit(content):
+        state = content["state_dict"]
+        state["network.extra"] = torch.ones(1)
+        for key in [key for key in state if ".blocks.1." in key]:
+            del state[key]
+
+    expected = (
+        r"missing: network\.blocks\.1\.\S+, \S+, \S+ and \d+ more; unexpected: network\.extra"
+    )
+    with pytest.raises(CheckpointError, match=expected):
+        build(edited(edit))
+
+
+def test_weights_of_another_shape_are_named(edited):
+    def edit(content):
+        content["state_dict"]["network.position.weight"] = torch.ones(7, 32)
+
+    expected = r"of another shape: network\.position\.weight \(7, 32\) instead of \(32, 32\)"
+    with pytest.raises(CheckpointError, match=expected):
+        build(edited(edit))
+
+
+@pytest.mark.parametrize(
+    ("class_path", "expected"),
+    [
+        ("os.system", "os.system is not a LanguageModel"),
+        ("subprocess.nothing", "class subprocess.nothing is not known"),
+        ("torch.nn.Linear", "is not known|is not a LanguageModel"),
+        ("lightning_models.Scores", "lightning_models.Scores is not a LanguageModel"),
+        ("lightning_models.LostLM", "class lightning_models.LostLM is not known: it must be expo"),
+        ("lightning_models.lost.module.LostLM", "is not known"),
+        ("TransformerLM", "class TransformerLM is not known"),
+        ("", "is not known"),
+    ],
+)
+def test_only_our_language_models_are_built(edited, class_path, expected):
+    path = edited(lambda content: content["recipe"]["model"].update(class_path=class_path))
+    with pytest.raises(CheckpointError, match=expected):
+        build(path)
+
+
+METHOD = """
+from lightning_models import TransformerLM
+
+
+class OwnLM(TransformerLM):
+    pass
+"""
+
+
+def test_packages_are_imported_by_the_user_only(edited, fails, evaluates, tmp_path, monkeypatch):
+    (tmp_path / "own_methods.py").write_text(METHOD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = edited(lambda content: content["recipe"]["model"].update(class_path="own_methods.OwnLM"))
+    line = fails("perplexity", "--ckpt", path)
+    assert "class own_methods.OwnLM is not known" in line
+    assert "--packages" in line
+    assert "own_methods" not in sys.modules
+    assert "exact" in evaluates("perplexity", "--ckpt", path, "--packages", "[own_methods]")
+    monkeypatch.delitem(sys.modules, "own_methods")
+    assert "exact" in evaluates("perplexity", "--ckpt", path, "--packages+", "own_methods")
+    monkeypatch.delitem(sys.modules, "own_methods")
+    line = fails("perplexity", "--ckpt", path, "--packages", "[nowhere_to_be_found]")
+    assert "packages: cannot import nowhere_to_be_found" in line
+
+
+def test_a_path_into_a_file_that_moved_is_found_by_its_name(edited):
+    moved = "lightning_models.transformer.former_place.TransformerLM"
+    model = build(edited(lambda content: content["recipe"]["model"].update(class_path=moved)))
+    assert type(model).__name__ == "TransformerLM"
+
+
+def test_a_compiled_models_checkpoint_runs_uncompiled(edited):
+    path = edited(lambda content: content["recipe"]["model"]["init_args"].update(compile=True))
+    assert build(path).compile_network is False
+
+
+def test_the_model_is_the_saved_one(checkpoint_path):
+    model = build(checkpoint_path)
+    saved = torch.load(checkpoint_path, weights_only=True)["state_dict"]
+    assert not model.training
+    assert model.state_dict().keys() == saved.keys()
+    assert all(torch.equal(value, saved[key]) for key, value in model.state_dict().items())
+    assert isinstance(model, L.LightningModule)

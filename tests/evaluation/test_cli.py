@@ -1,0 +1,149 @@
+"""The command line: quick help, one line for errors, and checkpoints that outlive moved files."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evaluation.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+LIGHT = "import sys; from evaluation.cli import build_parser; build_parser(['--help']); "
+
+
+def run_python(*argv, cwd=ROOT):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd)}
+    environment.pop("DEBUG", None)
+    return subprocess.run(
+        [sys.executable, *map(str, argv)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_help_imports_nothing_heavy():
+    heavy = "('torch', 'lightning', 'transformers', 'lm_eval', 'datamodules')"
+    done = run_python("-c", f"{LIGHT} print([n for n in {heavy} if n in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_help_lists_the_commands(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_its_options(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "--output" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "perplexity"),
+        (["perplexty"], "invalid choice: 'perplexty'"),
+        (["perplexity"], "ckpt"),
+        (["perplexity", "--ckpt", "none.ckpt"], "there is no checkpoint at none.ckpt"),
+        (["generate", "--ckpt", "none.ckpt", "--prompt", "a"], "there is no checkpoint at none"),
+        (["generate", "--ckpt", "none.ckpt", "--promt", "a"], "--promt"),
+        (["generate", "--ckpt", "none.ckpt", "--top_k", "x"], "top_k"),
+    ],
+)
+def test_wrong_command_lines_end_in_one_line(fails, argv, expected):
+    assert expected in fails(*argv)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--split", "valid"], "split"),
+        (["--batch_size", "0"], "batch_size (0) must be at least 1"),
+        (["--limit_batches", "-1"], "limit_batches (-1) must be at least 1"),
+        (["--device", "cuda"], "device (cuda) is not available here"),
+        (["--set.dimm", "3"], "TransformerLM has no option config.dimm"),
+        (["--set.dim", "64"], "of another shape"),
+        (["--data", "LostText"], "LostText"),
+    ],
+)
+def test_wrong_options_end_in_one_line(fails, checkpoint_path, monkeypatch, options, expected):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert expected in fails("perplexity", "--ckpt", checkpoint_path, *options)
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    command = ["generate", "--ckpt", "none.ckpt", "--prompt", "a"]
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        main([*command, "--debug"])
+    monkeypatch.setenv("DEBUG", "1")
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        main(command)
+
+
+def test_defects_keep_their_traceback(checkpoint_path, monkeypatch):
+    def break_down(*args, **kwargs):
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("evaluation.perplexity.measure_perplexity", break_down)
+    with pytest.raises(ZeroDivisionError, match="a defect"):
+        main(["perplexity", "--ckpt", str(checkpoint_path)])
+
+
+def test_ctrl_c_ends_with_130(checkpoint_path, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evaluation.perplexity.measure_perplexity", interrupt)
+    assert main(["perplexity", "--ckpt", str(checkpoint_path)]) == 130
+
+
+@pytest.fixture
+def moved_tree(tmp_path):
+    """A copy of the project in which the module files have other names."""
+    tree = tmp_path / "moved"
+    tree.mkdir()
+    for package in ("lightning_models", "datamodules", "evaluation", "training", "callbacks"):
+        shutil.copytree(ROOT / package, tree / package)
+    shutil.copy(ROOT / "evaluate.py", tree)
+    moves = {
+        "lightning_models.transformer.module": "lightning_models.transformer.plain_decoder",
+        "datamodules.local_text": "datamodules.files_of_yours",
+    }
+    for old, new in moves.items():
+        source = tree / (old.replace(".", "/") + ".py")
+        source.rename(tree / (new.replace(".", "/") + ".py"))
+    for file in tree.rglob("*.py"):
+        text = file.read_text()
+        for old, new in moves.items():
+            text = text.replace(old, new)
+        file.write_text(text)
+    return tree
+
+
+def test_a_checkpoint_outlives_moved_files(moved_tree, checkpoint_path, evaluates, tmp_path):
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    command = ("perplexity", "--ckpt", checkpoint_path, "--output")
+    evaluates(*command, here)
+    done = run_python("evaluate.py", *command, there, cwd=moved_tree)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(there.read_text()) == json.loads(here.read_text())
+    assert (moved_tree / "lightning_models/transformer/plain_decoder.py").is_file()
+
+
+def test_the_program_ends_with_code_2(tmp_path):
+    done = run_python(ROOT / "evaluate.py", "perplexity", "--ckpt", tmp_path / "none.ckpt")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"error: there is no checkpoint at {tmp_path / 'none.ckpt'}\n"

@@ -1,0 +1,111 @@
+"""Scoring other data than those of the training."""
+
+import json
+
+import pytest
+
+from datamodules import LocalText
+from datamodules.tokenizers import tokenizer_from_state
+from evaluation.checkpoint import read_checkpoint
+
+TEXT = "A thought reads the memory and writes a token.\n\nUnseen words: zebra, quartz, 42!\n\n"
+
+
+@pytest.fixture
+def other_file(tmp_path):
+    path = tmp_path / "other.txt"
+    path.write_text(TEXT * 20)
+    return path
+
+
+@pytest.fixture
+def score(evaluates, tmp_path):
+    """Scores the training split of a text file under ``--data``."""
+
+    def run(checkpoint, file, *options):
+        target = tmp_path / "result.json"
+        data = ("--data", "datamodules.LocalText", "--data.data_files", file)
+        fractions = ("--data.val_fraction", "0", "--data.test_fraction", "0")
+        everything = ("--split", "train", "--output", target)
+        evaluates("perplexity", "--ckpt", checkpoint, *data, *fractions, *everything, *options)
+        return json.loads(target.read_text())
+
+    return run
+
+
+def test_what_is_not_typed_comes_from_the_checkpoint(score, checkpoint_path, other_file, corpus):
+    result = score(checkpoint_path, other_file)
+    arguments = result["data"]["recipe"]["init_args"]
+    assert arguments["data_files"] == str(other_file)
+    assert arguments["tokenizer"] == "bytes"
+    assert arguments["block_size"] == 32
+    assert arguments["batch_size"] == 4
+    assert arguments["cache_dir"] == corpus["cache_dir"]
+    assert result["bytes"] == len(TEXT * 20)
+    assert result["data"]["fingerprint"] != result["data"]["trained_on"]
+
+
+def test_options_alone_change_the_checkpoints_own_data(evaluates, checkpoint_path, tmp_path):
+    target = tmp_path / "result.json"
+    shorter = ("--data.block_size", "8", "--output", target)
+    evaluates("perplexity", "--ckpt", checkpoint_path, *shorter)
+    data = json.loads(target.read_text())["data"]
+    assert data["recipe"]["init_args"]["block_size"] == 8
+    assert data["fingerprint"] == data["trained_on"]
+
+
+def test_a_trained_tokenizer_is_not_trained_again(score, bpe_run, other_file):
+    own = tokenizer_from_state(read_checkpoint(bpe_run).data_state["tokenizer"])
+    result = score(bpe_run, other_file)
+    documents = [TEXT * 20]
+    assert result["tokens"] == sum(len(own.encode(text)) + 1 for text in documents)
+    assert result["bytes"] == len(TEXT * 20)
+
+
+def test_own_data_keep_their_store(evaluates, bpe_run, tmp_path):
+    before = sorted(path.name for path in (tmp_path / "cache").glob("local_text*"))
+    evaluates("perplexity", "--ckpt", bpe_run)
+    assert sorted(path.name for path in (tmp_path / "cache").glob("local_text*")) == before
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(fails, checkpoint_path):
+    line = fails("perplexity", "--ckpt", checkpoint_path, "--data.tokenizer", "bpe:257")
+    assert "tokenizer (bpe:257, 257 entries) is not the checkpoint's (bytes, 257 entries)" in line
+
+
+def test_another_vocabulary_is_refused_before_preparing(fails, checkpoint_path, tmp_path):
+    cache = tmp_path / "untouched"
+    options = ("--data.tokenizer", "bpe:300", "--data.cache_dir", cache)
+    line = fails("perplexity", "--ckpt", checkpoint_path, *options)
+    assert "(bpe:300) has 300 entries, the checkpoint's model has a vocabulary of 257" in line
+    assert not cache.exists()
+
+
+def test_windows_beyond_learned_positions_are_refused(fails, checkpoint_path):
+    line = fails("perplexity", "--ckpt", checkpoint_path, "--data.block_size", "33")
+    assert "block_size (33) of the data is longer than the 32 positions" in line
+
+
+def test_a_checkpoint_without_data_asks_for_them(fails, edited, score, other_file, tmp_path):
+    path = edited(lambda content: content["recipe"].update(data=None))
+    assert "trained without a datamodule; name the data with --data" in fails(
+        "perplexity", "--ckpt", path
+    )
+    options = ("--data.block_size", "32", "--data.cache_dir", tmp_path / "cache")
+    assert score(path, other_file, *options)["bytes"] == len(TEXT * 20)
+
+
+def test_an_unknown_data_option_is_named(fails, checkpoint_path):
+    assert "blocksize" in fails("perplexity", "--ckpt", checkpoint_path, "--data.blocksize", "3")
+
+
+def test_an_empty_split_is_named(fails, checkpoint_path):
+    line = fails("perplexity", "--ckpt", checkpoint_path, "--data.val_fraction", "0")
+    assert "val split is empty" in line
+
+
+def test_the_data_may_be_rebuilt_in_another_place(score, checkpoint_path, other_file, tmp_path):
+    here = score(checkpoint_path, other_file)
+    there = score(checkpoint_path, other_file, "--data.cache_dir", tmp_path / "elsewhere")
+    assert there["nats_per_token"] == here["nats_per_token"]
+    assert LocalText(data_files=str(other_file)).vocab_size == 257

@@ -1,0 +1,106 @@
+"""Result files are whole or not there."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from evaluation.output import check_target, write_atomically, write_json, write_jsonl
+
+
+def test_a_failing_writer_leaves_the_old_file(tmp_path):
+    target = tmp_path / "result.json"
+    target.write_text("old")
+
+    def fail(path):
+        path.write_text("half")
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        write_atomically(target, fail)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
+    target = tmp_path / "result.json"
+    target.write_text("old")
+
+    def write(path):
+        path.write_text("new")
+        assert target.read_text() == "old"
+
+    write_atomically(target, write)
+    assert target.read_text() == "new"
+
+
+def test_values_that_json_cannot_hold_leave_the_old_file(tmp_path):
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    with pytest.raises(TypeError):
+        write_json(target, {"value": object()})
+    assert target.read_text() == "old"
+
+
+def test_not_a_number_becomes_null(tmp_path):
+    target = tmp_path / "result.json"
+    write_json(target, {"a": float("nan"), "b": [float("inf"), 1.5]})
+    assert json.loads(target.read_text()) == {"a": None, "b": [None, 1.5]}
+
+
+def test_jsonl_has_a_row_a_line(tmp_path):
+    target = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "a\nb"}, {"prompt": "c"}]
+    write_jsonl(target, rows)
+    assert [json.loads(line) for line in target.read_text().splitlines()] == rows
+
+
+def test_result_files_may_be_read_by_others(tmp_path):
+    usual = tmp_path / "usual"
+    usual.touch()
+    write_json(tmp_path / "result.json", {})
+    assert (tmp_path / "result.json").stat().st_mode == usual.stat().st_mode
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"the folder .*nowhere does not exist; create it"):
+        check_target(tmp_path / "nowhere" / "result.json")
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ValueError, match="is a folder; name a file in it"):
+        check_target(tmp_path)
+
+
+def test_a_folder_that_refuses_files_is_named(tmp_path, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(ValueError, match=r"cannot write to the folder .* \(Permission denied\)"):
+        check_target(tmp_path / "result.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_named():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o500)
+        with pytest.raises(ValueError, match="cannot write to the folder"):
+            check_target(Path(folder) / "result.json")
+
+
+def test_the_target_is_checked_before_the_work_starts(fails, tmp_path):
+    # The checkpoint does not exist either: the output is looked at first, as the work is long.
+    target = tmp_path / "nowhere" / "result.json"
+    line = fails("generate", "--ckpt", tmp_path / "none.ckpt", "--prompt", "a", "--output", target)
+    assert "nowhere does not exist" in line
+
+
+def test_perplexity_does_not_start_without_a_place_for_its_output(fails, checkpoint_path, tmp_path):
+    target = tmp_path / "nowhere" / "result.json"
+    cache = tmp_path / "cache"
+    options = ("--output", target, "--data.cache_dir", cache)
+    assert "nowhere does not exist" in fails("perplexity", "--ckpt", checkpoint_path, *options)
+    assert not cache.exists()

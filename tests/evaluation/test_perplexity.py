@@ -1,0 +1,153 @@
+"""Perplexity is what a slow float64 loop over the text gives, however it is batched."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from datamodules import LocalText
+from evaluation.checkpoint import read_checkpoint
+from evaluation.rebuild import build_model
+
+KEYS = [
+    "nats_per_token",
+    "perplexity",
+    "bits_per_byte",
+    "tokens",
+    "bytes",
+    "likelihood",
+    "causal",
+    "flops_per_token",
+    "checkpoint",
+    "data",
+    "settings",
+]
+
+
+@pytest.fixture
+def score(evaluates, tmp_path):
+    """Runs ``evaluate.py perplexity``; returns the JSON file's content."""
+
+    def run(checkpoint, *options):
+        target = tmp_path / "result.json"
+        evaluates("perplexity", "--ckpt", checkpoint, "--output", target, *options)
+        return json.loads(target.read_text())
+
+    return run
+
+
+def slow_nats(checkpoint_path, data, split="val"):
+    """The corpus' negative log-likelihood, one window at a time, all in float64."""
+    model = build_model(read_checkpoint(checkpoint_path)).double()
+    data.prepare_data()
+    stream = data.stream(split)
+    eos = torch.tensor([data.tokenizer.eos_id])
+    text = torch.cat((eos, torch.tensor([int(t) for t in stream.gather(_numbers(len(stream)))])))
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(stream), data.block_size):
+            window = text[start : start + data.block_size + 1]
+            logits = model.network(window[None, :-1])[0] @ model.network.output_matrix.t()
+            for position, target in enumerate(window[1:]):
+                nats -= torch.log_softmax(logits[position], dim=0)[target].item()
+    return nats, len(stream)
+
+
+def _numbers(count):
+    import numpy as np
+
+    return np.arange(count)
+
+
+def test_json_equals_the_slow_loop(score, checkpoint_path, corpus):
+    data = LocalText(**corpus)
+    nats, tokens = slow_nats(checkpoint_path, data)
+    result = score(checkpoint_path)
+    size = data.counts("val").utf8_bytes
+    assert list(result) == KEYS
+    assert result["tokens"] == tokens
+    assert result["bytes"] == size
+    assert result["nats_per_token"] == pytest.approx(nats / tokens, rel=1e-6)
+    assert result["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    assert result["bits_per_byte"] == pytest.approx(nats / size / math.log(2), rel=1e-6)
+    assert result["likelihood"] == "exact"
+    assert result["causal"] is True
+    assert result["checkpoint"] == str(checkpoint_path)
+    assert result["data"]["split"] == "val"
+    assert result["data"]["fingerprint"] == result["data"]["trained_on"] == data.fingerprint
+
+
+def test_flops_are_those_of_a_forward_pass_over_one_window(score, checkpoint_path):
+    model = build_model(read_checkpoint(checkpoint_path))
+    assert score(checkpoint_path)["flops_per_token"] == model.flops_per_token(32)
+    shorter = score(checkpoint_path, "--data.block_size", "8")
+    assert shorter["flops_per_token"] == model.flops_per_token(8)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_batch_size_changes_nothing(score, checkpoint_path, batch_size):
+    expected = score(checkpoint_path)
+    result = score(checkpoint_path, "--batch_size", batch_size)
+    assert result["settings"]["batch_size"] == batch_size
+    assert (result["tokens"], result["bytes"]) == (expected["tokens"], expected["bytes"])
+    assert result["nats_per_token"] == pytest.approx(expected["nats_per_token"], rel=1e-7)
+
+
+def test_training_logs_the_same_numbers(score, checkpoint_path, corpus, quiet_trainer):
+    model = build_model(read_checkpoint(checkpoint_path))
+    (logged,) = quiet_trainer().validate(model, LocalText(**corpus), verbose=False)
+    result = score(checkpoint_path)
+    assert result["nats_per_token"] == pytest.approx(logged["val/loss"], rel=1e-6)
+    assert result["perplexity"] == pytest.approx(logged["val/ppl"], rel=1e-5)
+    assert result["bits_per_byte"] == pytest.approx(logged["val/bpb"], rel=1e-6)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_token_of_a_split_is_scored(score, checkpoint_path, corpus, split):
+    data = LocalText(**corpus)
+    data.prepare_data()
+    result = score(checkpoint_path, "--split", split)
+    assert result["tokens"] == data.counts(split).tokens
+    assert result["bytes"] == data.counts(split).utf8_bytes
+    assert result["data"]["split"] == split
+
+
+def test_limit_scores_the_first_batches(score, checkpoint_path):
+    result = score(checkpoint_path, "--limit_batches", "2", "--batch_size", "3")
+    assert result["tokens"] == 2 * 3 * 32
+    assert result["settings"]["batches"] == 2 < result["settings"]["of_batches"]
+
+
+def test_bf16_is_close_and_named(score, checkpoint_path):
+    exact = score(checkpoint_path)["nats_per_token"]
+    result = score(checkpoint_path, "--precision", "bf16")
+    assert result["settings"]["precision"] == "bf16"
+    assert result["nats_per_token"] != exact
+    assert result["nats_per_token"] == pytest.approx(exact, rel=1e-2)
+
+
+def test_config_fields_can_be_set(score, checkpoint_path):
+    expected = score(checkpoint_path)
+    result = score(checkpoint_path, "--set.attention_backend", "math")
+    assert result["nats_per_token"] == pytest.approx(expected["nats_per_token"], rel=1e-6)
+    assert result["settings"]["set"] == {"attention_backend": "math"}
+    changed = score(checkpoint_path, "--set.window", "2")
+    assert changed["nats_per_token"] != pytest.approx(expected["nats_per_token"], rel=1e-6)
+
+
+def test_table_for_people(evaluates, checkpoint_path):
+    out = evaluates("perplexity", "--ckpt", checkpoint_path)
+    table = dict(line.split("  ", 1) for line in out.strip().splitlines())
+    assert float(table["nats per token"]) > 0
+    assert {"perplexity", "bits per byte", "tokens", "split", "fingerprint"} <= table.keys()
+    assert "trained on" not in table
+
+
+def test_random_state_is_left_alone(score, checkpoint_path):
+    score(checkpoint_path)  # what is imported late is imported now
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    score(checkpoint_path)
+    assert torch.equal(torch.rand(3), expected)
