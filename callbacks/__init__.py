@@ -4,7 +4,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 
 | Callback | What it does |
 |---|---|
-| ``Checkpoint`` | writes ``last.ckpt`` and the best by validation |
+| ``SaveCheckpoints`` | writes ``last.ckpt`` and the best by validation |
 | ``ResumeState`` | random states and unfinished steps: a resumed run equals the uninterrupted one |
 | ``KeepOptimizerSettings`` | lets configured optimiser settings win over restored ones |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
@@ -14,22 +14,22 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``Predictions`` | what ``predict`` writes |
 """
 
-from callbacks.checkpoint import Checkpoint
 from callbacks.gradient_norm import GradientNorm
 from callbacks.optimizer_settings import KeepOptimizerSettings
 from callbacks.predictions import Predictions
 from callbacks.progress import Progress
 from callbacks.resume_state import ResumeState
 from callbacks.samples import Samples
+from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.throughput import Throughput
 
 __all__ = [
-    "Checkpoint",
     "GradientNorm",
     "KeepOptimizerSettings",
     "Predictions",
     "Progress",
     "ResumeState",
     "Samples",
+    "SaveCheckpoints",
     "Throughput",
 ]

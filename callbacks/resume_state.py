@@ -32,8 +32,13 @@ class ResumeState(L.Callback):
         self._gradients: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Notes the state behind model construction, unless a checkpoint brought another."""
+        """Notes the state behind model construction, unless a checkpoint brought another.
+
+        Ranks have built equal models from one seed; from here on their dropout masks differ.
+        """
         if self._state is None:
+            if trainer.global_rank:
+                torch.manual_seed(torch.initial_seed() + trainer.global_rank)
             self._state = RandomState.capture()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -1,7 +1,5 @@
 """Text that the model writes while it trains."""
 
-import dataclasses
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -90,7 +88,8 @@ class Samples(L.Callback):
                     self.prompts,
                     tokenizer=data.tokenizer,
                     max_new_tokens=self._length(data),
-                    sampling=self._sampling(model),
+                    temperature=self.temperature,
+                    seed=self.seed,
                 )
             except Exception as error:  # whatever a new method raises must not end its training
                 self._unable = True
@@ -104,14 +103,6 @@ class Samples(L.Callback):
         """Returns max_new_tokens, or what fits behind the longest prompt in one trained context."""
         longest = max(len(data.tokenizer.encode(prompt)) for prompt in self.prompts)
         return max(1, min(self.max_new_tokens, data.block_size - max(1, longest)))
-
-    def _sampling(self, model: Any) -> Any:
-        """Returns the model's default way of sampling with our temperature and seed.
-
-        Taken from the method's signature: callbacks know the contract, not the package behind it.
-        """
-        default = inspect.signature(model.generate_text).parameters["sampling"].default
-        return dataclasses.replace(default, temperature=self.temperature, seed=self.seed)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class PromptSource:
         """Returns batch `n` of this rank."""
         first = (n * self._world_size + self._rank) * self._batch_size
         last = len(self._prompts) - 1
-        numbers = np.arange(min(first, last), min(first + self._batch_size, last + 1))
+        numbers = range(min(first, last), min(first + self._batch_size, last + 1))
         ids = [self._ids[number] for number in numbers]
         width = 1 + max(1, *map(len, ids))
         rows = np.full((len(ids), width), IGNORE, dtype=np.int64)
@@ -98,7 +98,7 @@ class PromptSource:
             row[1 : 1 + len(tokens)] = tokens
         batch = as_batch(
             rows,
-            numbers,
+            np.array(numbers),
             eos_id=self._tokenizer.eos_id,
             token_bytes=self._tokenizer.token_bytes,
         )

@@ -6,9 +6,9 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from evaluation.checkpoint import Checkpoint, read_checkpoint
 from evaluation.classes import import_packages
 from evaluation.device import Device, Precision
+from lightning_models.checkpoint import Checkpoint, read_checkpoint
 
 
 def add_model_arguments(parser: ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from evaluation.checkpoint import CheckpointError
+from lightning_models.checkpoint import CheckpointError
 
 PACKAGES = ("lightning_models", "datamodules")
 """Packages that a checkpoint may have imported."""

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from datamodules import TextDataModule, Tokenizer, tokenizer_from_state
-from evaluation.checkpoint import Checkpoint, CheckpointError, Recipe
 from evaluation.classes import resolve_class
 from evaluation.output import write_atomically
 from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 
 
 def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> TextDataModule:

@@ -9,7 +9,6 @@ from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import BatchLoader, TextDataModule
 from evaluation.arguments import add_model_arguments, checkpoint_in
-from evaluation.checkpoint import Checkpoint, Recipe, read_checkpoint
 from evaluation.classes import import_packages, resolve_class
 from evaluation.console import format_table
 from evaluation.corpus import build_data, check_fit, prepare
@@ -18,6 +17,7 @@ from evaluation.output import check_target, write_json
 from evaluation.rebuild import build_model, changed_fields
 from evaluation.scoring import PERPLEXITY_KEYS, Totals, score_batches
 from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
 
 Split = Literal["train", "val", "test"]
 

@@ -8,7 +8,6 @@ from tqdm import tqdm
 
 from datamodules import Tokenizer, load_tokenizer
 from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint import read_checkpoint
 from evaluation.classes import import_packages
 from evaluation.corpus import build_tokenizer
 from evaluation.device import Precision, autocast, pick_device
@@ -16,13 +15,11 @@ from evaluation.output import check_target, write_jsonl
 from evaluation.prompts import collect_prompts
 from evaluation.rebuild import build_model
 from lightning_models import LanguageModel
+from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig
 
 GROUP = 32
 """Prompts decoded at once: few enough for the caches of a GPT-2 to fit a small GPU."""
-# Groups take seeds far apart, so that runs with neighbouring seeds share no stream. They stay below
-# 2**32, one word of the generator's key: (2**32, 0) and (0, 1) would be the same words.
-_STRIDE, _SEEDS = 0x9E3779B1, 2**32
 
 
 def continue_prompts(
@@ -50,13 +47,13 @@ def continue_prompts(
     hidden = None if len(starts) > 1 else True  # None: hidden where stderr is not a terminal
     for start in tqdm(starts, desc="generating", unit=" groups", disable=hidden):
         group = prompts[start : start + GROUP]
-        seed = (sampling.seed + start // GROUP * _STRIDE) % _SEEDS
         with autocast(model.device, precision):
             texts = model.generate_text(
                 group,
                 tokenizer=tokenizer,
                 max_new_tokens=max_new_tokens,
-                sampling=dataclasses.replace(sampling, seed=seed),
+                first_row=start,
+                **dataclasses.asdict(sampling),
             )
         yield from zip(group, texts, strict=True)
 

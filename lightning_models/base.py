@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
@@ -245,13 +247,35 @@ class LanguageModel(L.LightningModule, ABC):
         """Returns AdamW with its two decay groups and the per-step schedule."""
         config = self.optimizer_config
         assert self.network is not None
-        optimizer = build_optimizer(self.network, config, self.no_decay_parameters())
+        optimizer = build_optimizer(
+            self.network,
+            config,
+            no_decay=self.no_decay_parameters(),
+            fused=not _has_scaler(self.trainer),
+        )
         factor = schedule_factor(config, self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step", "name": "lr"},
         }
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clips under bf16 too, where Lightning refuses because the fused optimiser might unscale.
+
+        bf16 has no loss scaler, so there is nothing to unscale.
+        """
+        plugin = self.trainer.precision_plugin
+        if not gradient_clip_val or _has_scaler(self.trainer):
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+        Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)
 
     # ---- text
 
@@ -261,7 +285,8 @@ class LanguageModel(L.LightningModule, ABC):
         *,
         tokenizer: Any,
         max_new_tokens: int,
-        sampling: SamplingConfig = SamplingConfig(),
+        first_row: int = 0,
+        **sampling: Any,
     ) -> list[str]:
         """Returns a continuation of each prompt (an empty prompt starts a document).
 
@@ -271,7 +296,9 @@ class LanguageModel(L.LightningModule, ABC):
             prompts: texts.
             tokenizer: the data's tokenizer (``datamodule.tokenizer``).
             max_new_tokens: upper bound on each continuation, in tokens.
-            sampling: how tokens are chosen.
+            first_row: number of the first prompt's random stream, where prompts come in several
+                calls.
+            **sampling: fields of ``SamplingConfig``: temperature, top_k, top_p, seed.
         """
         ids = [tokenizer.encode(prompt) or [tokenizer.eos_id] for prompt in prompts]
         was_training = self.training
@@ -281,14 +308,20 @@ class LanguageModel(L.LightningModule, ABC):
                 self,
                 ids,
                 max_new_tokens=max_new_tokens,
-                sampling=sampling,
+                sampling=SamplingConfig(**sampling),
                 eos_id=tokenizer.eos_id,
                 vocab_size=tokenizer.vocab_size,
                 device=self.device,
+                first_row=first_row,
             )
         finally:
             self.train(was_training)
         return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
+
+
+def _has_scaler(trainer: L.Trainer) -> bool:
+    """Whether the loss is scaled (16-mixed): a fused optimiser would clash with clipping."""
+    return getattr(trainer.precision_plugin, "scaler", None) is not None
 
 
 def _as_dataclass(value: Any, kind: Any) -> Any:
@@ -296,7 +329,8 @@ def _as_dataclass(value: Any, kind: Any) -> Any:
     if not (isinstance(value, Mapping) and dataclasses.is_dataclass(kind)):
         return value
     hints = get_type_hints(kind)
-    return kind(**{key: _as_dataclass(item, hints.get(key)) for key, item in value.items()})
+    build: Any = kind
+    return build(**{key: _as_dataclass(item, hints.get(key)) for key, item in value.items()})
 
 
 def _plain(value: Any) -> Any:

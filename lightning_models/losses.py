@@ -9,21 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 IGNORE_INDEX = -100
 """Target value where nothing is predicted."""
 
-CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}
-"""Logits held at once, by device type: what fits the CPU's caches, what fills a GPU."""
+CHUNK_ROWS = {"cpu": 256, "cuda": 2048}
+"""Tokens whose logits are held at once, by device type; enough of them to feed the matrix units."""
 
 
 def linear_cross_entropy(
     h: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Returns the summed cross-entropy, in nats, of logits ``h weight^T`` as a float32 scalar.
+    """Returns the summed cross-entropy, in nats, of logits ``h weight^T`` (float32, or float64).
 
     Gradients are computed chunk by chunk in the forward pass, where the chunk's logits are at
-    hand; backward only scales them. Only the gradients that are asked for cost anything.
+    hand; backward only scales them (so there is no second derivative). Only the gradients that
+    are asked for cost anything.
 
     Args:
         h: normed states (..., D); the matrix products run in its dtype, or in autocast's.
@@ -33,8 +35,10 @@ def linear_cross_entropy(
     """
     scale = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights.float()
     scale = scale.masked_fill(targets == IGNORE_INDEX, 0.0)
-    flat = h.reshape(-1, h.shape[-1]), weight, targets.reshape(-1).clamp(min=0), scale.reshape(-1)
-    return _LinearCrossEntropy.apply(*flat, _product_dtype(h))
+    flat = h.reshape(-1, h.shape[-1]), weight, _index(targets), scale.reshape(-1)
+    dtype = _product_dtype(h)
+    with torch.autocast(h.device.type, enabled=False):
+        return _LinearCrossEntropy.apply(*flat, dtype)
 
 
 @torch.no_grad()
@@ -48,13 +52,18 @@ def token_log_probs(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """
     dtype = _product_dtype(h)
     flat = h.reshape(-1, h.shape[-1]).to(dtype)
-    index = targets.reshape(-1, 1).clamp(min=0)
+    index = _index(targets)[:, None]
     weight = weight.to(dtype)
     out = torch.empty(len(flat), dtype=torch.float32, device=h.device)
     for rows in _chunks(len(flat), weight):
         logits = _logits(flat[rows], weight)
         out[rows] = logits.gather(1, index[rows])[:, 0] - logits.logsumexp(dim=-1)
     return out.view(targets.shape).masked_fill(targets == IGNORE_INDEX, 0.0)
+
+
+def _index(targets: Tensor) -> Tensor:
+    """Returns flat targets that can be gathered; ids outside the vocabulary still raise there."""
+    return targets.reshape(-1).masked_fill(targets.reshape(-1) == IGNORE_INDEX, 0)
 
 
 def _product_dtype(h: Tensor) -> torch.dtype:
@@ -64,8 +73,9 @@ def _product_dtype(h: Tensor) -> torch.dtype:
 
 
 def _chunks(num_rows: int, weight: Tensor) -> list[slice]:
-    limit = CHUNK_LOGITS.get(weight.device.type, CHUNK_LOGITS["cuda"])
-    count = max(1, math.ceil(num_rows * weight.shape[0] / limit))
+    """Returns equal slices of the rows, at most CHUNK_ROWS each."""
+    limit = CHUNK_ROWS.get(weight.device.type, CHUNK_ROWS["cuda"])
+    count = max(1, math.ceil(num_rows / limit))
     size = max(1, math.ceil(num_rows / count))
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
@@ -100,11 +110,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total.to(torch.promote_types(h.dtype, torch.float32))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_h, grad_weight = ctx.saved_tensors
         (grad,) = grad_outputs
         if grad_h is not None:
-            grad_h = grad_h * grad.to(grad_h.dtype)
+            wide = torch.promote_types(grad_h.dtype, torch.float32)
+            grad_h = (grad_h.to(wide) * grad).to(grad_h.dtype)
         if grad_weight is not None:
             grad_weight = (grad_weight * grad).to(ctx.weight_dtype)
         return grad_h, grad_weight, None, None, None
@@ -121,7 +133,7 @@ def _chunk(h: Tensor, weight: Tensor, targets: Tensor, scale: Tensor) -> tuple[T
     losses = mass.log()[:, 0] + highest[:, 0] - picked
     scale = scale.to(logits.dtype)[:, None]
     gradient = exponentials.mul_(scale / mass).scatter_add_(1, index, -scale)
-    return losses @ scale[:, 0], gradient
+    return (losses * scale[:, 0]).sum(), gradient
 
 
 def _accumulate(grad_weight: Tensor, logit_grad: Tensor, states: Tensor) -> None:

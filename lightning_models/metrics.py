@@ -1,9 +1,11 @@
 """Corpus-level averages that are right for ragged batches, accumulation and many ranks."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Module
 from torchmetrics import Metric
 
 PERPLEXITY_NAMES = {
@@ -35,8 +37,14 @@ class Ratio(Metric):
 
     def update(self, numerator: Tensor, denominator: Tensor | float) -> None:
         """Adds one batch: two sums (scalars, or tensors whose elements are summed)."""
-        self.numerator += torch.as_tensor(numerator).detach().double().sum()
-        self.denominator += torch.as_tensor(denominator).double().sum().to(self.denominator.device)
+        self.numerator += torch.as_tensor(numerator, dtype=torch.float64).detach().sum()
+        count = torch.as_tensor(denominator, dtype=torch.float64).detach().sum()
+        self.denominator += count.to(self.denominator.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
+        """Follows the module to its device, but not to its dtype: bf16 sums stop at 256."""
+        device = fn(torch.empty(0, device=self.numerator.device)).device
+        return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
     def compute(self) -> Tensor:
         """Returns the ratio as a float32 scalar (nan before the first update)."""

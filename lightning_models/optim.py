@@ -45,12 +45,16 @@ class OptimizerConfig:
         for key in ("min_lr_ratio", "decay_fraction"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be between 0 and 1")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas ({self.betas}) must be in [0, 1)")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas ({self.betas}) must be two numbers in [0, 1)")
 
 
 def build_optimizer(
-    module: nn.Module, config: OptimizerConfig, no_decay: Iterable[nn.Parameter] = ()
+    module: nn.Module,
+    config: OptimizerConfig,
+    *,
+    no_decay: Iterable[nn.Parameter] = (),
+    fused: bool = True,
 ) -> torch.optim.AdamW:
     """Returns AdamW over the trainable parameters of ``module``, in two decay groups.
 
@@ -58,6 +62,7 @@ def build_optimizer(
         module: the network.
         config: see its fields.
         no_decay: parameters exempt from weight decay beside those with fewer than two dimensions.
+        fused: whether to take the fused kernel where the device has one (CPU, CUDA).
     """
     exempt = {id(parameter) for parameter in no_decay}
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
@@ -70,7 +75,7 @@ def build_optimizer(
         for parameters, decay in zip(groups, decays, strict=True)
         if parameters
     ]
-    fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group)
+    fused = fused and all(p.device.type in ("cpu", "cuda") for group in groups for p in group)
     return torch.optim.AdamW(
         settings, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused
     )
@@ -103,7 +108,7 @@ def _factor(config: OptimizerConfig, step: int, warmup: float, total: float) -> 
         return 1.0
     floor = config.min_lr_ratio
     start = total * (1 - config.decay_fraction) if config.schedule == "wsd" else warmup
-    progress = min(1.0, max(0.0, (step - start) / max(1.0, total - start)))
+    progress = min(1.0, max(0.0, (step - start) / (total - start))) if total > start else 1.0
     if config.schedule == "cosine":
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
     return 1 - (1 - floor) * progress

@@ -266,6 +266,15 @@ def test_the_logged_validation_loss_is_the_corpus_mean(method, make_data, tmp_pa
     )
 
 
+def test_evaluation_does_not_depend_on_the_batch_size(method, make_data, tmp_path):
+    model, losses = method.build().eval(), []
+    trainer = quiet_trainer(tmp_path, inference_mode=not model.needs_grad_in_eval)
+    for rows in (1, 5):
+        data = make_data(eval_batch_size=rows)
+        losses.append(trainer.validate(model, data, verbose=False)[0]["val/loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_generated_ids_stay_inside_the_vocabulary(method):
     model = method.build().eval()
     rows = generate(model, [[1], [2, 3]], max_new_tokens=20, vocab_size=VOCAB)

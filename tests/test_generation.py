@@ -222,6 +222,16 @@ def test_rows_do_not_depend_on_how_many_others_there_are_or_when_they_finish():
         assert row == full[: full.index(2) + 1 if 2 in full else 12]
 
 
+def test_prompts_in_several_calls_keep_their_streams():
+    prompts = [[n % 7] for n in range(8)]
+    whole = generate(Chain(random_table()), prompts, max_new_tokens=12)
+    parts = []
+    for first, last in ((0, 3), (3, 4), (4, 8)):
+        chain = Chain(random_table())
+        parts += generate(chain, prompts[first:last], max_new_tokens=12, first_row=first)
+    assert parts == whole
+
+
 # ---- rows that think
 
 

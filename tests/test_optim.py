@@ -31,7 +31,7 @@ class Small(nn.Module):
 def grouped(module, config, *exempt):
     """Names of the parameters in each group, by its weight decay."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    groups = build_optimizer(module, config, exempt).param_groups
+    groups = build_optimizer(module, config, no_decay=exempt).param_groups
     assert len({group["weight_decay"] for group in groups}) == len(groups)
     return {
         group["weight_decay"]: sorted(names[id(p)] for p in group["params"]) for group in groups
@@ -61,13 +61,14 @@ def test_every_trainable_parameter_of_a_network_is_in_one_group():
     assert all("norm" in name or name.endswith("bias") for name in groups[0.0])
 
 
-def test_steps_are_those_of_plain_adamw():
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_are_those_of_plain_adamw(fused):
     """Against torch's own single-tensor loop, in float64, with decay given by hand."""
     torch.manual_seed(0)
     module, twin = Small().double(), Small().double()
     twin.load_state_dict(module.state_dict())
     config = OptimizerConfig(lr=0.05, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.3)
-    mine = build_optimizer(module, config)
+    mine = build_optimizer(module, config, fused=fused)
     shared = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-3, "foreach": False, "fused": False}
     decayed = [p for p in twin.parameters() if p.requires_grad and p.dim() >= 2]
     plain = [p for p in twin.parameters() if p.requires_grad and p.dim() < 2]
@@ -85,7 +86,7 @@ def test_steps_are_those_of_plain_adamw():
             optimizer.step()
     for ours, other in zip(module.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours, other, atol=1e-13, rtol=1e-12)
-    assert mine.param_groups[0]["fused"]
+    assert mine.param_groups[0]["fused"] == fused
 
 
 def test_one_step_by_the_formula():
@@ -223,6 +224,7 @@ def test_the_scheduler_sets_the_rate_of_the_first_step():
         ("decay_fraction", 1.5),
         ("betas", (0.9, 1.0)),
         ("betas", (-0.1, 0.9)),
+        ("betas", (0.9,)),
     ],
 )
 def test_values_out_of_range(key, value):

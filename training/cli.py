@@ -14,19 +14,20 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from callbacks import (
-    Checkpoint,
     GradientNorm,
     KeepOptimizerSettings,
     Predictions,
     Progress,
     ResumeState,
     Samples,
+    SaveCheckpoints,
     Throughput,
 )
 from datamodules import TextDataModule
 from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint
 from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, look
-from training.checkpoints import AtomicCheckpointIO, SavedRun, find_checkpoint
+from training.checkpoints import AtomicCheckpointIO, find_checkpoint
 from training.conflicts import OPTIMIZER_PREFIX, Conflict, as_table, find_conflicts, report
 from training.errors import UserError, condense, explain
 from training.quiet import silence
@@ -45,7 +46,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 CALLBACKS: dict[str, type[L.Callback]] = {
-    "checkpoint": Checkpoint,
+    "checkpoint": SaveCheckpoints,
     "throughput": Throughput,
     "progress": Progress,  # behind throughput, whose latest value it shows
     "samples": Samples,
@@ -94,7 +95,7 @@ class LatentCLI(LightningCLI):
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._continues = False
-        self._saved_run: SavedRun | None = None
+        self._saved_run: Checkpoint | None = None
         self._saved: Namespace | None = None
         self._conflicts: list[Conflict] = []
         settings = {"parser_mode": "omegaconf", "exit_on_error": False}
@@ -174,11 +175,11 @@ class LatentCLI(LightningCLI):
             except ArgumentError:
                 raise error from None
 
-    def _parse_recipe(self, subcommand: str, saved_run: SavedRun) -> Namespace:
+    def _parse_recipe(self, subcommand: str, saved_run: Checkpoint) -> Namespace:
         """Makes the checkpoint's arguments the defaults and returns them as parsed."""
-        self._set_default(subcommand, "model", {"class_path": DEFAULT_MODEL, **saved_run.model})
-        if saved_run.data is not None:
-            self._set_default(subcommand, "data", saved_run.data)
+        self._set_default(subcommand, "model", saved_run.model_recipe)
+        if saved_run.data_recipe is not None:
+            self._set_default(subcommand, "data", saved_run.data_recipe)
         try:
             return self.parser.parse_args([subcommand])[subcommand]
         except ArgumentError as error:
@@ -230,7 +231,7 @@ class LatentCLI(LightningCLI):
             if self.subcommand in EVALUATION_CALLBACKS:
                 rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")
             return
-        saved = self._saved_run.model.get("init_args", {}).get("config", {}).get("vocab_size")
+        saved = self._saved_run.model_recipe["init_args"].get("config", {}).get("vocab_size")
         if saved is not None and saved != self.datamodule.vocab_size:
             raise UserError(
                 f"data.vocab_size ({self.datamodule.vocab_size}) is not that of the checkpoint "

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lightning_models.layers.attention import Backend
 
@@ -58,7 +58,8 @@ class DecoderConfig:
     """Attention kernel; math is the slow reference the others are tested against."""
 
     def __post_init__(self) -> None:
-        """Checks that the sizes fit together."""
+        """Checks choices and ranges, and that the sizes fit together."""
+        check_choices(self)
         for key in ("vocab_size", "block_size", "num_layers", "dim", "num_heads", "vocab_multiple"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
@@ -68,10 +69,14 @@ class DecoderConfig:
                 f"num_heads ({self.num_heads}) must divide dim ({self.dim}); try dim={fix}"
             )
         if self.positions == "rope" and self.head_dim % 2:
+            fix = 2 * self.num_heads * max(1, self.head_dim // 2)
             raise ValueError(
-                f"dim / num_heads ({self.head_dim}) must be even for positions=rope; "
-                f"try num_heads={max(1, self.num_heads // 2)}"
+                f"dim / num_heads ({self.head_dim}) must be even for positions=rope; try dim={fix}"
             )
+        for key in ("ffn_dim", "norm_eps", "rope_base", "init_std"):
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ValueError(f"{key} ({value}) must be above 0")
         for key in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, key) < 1.0:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
@@ -98,3 +103,15 @@ class DecoderConfig:
     def padded_vocab_size(self) -> int:
         """Rows of the embedding and of the head: vocab_size rounded up to vocab_multiple."""
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+
+def check_choices(config: Any) -> None:
+    """Checks every field of a dataclass whose type is a Literal.
+
+    Raises:
+        ValueError: if a value is none of the choices.
+    """
+    for key, hint in get_type_hints(type(config)).items():
+        value = getattr(config, key)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise ValueError(f"{key} ({value}) is none of {', '.join(map(str, get_args(hint)))}")

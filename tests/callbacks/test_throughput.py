@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import callbacks.throughput
-from callbacks import Checkpoint, Throughput
+from callbacks import SaveCheckpoints, Throughput
 from callbacks.peak_rate import known_rate, peak_flops
 from callbacks.throughput import context_length, peak_memory_gib, real_tokens
 from lightning_models import TransformerLM
@@ -43,7 +43,7 @@ def clocked(make_model, make_data, make_trainer, monkeypatch):
     trainer = make_trainer(
         throughput,
         recorder,
-        Checkpoint(every_n_train_steps=2),
+        SaveCheckpoints(every_n_train_steps=2),
         max_steps=6,
         val_check_interval=3,
         enable_checkpointing=True,

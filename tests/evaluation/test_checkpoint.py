@@ -7,8 +7,8 @@ import lightning as L
 import pytest
 import torch
 
-from evaluation.checkpoint import CheckpointError, read_checkpoint
 from evaluation.rebuild import build_model
+from lightning_models.checkpoint import CheckpointError, read_checkpoint
 
 
 def build(path):
@@ -20,8 +20,13 @@ def test_a_missing_file_is_named(tmp_path):
         read_checkpoint(tmp_path / "none.ckpt")
 
 
-def test_a_folder_is_no_checkpoint(tmp_path):
-    with pytest.raises(CheckpointError, match="is a folder; pass a checkpoint file"):
+def test_a_folder_means_the_newest_checkpoint_below_it(checkpoint_path, tmp_path):
+    inside = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    inside.parent.mkdir(parents=True)
+    inside.write_bytes(checkpoint_path.read_bytes())
+    assert read_checkpoint(tmp_path).path == inside
+    inside.unlink()
+    with pytest.raises(CheckpointError, match="no whole checkpoint below"):
         read_checkpoint(tmp_path)
 
 

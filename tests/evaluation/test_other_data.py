@@ -6,7 +6,7 @@ import pytest
 
 from datamodules import LocalText
 from datamodules.tokenizers import tokenizer_from_state
-from evaluation.checkpoint import read_checkpoint
+from lightning_models.checkpoint import read_checkpoint
 
 TEXT = "A thought reads the memory and writes a token.\n\nUnseen words: zebra, quartz, 42!\n\n"
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from datamodules import LocalText
-from evaluation.checkpoint import read_checkpoint
 from evaluation.rebuild import build_model
+from lightning_models.checkpoint import read_checkpoint
 
 KEYS = [
     "nats_per_token",

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from evaluation import samples
-from evaluation.checkpoint import read_checkpoint
 from evaluation.corpus import build_tokenizer
 from evaluation.rebuild import build_model
 from evaluation.samples import continue_prompts
+from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig
 
 PROMPTS = ["The thought", "", "memory and state", "x", "Reads the"]
@@ -95,7 +95,7 @@ def test_a_typed_prompt_is_taken_literally(evaluates, checkpoint_path, tmp_path)
         ("p.jsonl", b'{"prompt": "a"}\n{"text": "b"}', r'line 2: expected {"prompt": "text"}'),
         ("p.jsonl", b"nonsense", "line 1: not JSON"),
         ("p.txt", b"\xff\xfe\xfa", "is not UTF-8 text"),
-        ("p.txt", b"\n \n", "there is nothing to continue"),
+        ("p.txt", b"\n \n", "is empty"),
     ],
 )
 def test_bad_prompt_files_are_named(fails, checkpoint_path, tmp_path, name, content, expected):
@@ -108,7 +108,7 @@ def test_bad_prompt_files_are_named(fails, checkpoint_path, tmp_path, name, cont
     ("options", "expected"),
     [
         ([], "there is nothing to continue; give --prompt"),
-        (["--prompts_file", "none.txt"], "there is no file none.txt"),
+        (["--prompts_file", "none.txt"], "there is no prompts file none.txt"),
         (
             ["--prompt", "a", "--temperature", "-1"],
             "temperature (-1.0) must be 0 (greedy) or above",

@@ -6,14 +6,17 @@ import shutil
 import pytest
 import torch
 
+from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from tests.training.conftest import checkpoint_folder, load
-from training.checkpoints import AtomicCheckpointIO, find_checkpoint, read_checkpoint
+from training.checkpoints import AtomicCheckpointIO, find_checkpoint
 from training.errors import UserError
 
 
 def save(path, step, time=None):
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"state_dict": {"w": torch.zeros(64)}, "global_step": step}, path)
+    recipe = {"model": {"class_path": "lightning_models.TransformerLM", "init_args": {}}}
+    content = {"state_dict": {"w": torch.zeros(64)}, "global_step": step, "recipe": recipe}
+    torch.save(content, path)
     if time is not None:
         os.utime(path, (time, time))
     return path
@@ -39,7 +42,7 @@ def test_within_a_folder_the_highest_step_is_last(tmp_path):
 def test_a_cut_off_file_is_named_and_skipped(tmp_path):
     whole = save(tmp_path / "step=4.ckpt", 4)
     cut_off(save(tmp_path / "last.ckpt", 6))
-    with pytest.warns(UserWarning, match=r"last\.ckpt is cut off"):
+    with pytest.warns(UserWarning, match=r"last\.ckpt .*is truncated"):
         assert find_checkpoint("last", [tmp_path]).path == whole
 
 
@@ -51,7 +54,7 @@ def test_a_folder_of_damaged_files_gives_way_to_an_older_one(tmp_path):
 
 
 def test_no_checkpoint_is_a_clear_error(tmp_path):
-    with pytest.raises(UserError, match="no whole checkpoint below") as error:
+    with pytest.raises(CheckpointError, match="no whole checkpoint below") as error:
         find_checkpoint("last", [tmp_path])
     assert str(tmp_path) in str(error.value)
 
@@ -63,7 +66,7 @@ def test_other_files_are_not_checkpoints(tmp_path, content):
         torch.save({"something": 1}, path)
     else:
         path.write_bytes(content)
-    with pytest.raises(UserError, match="not a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint|no recipe"):
         read_checkpoint(path)
 
 

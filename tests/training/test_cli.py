@@ -9,7 +9,14 @@ import pytest
 import torch
 import yaml
 
-from callbacks import Checkpoint, GradientNorm, Progress, ResumeState, Samples, Throughput
+from callbacks import (
+    GradientNorm,
+    Progress,
+    ResumeState,
+    Samples,
+    SaveCheckpoints,
+    Throughput,
+)
 from tests.training.conftest import checkpoint_folder, load
 from training import LatentCLI, main
 
@@ -69,7 +76,7 @@ def test_standing_callbacks_and_their_options():
         "--throughput.peak_tflops=2",
     )
     kinds = [type(callback) for callback in cli.trainer.callbacks]
-    for kind in (Checkpoint, GradientNorm, Progress, ResumeState, Samples, Throughput):
+    for kind in (SaveCheckpoints, GradientNorm, Progress, ResumeState, Samples, Throughput):
         assert kinds.count(kind) == 1, kind
     checkpoint = cli.trainer.checkpoint_callback
     assert checkpoint.every_n_train_steps == 7
@@ -82,7 +89,7 @@ def test_standing_callbacks_and_their_options():
     ("switch", "gone"),
     [
         ("--trainer.enable_progress_bar=false", "Progress"),
-        ("--trainer.enable_checkpointing=false", "Checkpoint"),
+        ("--trainer.enable_checkpointing=false", "SaveCheckpoints"),
         ("--trainer.logger=false", "LearningRateMonitor"),
     ],
 )
@@ -102,7 +109,7 @@ def test_callbacks_of_a_config_stand_beside_the_others(fit, tmp_path):
     end = load(checkpoint_folder(tmp_path) / "last.ckpt")
     assert end["global_step"] == 2
     assert any(key.startswith("EarlyStopping") for key in end["callbacks"])
-    assert any(key.startswith("Checkpoint") for key in end["callbacks"])
+    assert any(key.startswith("SaveCheckpoints") for key in end["callbacks"])
 
 
 def test_fit_leaves_checkpoints_config_and_logs_in_one_folder(trained):

@@ -16,7 +16,7 @@ BAD_INPUT = {
     "value Lightning refuses": (["--checkpoint.save_top_k=-4"], "save_top_k=-4"),
     "unknown model": (["--model=lightning_models.Foo"], "Foo"),
     "missing config file": (["--config=nowhere.yaml"], "nowhere.yaml"),
-    "missing checkpoint": (["--ckpt_path=nowhere.ckpt"], "no checkpoint nowhere.ckpt"),
+    "missing checkpoint": (["--ckpt_path=nowhere.ckpt"], "there is no checkpoint at nowhere.ckpt"),
     "missing argument": (["--data=datamodules.LocalText"], "data_files"),
     "missing data": (
         ["--data=datamodules.LocalText", "--data.data_files=nowhere.txt"],

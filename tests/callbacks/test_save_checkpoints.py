@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 
-from callbacks import Checkpoint
+from callbacks import SaveCheckpoints
 
 
 class Writes(L.Callback):
@@ -38,14 +38,14 @@ def step_of(tmp_path, name):
 
 def test_last_does_not_wait_for_a_validation(run, tmp_path):
     """Lightning's own writes nothing before val/loss is known."""
-    at, names = run(Checkpoint(every_n_train_steps=2), max_steps=5, limit_val_batches=0)
+    at, names = run(SaveCheckpoints(every_n_train_steps=2), max_steps=5, limit_val_batches=0)
     assert at == [(2, 2), (4, 4), (5, 5)]
     assert names == ["last.ckpt"]
     assert step_of(tmp_path, "last.ckpt") == 5
 
 
 def test_the_best_does_not_wait_for_the_interval(run, tmp_path):
-    checkpoint = Checkpoint(every_n_train_steps=4)
+    checkpoint = SaveCheckpoints(every_n_train_steps=4)
     _, names = run(checkpoint, max_steps=4, val_check_interval=2)
     (best,) = (name for name in names if re.fullmatch(r"best-step=\d\.ckpt", name))
     assert step_of(tmp_path, best) in (2, 4)
@@ -54,36 +54,39 @@ def test_the_best_does_not_wait_for_the_interval(run, tmp_path):
 
 def test_one_step_can_be_the_last_and_the_best(run, tmp_path):
     """Writing last.ckpt must not count as the validated checkpoint of the same step."""
-    _, names = run(Checkpoint(every_n_train_steps=2), max_steps=2, val_check_interval=2)
+    _, names = run(SaveCheckpoints(every_n_train_steps=2), max_steps=2, val_check_interval=2)
     assert names == ["best-step=2.ckpt", "last.ckpt"]
 
 
 def test_all_are_kept_once(run):
-    checkpoint = Checkpoint(every_n_train_steps=1, save_top_k=-1)
+    checkpoint = SaveCheckpoints(every_n_train_steps=1, save_top_k=-1)
     _, names = run(checkpoint, max_steps=3, val_check_interval=3)
     assert names == ["last.ckpt", "step=1.ckpt", "step=2.ckpt", "step=3.ckpt"]
     assert checkpoint.best_model_path.endswith("step=3.ckpt")
 
 
 def test_never_between_accumulated_batches(run):
-    checkpoint = Checkpoint(train_time_interval=timedelta(0))
+    checkpoint = SaveCheckpoints(train_time_interval=timedelta(0))
     at, _ = run(checkpoint, max_steps=3, accumulate_grad_batches=3, limit_val_batches=0)
     assert at == [(1, 3), (2, 6), (3, 9)]
 
 
 def test_time_is_asked_when_logging(run):
-    checkpoint = Checkpoint(train_time_interval=timedelta(0))
+    checkpoint = SaveCheckpoints(train_time_interval=timedelta(0))
     at, _ = run(checkpoint, max_steps=5, log_every_n_steps=2, limit_val_batches=0)
     assert [step for step, _ in at] == [2, 4, 5]
 
 
 def test_no_validation_is_no_error_at_the_end_of_an_epoch(run, recwarn):
-    run(Checkpoint(), max_epochs=2, limit_train_batches=2, limit_val_batches=0)
+    run(SaveCheckpoints(), max_epochs=2, limit_train_batches=2, limit_val_batches=0)
     assert not any("could not find the monitored key" in str(w.message) for w in recwarn)
 
 
 def test_another_folder_starts_its_own_ranking(tmp_path, recwarn):
-    old, new = Checkpoint(dirpath=str(tmp_path / "a")), Checkpoint(dirpath=str(tmp_path / "b"))
+    old, new = (
+        SaveCheckpoints(dirpath=str(tmp_path / "a")),
+        SaveCheckpoints(dirpath=str(tmp_path / "b")),
+    )
     old.best_model_path = "a/best.ckpt"
     new.load_state_dict(old.state_dict())
     assert new.best_model_path == ""
@@ -92,4 +95,4 @@ def test_another_folder_starts_its_own_ranking(tmp_path, recwarn):
 
 def test_steps_must_be_positive():
     with pytest.raises(ValueError, match="every_n_train_steps"):
-        Checkpoint(every_n_train_steps=0)
+        SaveCheckpoints(every_n_train_steps=0)

@@ -1,10 +1,10 @@
-"""Reading a checkpoint without running any code that it might carry."""
+"""Finding and reading checkpoints without running any code that they might carry."""
 
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,11 @@ class Checkpoint:
             )
 
     @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+        return int(self.content.get("global_step", 0))
+
+    @property
     def model_recipe(self) -> Recipe:
         """Class path and init arguments of the model."""
         return dict(self.content["recipe"]["model"])
@@ -72,18 +77,60 @@ class Checkpoint:
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Returns the checkpoint at ``path``; only tensors and plain values are ever unpickled.
 
+    Args:
+        path: a file, or the folder of a run: then the newest whole checkpoint below it.
+
     Raises:
         CheckpointError: if the file is missing, damaged, wants to run code, or is not ours.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if path.is_dir():
-        raise CheckpointError(f"{path} is a folder; pass a checkpoint file (.ckpt)")
+        return newest_checkpoint([path])
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
     content = _load(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a checkpoint")
     return Checkpoint(path, content)
+
+
+def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
+    """Returns the newest whole checkpoint below ``folders``.
+
+    The folder that was written to last comes first, and within it the highest step: copying a run
+    may change the order of its files' times, but not their steps. Damaged files are named in a
+    warning and skipped.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    by_folder: dict[Path, list[Path]] = {}
+    for folder in folders:
+        for path in sorted(folder.expanduser().rglob("*.ckpt")):
+            if path.is_file():
+                by_folder.setdefault(path.parent.resolve(), []).append(path)
+    by_time = sorted(by_folder.values(), key=lambda files: max(map(_time, files)))
+    for files in reversed(by_time):
+        whole = list(_whole(files))
+        if whole:
+            return max(whole, key=lambda checkpoint: (checkpoint.step, _time(checkpoint.path)))
+    places = ", ".join(str(folder) for folder in folders)
+    raise CheckpointError(
+        f"there is no whole checkpoint below {places}; give the folder of the run or the path of a "
+        "checkpoint, or leave it out to start anew"
+    )
+
+
+def _whole(files: Iterable[Path]) -> Iterable[Checkpoint]:
+    for path in files:
+        try:
+            yield read_checkpoint(path)
+        except CheckpointError as error:
+            warnings.warn(f"skipping a damaged checkpoint: {error}", stacklevel=2)
+
+
+def _time(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _load(path: Path) -> Any:
@@ -102,7 +149,7 @@ def _load(path: Path) -> Any:
             f"{needed[1] or needed[2]}, which could run any code while loading. Load it only in "
             "the program that wrote it, and save plain values from there"
         ) from error
-    except (RuntimeError, EOFError, KeyError, UnicodeDecodeError, ValueError) as error:
+    except Exception as error:  # whatever the bytes of another file make of the unpickler
         raise _damaged(path) from error
 
 

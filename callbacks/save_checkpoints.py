@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from callbacks.trainer_state import in_accumulation, log_interval
 
 
-class Checkpoint(ModelCheckpoint):
+class SaveCheckpoints(ModelCheckpoint):
     """``last.ckpt`` to continue from, and the best by validation.
 
     Unlike in Lightning's own, the two do not wait for each other: ``every_n_train_steps`` and
