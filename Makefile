@@ -22,12 +22,12 @@ $(READY): pyproject.toml constraints.txt
 # Trains once; a second `make demo` evaluates what is there. An interrupted run goes on.
 $(DEMO)/%/trained: $(READY) configs/%/tiny.yaml
 	$(RUN) train.py fit -c configs/$*/tiny.yaml --trainer.default_root_dir $(DEMO)/$* \
-		--trainer.max_time 00:00:03:00 $(if $(wildcard $(DEMO)/$*/checkpoints/last.ckpt),--ckpt_path last)
+		--trainer.max_time 00:00:03:00 $(if $(wildcard $(DEMO)/$*/*/*/checkpoints/last.ckpt),--ckpt_path last)
 	touch $@
 
 demo: $(DEMO)/transformer/trained
-	$(RUN) evaluate.py perplexity --ckpt $(DEMO)/transformer/checkpoints/last.ckpt
-	$(RUN) evaluate.py generate --ckpt $(DEMO)/transformer/checkpoints/last.ckpt \
+	$(RUN) evaluate.py perplexity --ckpt $(DEMO)/transformer
+	$(RUN) evaluate.py generate --ckpt $(DEMO)/transformer \
 		--prompt "The function returns" --max_new_tokens 80 --temperature 0.8
 	@cat docs/next-steps.txt
 

@@ -43,15 +43,19 @@ def text_file(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="session")
+def data_cache(tmp_path_factory):
+    """Folder of the session's tokenised corpora."""
+    return tmp_path_factory.getbasetemp() / "data_cache"
+
+
 @pytest.fixture
-def make_data(text_file, tmp_path_factory):
+def make_data(text_file, data_cache):
     """Builds the real datamodule on that file; keyword arguments change its options."""
     from datamodules import LocalText
 
-    cache = tmp_path_factory.getbasetemp() / "data_cache"
-
     def make(**changes):
-        options = {"block_size": 32, "batch_size": 4, "tokenizer": "bytes", "cache_dir": str(cache)}
+        options = {"block_size": 32, "batch_size": 4, "cache_dir": str(data_cache)}
         return LocalText(data_files=str(text_file), **{**options, **changes})
 
     return make

@@ -146,7 +146,7 @@ def test_predict_needs_the_checkpoint_and_prompts(trained, tmp_path):
     prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("latent thought\nmemory\n")
     options = [f"--data.predict_file={prompts}", f"--predictions.output={output}"]
-    options += ["--predictions.max_new_tokens=0", "--trainer.accelerator=cpu"]
+    options += ["--predictions.max_new_tokens=5", "--trainer.accelerator=cpu"]
     assert main(["predict", f"--ckpt_path={checkpoint_folder(trained)}/last.ckpt", *options]) == 0
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["prompt"] for row in rows] == ["latent thought", "memory"]

@@ -1,0 +1,67 @@
+"""Every YAML parses, builds at its own size on the meta device, and trains two steps when tiny."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import LatentCLI, main
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs" / "transformer").glob("*.yaml"))
+TINY = [
+    "--model.config.num_layers=1",
+    "--model.config.dim=16",
+    "--model.config.num_heads=2",
+    "--model.config.ffn_dim=32",
+    "--data.tokenizer=bytes",
+    "--data.block_size=16",
+    "--data.batch_size=2",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+    "--trainer.max_steps=2",
+    "--trainer.accumulate_grad_batches=1",
+    "--trainer.limit_val_batches=1",
+    "--trainer.val_check_interval=2",
+    "--trainer.num_sanity_val_steps=0",
+    "--samples.max_new_tokens=4",
+]
+
+
+def ids(path):
+    return path.stem
+
+
+def stated_parameters(path):
+    """The number in the file's heading, in millions, and whether it leaves embeddings out."""
+    heading = " ".join(line for line in path.read_text().splitlines() if line.startswith("#"))
+    found = re.search(r"([\d.]+) M (non-embedding )?parameters", heading)
+    assert found, f"{path.name} does not say how many parameters it has"
+    return found[1], bool(found[2])
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=ids)
+def test_its_own_size_has_the_stated_parameters(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
+    model = LatentCLI([f"--config={path}", *cpu], run=False).model
+    with torch.device("meta"):
+        model.configure_model()
+    stated, without_embeddings = stated_parameters(path)
+    count = sum(parameter.numel() for parameter in model.network.parameters())
+    if without_embeddings:
+        embeddings = (model.network.embedding, model.network.position)
+        count -= sum(table.weight.numel() for table in embeddings)
+    decimals = len(stated.partition(".")[2])
+    assert round(count / 1e6, decimals) == float(stated)
+    assert model.config.vocab_size > 0
+    assert model.flops_per_token(model.config.block_size) > 2 * count * 0.5
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=ids)
+def test_it_trains_two_steps_when_tiny(path, data_cache, tmp_path):
+    folders = [f"--trainer.default_root_dir={tmp_path}", f"--data.cache_dir={data_cache}"]
+    assert main(["fit", f"--config={path}", *TINY, *folders]) == 0
+    (last,) = tmp_path.rglob("last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 2

@@ -1,0 +1,41 @@
+"""Clipping under bf16, where Lightning refuses fused optimisers without need."""
+
+import lightning as L
+import pytest
+import torch
+from methods import METHODS
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_gradients_are_clipped(make_data, tmp_path, precision, algorithm):
+    largest = []
+
+    class Watch(L.Callback):
+        def on_before_zero_grad(self, trainer, module, optimizer):
+            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            if gradients:
+                norm = torch.nn.utils.get_total_norm(gradients).item()
+                peak = max(gradient.abs().max().item() for gradient in gradients)
+                largest.append(norm if algorithm == "norm" else peak)
+
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        precision=precision,
+        max_steps=2,
+        limit_val_batches=0,
+        gradient_clip_val=1e-3,
+        gradient_clip_algorithm=algorithm,
+        callbacks=[Watch()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    model = METHODS[0].build()
+    trainer.fit(model, make_data())
+    assert largest
+    assert max(largest) == pytest.approx(1e-3, rel=1e-3)
+    assert trainer.optimizers[0].defaults["fused"]

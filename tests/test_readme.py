@@ -1,0 +1,129 @@
+"""Every command of the README works, shortened and in a folder of its own."""
+
+import random
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evaluation.cli import main as evaluate
+from training import LatentCLI
+from training import main as train
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+WORDS = sorted(sys.stdlib_module_names)
+SHORT = [
+    "--trainer.accelerator=cpu",
+    "--trainer.max_steps=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.val_check_interval=2",
+    "--trainer.num_sanity_val_steps=0",
+    "--samples.max_new_tokens=4",
+]
+ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
+
+
+def commands():
+    """The commands in the README's shell blocks, comments cut off, continued lines joined."""
+    blocks = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.partition("   #")[0].strip() for line in lines if line.strip()]
+
+
+def split(command):
+    words = shlex.split(command.partition(" # ")[0])
+    return words[2:] if words[0] == "python" else words
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working folder with the configs, a book, prompts, weights, and a trained demo model."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "books").mkdir()
+    for number in range(4):
+        words = random.Random(number).choices(WORDS, k=3000)
+        (folder / "books" / f"{number}.txt").write_text(" ".join(words))
+    (folder / "prompts.txt").write_text("A list is\nThe function\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        demo = ["fit", "-c", "configs/transformer/tiny.yaml", *SHORT]
+        assert train([*demo, "--trainer.default_root_dir", "runs/demo/transformer"]) == 0
+    return folder
+
+
+def named(program):
+    return [command for command in commands() if command.startswith(f"python {program}")]
+
+
+def test_the_readme_names_the_commands():
+    assert len(named("train.py fit")) >= 8
+    assert len(named("evaluate.py")) >= 3
+    assert "make demo" in TEXT
+    assert "make test" in TEXT
+
+
+@pytest.mark.parametrize("command", named("train.py fit"))
+def test_training_commands(command, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    words = split(command)
+    if "--help" in words or "--print_config=comments" in words:
+        with pytest.raises(SystemExit) as stop:
+            train(words)
+        assert stop.value.code == 0
+        assert "ckpt_path" in capsys.readouterr().out
+    elif "configs/trainer/" in command:
+        cli = LatentCLI([*words[1:], *ON_CPU], run=False)
+        assert cli.trainer.precision == "bf16-mixed"
+        assert cli.model.config.num_layers >= 16
+    else:
+        assert train([*words, *SHORT]) == 0
+
+
+@pytest.mark.parametrize("command", named("train.py predict") + named("evaluate.py"))
+def test_evaluation_commands(command, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    words = split(command)
+    if words[0] == "import":
+        words = [save_gpt2(folder) if word.isupper() else word for word in words]
+        words += ["--tokenizer", "bytes"]
+    run = train if words[0] == "predict" else evaluate
+    assert run(words) == 0
+    if "--output" in words:
+        assert (folder / words[words.index("--output") + 1]).stat().st_size > 0
+    elif "--predictions.output" in words:
+        assert len((folder / "out.jsonl").read_text().splitlines()) == 2
+    else:
+        assert "The function" in capsys.readouterr().out
+
+
+def save_gpt2(folder):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 257, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder / "gpt2")
+    return str(folder / "gpt2")
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_make_targets_name_existing_files(target):
+    listed = subprocess.run(
+        ["make", "--dry-run", target, f"VENV={sys.prefix}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    used = re.findall(r"\b(train\.py|evaluate\.py|configs/\S+\.yaml|docs/\S+\.txt)", listed)
+    assert all((ROOT / name).is_file() for name in used)
+    assert ("pytest" in listed) == (target == "test")
+    assert ("train.py" in listed) == (target == "demo") or (ROOT / "runs").exists()
+
+
+def test_paths_in_the_readme_exist():
+    for name in re.findall(r"`((?:configs|docs|lightning_models|tests)/[\w./]*)`", TEXT):
+        assert (ROOT / name).exists(), name
