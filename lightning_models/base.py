@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
+from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import DecoderConfig
 from lightning_models.metrics import StageMetrics
@@ -90,6 +91,7 @@ class LanguageModel(L.LightningModule, ABC):
         self.optimizer_config = _as_dataclass(optimizer, OptimizerConfig)
         self.compile_network = compile
         self.network: nn.Module | None = None
+        self.last_terms: dict[str, Tensor] = {}  # means of the latest training micro-batch
         self.train_metrics, self.val_metrics, self.test_metrics = (StageMetrics() for _ in range(3))
 
     # ---- what a method writes
@@ -165,6 +167,27 @@ class LanguageModel(L.LightningModule, ABC):
         data = getattr(self._trainer, "datamodule", None)
         checkpoint["recipe"] = {"model": model, "data": data.recipe() if data is not None else None}
 
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: Any, *args: Any, weights_only: bool | None = None, **kwargs: Any
+    ) -> "LanguageModel":
+        """Returns the model of a checkpoint file; see Lightning's method of this name.
+
+        Args:
+            checkpoint_path: the file.
+            *args: see there.
+            weights_only: null and true: only tensors and plain values are unpickled; false runs any
+                code that the file brings along.
+            **kwargs: see there; init arguments that replace the saved ones.
+
+        Raises:
+            CheckpointError: if the file is missing, damaged, or wants to run code.
+        """
+        if weights_only is not False:
+            checkpoint_path = read_checkpoint(checkpoint_path).path
+        load: Any = super().load_from_checkpoint
+        return load(checkpoint_path, *args, weights_only=weights_only is not False, **kwargs)
+
     def check_context(self, length: int) -> None:
         """Raises ValueError if ``length`` tokens do not fit learned positions."""
         if self.config.positions == "learned" and length > self.config.block_size:
@@ -182,9 +205,12 @@ class LanguageModel(L.LightningModule, ABC):
         nll = output.terms["nll"]
         self.train_metrics.add(nll.sum, nll.normaliser, batch.get("num_bytes"))
         self.log_dict({f"train/{name}": value for name, value in output.stats.items()})
-        for name, term in output.terms.items():
+        self.last_terms = {
+            name: term.sum.detach() / term.normaliser for name, term in output.terms.items()
+        }
+        for name, value in self.last_terms.items():
             if name != "nll":
-                self.log(f"train/{name}", (term.sum / term.normaliser).detach())
+                self.log(f"train/{name}", value)
         return objective
 
     def _objective(self, output: LossOutput, batch: Batch) -> Tensor:

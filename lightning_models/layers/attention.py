@@ -7,13 +7,23 @@ causal kernels serve attention that is attenuated by learned scores.
 
 import functools
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 Backend = Literal["auto", "math", "sdpa", "flex", "flash_attn"]
+
+
+class _Rules(NamedTuple):
+    """Who sees whom, and how: what every kernel is told beside q, k and v."""
+
+    causal: bool
+    window: int | None
+    mask: Tensor | None
+    dropout: float
+    scale: float
 
 
 def attend(
@@ -60,14 +70,14 @@ def attend(
         backend = _choose(q, window, mask)
     if k.shape[2] == 0:
         backend = "math"  # nothing to attend to: zeros, with zero gradients for q, k and v
-    if backend == "math":
-        return _math(q, k, v, causal, window, key_bias, mask, dropout)
     channels = q.shape[-1]
+    rules = _Rules(causal, window, mask, dropout, 1 / math.sqrt(channels))
+    if backend == "math":
+        return _math(q, k, v, rules, key_bias)
     if key_bias is not None:
         q, k, v = append_bias_channels(q, k, v, key_bias)
     kernel = {"sdpa": _sdpa, "flex": _flex, "flash_attn": _flash}[backend]
-    out = kernel(q, k, v, causal, window, mask, dropout, 1 / math.sqrt(channels))
-    return out[..., :channels]
+    return kernel(q, k, v, rules)[..., :channels]
 
 
 def append_bias_channels(
@@ -109,97 +119,65 @@ def _choose(q: Tensor, window: int | None, mask: Tensor | None) -> Backend:
     return "flash_attn" if half and mask is None and _flash_function() is not None else "flex"
 
 
-def visible(
-    num_queries: int, num_keys: int, causal: bool, window: int | None, device: torch.device
-) -> Tensor | None:
-    """Returns the bool mask (T, N) of a causal window, or None where everything is visible."""
-    if not causal or (num_queries == 1 and window is None):
-        return None
-    query = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
-    key = torch.arange(num_keys, device=device)
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+def _allowed(q: Tensor, k: Tensor, rules: _Rules) -> Tensor | None:
+    """Returns the bool mask of causality, window and mask together; None: all is visible."""
+    num_queries, num_keys, window = q.shape[2], k.shape[2], rules.window
+    if not rules.causal or (num_queries == 1 and window is None):
+        return rules.mask
+    query = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
+    key = torch.arange(num_keys, device=q.device)
+    seen = key <= query if window is None else (key <= query) & (key > query - window)
+    return seen if rules.mask is None else seen & rules.mask
 
 
-def _merge(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return first & second
-
-
-def _math(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: int | None,
-    key_bias: Tensor | None,
-    mask: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def _math(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | None) -> Tensor:
     """The reference: every score explicit, softmax in float32 or better."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
-        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / math.sqrt(q.shape[-1])
+        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * rules.scale
     if key_bias is not None:
         scores = scores + key_bias[:, None, None, :].to(wide)
-    allowed = _merge(visible(q.shape[2], k.shape[2], causal, window, q.device), mask)
+    allowed = _allowed(q, k, rules)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -math.inf)
         empty = ~allowed.any(dim=-1, keepdim=True)
         weights = scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
     else:
         weights = scores.softmax(dim=-1)
-    return F.dropout(weights, dropout).to(v.dtype) @ v
+    return F.dropout(weights, rules.dropout).to(v.dtype) @ v
 
 
-def _sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: int | None,
-    mask: Tensor | None,
-    dropout: float,
-    scale: float,
-) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: _Rules) -> Tensor:
     square = q.shape[2] == k.shape[2]
-    if causal and square and window is None and mask is None:
-        return F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, dropout_p=dropout, scale=scale
-        )
-    allowed = _merge(visible(q.shape[2], k.shape[2], causal, window, q.device), mask)
+    plain = rules.causal and square and rules.window is None and rules.mask is None
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=allowed, dropout_p=dropout, scale=scale
+        q,
+        k,
+        v,
+        attn_mask=None if plain else _allowed(q, k, rules),
+        is_causal=plain,
+        dropout_p=rules.dropout,
+        scale=rules.scale,
     )
 
 
-def _flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: int | None,
-    mask: Tensor | None,
-    dropout: float,
-    scale: float,
-) -> Tensor:
+def _flex(q: Tensor, k: Tensor, v: Tensor, rules: _Rules) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    if dropout:
+    if rules.dropout:
         raise ValueError(
-            f"backend flex has no dropout ({dropout}); set attention_dropout=0 or sdpa"
+            f"backend flex has no dropout ({rules.dropout}); set attention_dropout=0 or sdpa"
         )
     if not q.is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError("backend flex has no backward pass on CPU; use sdpa or math there")
-    sizes = q.shape[2], k.shape[2]
-    if mask is not None:
-        block_mask = _block_mask(*sizes, causal, window, q.device, mask.expand(-1, -1, *sizes))
+    shape = q.shape[2], k.shape[2], rules.causal, rules.window, q.device
+    if rules.mask is not None:
+        block_mask = _block_mask(*shape, rules.mask.expand(-1, -1, q.shape[2], k.shape[2]))
     else:
         with torch.inference_mode(False):  # a later training step may take it from the cache
-            block_mask = _cached_block_mask(*sizes, causal, window, q.device)
+            block_mask = _cached_block_mask(*shape)
     kernel = _compiled_flex() if q.is_cuda else flex_attention
-    return kernel(q, k, v, block_mask=block_mask, scale=scale)
+    return kernel(q, k, v, block_mask=block_mask, scale=rules.scale)
 
 
 def _block_mask(
@@ -246,20 +224,11 @@ def _flash_function() -> Any:
     return flash_attn_func
 
 
-def _flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: int | None,
-    mask: Tensor | None,
-    dropout: float,
-    scale: float,
-) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, rules: _Rules) -> Tensor:
     function = _flash_function()
     if function is None:
         raise ValueError("backend flash_attn needs the package flash-attn; install it or use sdpa")
-    if mask is not None:
+    if rules.mask is not None:
         raise ValueError("backend flash_attn takes no mask; use sdpa or flex")
     if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(
@@ -270,9 +239,9 @@ def _flash(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        dropout_p=dropout,
-        softmax_scale=scale,
-        causal=causal,
-        window_size=(-1, -1) if window is None else (window - 1, 0),
+        dropout_p=rules.dropout,
+        softmax_scale=rules.scale,
+        causal=rules.causal,
+        window_size=(-1, -1) if rules.window is None else (rules.window - 1, 0),
     )
     return out.transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Speed and memory, always as ratios against a named rival measured in the same run."""
