@@ -65,8 +65,9 @@ class TrainingSource:
         """Returns batch `n` with ``step_normalisers``, a dict of floats."""
         if self._repeat:
             n %= self._epoch_batches
-        totals: dict[str, float] = {}
-        for m in accumulation_group(n, self._epoch_batches, self._accumulate):
+        group = accumulation_group(n, self._epoch_batches, self._accumulate)
+        totals = {"micro_batches": float(len(group))}
+        for m in group:
             for name, count in self._source.counts(m).items():
                 totals[name] = totals.get(name, 0.0) + count
         return {**self._source.batch(n), "step_normalisers": totals}

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
 from tqdm import tqdm
 
 from evaluation.device import Precision, autocast, evaluation_mode
-from lightning_models import LanguageModel
+from lightning_models import LanguageModel, Scores
 from lightning_models.metrics import PERPLEXITY_NAMES, bits
 
 PERPLEXITY_KEYS = {**PERPLEXITY_NAMES, "exact": "perplexity"}
@@ -66,21 +65,14 @@ def score_batches(
     nats = torch.zeros((), dtype=torch.float64, device=model.device)
     tokens, num_bytes, counted = 0, 0, True
     for batch in tqdm(batches, total=num_batches, desc="scoring", unit=" batches", disable=None):
-        nats += _batch_nats(model, batch, precision)
-        tokens += int((batch["targets"] >= 0).sum())
+        scores = _scores(model, batch, precision)
+        nats -= scores.total()
+        tokens += int(scores.num_targets.sum())
         counted = counted and "num_bytes" in batch
         num_bytes += int(batch["num_bytes"].sum()) if counted else 0
     return Totals(nats.item(), tokens, num_bytes if counted else None)
 
 
-def _batch_nats(model: LanguageModel, batch: dict[str, Any], precision: Precision) -> Tensor:
-    """Returns the batch's negative log-likelihood, a float64 scalar.
-
-    Rows without targets fill the last batch; their per-sequence term is nobody's.
-    """
+def _scores(model: LanguageModel, batch: dict[str, Any], precision: Precision) -> Scores:
     with evaluation_mode(model), autocast(model.device, precision):
-        batch = move_data_to_device(batch, model.device)
-        scores = model.score(batch)
-    log_prob, sequence_term = scores.log_prob.detach(), scores.sequence_term.detach()
-    counted = (batch["targets"] >= 0).any(dim=1)
-    return -(log_prob.double().sum() + sequence_term.double()[counted].sum())
+        return model.score(move_data_to_device(batch, model.device))

@@ -5,8 +5,9 @@ A new paper writes ``build_network``, ``loss``, ``score``, the two decoding meth
 optimiser, checkpoints and text generation are here.
 """
 
+import contextlib
 import dataclasses
-import sys
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import DecoderConfig
-from lightning_models.metrics import StageMetrics
+from lightning_models.metrics import StageMetrics, StepMeans
 from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
+from lightning_models.recipe import as_dataclass, plain, public_path
 
 Likelihood = Literal["exact", "lower_bound", "estimate", "noncausal"]
 Batch = dict[str, Any]
@@ -56,14 +58,21 @@ class LossOutput:
 class Scores(NamedTuple):
     """Log-likelihood of a batch in nats.
 
-    ``log_prob`` (B, T) float32, 0 where there is no target; ``sequence_term`` (B,) belongs to a
-    whole sequence (minus a KL divergence) and is not spread over tokens; ``kind`` says what their
-    sum is.
+    ``log_prob`` (B, T) float32, 0 where nothing is counted; ``sequence_term`` (B,) belongs to a
+    whole sequence (minus a KL divergence) and is not spread over tokens; ``num_targets`` (B,) says
+    how many tokens of each row are counted, 0 for rows that only fill up a batch; ``kind`` says
+    what the sum is.
     """
 
     log_prob: Tensor
     sequence_term: Tensor
+    num_targets: Tensor
     kind: Likelihood
+
+    def total(self) -> Tensor:
+        """Returns the batch's log-likelihood, a float64 scalar; filling rows have no sequence."""
+        sequences = self.sequence_term.detach()[self.num_targets > 0]
+        return self.log_prob.detach().double().sum() + sequences.double().sum()
 
 
 class LanguageModel(L.LightningModule, ABC):
@@ -87,12 +96,13 @@ class LanguageModel(L.LightningModule, ABC):
             compile: whether to compile the network with torch.compile (in place).
         """
         super().__init__()
-        self.config = _as_dataclass(config, get_type_hints(type(self).__init__)["config"])
-        self.optimizer_config = _as_dataclass(optimizer, OptimizerConfig)
+        self.config = as_dataclass(config, get_type_hints(type(self).__init__)["config"])
+        self.optimizer_config = as_dataclass(optimizer, OptimizerConfig)
         self.compile_network = compile
         self.network: nn.Module | None = None
         self.last_terms: dict[str, Tensor] = {}  # means of the latest training micro-batch
-        self.train_metrics, self.val_metrics, self.test_metrics = (StageMetrics() for _ in range(3))
+        self.train_metrics = StepMeans()
+        self.val_metrics, self.test_metrics = StageMetrics(), StageMetrics()
 
     # ---- what a method writes
 
@@ -154,11 +164,11 @@ class LanguageModel(L.LightningModule, ABC):
     def recipe(self) -> dict[str, Any]:
         """Returns the public class path and plain init arguments that rebuild this model."""
         arguments = {
-            "config": _plain(self.config),
-            "optimizer": _plain(self.optimizer_config),
+            "config": plain(self.config),
+            "optimizer": plain(self.optimizer_config),
             "compile": self.compile_network,
         }
-        return {"class_path": _public_path(type(self)), "init_args": arguments}
+        return {"class_path": public_path(type(self)), "init_args": arguments}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds plain init arguments and the recipes of model and data, enough to rebuild both."""
@@ -168,7 +178,7 @@ class LanguageModel(L.LightningModule, ABC):
         checkpoint["recipe"] = {"model": model, "data": data.recipe() if data is not None else None}
 
     @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
+    def load_from_checkpoint(
         cls, checkpoint_path: Any, *args: Any, weights_only: bool | None = None, **kwargs: Any
     ) -> "LanguageModel":
         """Returns the model of a checkpoint file; see Lightning's method of this name.
@@ -202,44 +212,58 @@ class LanguageModel(L.LightningModule, ABC):
         """Returns the micro-batch's share of the optimiser step's objective."""
         output = self.loss(batch)
         objective = self._objective(output, batch)
-        nll = output.terms["nll"]
-        self.train_metrics.add(nll.sum, nll.normaliser, batch.get("num_bytes"))
-        self.log_dict({f"train/{name}": value for name, value in output.stats.items()})
+        for name, term in output.terms.items():
+            self.train_metrics.add("loss" if name == "nll" else name, term.sum, term.normaliser)
+        for name, value in output.stats.items():
+            self.train_metrics.add(name, value)
+        if "num_bytes" in batch:
+            self.train_metrics.add("nats_per_byte", output.terms["nll"].sum, batch["num_bytes"])
         self.last_terms = {
             name: term.sum.detach() / term.normaliser for name, term in output.terms.items()
         }
-        for name, value in self.last_terms.items():
-            if name != "nll":
-                self.log(f"train/{name}", value)
         return objective
 
     def _objective(self, output: LossOutput, batch: Batch) -> Tensor:
         """Returns the value whose mean over ranks and micro-batches is the step's objective."""
-        trainer = self._trainer
-        parts = 1 if trainer is None else trainer.world_size * trainer.accumulate_grad_batches
         totals = batch.get("step_normalisers", {})
         objective = torch.zeros((), device=self.device)
-        for term in output.terms.values():
-            known = term.over is not None and term.over in totals
-            share = parts / totals[term.over] if known else 1 / term.normaliser
-            objective = objective + term.sum * share
+        for name, term in output.terms.items():
+            if totals and term.over is not None and term.over not in totals:
+                raise ValueError(
+                    f"term {name}: the batch has no normaliser {term.over!r}, only "
+                    f"{', '.join(totals)}; the data must count it over the optimiser step"
+                )
+            objective = objective + term.sum * self._share(term, totals)
         return objective
 
+    def _share(self, term: Term, totals: Mapping[str, float]) -> Tensor | float:
+        """Returns the factor on a term's sum; Lightning and DDP divide by the parts afterwards.
+
+        A sum over nothing has no share. Micro-batch means weigh equally among those of their step,
+        of which an epoch's last step may have fewer.
+        """
+        trainer = self._trainer
+        accumulate = 1 if trainer is None else trainer.accumulate_grad_batches
+        world_size = 1 if trainer is None else trainer.world_size
+        if term.over is not None and term.over in totals:
+            total = totals[term.over]
+            return world_size * accumulate / total if total else 0.0
+        normaliser = torch.as_tensor(term.normaliser, device=self.device)
+        share = accumulate / totals.get("micro_batches", accumulate) / normaliser
+        return torch.where(normaliser > 0, share, 0.0)
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Logs loss and bits per byte of this optimiser step, summed over ranks."""
-        values = self.train_metrics.values(self.likelihood)
-        self.train_metrics.reset()
-        self.log("train/loss", values["loss"], prog_bar=True)
-        if "bpb" in values:
-            self.log("train/bpb", values["bpb"])
+        """Logs loss, bits per byte, other terms and statistics of this step over all ranks."""
+        for name, value in self.train_metrics.take().items():
+            if name == "nats_per_byte":
+                self.log("train/bpb", value / math.log(2))
+            else:
+                self.log(f"train/{name}", value, prog_bar=name == "loss")
 
     def _evaluation_step(self, batch: Batch, metrics: StageMetrics) -> None:
-        scores = self.score(batch)
-        predicted = batch["targets"] >= 0
-        # rows without targets only fill up the last batch: they have no sequence either
-        sequence_terms = scores.sequence_term[predicted.any(dim=1)]
-        nll = -(scores.log_prob.double().sum() + sequence_terms.double().sum())
-        metrics.add(nll, predicted.sum(), batch.get("num_bytes"))
+        with torch.set_grad_enabled(self.needs_grad_in_eval):
+            scores = self.score(batch)
+        metrics.add(-scores.total(), scores.num_targets.sum(), batch.get("num_bytes"))
 
     def _log_evaluation(self, metrics: StageMetrics, stage: str) -> None:
         values = metrics.values(self.likelihood)
@@ -265,7 +289,8 @@ class LanguageModel(L.LightningModule, ABC):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Scores:
         """Returns the scores of the batch."""
-        return self.score(batch)
+        with torch.set_grad_enabled(self.needs_grad_in_eval):
+            return self.score(batch)
 
     # ---- optimiser
 
@@ -303,6 +328,11 @@ class LanguageModel(L.LightningModule, ABC):
         algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
         Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)
 
+    def _precision(self) -> contextlib.AbstractContextManager[None]:
+        """The trainer's autocast, where there is one."""
+        plugin = None if self._trainer is None else self._trainer.precision_plugin
+        return contextlib.nullcontext() if plugin is None else plugin.forward_context()
+
     # ---- text
 
     def generate_text(
@@ -326,20 +356,22 @@ class LanguageModel(L.LightningModule, ABC):
                 calls.
             **sampling: fields of ``SamplingConfig``: temperature, top_k, top_p, seed.
         """
-        ids = [tokenizer.encode(prompt) or [tokenizer.eos_id] for prompt in prompts]
+        # every document begins behind an EOS, in training and in scoring too
+        ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
         was_training = self.training
         self.eval()
         try:
-            new = generate(
-                self,
-                ids,
-                max_new_tokens=max_new_tokens,
-                sampling=SamplingConfig(**sampling),
-                eos_id=tokenizer.eos_id,
-                vocab_size=tokenizer.vocab_size,
-                device=self.device,
-                first_row=first_row,
-            )
+            with self._precision():
+                new = generate(
+                    self,
+                    ids,
+                    max_new_tokens=max_new_tokens,
+                    sampling=SamplingConfig(**sampling),
+                    eos_id=tokenizer.eos_id,
+                    vocab_size=tokenizer.vocab_size,
+                    device=self.device,
+                    first_row=first_row,
+                )
         finally:
             self.train(was_training)
         return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
@@ -348,31 +380,6 @@ class LanguageModel(L.LightningModule, ABC):
 def _has_scaler(trainer: L.Trainer) -> bool:
     """Whether the loss is scaled (16-mixed): a fused optimiser would clash with clipping."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
-
-
-def _as_dataclass(value: Any, kind: Any) -> Any:
-    """Returns plain dicts, as checkpoints hold them, as the dataclass they were, fields too."""
-    if not (isinstance(value, Mapping) and dataclasses.is_dataclass(kind)):
-        return value
-    hints = get_type_hints(kind)
-    build: Any = kind
-    return build(**{key: _as_dataclass(item, hints.get(key)) for key, item in value.items()})
-
-
-def _plain(value: Any) -> Any:
-    """Returns a configuration dataclass as a dict, dataclasses within it too."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    return value
-
-
-def _public_path(kind: type) -> str:
-    """Returns ``package.Name`` if the package re-exports the class, else its full path."""
-    package = kind.__module__.partition(".")[0]
-    public = getattr(sys.modules.get(package), kind.__name__, None) is kind
-    return f"{package if public else kind.__module__}.{kind.__name__}"
 
 
 def _shard(network: nn.Module, mesh: Any) -> None:

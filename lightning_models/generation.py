@@ -98,7 +98,7 @@ def generate(
     sampler = Sampler(sampling, len(prompts), first_row)
     out: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each remaining row belongs to
-    while rows:
+    while True:
         logits, ready = model.decode_step(cache, tokens)
         chosen = sampler.choose(logits[:, :vocab_size], ready, rows)
         tokens = torch.where(ready, chosen, tokens)
@@ -110,6 +110,8 @@ def generate(
             for index, row in enumerate(rows)
             if len(out[row]) < max_new_tokens and (not out[row] or out[row][-1] != eos_id)
         ]
+        if not keep:
+            break
         if len(keep) < len(rows):
             index = torch.tensor(keep, dtype=torch.int64, device=device)
             cache.select(index)

@@ -35,8 +35,10 @@ def linear_cross_entropy(
     """
     scale = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights.float()
     scale = scale.masked_fill(targets == IGNORE_INDEX, 0.0)
-    flat = h.reshape(-1, h.shape[-1]), weight, _index(targets), scale.reshape(-1)
     dtype = _product_dtype(h)
+    if not torch.is_grad_enabled():
+        h, weight = h.detach(), weight.detach()  # then nothing asks for gradients
+    flat = h.reshape(-1, h.shape[-1]), weight, _index(targets), scale.reshape(-1)
     with torch.autocast(h.device.type, enabled=False):
         return _LinearCrossEntropy.apply(*flat, dtype)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Module
 from torchmetrics import Metric
@@ -83,3 +84,44 @@ class StageMetrics(nn.Module):
         """Starts again."""
         self.per_token.reset()
         self.per_byte.reset()
+
+
+class StepMeans:
+    """Means of named quantities over one optimiser step: all its micro-batches, all ranks.
+
+    Sums stay on the device, and one collective serves all of them.
+    """
+
+    def __init__(self) -> None:
+        """Starts with nothing."""
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, numerator: Tensor, denominator: Tensor | float = 1.0) -> None:
+        """Adds one micro-batch's sum and what it is to be divided by (a tensor's sum)."""
+        top = numerator.detach().double().sum()
+        bottom = torch.as_tensor(denominator, dtype=torch.float64, device=top.device).detach().sum()
+        pair = torch.stack((top, bottom))
+        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+
+    def take(self) -> dict[str, Tensor]:
+        """Returns the means, float32 (nan for a sum over nothing), and starts again.
+
+        Every rank must have added the same names.
+        """
+        if not self._sums:
+            return {}
+        names = sorted(self._sums)
+        sums = torch.stack([self._sums[name] for name in names])
+        self._sums = {}
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(sums)
+        return dict(zip(names, (sums[:, 0] / sums[:, 1]).float(), strict=True))
+
+    def sums(self) -> dict[str, list[float]]:
+        """Returns this process' sums so far, for a checkpoint between two micro-batches."""
+        return {name: pair.tolist() for name, pair in self._sums.items()}
+
+    def add_sums(self, sums: dict[str, list[float]]) -> None:
+        """Adds what ``sums`` returned before a break; the values are exact."""
+        for name, (numerator, denominator) in sums.items():
+            self.add(name, torch.tensor(numerator, dtype=torch.float64), denominator)

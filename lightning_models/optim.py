@@ -108,7 +108,8 @@ def _factor(config: OptimizerConfig, step: int, warmup: float, total: float) -> 
         return 1.0
     floor = config.min_lr_ratio
     start = total * (1 - config.decay_fraction) if config.schedule == "wsd" else warmup
-    progress = min(1.0, max(0.0, (step - start) / (total - start))) if total > start else 1.0
+    done = (step - start) / (total - start) if total > start else float(step > start)
+    progress = min(1.0, max(0.0, done))
     if config.schedule == "cosine":
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
     return 1 - (1 - floor) * progress

@@ -67,7 +67,7 @@ def attend(
         mask = mask[(None,) * (4 - mask.dim())]
     q, k, v = (_autocast(x) for x in (q, k, v))
     if backend == "auto":
-        backend = _choose(q, window, mask)
+        backend = _choose(q, window, mask, dropout)
     if k.shape[2] == 0:
         backend = "math"  # nothing to attend to: zeros, with zero gradients for q, k and v
     channels = q.shape[-1]
@@ -112,11 +112,13 @@ def _autocast(x: Tensor) -> Tensor:
     return x
 
 
-def _choose(q: Tensor, window: int | None, mask: Tensor | None) -> Backend:
+def _choose(q: Tensor, window: int | None, mask: Tensor | None, dropout: float) -> Backend:
     if window is None or not q.is_cuda:
         return "sdpa"
     half = q.dtype in (torch.bfloat16, torch.float16)
-    return "flash_attn" if half and mask is None and _flash_function() is not None else "flex"
+    if half and mask is None and _flash_function() is not None:
+        return "flash_attn"
+    return "sdpa" if dropout else "flex"
 
 
 def _allowed(q: Tensor, k: Tensor, rules: _Rules) -> Tensor | None:

@@ -71,6 +71,7 @@ class SelfAttention(nn.Module):
             key_bias=key_bias,
             mask=mask,
             dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
+            # decoding has few queries, masks and any dtype: no case for the training kernels
+            backend=self.backend if cache is None else "auto",
         )
         return self.out(join_heads(heads))

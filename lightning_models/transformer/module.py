@@ -48,7 +48,8 @@ class TransformerLM(LanguageModel):
         """Returns exact log-probabilities of a window batch's targets."""
         h = self.network(batch["tokens"])
         log_prob = token_log_probs(h, self.network.output_matrix, batch["targets"])
-        return Scores(log_prob, log_prob.new_zeros(len(log_prob)), self.likelihood)
+        num_targets = (batch["targets"] >= 0).sum(dim=1)
+        return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 
     def init_cache(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> KVCache:
         """Returns the cache after all but the last token of each right-padded prompt (B, P)."""

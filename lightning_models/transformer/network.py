@@ -56,13 +56,32 @@ class TransformerNetwork(nn.Module):
             positions, mask = torch.arange(num_new, device=tokens.device), None
         else:
             positions, mask = cache.positions(num_new), cache.mask(num_new, self.config.window)
-        x = self.embed(tokens, positions)
+        return self.run(self.embed(tokens, positions), positions, cache=cache, mask=mask)
+
+    def run(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        cache: KVCache | None = None,
+        key_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the normed states (B, T, D) after all blocks and the final norm.
+
+        Args:
+            x: input of the first block (B, T, D).
+            positions: (T,) or (B, T), integer or fractional; used under rope only.
+            cache: earlier keys and values of every block.
+            key_bias: (B, N) additive attention bias per key.
+            mask: see ``SelfAttention``.
+        """
         rope = None
         if self.position is None:
             rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
         for index, block in enumerate(self.blocks):
             layer = None if cache is None else cache.layers[index]
-            x = block(x, rope=rope, cache=layer, mask=mask)
+            x = block(x, rope=rope, cache=layer, key_bias=key_bias, mask=mask)
         return self.norm(x)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class BoundLM(TransformerLM):
     def score(self, batch):
         scores = super().score(batch)
         term = torch.full_like(scores.sequence_term, -0.5)
-        return Scores(scores.log_prob, term, self.likelihood)
+        return Scores(scores.log_prob, term, scores.num_targets, self.likelihood)
 
 
 class EstimateLM(BoundLM):

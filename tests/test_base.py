@@ -1,0 +1,157 @@
+"""How the base weighs terms, reports them, and runs methods that need gradients to score."""
+
+import lightning as L
+import pytest
+import torch
+from methods import METHODS, window_batch
+
+from lightning_models import LossOutput, Scores, Term, TransformerLM
+
+QUIET = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "limit_val_batches": 0,
+}
+
+
+class Penalised(TransformerLM):
+    """Adds terms that depend on the model: a mean over the micro-batch, and one over nothing."""
+
+    share = 1.0
+    gradients: list
+
+    def loss(self, batch):
+        weight = self.network.norm.weight
+        rows = len(batch["tokens"])
+        terms = {
+            "nll": super().loss(batch).terms["nll"],
+            "penalty": Term(self.share * rows * weight[0], rows),
+            "rare": Term(weight[1] * 0.0, 0),
+        }
+        return LossOutput(terms, {"width": weight.detach().norm()})
+
+    def on_before_optimizer_step(self, optimizer):
+        self.gradients.append(self.network.norm.weight.grad.clone())
+        super().on_before_optimizer_step(optimizer)
+
+
+def build(kind=Penalised, **changes):
+    model = kind(METHODS[0].build(**changes).config)
+    model.configure_model()
+    model.gradients = []
+    return model
+
+
+def penalty_gradients(data, tmp_path, steps, **options):
+    """Gradient of the penalty alone in each step: the difference that its share makes."""
+    runs = []
+    for share in (1.0, 0.0):
+        torch.manual_seed(0)
+        model = build()
+        model.share = share
+        with torch.no_grad():
+            for parameter in model.network.parameters():
+                parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+        model.optimizer_config = type(model.optimizer_config)(lr=1e-12, weight_decay=0.0)
+        L.Trainer(**QUIET, max_steps=steps, default_root_dir=tmp_path, **options).fit(model, data)
+        runs.append(torch.stack(model.gradients)[:, 0])
+    return runs[0] - runs[1]
+
+
+def test_micro_batch_means_weigh_the_same_in_a_short_last_step(make_data, tmp_path):
+    """Five micro-batches in steps of four and one: the penalty's gradient is one in both."""
+    options = {"accumulate_grad_batches": 4, "limit_train_batches": 5}
+    difference = penalty_gradients(make_data(), tmp_path, 2, **options)
+    torch.testing.assert_close(difference, torch.ones(2), atol=1e-4, rtol=1e-4)
+
+
+def test_token_terms_are_divided_by_the_count_of_the_whole_step():
+    model, batch = build(), window_batch(rows=3)
+    output = model.loss(batch)
+    alone = model._objective(output, batch)
+    nll = output.terms["nll"]
+    torch.testing.assert_close(alone, nll.sum / nll.normaliser + model.network.norm.weight[0])
+    counted = {**batch, "step_normalisers": {"targets": 1000.0, "micro_batches": 1.0}}
+    shared = model._objective(output, counted)
+    torch.testing.assert_close(shared, nll.sum / 1000 + model.network.norm.weight[0])
+
+
+def test_a_sum_over_nothing_is_no_nan():
+    model, batch = build(), window_batch()
+    model._objective(model.loss(batch), batch).backward()
+    assert all(p.grad.isfinite().all() for p in model.network.parameters())
+
+
+def test_a_normaliser_that_the_data_do_not_count_is_named():
+    model = build()
+    output = LossOutput({"nll": Term(torch.ones(()), 1, "targts")})
+    with pytest.raises(ValueError, match="no normaliser 'targts', only targets"):
+        model._objective(output, {"step_normalisers": {"targets": 4.0}})
+
+
+def test_terms_and_statistics_are_logged_over_the_whole_step(make_data, tmp_path):
+    model = build()
+    options = {"accumulate_grad_batches": 2, "max_steps": 1, "default_root_dir": tmp_path}
+    trainer = L.Trainer(**QUIET, **options)
+    losses = []
+    original = model.loss
+
+    def spy(batch):
+        output = original(batch)
+        losses.append(output.terms["nll"])
+        return output
+
+    model.loss = spy
+    trainer.fit(model, make_data())
+    logged = trainer.callback_metrics
+    expected = sum(t.sum for t in losses) / sum(t.normaliser for t in losses)
+    assert len(losses) == 2
+    torch.testing.assert_close(logged["train/loss"], expected.detach())
+    assert logged["train/penalty"] == 1.0
+    assert logged["train/width"] == pytest.approx(32**0.5)
+    assert logged["train/bpb"] > 0
+    assert logged["train/rare"].isnan()
+
+
+class ByGradient(TransformerLM):
+    """Its score needs a backward pass, as inference by gradient does."""
+
+    needs_grad_in_eval = True
+
+    def score(self, batch):
+        shift = torch.zeros((), requires_grad=True)
+        log_prob = -(self.network(batch["tokens"]) * (1 + shift)).square().sum(dim=-1)
+        (slope,) = torch.autograd.grad(log_prob.sum(), shift)
+        num_targets = (batch["targets"] >= 0).sum(dim=1)
+        term = slope.expand(len(log_prob)) * 0
+        return Scores(log_prob.float() + 0 * slope, term, num_targets, "exact")
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict", "fit"])
+def test_gradients_are_there_in_every_verb(verb, make_data, tmp_path):
+    options = {**QUIET, "limit_val_batches": 1, "max_steps": 1}
+    options |= {"val_check_interval": 1, "inference_mode": False}
+    trainer = L.Trainer(**options, default_root_dir=tmp_path)
+    model = build(ByGradient)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("memory\n")
+    data = make_data(predict_file=str(prompts))
+    result = getattr(trainer, verb)(model, data)
+    if verb == "predict":
+        assert result[0].log_prob.isfinite().all()
+    elif verb != "fit":
+        assert result[0]["val/loss" if verb == "validate" else "test/loss"] > 0
+    else:
+        assert trainer.callback_metrics["val/loss"] > 0
+
+
+def test_the_recipe_rebuilds_both_configurations():
+    model = METHODS[0].build()
+    arguments = model.recipe()["init_args"]
+    assert isinstance(arguments["config"], dict)
+    again = type(model)(**arguments)
+    assert (again.config, again.optimizer_config) == (model.config, model.optimizer_config)
