@@ -15,14 +15,16 @@ install: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --constraint constraints.txt torch
+	$(PIP) install --quiet $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) \
+		--constraint constraints.txt torch
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Trains once; a second `make demo` evaluates what is there. An interrupted run goes on.
-$(DEMO)/%/trained: $(READY) configs/%/tiny.yaml
+# Trains once; a second `make demo` evaluates what is there. An interrupted run goes on from its last
+# checkpoint. `rm -r runs/demo` starts anew.
+$(DEMO)/%/trained: | $(READY) configs/%/tiny.yaml
 	$(RUN) train.py fit -c configs/$*/tiny.yaml --trainer.default_root_dir $(DEMO)/$* \
-		--trainer.max_time 00:00:03:00 $(if $(wildcard $(DEMO)/$*/*/*/checkpoints/last.ckpt),--ckpt_path last)
+		--checkpoint.every_n_train_steps 100 --trainer.max_time 00:00:03:00 $(if $(wildcard $(DEMO)/$*/*/*/checkpoints/last.ckpt),--ckpt_path last)
 	touch $@
 
 demo: $(DEMO)/transformer/trained

@@ -6,8 +6,10 @@ file                    what it holds
 ``cli``                 the commands and how the command line becomes settings
 ``console``             errors as one line, tables
 ``output``              files that are whole or not there
-``checkpoint``          reading a checkpoint without running code
-``rebuild``             model, data and tokenizer from a checkpoint's recipe
+``arguments``           options that commands share
+``classes``             which classes a checkpoint may name
+``rebuild``             the model from a checkpoint's recipe and weights
+``corpus``              data and tokenizer from a checkpoint's recipe
 ``device``              where and in which precision the model runs
 ``scoring``             sums over a corpus, and the numbers that follow from them
 ``perplexity``          command: score a corpus

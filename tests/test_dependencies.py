@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+CONDA = {"pytorch_scatter": "torch-scatter", "pytorch": "torch", "flash-attn": "flash-attn"}
 UNPINNED = {"gpu", "quality"}  # not installed where the tests run
 
 
@@ -22,8 +23,12 @@ def requirements(lines):
 
 def conda_lines():
     environment = YAML(typ="safe").load(ROOT / "environment.yml")
-    (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
-    return [line for line in pip if not line.startswith("--")]
+    lines = environment["dependencies"]
+    (pip,) = [entry["pip"] for entry in lines if isinstance(entry, dict)]
+    binaries = [line for line in lines if isinstance(line, str) and line.split(">")[0] in CONDA]
+    for theirs, ours in CONDA.items():
+        binaries = [line.replace(theirs, ours) for line in binaries]
+    return [*binaries, *pip]
 
 
 def pins():

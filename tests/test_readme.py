@@ -112,16 +112,15 @@ def save_gpt2(folder):
 @pytest.mark.parametrize("target", ["demo", "test"])
 def test_make_targets_name_existing_files(target):
     listed = subprocess.run(
-        ["make", "--dry-run", target, f"VENV={sys.prefix}"],
+        ["make", "--dry-run", "--always-make", target, f"VENV={sys.prefix}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     used = re.findall(r"\b(train\.py|evaluate\.py|configs/\S+\.yaml|docs/\S+\.txt)", listed)
+    assert used if target == "demo" else "pytest" in listed
     assert all((ROOT / name).is_file() for name in used)
-    assert ("pytest" in listed) == (target == "test")
-    assert ("train.py" in listed) == (target == "demo") or (ROOT / "runs").exists()
 
 
 def test_paths_in_the_readme_exist():

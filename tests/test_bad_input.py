@@ -1,0 +1,331 @@
+"""Bad input: one clear line, exit code 2, and everything that was there is still there.
+
+Every case goes through the real ``main()`` of train.py or evaluate.py in a folder that holds a
+finished run, and compares that folder, byte by byte, with what it was.
+"""
+
+import gzip
+import json
+import shutil
+
+import pytest
+import torch
+
+from evaluation.cli import main as evaluate_main
+from training import main as train_main
+
+FIT = (
+    "fit",
+    "--data=datamodules.LocalText",
+    "--data.data_files=text.jsonl",
+    "--data.block_size=32",
+    "--data.batch_size=4",
+    "--model.config.dim=16",
+    "--model.config.num_layers=1",
+    "--model.config.num_heads=2",
+    "--trainer.accelerator=cpu",
+    "--trainer.max_steps=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.num_sanity_val_steps=0",
+    "--trainer.enable_model_summary=false",
+    "--samples.every_n_validations=0",
+)
+GOOD = "runs/TransformerLM/version_0/checkpoints/last.ckpt"
+FROM = f"--ckpt_path={GOOD}"
+
+DATA = {
+    "missing file": ("--data.data_files=none.txt", "none.txt: there is no such file"),
+    "empty file": ("--data.data_files=empty.txt", "empty.txt is empty"),
+    "white space only": ("--data.data_files=blank.txt", "blank.txt is empty"),
+    "not UTF-8": ("--data.data_files=latin1.txt", "latin1.txt is not UTF-8 at byte 6. Convert it"),
+    "jsonl, not UTF-8": ("--data.data_files=latin1.jsonl", "latin1.jsonl is not UTF-8 at byte"),
+    "broken line": ("--data.data_files=broken.jsonl", "broken.jsonl, line 3 is not JSON"),
+    "line without the field": (
+        "--data.data_files=fields.jsonl",
+        "line 2: there is no field 'text'",
+    ),
+    "field that is no text": (
+        "--data.data_files=number.jsonl",
+        "line 1: the field 'text' holds int",
+    ),
+    "line that is a list": ("--data.data_files=list.jsonl", "line 1: expected an object"),
+    "unknown suffix": (
+        "--data.data_files=text.docx",
+        "text.docx: the format is told by the suffix",
+    ),
+    "folder for a file": ("--data.data_files=folder", "folder is a folder. Name its files"),
+    "glob without a match": ("--data.data_files=none*.txt", "none*.txt: no file matches"),
+    "cut-off gz": ("--data.data_files=cut.txt.gz", "cut.txt.gz: the compressed data are damaged"),
+    "text as parquet": ("--data.data_files=fake.parquet", "fake.parquet is not a parquet file"),
+    "train file is test file": (
+        "--data.val_files=text.jsonl",
+        "text.jsonl is in data_files and in",
+    ),
+    "unknown tokenizer": ("--data.tokenizer=nonsense", "tokenizer='nonsense' is not known"),
+    "missing tokenizer.json": ("--data.tokenizer=none.json", "none.json"),
+    "broken tokenizer.json": ("--data.tokenizer=broken_tokenizer.json", "broken_tokenizer.json"),
+    "window too long": ("--data.block_size=100000", "block_size=100000 is longer than the split"),
+    "batch too large": ("--data.batch_size=5000", "takes 5000 windows, the train split has only"),
+    "shares above 1": ("--data.val_fraction=1.5", "val_fraction"),
+    "negative seed": ("--data.seed=-1", "seed=-1 must be at least 0"),
+    "cache folder is a file": ("--data.cache_dir=text.jsonl", "text.jsonl"),
+    "cache below a file": ("--data.cache_dir=text.jsonl/cache", "text.jsonl/cache"),
+    "cache where nothing can be written": ("--data.cache_dir=/proc/cache", "/proc/cache"),
+}
+KEYS = {
+    "typo in a model key": ("--model.config.dimm=8", "dimm"),
+    "typo in a data key": ("--data.blok_size=8", "blok_size"),
+    "typo in a trainer key": ("--trainer.max_stepss=8", "max_stepss"),
+    "typo in a callback's key": ("--nonfinite.acton=skip", "nonfinite.acton"),
+    "typo in a key of a file": ("--config=typo.yaml", "max_stepss"),
+    "wrong type": ("--trainer.max_steps=many", "many"),
+    "wrong type in a file": ("--config=wrong_type.yaml", "many"),
+    "wrong choice": ("--nonfinite.action=ignore", "nonfinite.action"),
+    "heads do not divide": ("--model.config.num_heads=7", "num_heads (7) must divide dim (16)"),
+    "negative learning rate": ("--model.optimizer.lr=-1", "lr"),
+    "unknown model": ("--model=lightning_models.Foo", "Foo"),
+    "model that is none": (
+        "--model=torch.nn.Linear",
+        "not correspond to a subclass of LanguageModel",
+    ),
+    "unknown data": ("--data=datamodules.Foo", "Foo"),
+    "unknown accelerator": ("--trainer.accelerator=abacus", "abacus"),
+    "unknown precision": ("--trainer.precision=17", "trainer.precision"),
+    "missing config": ("--config=none.yaml", "none.yaml"),
+    "config is a folder": ("--config=folder", "folder"),
+    "config is no YAML": ("--config=no.yaml", "no.yaml"),
+    "config is binary": ("--config=binary.yaml", "binary.yaml"),
+    "unknown reference in a config": ("--config=reference.yaml", "nowhere"),
+}
+PLACES = {
+    "output folder is a file": ("--trainer.default_root_dir=text.jsonl", "text.jsonl"),
+    "output folder below a file": (
+        "--trainer.default_root_dir=text.jsonl/runs",
+        "text.jsonl is a file; choose another folder",
+    ),
+    "output folder refuses files": ("--trainer.default_root_dir=/proc/runs", "/proc/runs"),
+    "checkpoint folder is a file": ("--checkpoint.dirpath=text.jsonl", "text.jsonl"),
+    "checkpoint folder refuses files": ("--checkpoint.dirpath=/proc/runs", "/proc/runs"),
+}
+CHECKPOINTS = {
+    "missing": ("--ckpt_path=none.ckpt", "there is no checkpoint at none.ckpt"),
+    "empty": ("--ckpt_path=empty.ckpt", "empty.ckpt (0 bytes) is truncated or not a checkpoint"),
+    "truncated": ("--ckpt_path=cut.ckpt", "is truncated or not a checkpoint; copy it again"),
+    "another file": ("--ckpt_path=text.jsonl", "is truncated or not a checkpoint; copy it again"),
+    "another program's": ("--ckpt_path=foreign.ckpt", "foreign.ckpt has no recipe"),
+    "folder without one": ("--ckpt_path=folder", "there is no whole checkpoint below folder"),
+}
+
+
+@pytest.fixture(scope="module")
+def template(text_file, tmp_path_factory):
+    """A folder with good and bad files, and a finished run."""
+    folder = tmp_path_factory.mktemp("template")
+    shutil.copy(text_file, folder / "text.jsonl")
+    _write_bad_files(folder)
+    root, cache = f"--trainer.default_root_dir={folder}/runs", f"--data.cache_dir={folder}/cache"
+    typed = [word.replace("=text.jsonl", f"={folder}/text.jsonl") for word in FIT]
+    assert train_main([*typed, root, cache]) == 0
+    whole = (folder / GOOD).read_bytes()
+    (folder / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+def _write_bad_files(folder):
+    for name in ("empty.txt", "empty.ckpt"):
+        (folder / name).touch()
+    (folder / "folder").mkdir()
+    (folder / "blank.txt").write_text(" \n\n \n")
+    (folder / "latin1.txt").write_bytes(
+        "Stra\u00dfe, caf\u00e9".encode("latin1").replace(b"Str", b"Strre")
+    )
+    (folder / "latin1.jsonl").write_bytes(b'{"text": "one"}\n{"text": "caf\xe9"}\n')
+    (folder / "broken.jsonl").write_text(
+        '{"text": "a"}\n{"text": "b"}\n{"text": "c\n{"text": "d"}\n'
+    )
+    (folder / "fields.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
+    (folder / "number.jsonl").write_text('{"text": 3}\n')
+    (folder / "list.jsonl").write_text('["text"]\n')
+    (folder / "text.docx").write_text("text")
+    (folder / "fake.parquet").write_text("text")
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"some words " * 999)[:-9])
+    (folder / "broken_tokenizer.json").write_text('{"version": ')
+    (folder / "typo.yaml").write_text("trainer: {max_stepss: 3}\n")
+    (folder / "wrong_type.yaml").write_text("trainer: {max_steps: many}\n")
+    (folder / "no.yaml").write_text("a: [\n")
+    (folder / "binary.yaml").write_bytes(bytes(range(256)))
+    (folder / "reference.yaml").write_text("trainer: {max_steps: '${nowhere}'}\n")
+    (folder / "prompts.txt").write_text("The fork\n")
+    (folder / "long.txt").write_text("word " * 99 + "\n")
+    (folder / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    torch.save({"state_dict": {}, "epoch": 3}, folder / "foreign.ckpt")
+
+
+@pytest.fixture
+def place(template, tmp_path, monkeypatch):
+    """A copy of that folder, as the current one."""
+    folder = tmp_path / "place"
+    shutil.copytree(template, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def refused(place, capfd):
+    """Runs a main; returns its one line, having compared the folder."""
+
+    def run(main, *argv):
+        before = contents(place)
+        capfd.readouterr()
+        assert main([str(word) for word in argv]) == 2
+        errors = capfd.readouterr().err
+        assert "Traceback" not in errors
+        lines = [line for line in errors.strip().splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, errors
+        assert errors.strip().splitlines()[-1] == lines[0]
+        assert len(lines[0]) < 600
+        after = contents(place)
+        assert {path for path in before if after.get(path) != before[path]} == set()
+        new = {str(path.relative_to(place)) for path in after.keys() - before.keys()}
+        assert not any(_unfinished(name) for name in new), new
+        return lines[0]
+
+    return run
+
+
+def _unfinished(name):
+    """Whether a new file is a checkpoint, or half of anything."""
+    return name.endswith((".ckpt", ".partial", ".tmp", ".part")) or ".tmp" in name
+
+
+@pytest.mark.parametrize("case", DATA | KEYS | PLACES | CHECKPOINTS)
+def test_fit(refused, case):
+    argument, expected = (DATA | KEYS | PLACES | CHECKPOINTS)[case]
+    assert expected in refused(train_main, *FIT, "--data.cache_dir=cache", argument)
+
+
+TRAIN = {
+    "no verb": ((), "fit,validate,test,predict"),
+    "wrong verb": (("fitt",), "fitt"),
+    "last without a run": (
+        ("fit", "--ckpt_path=last", "--trainer.default_root_dir=new"),
+        "below new",
+    ),
+    "best without a best": (("validate", "--ckpt_path=best"), "ckpt_path=best: the run of"),
+    "validate, missing checkpoint": (
+        ("validate", "--ckpt_path=none.ckpt"),
+        "no checkpoint at none",
+    ),
+    "test, truncated checkpoint": (("test", "--ckpt_path=cut.ckpt"), "cut.ckpt"),
+    "another vocabulary": (
+        ("validate", FROM, "--data.tokenizer=bpe:300", "--on_conflict=typed"),
+        "data.vocab_size (300) is not that of the checkpoint (257)",
+    ),
+    "predict without prompts": (("predict", FROM), "set data.predict_file"),
+    "predict, missing prompts": (("predict", FROM, "--data.predict_file=none.txt"), "none.txt"),
+    "predict, empty prompts": (("predict", FROM, "--data.predict_file=empty.txt"), "empty.txt"),
+    "predict, broken prompts": (
+        ("predict", FROM, "--data.predict_file=prompts.jsonl"),
+        "prompts.jsonl, line 2",
+    ),
+    "predict, long prompt": (("predict", FROM, "--data.predict_file=long.txt"), "prompt"),
+    "predict, output below a file": (
+        ("predict", FROM, "--data.predict_file=prompts.txt", "--predictions.output=text.jsonl/out"),
+        "text.jsonl is a file; choose another folder",
+    ),
+    "predict, output is a folder": (
+        ("predict", FROM, "--data.predict_file=prompts.txt", "--predictions.output=folder"),
+        "folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TRAIN)
+def test_other_verbs(refused, case):
+    argv, expected = TRAIN[case]
+    cpu = ("--trainer.accelerator=cpu",) if len(argv) > 1 else ()
+    assert expected in refused(train_main, *argv, *cpu)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "meta"])
+def test_a_damaged_store_is_named(refused, place, damage):
+    (store,) = (path.parent for path in (place / "cache").rglob("meta.json"))
+    tokens = store / "train-00000.tokens"
+    if damage == "cut":
+        tokens.write_bytes(tokens.read_bytes()[:-2])
+    elif damage == "gone":
+        tokens.unlink()
+    else:
+        (store / "meta.json").write_text((store / "meta.json").read_text()[:50])
+    line = refused(train_main, *FIT, "--data.cache_dir=cache")
+    assert f"{store.name} is damaged" in line
+    assert "Delete the folder; it is prepared anew" in line
+
+
+CKPT = ("--ckpt", GOOD)
+EVALUATE = {
+    "no command": ((), "perplexity"),
+    "wrong command": (("perplexty",), "perplexty"),
+    "missing checkpoint": (("perplexity", "--ckpt", "none.ckpt"), "no checkpoint at none.ckpt"),
+    "truncated checkpoint": (("perplexity", "--ckpt", "cut.ckpt"), "cut.ckpt"),
+    "empty checkpoint": (("generate", "--ckpt", "empty.ckpt", "--prompt", "a"), "(0 bytes)"),
+    "typo in an option": (("perplexity", *CKPT, "--batchsize", "3"), "--batchsize"),
+    "wrong type": (("generate", *CKPT, "--prompt", "a", "--top_k", "many"), "top_k"),
+    "typo in a model option": (("perplexity", *CKPT, "--set.dimm", "3"), "no option config.dimm"),
+    "negative temperature": (
+        ("generate", *CKPT, "--prompt", "a", "--temperature", "-1"),
+        "temperature",
+    ),
+    "no prompts": (("generate", *CKPT), "there is nothing to continue"),
+    "missing prompts": (("generate", *CKPT, "--prompts_file", "none.txt"), "none.txt"),
+    "empty prompts": (("generate", *CKPT, "--prompts_file", "empty.txt"), "empty.txt"),
+    "prompts not UTF-8": (("generate", *CKPT, "--prompts_file", "latin1.txt"), "not UTF-8"),
+    "broken prompts": (("generate", *CKPT, "--prompts_file", "prompts.jsonl"), "line 2"),
+    "output is a folder": (("perplexity", *CKPT, "--output", "folder"), "folder) is a folder"),
+    "output in no folder": (("perplexity", *CKPT, "--output", "none/a.json"), "does not exist"),
+    "output refuses files": (("perplexity", *CKPT, "--output", "/proc/a.json"), "cannot write to"),
+    "unknown tokenizer": (
+        ("generate", *CKPT, "--prompt", "a", "--tokenizer", "nonsense"),
+        "tokenizer='nonsense' is not known",
+    ),
+    "another vocabulary": (
+        ("perplexity", *CKPT, "--data.tokenizer", "bpe:300"),
+        "300 entries, the checkpoint's model has a vocabulary of 257",
+    ),
+    "missing data": (("perplexity", *CKPT, "--data.data_files", "none.txt"), "none.txt"),
+    "window too long": (("perplexity", *CKPT, "--data.block_size", "64"), "set --data.block_size"),
+    "nothing to import": (("import", "--hf", "none", "--output", "a.ckpt"), "no model found at"),
+    "empty folder to import": (
+        ("import", "--hf", "folder", "--tokenizer", "bytes", "--output", "a.ckpt"),
+        "the model at 'folder' cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EVALUATE)
+def test_evaluate(refused, case):
+    argv, expected = EVALUATE[case]
+    assert expected in refused(evaluate_main, *argv)
+
+
+WEIGHTS = {
+    "config that is no JSON": ("config.json", "{"),
+    "another architecture": ("config.json", json.dumps({"model_type": "bert", "hidden_size": 8})),
+    "weights that are none": ("model.safetensors", "text"),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_import_of_damaged_folders(refused, place, case):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 257}
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained("gpt2")
+    name, content = WEIGHTS[case]
+    (place / "gpt2" / name).write_text(content)
+    options = ("--tokenizer", "bytes", "--output", "a.ckpt")
+    assert "gpt2" in refused(evaluate_main, "import", "--hf", "gpt2", *options)
