@@ -25,6 +25,8 @@ class OptimizerConfig:
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled decay of weights with two or more dimensions; norms and biases never decay."""
+    decay_embeddings: bool = True
+    """Whether embedding matrices (a tied head included) decay like other weights."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """After the warm-up: cosine or linear to lr * min_lr_ratio; wsd: constant, then linear over the
     last decay_fraction; constant."""
@@ -65,6 +67,8 @@ def build_optimizer(
         fused: whether to take the fused kernel where the device has one (CPU, CUDA).
     """
     exempt = {id(parameter) for parameter in no_decay}
+    if not config.decay_embeddings:
+        exempt |= {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for parameter in module.parameters():
         if parameter.requires_grad:

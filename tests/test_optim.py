@@ -230,3 +230,12 @@ def test_the_scheduler_sets_the_rate_of_the_first_step():
 def test_values_out_of_range(key, value):
     with pytest.raises(ValueError, match=rf"{key} \("):
         OptimizerConfig(**{key: value})
+
+
+def test_embeddings_can_be_exempt_from_decay():
+    module = torch.nn.ModuleDict({"e": torch.nn.Embedding(4, 3), "l": torch.nn.Linear(3, 2)})
+    for decay in (True, False):
+        groups = build_optimizer(module, OptimizerConfig(decay_embeddings=decay)).param_groups
+        decayed = [id(p) for group in groups if group["weight_decay"] for p in group["params"]]
+        assert (id(module["e"].weight) in decayed) == decay
+        assert id(module["l"].weight) in decayed
