@@ -10,26 +10,34 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
 | ``Throughput`` | tokens per second, FLOPs per token, MFU, peak memory |
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
+| ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
+| ``Termination`` | SIGTERM: a checkpoint, then the end |
 | ``Samples`` | text samples behind validations |
 | ``Predictions`` | what ``predict`` writes |
 """
 
 from callbacks.gradient_norm import GradientNorm
+from callbacks.nonfinite import NonFinite, NonFiniteError
 from callbacks.optimizer_settings import KeepOptimizerSettings
 from callbacks.predictions import Predictions
 from callbacks.progress import Progress
 from callbacks.resume_state import ResumeState
 from callbacks.samples import Samples
 from callbacks.save_checkpoints import SaveCheckpoints
+from callbacks.termination import Terminated, Termination
 from callbacks.throughput import Throughput
 
 __all__ = [
     "GradientNorm",
     "KeepOptimizerSettings",
+    "NonFinite",
+    "NonFiniteError",
     "Predictions",
     "Progress",
     "ResumeState",
     "Samples",
     "SaveCheckpoints",
+    "Terminated",
+    "Termination",
     "Throughput",
 ]

@@ -29,11 +29,16 @@ class GradientNorm(L.Callback):
         interval = log_interval(trainer) if self.every_n_steps is None else self.every_n_steps
         if not interval or (trainer.global_step + 1) % interval:
             return
-        gradients = [
-            parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        pl_module.log("train/grad_norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        pl_module.log("train/grad_norm", total_norm(optimizer))
+
+
+def total_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Returns the 2-norm of all gradients of an optimiser, a scalar; of sharded ones, the whole."""
+    gradients = [
+        parameter.grad
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -7,6 +7,9 @@ from typing import Any
 
 import lightning as L
 
+from callbacks.output_folder import check_folder
+from callbacks.trainer_state import gather
+
 
 class Predictions(L.Callback):
     """Writes one JSON line a prompt, in the order of the prompts file.
@@ -44,9 +47,10 @@ class Predictions(L.Callback):
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Checks that the file can be written, before the work."""
         self._rows = {}
+        if self.output.is_dir():
+            raise ValueError(f"predictions.output ({self.output}) is a folder; name a file in it")
+        check_folder("predictions.output", self.output.parent)
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.output.parent, os.W_OK):
-            raise ValueError(f"predictions.output ({self.output}): the folder cannot be written")
 
     def on_predict_batch_end(
         self,
@@ -91,7 +95,7 @@ class Predictions(L.Callback):
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Rank 0 writes the rows of all ranks."""
-        parts = _gather(trainer, self._rows)
+        parts = gather(self._rows)
         if not trainer.is_global_zero:
             return
         rows = {number: row for part in parts for number, row in part.items()}
@@ -100,14 +104,3 @@ class Predictions(L.Callback):
             for number in sorted(rows):
                 file.write(json.dumps(rows[number], ensure_ascii=False) + "\n")
         os.replace(whole, self.output)
-
-
-def _gather(trainer: L.Trainer, rows: dict[int, Any]) -> list[dict[int, Any]]:
-    """Returns the rows of every rank."""
-    if trainer.world_size == 1:
-        return [rows]
-    import torch.distributed as dist
-
-    parts: list[Any] = [None] * trainer.world_size
-    dist.all_gather_object(parts, rows)
-    return parts

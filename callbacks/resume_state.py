@@ -4,14 +4,13 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from callbacks.random_state import RandomState
-from callbacks.trainer_state import in_accumulation
+from callbacks.trainer_state import gather, in_accumulation
 
 KEY = "resume_state"
 
@@ -22,14 +21,16 @@ class ResumeState(L.Callback):
     - The random states of all ranks (torch, CUDA, numpy, Python) are part of the checkpoint.
     - The state behind one training batch is put back before the next one, so validation, text
       samples, checkpoints and new epochs in between never change the draws of training.
-    - A checkpoint between two accumulated micro-batches also holds the gradient so far. Over
-      several ranks that is the ranks' mean: equal in value after the next synchronisation, not in
-      every bit. Sharded gradients are not kept; resuming such a checkpoint warns.
+    - A checkpoint between two accumulated micro-batches also holds the sums behind ``train/loss``
+      and the gradient so far. Over several ranks that is the ranks' mean: equal in value after the
+      next synchronisation, not in every bit. Sharded gradients are not kept; resuming such a
+      checkpoint warns.
     """
 
     def __init__(self) -> None:
         self._state: RandomState | None = None
         self._gradients: dict[str, Tensor] = {}
+        self._sums: dict[str, list[float]] = {}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes the state behind model construction, unless a checkpoint brought another.
@@ -46,7 +47,10 @@ class ResumeState(L.Callback):
         for name, parameter in pl_module.named_parameters():
             if name in self._gradients:
                 parameter.grad = self._gradients[name].to(parameter)
-        self._gradients = {}
+        model: Any = pl_module
+        if self._sums:
+            model.train_metrics.add_sums(self._sums)
+        self._gradients, self._sums = {}, {}
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -69,7 +73,7 @@ class ResumeState(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Forgets, so that a later ``fit`` of the same process starts afresh."""
         self._state = None
-        self._gradients = {}
+        self._gradients, self._sums = {}, {}
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -77,10 +81,12 @@ class ResumeState(L.Callback):
         """Adds the random states of all ranks, and the gradient of an unfinished step."""
         state = self._state or RandomState.capture()
         unfinished = in_accumulation(trainer)
+        model: Any = pl_module
         checkpoint[KEY] = {
-            "random": _gather(state.plain()),
+            "random": gather(state.plain()),
             "unfinished_step": unfinished,
             "gradients": _mean_gradients(trainer, pl_module) if unfinished else {},
+            "sums": gather(model.train_metrics.sums()) if unfinished else [],
         }
 
     def on_load_checkpoint(
@@ -105,20 +111,14 @@ class ResumeState(L.Callback):
         if trainer.global_rank < len(states):
             self._state = RandomState.from_plain(states[trainer.global_rank])
         self._gradients = saved["gradients"]
+        sums = saved.get("sums", [])  # older checkpoints have none
+        if trainer.global_rank < len(sums):
+            self._sums = sums[trainer.global_rank]
         if saved["unfinished_step"] and not self._gradients:
             rank_zero_warn(
                 "the checkpoint was written between two accumulated micro-batches of sharded "
                 "parameters: the gradient of the unfinished step is lost"
             )
-
-
-def _gather(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the value of each rank, in the order of ranks."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Tensor]:

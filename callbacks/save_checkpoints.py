@@ -7,7 +7,12 @@ from typing import Any, Literal
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from callbacks.trainer_state import in_accumulation, log_interval
+from callbacks.trainer_state import (
+    in_accumulation,
+    log_interval,
+    validation_follows,
+    write_pending_logs,
+)
 
 
 class SaveCheckpoints(ModelCheckpoint):
@@ -18,6 +23,10 @@ class SaveCheckpoints(ModelCheckpoint):
     whether or not there has been a validation; the ``save_top_k`` best are written behind
     validations, with fresh values of ``monitor``. ``save_top_k: -1`` keeps a checkpoint of every
     trigger and every validation. The end of training always writes ``last.ckpt``.
+
+    A run that is killed at any moment and resumed has the same log as one that was not: what a
+    checkpoint has behind it is in the log files before, and where a validation is due at the same
+    step, ``last.ckpt`` waits for it (a resumed run would not make up for it).
     """
 
     def __init__(
@@ -70,6 +79,8 @@ class SaveCheckpoints(ModelCheckpoint):
         self.train_time_interval = train_time_interval
         self._seen_step = -1
         self._last_step = -1  # of the last.ckpt that _save_now has written
+        self._requested = False
+        self._deferred = False  # until the validation that follows
         self._numbered = ""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -91,10 +102,30 @@ class SaveCheckpoints(ModelCheckpoint):
             return
         self._seen_step = step
         due = self.every_n_train_steps is not None and step % self.every_n_train_steps == 0
-        fast_dev_run = vars(trainer).get("fast_dev_run")
-        if (due or self._time_is_up(trainer)) and not fast_dev_run:
-            self._last_time_checked = time.monotonic()
+        if not (due or self._requested or self._time_is_up(trainer)):
+            return
+        if vars(trainer).get("fast_dev_run"):
+            return
+        self._last_time_checked = time.monotonic()
+        self._deferred = validation_follows(trainer)
+        if self._requested or not self._deferred:
             self._save_now(trainer)
+        self._requested = False
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ranks this validation's checkpoint; writes the ``last.ckpt`` that waited for it."""
+        super().on_validation_end(trainer, pl_module)
+        if self._deferred and not trainer.sanity_checking:
+            self._deferred = False
+            if self._last_global_step_saved != trainer.global_step:  # else it was written just now
+                self._save_now(trainer)
+
+    def request(self) -> None:
+        """Has ``last.ckpt`` written at the end of the optimiser step in work.
+
+        If a validation follows, it is written before and behind that.
+        """
+        self._requested = True
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ranks the checkpoint of the epoch, if there has been a validation to rank it by."""
@@ -115,6 +146,7 @@ class SaveCheckpoints(ModelCheckpoint):
 
     def _save_now(self, trainer: L.Trainer) -> None:
         """Writes ``last.ckpt`` (all kept: a numbered one too), leaving the best to validation."""
+        write_pending_logs(trainer)
         step_of_best = self._last_global_step_saved
         candidates = self._monitor_candidates(trainer)
         if self.save_top_k == -1:

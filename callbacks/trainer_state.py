@@ -1,6 +1,11 @@
 """What Lightning's trainer knows but does not declare, read in one place."""
 
+from pathlib import Path
+from typing import Any
+
 import lightning as L
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 
 def log_interval(trainer: L.Trainer) -> int:
@@ -12,3 +17,54 @@ def in_accumulation(trainer: L.Trainer) -> bool:
     """Whether the micro-batch in work, or just ended, leaves its optimiser step unfinished."""
     loop = trainer.fit_loop.epoch_loop
     return loop.batch_progress.current.ready > 0 and loop._should_accumulate()
+
+
+def validation_follows(trainer: L.Trainer) -> bool:
+    """Whether a validation comes directly behind the training batch that just ended."""
+    loop = trainer.fit_loop.epoch_loop
+    fetcher = trainer.fit_loop._data_fetcher
+    if fetcher is None or not loop._should_check_val_fx(fetcher):
+        return False
+    return sum(trainer.num_val_batches) > 0
+
+
+def write_pending_logs(trainer: L.Trainer) -> None:
+    """Hands what this training batch has logged to the loggers, and what they hold to the disk.
+
+    Lightning does so behind the hooks of the batch. A checkpoint that is written in one of them
+    would else be newer than the log, and a run killed in between would lose values for good.
+    """
+    connector = trainer._logger_connector
+    logs = trainer.training and connector._first_loop_iter is not None
+    if logs and not in_accumulation(trainer) and connector.should_update_logs:
+        connector.log_metrics(connector.metrics["log"])
+    for logger in trainer.loggers:
+        logger.save()
+
+
+def has_scaler(trainer: L.Trainer) -> bool:
+    """Whether the loss is scaled (16-mixed)."""
+    return getattr(trainer.precision_plugin, "scaler", None) is not None
+
+
+def checkpoint_to_resume(trainer: L.Trainer) -> str | None:
+    """Returns the newest checkpoint that this run has written, or else the one it came from."""
+    written = [
+        Path(path)
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint)
+        for path in (callback.last_model_path, callback.best_model_path)
+        if path and Path(path).is_file()
+    ]
+    if written:
+        return str(max(written, key=lambda path: path.stat().st_mtime_ns))
+    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+
+
+def gather(value: Any) -> list[Any]:
+    """Returns the value of each rank, in the order of ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -6,23 +6,37 @@
 | `base` | `TextDataModule`: a corpus as batches of windows; write `documents(split)` |
 | `python_docs` | `PythonDocs`: the documentation inside every CPython |
 | `local_text` | `LocalText`: your own txt, jsonl and parquet files |
+| `hub_corpus` | `HubCorpus`: a corpus of the Hugging Face hub, or your copy; token cap |
+| `openwebtext` | `OpenWebText`: the last 100,000 documents validate |
+| `pes2o` | `PeS2o`: papers and abstracts |
+| `wikitext103` | `WikiText103`: cut into articles; seeded subsets |
+| `pile` | `Pile`: all of it, or some of its collections |
+| `hub` | texts of a split on the hub, downloaded or streamed |
 | `readers` | documents of one file: compression, encodings, broken lines, separators |
 | `splits` | which split a document belongs to |
 | `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
+| `shuffling` | a seeded order of more documents than memory holds |
+| `tokenising` | documents to tokens in chunks, on several processes, in order |
+| `preparation` | `prepare_store`: sections, journal, resuming, the final name |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `windows` | rows of T+1 tokens by number: random, packed, non-overlapping |
 | `prompts` | texts to continue, for `predict` |
 | `recipe` | from an object back to its class path and arguments |
 | `loader` | `BatchLoader`: batch n as a pure function of n, for exact resuming |
 
-The path of a document: `documents` -> `store.SplitWriter` (tokenizer, EOS) -> `store.TokenStream`
--> a window order -> `windows.WindowSource.batch(n)` -> `loader.BatchLoader` -> the model. Nothing
-here imports a model.
+The path of a document: `labelled_documents` -> `tokenising.encode_in_order` (tokenizer, EOS) ->
+`preparation.prepare_store` -> `store.TokenStream` -> a window order ->
+`windows.WindowSource.batch(n)` -> `loader.BatchLoader` -> the model. Nothing here imports a model.
 """
 
 from datamodules.base import TextDataModule
+from datamodules.hub import CorpusUnavailableError
+from datamodules.hub_corpus import HubCorpus
 from datamodules.loader import BatchLoader, BatchSource
 from datamodules.local_text import LocalText
+from datamodules.openwebtext import OpenWebText
+from datamodules.pes2o import PeS2o
+from datamodules.pile import Pile
 from datamodules.prompts import read_prompts
 from datamodules.python_docs import PythonDocs
 from datamodules.store import Counts, Store, StoreError
@@ -32,18 +46,25 @@ from datamodules.tokenizers import (
     load_tokenizer,
     tokenizer_from_state,
 )
+from datamodules.wikitext103 import WikiText103
 
 __all__ = [
     "BatchLoader",
     "BatchSource",
+    "CorpusUnavailableError",
     "Counts",
+    "HubCorpus",
     "LocalText",
+    "OpenWebText",
+    "PeS2o",
+    "Pile",
     "PythonDocs",
     "Store",
     "StoreError",
     "TextDataModule",
     "Tokenizer",
     "TokenizerUnavailableError",
+    "WikiText103",
     "load_tokenizer",
     "read_prompts",
     "tokenizer_from_state",

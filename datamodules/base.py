@@ -154,11 +154,7 @@ class TextDataModule(TextCorpus):
         """
         stream = self.stream(split)
         if not len(stream):
-            raise ValueError(
-                f"The {split} split is empty: "
-                f"{split}_fraction={getattr(self, f'{split}_fraction', None)}. Raise it, or give "
-                "the corpus files for that split."
-            )
+            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
         rank, world_size = self._ranks()
         return WindowSource(
             NonOverlappingWindows(stream, block_size=self.block_size, eos_id=self.tokenizer.eos_id),

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
+from datamodules.preparation import prepare_store
 from datamodules.recipe import parameters, plain, public_path
 from datamodules.store import (
     SPLITS,
@@ -23,7 +24,6 @@ from datamodules.store import (
     StoreError,
     TokenStream,
     fingerprint,
-    prepare_store,
 )
 from datamodules.tokenizers import (
     JsonTokenizer,
@@ -46,6 +46,8 @@ class TextCorpus(L.LightningDataModule, ABC):
             has no own split.
         test_fraction: Share of the documents held out for the test, in [0, 1), where the corpus has
             no own split.
+        num_proc: Processes that tokenise; 1 tokenises in this one; null takes one a usable core, at
+            most 16. The stored data are the same.
 
     Raises:
         ValueError: An argument is out of its range, or the tokenizer's name is not known.
@@ -53,7 +55,7 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     # Arguments that do not change the stored tokens (the tokenizer is in the fingerprint under its
     # own key). Any other argument of a corpus does, unless it overrides `source`.
-    not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir"})
+    not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir", "num_proc"})
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         cache_dir: str = "data_cache",
         val_fraction: float = 0.05,
         test_fraction: float = 0.05,
+        num_proc: int | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)
@@ -73,6 +76,9 @@ class TextCorpus(L.LightningDataModule, ABC):
                 f"val_fraction={val_fraction} and test_fraction={test_fraction} must not be "
                 "negative and leave something for training: choose a sum below 1."
             )
+        if num_proc is not None and num_proc < 1:
+            raise ValueError(f"num_proc={num_proc} must be at least 1, or null for one a core.")
+        self.num_proc = num_proc
         self._spec = parse_tokenizer(tokenizer)
 
     # What a corpus writes
@@ -87,12 +93,20 @@ class TextCorpus(L.LightningDataModule, ABC):
             for text in self.documents(split):
                 yield split, text
 
+    @property
+    def train_tokens(self) -> int | None:
+        """Most tokens that the train split stores; None: no limit."""
+        return None
+
+    def tokenizer_text(self) -> Iterable[str]:
+        """Returns the documents that a ``bpe:N`` is trained on."""
+        return self.documents("train")
+
     def source(self) -> dict[str, Any]:
         """Returns what identifies the text, in plain values, for fingerprint and meta.json.
 
         Here: the class and every constructor argument that is not in `not_in_source`. A corpus with
-            files adds what they
-        hold.
+        files adds what they hold.
         """
         arguments = {k: v for k, v in self._init_args().items() if k not in self.not_in_source}
         return {"corpus": type(self).__name__, **arguments}
@@ -101,6 +115,14 @@ class TextCorpus(L.LightningDataModule, ABC):
         """Returns whether a split must have documents; if it has none, that is an error."""
         fractions = {"train": 1.0, "val": self.val_fraction, "test": self.test_fraction}
         return fractions[split] > 0
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives a split without documents some, for messages."""
+        return (
+            f"Splits are by document, with val_fraction={self.val_fraction} and "
+            f"test_fraction={self.test_fraction}: change the fractions (0 does without that split) "
+            "or give more, shorter documents, or files for that split."
+        )
 
     # Names
 
@@ -149,6 +171,8 @@ class TextCorpus(L.LightningDataModule, ABC):
     def prepare_data(self) -> None:
         """Tokenises the corpus into `store_dir`, unless that is done.
 
+        If it is killed, the next call goes on behind the last finished shard.
+
         Raises:
             ValueError: An expected split has no documents, or a problem of the corpus or the
                 tokenizer.
@@ -161,11 +185,13 @@ class TextCorpus(L.LightningDataModule, ABC):
             documents=self.labelled_documents,
             make_tokenizer=self._make_tokenizer,
             check=self._check_counts,
+            train_tokens=self.train_tokens,
+            num_proc=self.num_proc,
         )
 
     def _make_tokenizer(self) -> Tokenizer:
         if self._spec.kind == "bpe":
-            return train_bpe(self._spec.name, self.documents("train"))
+            return train_bpe(self._spec.name, self.tokenizer_text())
         return load_tokenizer(self._spec.name)
 
     def _check_counts(self, counts: Mapping[Split, Counts]) -> None:
@@ -173,10 +199,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         for split in SPLITS:
             if self.expects(split) and not counts[split].documents:
                 raise ValueError(
-                    f"The {split} split has no documents ({total} in all, "
-                    f"val_fraction={self.val_fraction}, test_fraction={self.test_fraction}). "
-                    "Splits are by document: change the fractions (0 does without that split) or "
-                    "give more, shorter documents."
+                    f"The {split} split has no documents ({total} in all). {self.how_to_get(split)}"
                 )
 
     def setup(self, stage: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from datamodules.store import SPLITS, Split
 
 _WHOLE = 2**26  # files up to this size, in bytes, are identified by all of their content
 _SAMPLES, _SAMPLE = 64, 2**16  # larger ones by so many evenly spaced pieces of so many bytes
+
+Patterns = dict[Split, str | list[str] | None]  # paths and globs of each split
 
 
 class LocalText(TextDataModule):
@@ -51,7 +53,7 @@ class LocalText(TextDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._patterns = {"train": data_files, "val": val_files, "test": test_files}
+        self._patterns: Patterns = {"train": data_files, "val": val_files, "test": test_files}
         self._text_field = text_field
         self._separator = separator
         if separator is not None:
@@ -69,23 +71,7 @@ class LocalText(TextDataModule):
         Raises:
             ValueError: A file is missing, of unknown format, or in two splits.
         """
-        files: dict[Split, list[Path]] = {}
-        keys = {"train": "data_files", "val": "val_files", "test": "test_files"}
-        seen: dict[Path, str] = {}
-        for split in SPLITS:
-            patterns = self._patterns[split]
-            files[split] = [] if patterns is None else expand(patterns)
-            for path in files[split]:
-                format_of(path)
-                other = seen.setdefault(path.resolve(), keys[split])
-                if other != keys[split]:
-                    raise ValueError(
-                        f"{path} is in {other} and in {keys[split]}: what is trained on cannot "
-                        "test. Remove one."
-                    )
-        if not files["train"]:
-            raise ValueError("data_files is empty. Name at least one file.")
-        return files
+        return files_of_splits(self._patterns)
 
     def source(self) -> dict[str, Any]:
         """Returns name, size and hash of every file, and how they are read; not their folders."""
@@ -130,6 +116,37 @@ def _check_pattern(separator: str) -> None:
         raise ValueError(
             f"separator={separator!r} is not a regular expression ({error})."
         ) from error
+
+
+def files_of_splits(
+    patterns: Patterns, check: Callable[[Path], Any] = format_of
+) -> dict[Split, list[Path]]:
+    """Returns the files of each split, in reading order; none for a split without a pattern.
+
+    Args:
+        patterns: Paths and globs of each split, those for training in ``data_files``.
+        check: Raises a ValueError for a file that cannot be read.
+
+    Raises:
+        ValueError: A file is missing, of unknown format, or in two splits.
+    """
+    files: dict[Split, list[Path]] = {}
+    keys = {"train": "data_files", "val": "val_files", "test": "test_files"}
+    seen: dict[Path, str] = {}
+    for split in SPLITS:
+        named = patterns[split]
+        files[split] = [] if named is None else expand(named)
+        for path in files[split]:
+            check(path)
+            other = seen.setdefault(path.resolve(), keys[split])
+            if other != keys[split]:
+                raise ValueError(
+                    f"{path} is in {other} and in {keys[split]}: what is trained on cannot "
+                    "test. Remove one."
+                )
+    if not files["train"]:
+        raise ValueError("data_files is empty. Name at least one file.")
+    return files
 
 
 def identify(path: Path) -> dict[str, Any]:

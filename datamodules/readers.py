@@ -14,12 +14,14 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 TEXT_SUFFIXES = (".txt", ".text", ".md")
-JSONL_SUFFIXES = (".jsonl", ".ndjson")
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet",)
 COMPRESSIONS = (".gz", ".zst")
+
+_Part = TypeVar("_Part")
 
 _CHUNK = 2**20  # bytes read at once
 # Characters kept before and awaited behind a separator match: as far as a pattern may look around
@@ -70,7 +72,7 @@ def read_documents(
     elif kind == "jsonl":
         texts = _read_jsonl(path, text_field)
     else:
-        texts = _read_parquet(path, text_field)
+        texts = read_column(path, text_field)
     empty = True
     for text in texts:
         if text and not text.isspace():
@@ -140,7 +142,7 @@ class _Zst(io.RawIOBase):
         super().close()
 
 
-def _reading(path: Path, parts: Callable[[BinaryIO], Iterator[str]]) -> Iterator[str]:
+def _reading(path: Path, parts: Callable[[BinaryIO], Iterator[_Part]]) -> Iterator[_Part]:
     """Yields what `parts` reads from the file.
 
     Raises:
@@ -234,15 +236,44 @@ def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterat
     yield text[start:]
 
 
-def _read_jsonl(path: Path, field: str) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a text file of any suffix, which may be compressed, without line ends.
+
+    Raises:
+        ValueError: The file is not UTF-8.
+    """
+
     def parts(file: BinaryIO) -> Iterator[str]:
         offset = 0
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _field(_json(path, number, offset, line), field, f"{path}, line {number}")
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise not_utf8(path, offset + error.start) from error
             offset += len(line)
 
     return _reading(path, parts)
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields (place for messages, row) of a jsonl file.
+
+    Raises:
+        ValueError: A line is not UTF-8 or not JSON.
+    """
+
+    def parts(file: BinaryIO) -> Iterator[tuple[str, Any]]:
+        offset = 0
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield f"{path}, line {number}", _json(path, number, offset, line)
+            offset += len(line)
+
+    return _reading(path, parts)
+
+
+def _read_jsonl(path: Path, field: str) -> Iterator[str]:
+    return (text_of(row, field, where) for where, row in read_rows(path))
 
 
 def _json(path: Path, number: int, offset: int, line: bytes) -> Any:
@@ -257,7 +288,7 @@ def _json(path: Path, number: int, offset: int, line: bytes) -> Any:
         ) from error
 
 
-def _field(row: Any, field: str, where: str) -> str:
+def text_of(row: Any, field: str, where: str) -> str:
     """Returns the text field of a row.
 
     Raises:
@@ -280,7 +311,12 @@ def _field(row: Any, field: str, where: str) -> str:
     return row[field]
 
 
-def _read_parquet(path: Path, field: str) -> Iterator[str]:
+def read_column(path: Path, field: str) -> Iterator[str]:
+    """Yields the text of every row of a parquet file.
+
+    Raises:
+        ValueError: It is damaged, or has no such column of text.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -301,7 +337,7 @@ def _read_parquet(path: Path, field: str) -> Iterator[str]:
         for batch in file.iter_batches(batch_size=1024, columns=[field]):
             for value in batch.column(0).to_pylist():
                 row += 1
-                yield _field({field: value}, field, f"{path}, row {row}")
+                yield text_of({field: value}, field, f"{path}, row {row}")
 
 
 def expand(patterns: str | Iterable[str]) -> list[Path]:

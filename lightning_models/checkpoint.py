@@ -4,7 +4,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,36 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         return newest_checkpoint([path])
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
+    checkpoint = _open(path)
+    _check_sums(path)
+    return checkpoint
+
+
+def _open(path: Path) -> Checkpoint:
+    """Returns the checkpoint, its tensors unread."""
     content = _load(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a checkpoint")
     return Checkpoint(path, content)
+
+
+def _check_sums(path: Path) -> None:
+    """Reads the whole file against its checksums: a hole within tensors shows nowhere else.
+
+    Raises:
+        CheckpointError: if they differ.
+    """
+    if not zipfile.is_zipfile(path):  # the older format has none
+        return
+    with zipfile.ZipFile(path) as file:
+        try:
+            record = file.testzip()
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise _damaged(path) from error
+    if record is not None:
+        raise CheckpointError(
+            f"{path} is damaged: the checksum of {record} is wrong; copy it again"
+        )
 
 
 def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
@@ -111,9 +137,15 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
                 by_folder.setdefault(path.parent.resolve(), []).append(path)
     by_time = sorted(by_folder.values(), key=lambda files: max(map(_time, files)))
     for files in reversed(by_time):
-        whole = list(_whole(files))
-        if whole:
-            return max(whole, key=lambda checkpoint: (checkpoint.step, _time(checkpoint.path)))
+        whole = sorted(
+            _whole(files, _open),
+            key=lambda checkpoint: (checkpoint.step, _time(checkpoint.path)),
+            reverse=True,
+        )
+        # the whole content of the one that is taken only: a folder may hold hundreds
+        best = next(iter(_whole([checkpoint.path for checkpoint in whole], read_checkpoint)), None)
+        if best is not None:
+            return best
     places = ", ".join(str(folder) for folder in folders)
     raise CheckpointError(
         f"there is no whole checkpoint below {places}; give the folder of the run or the path of a "
@@ -121,10 +153,10 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
     )
 
 
-def _whole(files: Iterable[Path]) -> Iterable[Checkpoint]:
+def _whole(files: Iterable[Path], read: Callable[[Path], Checkpoint]) -> Iterable[Checkpoint]:
     for path in files:
         try:
-            yield read_checkpoint(path)
+            yield read(path)
         except CheckpointError as error:
             warnings.warn(f"skipping a damaged checkpoint: {error}", stacklevel=2)
 

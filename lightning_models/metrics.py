@@ -101,7 +101,9 @@ class StepMeans:
         top = numerator.detach().double().sum()
         bottom = torch.as_tensor(denominator, dtype=torch.float64, device=top.device).detach().sum()
         pair = torch.stack((top, bottom))
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+        if name in self._sums:
+            pair = self._sums[name].to(pair.device) + pair  # restored sums lie on the CPU
+        self._sums[name] = pair
 
     def take(self) -> dict[str, Tensor]:
         """Returns the means, float32 (nan for a sum over nothing), and starts again.

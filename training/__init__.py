@@ -7,6 +7,7 @@
 | ``checkpoints`` | finding, checking, reading and writing checkpoint files |
 | ``conflicts`` | typed arguments against those of a checkpoint |
 | ``run_record`` | ``config.yaml`` beside the logs, with commit and versions |
+| ``event_log`` | TensorBoard files that survive a kill |
 | ``strategies`` | sharding over all devices |
 | ``quiet`` | messages of other libraries that are left out |
 | ``errors`` | which errors are the user's, and their one line |

@@ -9,10 +9,14 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from training.errors import UserError
+
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 CONFIG_FLAGS = ("-c", "--config")
 DEFAULT_ROOT = "runs"
-KEYS = ("ckpt_path", "trainer.default_root_dir", "checkpoint.dirpath")
+LONGEST_PATH = 4095  # a longer --config is YAML itself
+CLASS_KEYS = ("model", "model.class_path", "data", "data.class_path")
+KEYS = ("ckpt_path", "trainer.default_root_dir", "checkpoint.dirpath", *CLASS_KEYS)
 
 
 @dataclass
@@ -33,6 +37,11 @@ class Given:
         return self.values.get("ckpt_path")
 
     @property
+    def classes(self) -> set[str]:
+        """Class paths of model and data that the user has named."""
+        return {self.values[key] for key in CLASS_KEYS if key in self.values}
+
+    @property
     def folders(self) -> list[Path]:
         """Where checkpoints of this project's runs are looked for."""
         folders = [Path(self.values.get("trainer.default_root_dir", DEFAULT_ROOT))]
@@ -51,16 +60,43 @@ def look(argv: Sequence[str]) -> Given:
     previous = ""
     for argument in argv:
         name, equals, value = argument.partition("=")
-        if previous in CONFIG_FLAGS:
-            _from_config(given, argument)
-        elif name in CONFIG_FLAGS and equals:
-            _from_config(given, value)
+        if (source := _config(previous, argument)) is not None:
+            _from_config(given, source)
         elif previous.startswith("--") and previous[2:] in KEYS:
             _note(given, previous[2:], argument)
         elif name.startswith("--") and name[2:] in KEYS and equals:
             _note(given, name[2:], value)
         previous = "" if previous in CONFIG_FLAGS else argument
     return given
+
+
+def _config(previous: str, argument: str) -> str | None:
+    """Returns the config that an argument names, if it does."""
+    if previous in CONFIG_FLAGS:
+        return argument
+    name, equals, value = argument.partition("=")
+    return value if equals and name in CONFIG_FLAGS else None
+
+
+def check_configs(argv: Sequence[str]) -> None:
+    """Checks that the config files can be read; the parser would not say which one cannot.
+
+    Raises:
+        UserError: if one is not UTF-8, or not YAML; the message has the line.
+    """
+    for previous, argument in zip(["", *argv], argv, strict=False):
+        source = _config(previous, argument)
+        if source is None or len(source) > LONGEST_PATH or not Path(source).is_file():
+            continue
+        try:
+            yaml.safe_load(Path(source).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"the config {source} is not UTF-8 at byte {error.start}; is it a YAML file?"
+            ) from error
+        except yaml.YAMLError as error:
+            text = " ".join(str(error).replace("<unicode string>", source).split())
+            raise UserError(f"the config {source} is not YAML: {text}. Mend that line") from error
 
 
 def _note(given: Given, key: str, value: Any) -> None:
@@ -74,7 +110,7 @@ def _from_config(given: Given, source: str) -> None:
     """Notes the keys of a config file (or a config given in place)."""
     try:
         path = Path(source)
-        text = path.read_text() if len(source) < 4096 and path.is_file() else source
+        text = path.read_text() if len(source) <= LONGEST_PATH and path.is_file() else source
         config: Any = OmegaConf.create(text)
         for scope in ("", f"{given.subcommand}."):
             for key in KEYS:

@@ -1,7 +1,9 @@
 """Which checkpoint ``--ckpt_path`` means, and how checkpoints are written."""
 
+import glob
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from lightning_models.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from training.errors import UserError
+
+OWN_PACKAGES = ("lightning_models", "datamodules")
 
 
 def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
@@ -47,6 +51,40 @@ def _best_path(checkpoint: Checkpoint) -> Path | None:
     return None
 
 
+def refuse_foreign_classes(saved: Checkpoint, named: Collection[str]) -> None:
+    """Refuses a checkpoint whose arguments would import modules that the user has not named.
+
+    Plain values cannot run code, but a class path among them makes the parser import its module.
+
+    Args:
+        saved: the checkpoint.
+        named: class paths that the user has typed.
+
+    Raises:
+        UserError: if there is one that is neither ours, nor imported already, nor named.
+    """
+    for path in _class_paths([saved.model_recipe, saved.data_recipe]):
+        module = path.rpartition(".")[0]
+        ours = module.partition(".")[0] in OWN_PACKAGES
+        if not (ours or module in sys.modules or path in named):
+            raise UserError(
+                f"{saved.path} is refused: its arguments name the class {path}, and importing that "
+                "could run any code. If it is yours, name it on the command line too, e.g. "
+                f"--model={path}"
+            )
+
+
+def _class_paths(value: Any) -> Iterator[str]:
+    """Yields all class paths within nested arguments."""
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            yield str(value["class_path"])
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _class_paths(item)
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and renames it there.
 
@@ -63,6 +101,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+            leftover.unlink(missing_ok=True)  # of a process that was killed while writing
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             with partial.open("wb") as file:
@@ -70,5 +110,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
+        except (OSError, RuntimeError) as error:
+            reason = _system_error(error)
+            if reason is None:
+                raise
+            raise UserError(_not_written(target, reason)) from error
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """Returns the OSError behind an error; torch makes RuntimeErrors of them."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _not_written(target: Path, reason: OSError) -> str:
+    before = "the previous one is whole" if target.exists() else "there is no previous one"
+    return (
+        f"cannot write the checkpoint {target} ({reason.strerror or reason}); {before}. Make room, "
+        "or choose another place with trainer.default_root_dir, and resume with --ckpt_path last"
+    )

@@ -9,27 +9,34 @@ import lightning as L
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from callbacks import (
     GradientNorm,
     KeepOptimizerSettings,
+    NonFinite,
+    NonFiniteError,
     Predictions,
     Progress,
     ResumeState,
     Samples,
     SaveCheckpoints,
+    Terminated,
+    Termination,
     Throughput,
 )
+from callbacks.output_folder import check_folder
 from datamodules import TextDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
-from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, look
-from training.checkpoints import AtomicCheckpointIO, find_checkpoint
+from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, check_configs, look
+from training.checkpoints import AtomicCheckpointIO, find_checkpoint, refuse_foreign_classes
 from training.conflicts import OPTIMIZER_PREFIX, Conflict, as_table, find_conflicts, report
 from training.errors import UserError, condense, explain
+from training.event_log import EventLog, purge_step
 from training.quiet import silence
 from training.run_record import RunRecord
 
@@ -51,6 +58,7 @@ CALLBACKS: dict[str, type[L.Callback]] = {
     "progress": Progress,  # behind throughput, whose latest value it shows
     "samples": Samples,
     "grad_norm": GradientNorm,
+    "nonfinite": NonFinite,  # behind grad_norm, which shows what it finds
     "lr_monitor": LearningRateMonitor,
     "predictions": Predictions,
 }
@@ -158,12 +166,14 @@ class LatentCLI(LightningCLI):
         """Parses the command line on top of the arguments in the checkpoint, if one is named."""
         assert isinstance(args, list)  # as __init__ passes it
         argv = args
+        check_configs(argv)
         given = look(argv)
         if given.subcommand is None or given.ckpt_path is None:
             self.config = parser.parse_args(argv)
             return
         self._continues = given.subcommand == "fit" and given.ckpt_path == "last"
         self._saved_run = find_checkpoint(given.ckpt_path, given.folders)
+        refuse_foreign_classes(self._saved_run, given.classes)
         self._saved = self._parse_recipe(given.subcommand, self._saved_run)
         try:
             self.config = parser.parse_args(argv)
@@ -242,6 +252,8 @@ class LatentCLI(LightningCLI):
         """Returns the trainer with callbacks, logger and checkpoint writer."""
         config = {**self._get(self.config_init, "trainer"), **kwargs}
         config["default_root_dir"] = str(Path(config["default_root_dir"]).expanduser().resolve())
+        if self.subcommand == "fit" and not config["fast_dev_run"]:
+            self._check_places(Path(config["default_root_dir"]))
         if config["logger"] in (None, True):
             config["logger"] = self._logger(Path(config["default_root_dir"]))
         plugins = config["plugins"] or []
@@ -250,6 +262,13 @@ class LatentCLI(LightningCLI):
             plugins.append(AtomicCheckpointIO())
         config["plugins"] = plugins
         return self._instantiate_trainer(config, self._callbacks(config))
+
+    def _check_places(self, root: Path) -> None:
+        """Tries the folders of the run now, not after the data have been tokenised."""
+        check_folder("trainer.default_root_dir", root)
+        folder = self._get(self.config, "checkpoint.dirpath")
+        if folder is not None:
+            check_folder("checkpoint.dirpath", Path(folder).expanduser())
 
     def _callbacks(self, config: dict[str, Any]) -> list[L.Callback]:
         """Returns the standing callbacks that this trainer can use."""
@@ -266,7 +285,7 @@ class LatentCLI(LightningCLI):
             unwanted.append(LearningRateMonitor)
         callbacks = [c for c in callbacks if not isinstance(c, tuple(unwanted))]
         if self.subcommand in (None, "fit") and not config["barebones"]:
-            callbacks.append(ResumeState())
+            callbacks += [ResumeState(), Termination()]
             if self._typed_optimizer():
                 callbacks.append(KeepOptimizerSettings())
         return callbacks
@@ -282,23 +301,24 @@ class LatentCLI(LightningCLI):
         """Returns TensorBoard below ``<root>/<model>/version_<n>`` for training, else no logger."""
         if self.subcommand not in (None, "fit"):
             return False
-        path = self._saved_run.path.resolve() if self._saved_run is not None else None
-        if self._continues and path is not None and path.parent.name == "checkpoints":
+        path = self._saved_run.path.resolve() if self._saved_run is not None else Path()
+        if self._saved_run and self._continues and path.parent.name == "checkpoints":
             run = path.parent.parent
-            return TensorBoardLogger(
+            return EventLog(
                 save_dir=run.parent.parent,
                 name=run.parent.name,
                 version=run.name,
                 default_hp_metric=False,
-                purge_step=self.save_config_kwargs["step"],
+                purge_step=purge_step(self._saved_run),
             )
-        return TensorBoardLogger(
-            save_dir=root, name=type(self.model).__name__, default_hp_metric=False
-        )
+        return EventLog(save_dir=root, name=type(self.model).__name__, default_hp_metric=False)
 
 
 def main(args: list[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 2 for bad input, told in one line.
+    """Runs the command line and returns the exit code.
+
+    0: done; 2: bad input, told in one line; 3: the loss or the gradient was not a number, told in
+    one line; 143: ended by SIGTERM, with a checkpoint.
 
     Args:
         args: the command line; null: that of the process.
@@ -307,6 +327,10 @@ def main(args: list[str] | None = None) -> int:
     silence()
     try:
         LatentCLI(argv)
+    except (Terminated, NonFiniteError) as stop:
+        return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
+    except SIGTERMException:  # before the first step
+        return Terminated.exit_code
     except Exception as error:
         message = explain(error)
         if message is None or DEBUG_FLAG in argv:
@@ -314,3 +338,19 @@ def main(args: list[str] | None = None) -> int:
         print(f"error: {message}", file=sys.stderr)
         return 2
     return 0
+
+
+def _end_on_all_ranks(stop: Terminated | NonFiniteError, debug: bool) -> int:
+    """Returns the exit code of an end that all ranks have agreed on; rank 0 tells it.
+
+    The others end with 0: a launcher that sees one of them fail would kill rank 0 while it speaks.
+    """
+    if getattr(rank_zero_only, "rank", 0):
+        return 0
+    if isinstance(stop, NonFiniteError):
+        if debug:
+            raise stop
+        print(f"error: {stop}", file=sys.stderr)
+    else:
+        print(stop, file=sys.stderr)
+    return int(stop.exit_code)

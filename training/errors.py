@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf.errors import OmegaConfBaseException
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lightning_models", "datamodules", "callbacks", "training", "evaluation")
@@ -30,16 +31,22 @@ class UserError(Exception):
 def explain(error: BaseException) -> str | None:
     """Returns what to tell the user, or None if the error is a defect that needs its traceback.
 
-    Input errors are: our own exceptions, ValueError and OSError raised in our own code, what the
-    command line and Lightning's configuration checks raise, and weights that do not fit the model.
+    Input errors are: our own exceptions, ValueError and OSError raised in our own code, a file or
+    folder that the system refuses, what the command line, its references and Lightning's
+    configuration checks raise, and weights that do not fit the model.
     """
     for cause in _causes(error):
         if _is_ours(cause):
             return str(cause)
     if isinstance(error, argparse.ArgumentError):
         return condense(str(error))
-    if isinstance(error, MisconfigurationException):
+    if isinstance(error, MisconfigurationException | OmegaConfBaseException):
         return _one_line(str(error))
+    if isinstance(error, ValueError) and _raised_by(error, "lightning", "trainer", "loops"):
+        return _one_line(str(error))
+    if isinstance(error, OSError) and error.filename is not None:
+        reason = error.strerror or type(error).__name__
+        return f"{error.filename}: {reason}. Check the path, or choose another one"
     if isinstance(error, RuntimeError) and "Error(s) in loading state_dict" in str(error):
         return _weights_do_not_fit(str(error))
     if isinstance(error, ValueError) and _raised_by(error, "jsonargparse"):
@@ -77,9 +84,11 @@ def _is_ours(error: BaseException) -> bool:
     return path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[0] in PACKAGES
 
 
-def _raised_by(error: BaseException, package: str) -> bool:
+def _raised_by(error: BaseException, package: str, *folders: str) -> bool:
+    """Whether code of the package, and of one of these folders if any are named, has raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and package in Path(frames[-1].filename).parts
+    parts = Path(frames[-1].filename).parts if frames else ()
+    return package in parts and (not folders or any(folder in parts for folder in folders))
 
 
 def _one_line(message: str) -> str:

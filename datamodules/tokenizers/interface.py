@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +21,10 @@ class Tokenizer(ABC):
         name: The name it was asked for by, e.g. ``"gpt2"`` or ``"bpe:1024"``.
         vocab_size: V, the largest id plus one.
         eos_id: The id that ends every stored document.
+        gains_from_processes: Whether tokenising costs more than passing text between processes.
     """
+
+    gains_from_processes: ClassVar[bool] = True
 
     name: str
     vocab_size: int
@@ -46,6 +50,10 @@ class Tokenizer(ABC):
         """Returns the ids of each text, in parallel where the library can."""
         return [self.encode(text) for text in texts]
 
+    def use_one_core(self) -> None:
+        """Keeps batches on the calling thread, for a process that is one of many."""
+        return  # most have no threads of their own
+
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text as int64 or smaller arrays (what the text store writes)."""
         return [np.asarray(ids, dtype=np.int64) for ids in self.encode_batch(texts)]
@@ -66,6 +74,7 @@ class BytesTokenizer(Tokenizer):
     name = "bytes"
     vocab_size = 257
     eos_id = 256
+    gains_from_processes = False
 
     def encode(self, text: str) -> list[int]:
         """Returns the UTF-8 bytes of `text`."""

@@ -79,6 +79,14 @@ class JsonTokenizer(Tokenizer):
         """Returns the ids of each text, on all cores."""
         return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def use_one_core(self) -> None:
+        """Keeps batches on the calling thread, in this whole process."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns what rebuilds this tokenizer in another process."""
+        return JsonTokenizer, (self.name, self.json_text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""
         return str(self._inner.decode([int(i) for i in ids], skip_special_tokens=True))

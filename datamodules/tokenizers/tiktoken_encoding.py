@@ -2,6 +2,10 @@
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
 
 from datamodules.tokenizers.interface import Tokenizer, TokenizerUnavailableError, first_line
 
@@ -29,6 +33,7 @@ class TiktokenTokenizer(Tokenizer):
                 "tokenizer.json, 'bytes' or 'bpe:1024'."
             ) from error
         self.name = name
+        self._threads = os.cpu_count() or 1
         self.vocab_size = self._encoding.n_vocab
         self.eos_id = self._encoding.eot_token
         special = self._encoding.special_tokens_set
@@ -40,7 +45,26 @@ class TiktokenTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text, on all cores."""
-        return self._encoding.encode_ordinary_batch(list(texts), num_threads=os.cpu_count() or 1)
+        return self._encoding.encode_ordinary_batch(list(texts), num_threads=self._threads)
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the ids of each text as uint32 arrays, on all cores."""
+        if self._threads == 1:
+            return [self._array(text) for text in texts]
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(self._array, texts))
+
+    def _array(self, text: str) -> np.ndarray:
+        """Returns the ids of `text` as the library lays them down, without a list between."""
+        return self._encoding.encode_to_numpy(text, disallowed_special=())
+
+    def use_one_core(self) -> None:
+        """Keeps batches on the calling thread."""
+        self._threads = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns what rebuilds this tokenizer in another process."""
+        return TiktokenTokenizer, (self.name,)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from datamodules import LocalText
-from datamodules.store import Split, Store, TokenStream, prepare_store
+from datamodules.preparation import prepare_store
+from datamodules.store import Split, Store, TokenStream
 from datamodules.tokenizers import BytesTokenizer
 
 MakeStream = Callable[..., TokenStream]

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules import store
-from datamodules.store import Counts, Store, StoreError, fingerprint, prepare_store, token_dtype
+from datamodules import tokenising
+from datamodules.preparation import prepare_store
+from datamodules.store import Counts, Store, StoreError, fingerprint, token_dtype
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
 DOCUMENTS = [("train", "first"), ("val", "held out"), ("train", "caf\u00e9"), ("train", "")]
@@ -77,7 +78,7 @@ def test_large_ids_survive(tmp_path):
 def test_batches_of_documents_and_shards_hold_the_same_tokens(tmp_path, monkeypatch):
     documents = [("train", "x" * (i % 5 + 1)) for i in range(50)]
     whole = write(tmp_path / "whole", documents)
-    monkeypatch.setattr(store, "BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 3)
     cut = write(tmp_path / "cut", documents, shard_tokens=20)
     shards = cut.meta["splits"]["train"]["shards"]
     assert len(shards) > 3
@@ -89,7 +90,7 @@ def test_batches_of_documents_and_shards_hold_the_same_tokens(tmp_path, monkeypa
 
 
 def test_failure_in_the_middle_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 1)
 
     def broken():
         yield "train", "written before the failure"
@@ -127,7 +128,7 @@ def _prepare_slowly(folder: Path, log: Path, seconds: float) -> None:
         time.sleep(seconds)
         yield "train", "second"
 
-    store.BATCH_DOCUMENTS = 1
+    tokenising.CHUNK_DOCUMENTS = 1
     prepare_store(folder, description={}, documents=documents, make_tokenizer=BytesTokenizer)
 
 
@@ -147,14 +148,14 @@ def _wait_for(condition) -> None:
 def test_killed_process_leaves_nothing_that_looks_whole(tmp_path):
     folder, log = tmp_path / "s", tmp_path / "log"
     process = _start(folder, log, 60.0)
-    _wait_for(lambda: list(tmp_path.glob(".s.tmp-*/train-00000.tokens")))
+    _wait_for(lambda: list(tmp_path.glob("s.partial/train-00000.tokens")))
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert not folder.exists()
     with pytest.raises(StoreError, match="no text store"):
         Store(folder)
     assert write(folder).counts("train").documents == 2
-    assert not list(tmp_path.glob(".s.tmp-*"))  # the next preparation clears what was left
+    assert not list(tmp_path.glob("s.partial"))  # the next preparation clears what was left
 
 
 def test_two_processes_prepare_once(tmp_path):

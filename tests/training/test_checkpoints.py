@@ -1,5 +1,6 @@
 """Finding and writing checkpoint files."""
 
+import errno
 import os
 import shutil
 
@@ -43,6 +44,29 @@ def test_a_cut_off_file_is_named_and_skipped(tmp_path):
     whole = save(tmp_path / "step=4.ckpt", 4)
     cut_off(save(tmp_path / "last.ckpt", 6))
     with pytest.warns(UserWarning, match=r"last\.ckpt .*is truncated"):
+        assert find_checkpoint("last", [tmp_path]).path == whole
+
+
+def punch_hole(path):
+    """Zeroes bytes in the middle of a tensor, as a copy that was interrupted may have."""
+    content = bytearray(path.read_bytes())
+    place = content.find(torch.ones(16).numpy().tobytes())
+    assert place > 0
+    content[place : place + 64] = bytes(64)
+    path.write_bytes(content)
+
+
+def test_a_hole_is_named_and_passed_over(tmp_path):
+    whole = save(tmp_path / "step=4.ckpt", 4)
+    last = save(tmp_path / "last.ckpt", 6)
+    content = torch.load(last, weights_only=True)
+    content["state_dict"]["w"] = torch.ones(64)
+    torch.save(content, last)
+    punch_hole(last)
+    assert not torch.load(last, weights_only=True)["state_dict"]["w"].all()  # torch does not see it
+    with pytest.raises(CheckpointError, match=r"last\.ckpt is damaged: the checksum of .*data/0"):
+        read_checkpoint(last)
+    with pytest.warns(UserWarning, match="checksum"):
         assert find_checkpoint("last", [tmp_path]).path == whole
 
 
@@ -102,19 +126,48 @@ def test_best_without_a_best_says_what_is_needed(tmp_path):
         find_checkpoint("best", [tmp_path])
 
 
-def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, wrapped):
     path = save(tmp_path / "last.ckpt", 4)
 
     def fails(content, file):
         file.write(b"half")
-        raise OSError("disk full")
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError:
+            if wrapped:  # as torch does
+                raise RuntimeError("PytorchStreamWriter failed writing file") from None
+            raise
 
     monkeypatch.setattr(torch, "save", fails)
-    with pytest.raises(OSError, match="disk full"):
+    expected = r"cannot write .*last\.ckpt \(No space left on device\); the previous one is whole"
+    with pytest.raises(UserError, match=expected):
         AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
     monkeypatch.undo()
     assert read_checkpoint(path).step == 4
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_defect_while_writing_stays_a_defect(tmp_path, monkeypatch):
+    path = save(tmp_path / "last.ckpt", 4)
+
+    def fails(content, file):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(torch, "save", fails)
+    with pytest.raises(RuntimeError, match="a defect"):
+        AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
+    monkeypatch.undo()
+    assert read_checkpoint(path).step == 4
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    left = tmp_path / ".last.ckpt.123.partial"
+    other = tmp_path / ".best.ckpt.123.partial"
+    left.write_bytes(b"half")
+    other.write_bytes(b"half")
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, tmp_path / "last.ckpt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "last.ckpt"]
 
 
 def test_the_command_line_writes_atomically(fit, tmp_path, monkeypatch):

@@ -1,0 +1,176 @@
+"""Stops, or goes past, an optimiser step whose loss or gradient is not a number."""
+
+from typing import Any, Literal, NamedTuple
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from callbacks.gradient_norm import total_norm
+from callbacks.trainer_state import checkpoint_to_resume, gather, has_scaler
+
+SHOWN_IDS = 16
+_IS_LOSS = "the loss of batch"
+
+
+class NonFiniteError(Exception):
+    """Training that has left the numbers; the message says where, and how to go on."""
+
+    exit_code = 3
+
+
+class _MicroBatch(NamedTuple):
+    """What is known of one micro-batch of the optimiser step in work."""
+
+    number: int
+    sequence_id: Tensor | None
+    loss: Tensor
+    terms: dict[str, Tensor]
+
+
+class NonFinite(L.Callback):
+    """Sees to it that no loss and no gradient with nan or infinity reaches the weights.
+
+    Looked at once an optimiser step, before the optimiser: the losses of its micro-batches and the
+    norm of its gradient, on all ranks. So weights, optimiser state and ``last.ckpt`` stay good.
+    Where losses are scaled (16-mixed) gradients overflow by design and the scaler drops those
+    steps; then only the losses are looked at.
+    """
+
+    def __init__(
+        self, action: Literal["stop", "skip"] = "stop", max_skipped_in_a_row: int = 10
+    ) -> None:
+        """Chooses what happens.
+
+        Args:
+            action: stop: the program ends with exit code 3 and a message; skip: this optimiser step
+                is dropped (weights and optimiser state stay as they are, the schedule goes on) and
+                counted in ``train/skipped_steps``.
+            max_skipped_in_a_row: of more dropped steps in a row than this, the program ends too.
+        """
+        if max_skipped_in_a_row < 0:
+            raise ValueError(f"max_skipped_in_a_row ({max_skipped_in_a_row}) must not be negative")
+        self.action = action
+        self.max_skipped_in_a_row = max_skipped_in_a_row
+        self.skipped = 0
+        self._in_a_row = 0
+        self._step: list[_MicroBatch] = []
+        self._batch: Any = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forgets a step that another run left unfinished."""
+        self._step = []
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keeps the batch for the message."""
+        self._batch = batch
+
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
+        """Notes the micro-batch, without looking at values."""
+        model: Any = pl_module
+        self._step.append(
+            _MicroBatch(
+                number=trainer.fit_loop.epoch_loop.total_batch_idx,
+                sequence_id=self._batch.get("sequence_id"),
+                loss=loss.detach(),
+                terms=getattr(model, "last_terms", {}),
+            )
+        )
+        self._batch = None
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Looks at losses and gradient, the only wait for the device.
+
+        Raises:
+            NonFiniteError: if they are not finite and the step is not to be skipped.
+        """
+        step, self._step = self._step, []
+        scaled = has_scaler(trainer)
+        norm = None if scaled else total_norm(optimizer)
+        values = [micro.loss.float() for micro in step] + ([] if norm is None else [norm.float()])
+        finite = bool(torch.stack(values).isfinite().all()) if values else True
+        if not trainer.strategy.reduce_boolean_decision(not finite, all=False):
+            self._in_a_row = 0
+        else:
+            self._refuse(trainer, optimizer, _describe(trainer, step, norm))
+            if not scaled:  # the scaler sees it too and drops the step itself
+                _drop_gradients(optimizer)
+        if self.skipped:
+            pl_module.log("train/skipped_steps", float(self.skipped))
+
+    def _refuse(
+        self, trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]
+    ) -> None:
+        """Counts the step as skipped, or raises."""
+        rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+        head = (
+            f"step {trainer.global_step + 1}, lr {', '.join(f'{rate:.3g}' for rate in rates)}: "
+            + "; ".join(problems)
+        )
+        if self.action == "skip" and self._in_a_row < self.max_skipped_in_a_row:
+            self.skipped += 1
+            self._in_a_row += 1
+            rank_zero_warn(f"{head}. This optimiser step is skipped ({self.skipped} so far)")
+            return
+        cause = ""
+        if self.action == "skip":
+            cause = f" It is one more than nonfinite.max_skipped_in_a_row ({self._in_a_row})."
+        raise NonFiniteError(f"{head}. The weights were not touched.{cause} {_cure(trainer)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counts, so that a resumed run goes on counting."""
+        return {"skipped": self.skipped, "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the counts back."""
+        self.skipped, self._in_a_row = state_dict["skipped"], state_dict["in_a_row"]
+
+
+def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Leaves the optimiser nothing to do: it passes over parameters without a gradient."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def _describe(trainer: L.Trainer, step: list[_MicroBatch], norm: Tensor | None) -> list[str]:
+    """Returns what is wrong, of all ranks that see something wrong."""
+    found = [_describe_one(micro) for micro in step if not bool(micro.loss.isfinite())]
+    if not found and norm is not None and not bool(norm.isfinite()):
+        numbers = ", ".join(str(micro.number) for micro in step)
+        found = [f"the gradient norm is {float(norm)} (finite losses, batches {numbers})"]
+    ranks = gather(found)
+    if len(ranks) == 1:
+        return found
+    # One rank's bad loss makes the gradients of all bad: name the rank it came from.
+    origin = [(r, text) for r, part in enumerate(ranks) for text in part if _IS_LOSS in text]
+    shown = origin or [(r, text) for r, part in enumerate(ranks) for text in part]
+    return [f"rank {r}: {text}" for r, text in shown]
+
+
+def _describe_one(micro: _MicroBatch) -> str:
+    terms = ", ".join(f"{name} {float(value):.6g}" for name, value in micro.terms.items())
+    text = f"{_IS_LOSS} {micro.number} is {float(micro.loss)}"
+    if terms:
+        text += f" (terms: {terms})"
+    if micro.sequence_id is not None:
+        ids = micro.sequence_id.tolist()
+        more = ", ..." if len(ids) > SHOWN_IDS else ""
+        text += f", sequence_ids {', '.join(map(str, ids[:SHOWN_IDS]))}{more}"
+    return text
+
+
+def _cure(trainer: L.Trainer) -> str:
+    path = checkpoint_to_resume(trainer)
+    place = f"The last good checkpoint is {path}" if path else "No checkpoint was written yet"
+    return (
+        f"{place}. Go on with a lower model.optimizer.lr or trainer.gradient_clip_val, or with "
+        "--nonfinite.action skip"
+    )

@@ -1,0 +1,90 @@
+"""SIGTERM: a checkpoint, then the end."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
+
+from callbacks.save_checkpoints import SaveCheckpoints
+from callbacks.trainer_state import in_accumulation
+
+
+class Terminated(Exception):  # noqa: N818 - it is no error
+    """A run that was asked to end by SIGTERM, and did; the message says where it goes on."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+class Termination(L.Callback):
+    """Ends training on SIGTERM as if it had never run further than its last checkpoint.
+
+    The optimiser step in work is finished, ``last.ckpt`` is written (and once more behind the
+    validation, if one is due at that step), and ``Terminated`` is raised, on all ranks at the same
+    step whichever of them was asked. A second SIGTERM ends the process at once. A run that ends by
+    itself in the meantime ends as always.
+
+    Lightning's own handler ends without a checkpoint, and with several ranks it communicates from
+    within the handler.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._ending = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Listens from now on; the trainer puts the former handler back when it ends."""
+        self._asked = trainer.received_sigterm
+        self._ending = False
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        self._asked = True
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Asks for the checkpoint at the end of an optimiser step; behind this, it is written."""
+        if self._ending or in_accumulation(trainer):
+            return
+        # One bit over all ranks a step; nothing on one rank.
+        self._ending = trainer.strategy.reduce_boolean_decision(self._asked, all=False)
+        if self._ending:
+            for callback in _writers(trainer):
+                callback.request()
+            step = trainer.global_step
+            rank_zero_info(f"SIGTERM: writing a checkpoint behind step {step}, then ending")
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Ends before the next batch.
+
+        Raises:
+            Terminated: if it was asked to.
+        """
+        if self._ending:
+            raise Terminated(_farewell(trainer))
+
+
+def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:
+    return [c for c in trainer.checkpoint_callbacks if isinstance(c, SaveCheckpoints)]
+
+
+def _farewell(trainer: L.Trainer) -> str:
+    head = f"stopped by SIGTERM behind step {trainer.global_step}"
+    paths = [writer.last_model_path for writer in _writers(trainer) if writer.last_model_path]
+    if not paths:
+        return f"{head}; no checkpoint was written, as this run keeps none"
+    return f"{head}; it goes on from {paths[0]} with --ckpt_path last"

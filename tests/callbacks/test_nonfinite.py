@@ -1,0 +1,192 @@
+"""A loss or gradient that is not a number never reaches the weights."""
+
+import math
+
+import lightning as L
+import pytest
+import torch
+
+from callbacks import NonFinite, NonFiniteError, ResumeState, SaveCheckpoints
+from lightning_models import TransformerLM
+from tests.callbacks.conftest import Recorder
+
+POISON = math.nan
+
+
+class Poisoned(TransformerLM):
+    """Its loss is not a number on some micro-batches (numbers count from 0 over the run)."""
+
+    bad: tuple = ()
+    value = POISON
+    only_gradient = False
+
+    def loss(self, batch):
+        output = super().loss(batch)
+        if self.trainer.fit_loop.epoch_loop.total_batch_idx in self.bad:
+            nll = output.terms["nll"]
+            if self.only_gradient:
+                wrong = nll.sum + (nll.sum - nll.sum.detach()) * 1e38 * 1e38
+            else:
+                wrong = nll.sum * self.value
+            output.terms["nll"] = nll._replace(sum=wrong)
+        return output
+
+
+class Snapshots(L.Callback):
+    """Weights and optimiser state behind each micro-batch."""
+
+    def __init__(self):
+        self.at = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        weights = [p.detach().clone() for p in pl_module.parameters()]
+        state = trainer.optimizers[0].state_dict()["state"]
+        moments = [v.clone() for entry in state.values() for v in entry.values()]
+        self.at.append((weights, moments, trainer.optimizers[0].param_groups[0]["lr"]))
+
+
+def equal(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture
+def run(make_model, make_data, make_trainer):
+    def start(*callbacks, bad=(), value=POISON, only_gradient=False, ckpt_path=None, **options):
+        model = make_model(Poisoned)
+        model.bad, model.value, model.only_gradient = bad, value, only_gradient
+        trainer = make_trainer(*callbacks, **{"max_steps": 6, **options})
+        trainer.fit(model, make_data(), ckpt_path=ckpt_path)
+        return model, trainer
+
+    return start
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_it_stops_with_one_line_that_says_where(run, value):
+    with pytest.raises(NonFiniteError) as caught:
+        run(NonFinite(), bad=(3,), value=value)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("step 4, lr 0.001: the loss of batch 3 is ")
+    assert f"(terms: nll {value}), sequence_ids 12, 13, 14, 15." in text
+    assert "The weights were not touched. No checkpoint was written yet." in text
+    assert "--nonfinite.action skip" in text
+    assert caught.value.exit_code == 3
+
+
+def test_the_last_good_checkpoint_is_named_and_stays(run, tmp_path):
+    checkpoint = SaveCheckpoints(every_n_train_steps=2, save_on_exception=True)
+    with pytest.raises(NonFiniteError) as caught:
+        run(NonFinite(), checkpoint, bad=(4,), enable_checkpointing=True, limit_val_batches=0)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    assert f"The last good checkpoint is {path}." in str(caught.value)
+    for file in path.parent.glob("*.ckpt"):
+        content = torch.load(file, weights_only=True)
+        assert content["global_step"] == 4
+        assert all(value.isfinite().all() for value in content["state_dict"].values())
+
+
+def test_a_resumed_run_names_what_it_came_from(run, tmp_path):
+    path = tmp_path / "start.ckpt"
+    _, trainer = run(NonFinite(), max_steps=2)
+    trainer.save_checkpoint(path)
+    with pytest.raises(NonFiniteError, match=r"step 4, .*good checkpoint is .*start\.ckpt"):
+        run(NonFinite(), bad=(3,), ckpt_path=path)
+
+
+def test_the_micro_batch_of_an_accumulated_step_is_named(run):
+    with pytest.raises(NonFiniteError, match="step 2, .* the loss of batch 3 is nan"):
+        run(NonFinite(), bad=(3,), accumulate_grad_batches=3)
+
+
+def test_a_gradient_alone_is_seen_too(run):
+    with pytest.raises(NonFiniteError, match="the gradient norm is .* batches 2, 3"):
+        run(NonFinite(), bad=(3,), only_gradient=True, accumulate_grad_batches=2)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_skipped_step_touches_nothing(run, accumulate, clip):
+    snapshots, recorder = Snapshots(), Recorder()
+    bad = (2 * accumulate,)  # within the third step
+    with pytest.warns(UserWarning, match=r"step 3, .* is skipped \(1 so far\)"):
+        run(
+            NonFinite("skip"),
+            snapshots,
+            recorder,
+            bad=bad,
+            accumulate_grad_batches=accumulate,
+            gradient_clip_val=clip,
+        )
+    ends = snapshots.at[accumulate - 1 :: accumulate]
+    before, after, later = ends[1], ends[2], ends[3]
+    assert equal(before[0], after[0])
+    assert equal(before[1], after[1])
+    assert not equal(after[0], later[0])
+    assert all(weight.isfinite().all() for weight in later[0])
+    skipped = [row.get("train/skipped_steps") for row in recorder.rows]
+    assert skipped[accumulate - 1 :: accumulate] == [None, None, 1, 1, 1, 1]
+
+
+def test_the_schedule_goes_on_past_a_skipped_step(make_model, make_data, make_trainer):
+    from lightning_models import OptimizerConfig
+
+    rates = []
+    for bad in ((), (2,)):
+        model = make_model(Poisoned)
+        model.bad = bad
+        model.optimizer_config = OptimizerConfig(schedule="linear", warmup=0)
+        snapshots = Snapshots()
+        trainer = make_trainer(NonFinite("skip"), snapshots, max_steps=5)
+        if bad:
+            with pytest.warns(UserWarning, match="is skipped"):
+                trainer.fit(model, make_data())
+        else:
+            trainer.fit(model, make_data())
+        rates.append([lr for _, _, lr in snapshots.at])
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) >= 4
+
+
+@pytest.mark.filterwarnings("ignore:.*is skipped.*")
+def test_too_many_in_a_row_stop(run):
+    with pytest.raises(NonFiniteError, match=r"step 5, .*max_skipped_in_a_row \(2\)") as caught:
+        run(NonFinite("skip", max_skipped_in_a_row=2), bad=(0, 2, 3, 4))
+    assert "batch 4" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*is skipped.*")
+def test_a_resumed_run_goes_on_counting(run, tmp_path):
+    path = tmp_path / "start.ckpt"
+    _, trainer = run(NonFinite("skip"), bad=(1,), max_steps=2)
+    trainer.save_checkpoint(path)
+    callback = NonFinite("skip", max_skipped_in_a_row=1)
+    with pytest.raises(NonFiniteError, match="step 3"):
+        run(callback, bad=(2,), ckpt_path=path)
+    assert callback.skipped == 1
+
+
+def test_good_steps_are_left_alone(run):
+    ends = [
+        torch.cat([p.detach().flatten() for p in run(ResumeState(), *guard)[0].parameters()])
+        for guard in ((), (NonFinite(),), (NonFinite("skip"),))
+    ]
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+def test_it_waits_for_the_device_once_a_step(run, monkeypatch):
+    looked = []
+    original = torch.Tensor.__bool__
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: looked.append(1) or original(self))
+    counts = []
+    for guard in ((), (NonFinite(),)):
+        looked.clear()
+        run(*guard, accumulate_grad_batches=3, max_steps=4, limit_val_batches=0)
+        counts.append(len(looked))
+    assert counts[1] - counts[0] == 4
+
+
+def test_a_wrong_limit_is_refused():
+    with pytest.raises(ValueError, match="max_skipped_in_a_row"):
+        NonFinite(max_skipped_in_a_row=-1)

@@ -1,0 +1,367 @@
+"""The hub's corpora: splits, caps, filters and messages, in each native format."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from datamodules import CorpusUnavailableError, OpenWebText, PeS2o, Pile, WikiText103, hub
+from datamodules.store import SPLITS
+
+PAGES = [f"Page {i}: " + "word " * (i % 7 + 1) for i in range(60)]
+PILE_NAMES = ["ArXiv", "Wikipedia (en)", "Github"]
+
+
+def jsonl(texts, **fields) -> bytes:
+    return "".join(json.dumps({"text": t, **fields}) + "\n" for t in texts).encode()
+
+
+def pile_jsonl(texts) -> bytes:
+    rows = [{"text": t, "meta": {"pile_set_name": PILE_NAMES[i % 3]}} for i, t in enumerate(texts)]
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def write_parquet(path: Path, texts) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": texts, "id": list(range(len(texts)))}), path)
+
+
+def prepared(kind, tmp_path, **options):
+    defaults = {"cache_dir": str(tmp_path / "cache"), "tokenizer": "bytes", "block_size": 8}
+    data = kind(**{**defaults, **options})
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def texts_of(data, split) -> list[str]:
+    """The documents of a split as they are stored."""
+    stream = data.stream(split)
+    starts = [0, *stream.document_ends[:-1]]
+    spans = zip(starts, stream.document_ends, strict=True) if len(stream) else []
+    return [data.tokenizer.decode(stream.gather(np.arange(a, b - 1))) for a, b in spans]
+
+
+@pytest.fixture
+def owt_files(tmp_path) -> list[str]:
+    """60 pages in three files, one of them parquet."""
+    write_parquet(tmp_path / "a.parquet", PAGES[:25])
+    (tmp_path / "b.jsonl").write_bytes(jsonl(PAGES[25:55]))
+    (tmp_path / "c.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(jsonl(PAGES[55:])))
+    return [str(tmp_path / name) for name in ("a.parquet", "b.jsonl", "c.jsonl.zst")]
+
+
+# OpenWebText
+
+
+@pytest.mark.parametrize("held_out", [1, 5, 12, 59])
+def test_the_last_documents_of_openwebtext_validate(tmp_path, owt_files, held_out):
+    data = prepared(OpenWebText, tmp_path, data_files=owt_files, val_documents=held_out)
+    assert texts_of(data, "train") == PAGES[:-held_out] == list(data.documents("train"))
+    assert texts_of(data, "val") == PAGES[-held_out:] == list(data.documents("val"))
+    assert data.counts("test").documents == 0
+    assert data._store.meta["source"]["val"] == f"last {held_out} documents"
+
+
+def test_a_cap_on_local_files_keeps_the_last_documents(tmp_path, owt_files):
+    room = sum(len(p) + 1 for p in PAGES[:20])
+    for extra in (0, 5):  # room to spare, but not for another document
+        data = prepared(
+            OpenWebText, tmp_path, data_files=owt_files, val_documents=7, train_tokens=room + extra
+        )
+        assert texts_of(data, "train") == PAGES[:20]
+        assert data.counts("train").tokens == room
+        assert texts_of(data, "val") == PAGES[-7:]
+
+
+def test_openwebtext_with_files_for_validation_or_without(tmp_path, owt_files):
+    (tmp_path / "v.jsonl").write_bytes(jsonl(["held out"]))
+    own = prepared(OpenWebText, tmp_path, data_files=owt_files, val_files=str(tmp_path / "v.jsonl"))
+    assert (texts_of(own, "train"), texts_of(own, "val")) == (PAGES, ["held out"])
+    without = prepared(OpenWebText, tmp_path, data_files=owt_files, val_documents=0)
+    assert without.val_dataloader() == []
+    shares = prepared(
+        OpenWebText, tmp_path, data_files=owt_files, val_documents=10, test_fraction=0.1
+    )
+    held_out = [shares.counts(s).documents for s in SPLITS]
+    assert sum(held_out) == 60
+    assert held_out[1] == 10
+    assert held_out[2] in (5, 6)
+    with pytest.raises(ValueError, match=r"test split is empty. Set data.test_fraction"):
+        without.test_dataloader()
+
+
+def test_too_few_documents_to_hold_out(tmp_path, owt_files):
+    with pytest.raises(ValueError, match="val_documents=100000 leaves .* 60 documents. Set data."):
+        prepared(OpenWebText, tmp_path, data_files=owt_files)
+
+
+# peS2o
+
+
+@pytest.fixture
+def pes2o_files(tmp_path) -> Callable[[str], str]:
+    """Gzipped json lines as the hub has them, whose other fields change their type."""
+    parts = {"train-0": PAGES[:20], "train-1": PAGES[20:50], "validation-0": PAGES[50:]}
+    folder = tmp_path / "repos" / "allenai" / "peS2o" / "data" / "v2"
+    folder.mkdir(parents=True)
+    for i, (name, texts) in enumerate(parts.items()):
+        created = None if i == 0 else "2020-01-01T00:00:00.000Z"
+        content = jsonl(texts, created=created, id=i if i else "one", version="v2")
+        (folder / f"{name}.json.gz").write_bytes(gzip.compress(content))
+    return lambda pattern: str(folder / pattern)
+
+
+def test_pes2o_has_its_own_validation(tmp_path, pes2o_files):
+    data = prepared(
+        PeS2o,
+        tmp_path,
+        data_files=pes2o_files("train-*.json.gz"),
+        val_files=pes2o_files("validation-*.json.gz"),
+    )
+    assert texts_of(data, "train") == PAGES[:50]
+    assert texts_of(data, "val") == PAGES[50:]
+    share = prepared(PeS2o, tmp_path, data_files=pes2o_files("train-*.json.gz"), val_fraction=0.2)
+    assert [share.counts(s).documents for s in SPLITS] == [39, 11, 0]
+
+
+# The Pile
+
+
+@pytest.fixture
+def pile_files(tmp_path) -> dict[str, str]:
+    """The Pile's three kinds of files, with the names of three collections in turn."""
+    parts = {"data_files": PAGES[:45], "val_files": PAGES[45:54], "test_files": PAGES[54:]}
+    for name, texts in parts.items():
+        packed = zstandard.ZstdCompressor().compress(pile_jsonl(texts))
+        (tmp_path / f"{name}.jsonl.zst").write_bytes(packed)
+    return {name: str(tmp_path / f"{name}.jsonl.zst") for name in parts}
+
+
+def test_the_pile_and_some_of_its_collections(tmp_path, pile_files):
+    whole = prepared(Pile, tmp_path, **pile_files)
+    assert [texts_of(whole, s) for s in SPLITS] == [PAGES[:45], PAGES[45:54], PAGES[54:]]
+    some = prepared(Pile, tmp_path, **pile_files, pile_sets=["ArXiv", "Github"])
+    assert texts_of(some, "train") == [p for i, p in enumerate(PAGES[:45]) if i % 3 != 1]
+    assert some.counts("val").documents == 6
+    shares = prepared(Pile, tmp_path, data_files=pile_files["data_files"])
+    assert [shares.counts(s).documents for s in SPLITS] == [43, 1, 1]
+    assert len({d.fingerprint for d in (whole, some, shares)}) == 3
+
+
+def test_the_pile_takes_the_neox_tokenizer_unless_told():
+    assert Pile().vocab_size == 50277
+    assert Pile(tokenizer="bytes").vocab_size == 257
+
+
+def test_collections_that_cannot_be_chosen(tmp_path, pile_files):
+    with pytest.raises(ValueError, match=r"pile_sets=\['Wiki'\] .* Choose from: ArXiv"):
+        Pile(pile_sets=["Wiki"])
+    with pytest.raises(ValueError, match=r"pile_sets needs files .* Pass data.data_files"):
+        Pile(pile_sets=["ArXiv"])
+    with pytest.raises(ValueError, match="train split has no documents"):
+        prepared(Pile, tmp_path, **pile_files, pile_sets=["EuroParl"])
+    (tmp_path / "plain.jsonl").write_bytes(jsonl(PAGES))
+    with pytest.raises(ValueError, match=r"line 1: there is no meta.pile_set_name"):
+        prepared(Pile, tmp_path, data_files=str(tmp_path / "plain.jsonl"), pile_sets=["ArXiv"])
+    write_parquet(tmp_path / "p.parquet", PAGES)
+    with pytest.raises(ValueError, match="pile_sets needs the Pile's jsonl files"):
+        prepared(Pile, tmp_path, data_files=str(tmp_path / "p.parquet"), pile_sets=["ArXiv"])
+
+
+# What all have
+
+
+def test_the_fingerprint_follows_what_is_stored(tmp_path, owt_files):
+    options = [
+        {},
+        {"train_tokens": 10**9},
+        {"val_documents": 5},
+        {"data_files": owt_files, "val_documents": 5},
+        {"data_files": owt_files, "val_documents": 6},
+        {"data_files": owt_files[:1], "val_documents": 5},
+        {"test_fraction": 0.1},
+    ]
+    assert len({OpenWebText(**o).fingerprint for o in options}) == len(options)
+    same = [{"num_proc": 3}, {"block_size": 8}, {"cache_dir": str(tmp_path)}, {"val_fraction": 0.3}]
+    assert {OpenWebText(**o).fingerprint for o in same} == {OpenWebText().fingerprint}
+
+
+def test_the_recipe_rebuilds_the_corpus(owt_files):
+    first = OpenWebText(data_files=owt_files, val_documents=5, train_tokens=400, num_proc=2)
+    recipe = first.recipe()
+    assert recipe["class_path"] == "datamodules.OpenWebText"
+    again = OpenWebText(**recipe["init_args"])
+    assert (again.fingerprint, again.recipe()) == (first.fingerprint, recipe)
+
+
+def test_a_small_bpe_is_trained_within_the_cap(tmp_path, pile_files):
+    data = Pile(**pile_files, tokenizer="bpe:300", train_tokens=200)
+    used = list(data.tokenizer_text())
+    assert used == PAGES[: len(used)]
+    assert 150 < sum(len(text) + 1 for text in used) <= 200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_tokens": 0}, "train_tokens=0 must be at least 1"),
+        ({"val_files": "x.jsonl"}, "val_files and test_files go with data_files"),
+        ({"val_documents": -1}, "val_documents=-1 must not be negative"),
+        ({"num_proc": 0}, "num_proc=0 must be at least 1"),
+    ],
+)
+def test_unusable_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        OpenWebText(**options)
+
+
+# The hub, offline and played by a folder
+
+
+@pytest.mark.parametrize("cap", [None, 1000])
+@pytest.mark.parametrize("kind", [OpenWebText, PeS2o, WikiText103, Pile])
+def test_without_network_one_message_names_corpus_reason_and_cure(tmp_path, kind, cap):
+    with pytest.raises(CorpusUnavailableError) as error:
+        prepared(kind, tmp_path, train_tokens=cap)
+    message = str(error.value)
+    assert message.startswith(f"{kind.__name__}: ")
+    assert "OfflineModeIsEnabled" in message
+    assert "data.data_files=" in message
+    assert "HF_HOME" in message
+    assert not [p for p in (tmp_path / "cache").iterdir() if not p.name.endswith(".lock")]
+
+
+@pytest.fixture
+def hub_folder(tmp_path, monkeypatch) -> Path:
+    """Lets the loaders find repositories in a folder, through the real `datasets`."""
+    import datasets
+
+    folder, load = tmp_path / "repos", datasets.load_dataset
+    folder.mkdir(exist_ok=True)
+
+    def load_here(name, *arguments, **options):
+        here = folder / name
+        options.setdefault("cache_dir", str(tmp_path / "hf"))
+        return load(str(here) if here.is_dir() else name, *arguments, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_here)
+    monkeypatch.setattr(hub, "unreachable", lambda name: None)
+    monkeypatch.setattr(hub, "_REPOSITORIES", f"{folder}/")
+    return folder
+
+
+def test_openwebtext_from_the_hub(tmp_path, hub_folder):
+    for i in range(3):
+        name = f"plain_text/train-0000{i}-of-00003.parquet"
+        write_parquet(hub_folder / "Skylion007/openwebtext" / name, PAGES[i * 20 : i * 20 + 20])
+    whole = prepared(OpenWebText, tmp_path, val_documents=7)
+    assert [texts_of(whole, s) for s in SPLITS] == [PAGES[:-7], PAGES[-7:], []]
+    capped = prepared(OpenWebText, tmp_path, val_documents=7, train_tokens=100)
+    taken = texts_of(capped, "train")
+    assert texts_of(capped, "val") == PAGES[:7]
+    assert taken == PAGES[7 : 7 + len(taken)]
+    assert 60 < capped.counts("train").tokens <= 100
+    assert capped._store.meta["source"]["val"] == "first 7 documents"
+    assert capped._store.meta["source"]["train_tokens"] == 100
+    with pytest.raises(ValueError, match="val_documents=60 leaves nothing"):
+        prepared(OpenWebText, tmp_path, val_documents=60)
+
+
+@pytest.mark.parametrize("cap", [None, 300])
+def test_pes2o_from_the_hub(tmp_path, hub_folder, pes2o_files, cap):
+    data = prepared(PeS2o, tmp_path, train_tokens=cap)
+    taken = texts_of(data, "train")
+    assert taken == PAGES[:50] if cap is None else taken == PAGES[: len(taken)] != []
+    assert texts_of(data, "val") == PAGES[50:]
+
+
+def test_a_capped_stream_is_read_only_so_far(tmp_path, hub_folder, monkeypatch):
+    import datasets
+
+    read = []
+
+    def rows(shards):
+        for shard in shards:
+            read.append(shard)
+            for text in PAGES:
+                yield {"text": f"{shard} {text}" + "x" * 2**15}
+
+    def load(*_, streaming, **__):
+        assert streaming
+        shards = {"shards": list(range(100))}
+        return datasets.IterableDataset.from_generator(rows, gen_kwargs=shards)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    data = prepared(Pile, tmp_path, train_tokens=2**21, val_fraction=0.1, num_proc=1)
+    assert data.counts("train").tokens <= 2**21
+    assert data.counts("val").documents > 2
+    assert len(read) < 6
+
+
+def test_a_network_that_fails_on_the_way_is_told(tmp_path, hub_folder, monkeypatch):
+    import datasets
+
+    def rows():
+        yield {"text": "first"}
+        raise ConnectionError("the line is dead")
+
+    def load(*_, **__):
+        return datasets.IterableDataset.from_generator(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(CorpusUnavailableError, match="the line is dead"):
+        prepared(Pile, tmp_path, train_tokens=10**6)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_wikitext_from_the_hub(tmp_path, hub_folder, seed):
+    repository = hub_folder / "Salesforce" / "wikitext"
+    configs = []
+    for name in ("wikitext-103-raw-v1", "wikitext-103-v1"):
+        configs.append({"config_name": name, "data_files": []})
+        for i, split in enumerate(("train", "validation", "test")):
+            lines = [
+                "",
+                f" = {name} {split} = \n",
+                "",
+                f" Text {i} . \n",
+                "",
+                " = B = \n",
+                "",
+                " b \n",
+            ]
+            write_parquet(repository / name / f"{split}-00000-of-00001.parquet", lines)
+            configs[-1]["data_files"].append({"split": split, "path": f"{name}/{split}-*"})
+    (repository / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    for level, name in {"raw": "wikitext-103-raw-v1", "word": "wikitext-103-v1"}.items():
+        data = prepared(WikiText103, tmp_path, level=level, shuffle_seed=seed)
+        for i, split in enumerate(SPLITS):
+            title = ("train", "validation", "test")[i]
+            articles = [f" = {name} {title} = \n\n Text {i} . \n", " = B = \n\n b \n"]
+            assert sorted(texts_of(data, split)) == sorted(articles)
+
+
+def test_without_network_the_cache_serves_a_capped_corpus_too(tmp_path, hub_folder, monkeypatch):
+    import datasets
+    import huggingface_hub.constants
+
+    asked = []
+
+    def load(*_, streaming, **__):
+        asked.append((streaming, huggingface_hub.constants.HF_HUB_OFFLINE))
+        return datasets.Dataset.from_dict({"text": PAGES, "meta": PAGES})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(hub, "unreachable", lambda name: ConnectionError("no network"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    data = prepared(OpenWebText, tmp_path, val_documents=5, train_tokens=200)
+    assert texts_of(data, "val") == PAGES[:5]
+    assert asked == [(False, True)]
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False

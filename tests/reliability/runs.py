@@ -1,0 +1,153 @@
+"""Real processes of train.py that are killed, resumed and compared."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from torch.utils._pytree import tree_flatten
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXED = (
+    "--data=datamodules.LocalText",
+    "--data.block_size=32",
+    "--data.batch_size=4",
+    "--model.config.dim=16",
+    "--model.config.num_layers=1",
+    "--model.config.num_heads=2",
+    "--model.config.dropout=0.2",
+    "--trainer.accelerator=cpu",
+    "--trainer.limit_val_batches=1",
+    "--trainer.num_sanity_val_steps=0",
+    "--trainer.enable_model_summary=false",
+    "--trainer.log_every_n_steps=1",
+    "--samples.every_n_validations=0",
+)
+LOGGED = ("train/loss", "train/bpb", "val/loss", "val/bpb")
+
+
+class Run:
+    """A training run in a folder of its own, in one process after the other."""
+
+    def __init__(self, text: Path, root: Path, *extra: str, **environment: str) -> None:
+        self.root, self.name = root, "TransformerLM"
+        self.command = [sys.executable, str(ROOT / "train.py"), "fit", *FIXED]
+        self.command += [f"--data.data_files={text}", f"--data.cache_dir={root.parent}/cache"]
+        self.command += [f"--trainer.default_root_dir={root}", *extra]
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.name / "version_0"
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "checkpoints" / "last.ckpt"
+
+    def start(self, *extra: str) -> subprocess.Popen:
+        """Starts, or with ``--ckpt_path=last`` goes on, in a session of its own."""
+        return subprocess.Popen(
+            [*self.command, *extra],
+            env=self.environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def resume(self) -> subprocess.Popen:
+        return self.start("--ckpt_path=last")
+
+
+def step_lines(process):
+    """Yields the step number of each progress line."""
+    for line in process.stdout:
+        if line.startswith("step "):
+            yield int(line.split()[1].rstrip(":").split("/")[0])
+
+
+def at_step(process, step, signum=signal.SIGKILL, delay=0.0):
+    """Sends a signal (the kill to all its processes) as soon as it reports that step."""
+    reached = next((n for n in step_lines(process) if n >= step), None)
+    assert reached is not None, process.stderr.read()[-3000:]
+    time.sleep(delay)
+    if signum == signal.SIGKILL:
+        os.killpg(process.pid, signum)
+    else:
+        process.send_signal(signum)
+    return reached
+
+
+def killed(process, step, delay=0.0):
+    """Kills without mercy and returns the last step that the process had reported."""
+    reached = at_step(process, step, delay=delay)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    return reached
+
+
+def finished(process, code=0):
+    """Waits for the end; returns what was written to stderr."""
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == code, errors[-3000:]
+    return errors
+
+
+def logged(folder: Path) -> dict:
+    """Returns {(tag, step): value} over all event files, as TensorBoard shows them.
+
+    A start message with step n purges what was logged from there on; files are in the order of
+    their start.
+    """
+    values: dict = {}
+    for path in sorted(folder.glob("events.out.tfevents.*"), key=_started):
+        for event in LegacyEventFileLoader(str(path)).Load():
+            if event.HasField("session_log") and event.session_log.status == 1:
+                values = {key: value for key, value in values.items() if key[1] < event.step}
+            for item in event.summary.value:
+                value = (
+                    item.tensor.float_val[0]
+                    if item.HasField("tensor") and len(item.tensor.float_val)
+                    else item.simple_value
+                )
+                if item.tag in LOGGED:
+                    values[item.tag, event.step] = value
+    return values
+
+
+def _started(path: Path) -> tuple:
+    second, *_, number = path.name.removeprefix("events.out.tfevents.").split(".")
+    return int(second), path.stat().st_ctime_ns, number
+
+
+def same(a, b) -> bool:
+    """Whether two nested structures are equal, tensors in every bit."""
+    (ours, tree), (theirs, other_tree) = tree_flatten(a), tree_flatten(b)
+    return tree == other_tree and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+        for x, y in zip(ours, theirs, strict=True)
+    )
+
+
+def assert_same_end(ours: Run, theirs: Run, steps: int) -> None:
+    """Weights, optimiser, schedule, random states and logged losses, bit for bit."""
+    a, b = (torch.load(run.last, weights_only=True) for run in (ours, theirs))
+    assert a["global_step"] == b["global_step"] == steps
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "resume_state"):
+        assert same(a[key], b[key]), key
+    first, second = logged(ours.folder), logged(theirs.folder)
+    assert {step for tag, step in first if tag == "train/loss"} == set(range(steps))
+    assert first.keys() == second.keys()
+    assert {key: (first[key], second[key]) for key in first if first[key] != second[key]} == {}
+
+
+def seeded(seed: int) -> random.Random:
+    """A generator whose seed shows up in the report of a failed test."""
+    print(f"seed {seed}")
+    return random.Random(seed)

@@ -1,0 +1,115 @@
+"""Killed at any moment, resumed with --ckpt_path last: every bit is that of the whole run."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.reliability.runs import (
+    Run,
+    assert_same_end,
+    at_step,
+    finished,
+    killed,
+    seeded,
+    step_lines,
+)
+
+STEPS = 60
+# Epochs of 25 batches; a validation falls on some of the steps that write a checkpoint.
+SCHEDULE = (
+    f"--trainer.max_steps={STEPS}",
+    "--trainer.limit_train_batches=25",
+    "--trainer.val_check_interval=10",
+    "--checkpoint.every_n_train_steps=4",
+)
+ACCUMULATE = ("--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=5")
+VARIANTS = {
+    "plain": (),
+    "accumulation": ACCUMULATE,
+    "a worker": ("--data.num_workers=1",),
+    "accumulation and a worker": (*ACCUMULATE, "--data.num_workers=1"),
+    "all checkpoints kept": ("--checkpoint.save_top_k=-1", "--trainer.gradient_clip_val=0.5"),
+}
+
+
+TWO_RANKS = ("--trainer.devices=2", "--trainer.strategy=ddp")
+
+
+def break_twice_and_compare(text_file, folder, seed, extra, *, terminate=False):
+    """Kills twice, and with ``terminate`` ends once more with SIGTERM, which saves by itself."""
+    rng = seeded(seed)
+    whole = Run(text_file, folder / "whole", *SCHEDULE, *extra)
+    broken = Run(text_file, folder / "broken", *SCHEDULE, *extra)
+    first = rng.randint(5, STEPS // 2 - 5)
+    processes = whole.start(), broken.start()
+    reached = killed(processes[1], first, delay=rng.random() / 50)
+    finished(processes[0])
+    second = rng.randint(min(reached + 4, STEPS - 15), STEPS - 12)
+    again = killed(broken.resume(), second, delay=rng.random() / 50)
+    print(f"killed behind step {reached} (asked {first}) and {again} (asked {second})")
+    if terminate:
+        terminated(broken, min(again + 1, STEPS - 8))
+    finished(broken.resume())
+    assert_same_end(broken, whole, STEPS)
+
+
+def terminated(run, step):
+    """SIGTERM saves at the end of the step in work and says where."""
+    process = run.resume()
+    reached = at_step(process, step, signal.SIGTERM)
+    errors = finished(process, code=143)
+    (line,) = [line for line in errors.splitlines() if "stopped by SIGTERM" in line]
+    saved = torch.load(run.last, weights_only=True)["global_step"]
+    print(f"SIGTERM behind step {reached} (asked {step}), saved step {saved}")
+    assert reached <= saved < STEPS
+    assert line == (
+        f"stopped by SIGTERM behind step {saved}; it goes on from {run.last} with --ckpt_path last"
+    )
+    assert "Traceback" not in errors
+
+
+def test_killed_twice_and_terminated(text_file, tmp_path):
+    extra = VARIANTS["accumulation and a worker"]
+    break_twice_and_compare(text_file, tmp_path, 0, extra, terminate=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_twice_at_other_moments(text_file, tmp_path, variant, seed):
+    break_twice_and_compare(text_file, tmp_path, seed, VARIANTS[variant])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 5])
+def test_two_ranks_killed_twice(text_file, tmp_path, seed):
+    """Dropout differs by rank, so this needs the random state of each."""
+    break_twice_and_compare(text_file, tmp_path, seed, TWO_RANKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_killed_while_a_checkpoint_is_written(text_file, tmp_path, seed):
+    """Every step writes one; the kill comes when the unfinished file is seen."""
+    often = (*SCHEDULE, "--checkpoint.every_n_train_steps=1", "--model.config.dim=256")
+    whole = Run(text_file, tmp_path / "whole", *often)
+    broken = Run(text_file, tmp_path / "broken", *often)
+    processes = whole.start(), broken.start()
+    step = seeded(seed).randint(4, 40)
+    assert next(n for n in step_lines(processes[1]) if n >= step)
+    folder, left = broken.last.parent, []
+    deadline = time.monotonic() + 30
+    while not left and time.monotonic() < deadline:
+        left = [entry.name for entry in os.scandir(folder) if entry.name.endswith(".partial")]
+    os.killpg(processes[1].pid, signal.SIGKILL)
+    processes[1].communicate()
+    print("seen", left, "left", sorted(path.name for path in folder.iterdir()))
+    assert left
+    assert torch.load(broken.last, weights_only=True)["global_step"] >= step - 1
+    finished(processes[0])
+    finished(broken.resume())
+    assert_same_end(broken, whole, STEPS)
+    assert not list(folder.glob(".last.ckpt.*"))
