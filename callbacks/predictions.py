@@ -31,7 +31,8 @@ class Predictions(L.Callback):
 
         Args:
             output: file to write; replaced when all prompts are done.
-            max_new_tokens: length of a continuation at most, in tokens; 0: none.
+            max_new_tokens: length of a continuation at most, in tokens, cut to what the block size
+                holds; 0: none.
             temperature: divides the logits; 0 takes the most likely token.
             top_k: sample among this many most likely tokens only.
             top_p: sample among the fewest tokens that together have this probability only.
@@ -65,7 +66,8 @@ class Predictions(L.Callback):
         if "prompt" not in batch:
             raise ValueError("predict writes prompts; set data.predict_file")
         numbers = batch["sequence_id"].tolist()
-        texts = self._continue(trainer, pl_module, batch["prompt"], numbers)
+        lengths = (batch["targets"] >= 0).sum(dim=1).tolist()
+        texts = self._continue(trainer, pl_module, batch["prompt"], numbers, lengths)
         for row, number in enumerate(numbers):
             predicted = batch["targets"][row] >= 0
             self._rows[number] = {
@@ -78,19 +80,30 @@ class Predictions(L.Callback):
             }
 
     def _continue(
-        self, trainer: L.Trainer, pl_module: Any, prompts: list[str], numbers: list[int]
+        self,
+        trainer: L.Trainer,
+        pl_module: Any,
+        prompts: list[str],
+        numbers: list[int],
+        lengths: list[int],
     ) -> list[str]:
-        """Returns continuations; consecutive prompts draw from consecutive streams."""
-        if not self.max_new_tokens:
-            return ["" for _ in prompts]
+        """Returns continuations, each cut to what the block size has room for behind its prompt.
+
+        Consecutive prompts draw from consecutive streams. Where the cuts differ, prompts go alone,
+        so that a continuation never depends on its neighbours.
+        """
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        texts: list[str] = pl_module.generate_text(
-            prompts,
-            tokenizer=data.tokenizer,
-            max_new_tokens=self.max_new_tokens,
-            first_row=numbers[0],
-            **self.sampling,
-        )
+        cuts = [min(self.max_new_tokens, data.block_size - length) for length in lengths]
+        size = len(prompts) if len(set(cuts)) == 1 else 1
+        texts: list[str] = []
+        for start in range(0, len(prompts), size):
+            texts += pl_module.generate_text(
+                prompts[start : start + size],
+                tokenizer=data.tokenizer,
+                max_new_tokens=cuts[start],
+                first_row=numbers[start],
+                **self.sampling,
+            )
         return texts
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -76,7 +76,8 @@ class Samples(L.Callback):
         texts = self._generate(trainer, pl_module)
         if texts is not None and trainer.is_global_zero:
             for write in writers:
-                write("samples", as_markdown(self.prompts, texts), trainer.global_step)
+                # the step of the scalars logged with this validation, counted from 0
+                write("samples", as_markdown(self.prompts, texts), trainer.global_step - 1)
 
     def _generate(self, trainer: L.Trainer, pl_module: L.LightningModule) -> list[str] | None:
         """Returns the continuations, or None (for good) if the model cannot."""

@@ -15,7 +15,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.preparation import prepare_store
-from datamodules.recipe import parameters, plain, public_path
+from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
     SPLITS,
     Counts,
@@ -56,6 +56,8 @@ class TextCorpus(L.LightningDataModule, ABC):
     # Arguments that do not change the stored tokens (the tokenizer is in the fingerprint under its
     # own key). Any other argument of a corpus does, unless it overrides `source`.
     not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir", "num_proc"})
+    # Arguments that name text files of the user's.
+    path_arguments: ClassVar[frozenset[str]] = frozenset({"data_files", "val_files", "test_files"})
 
     def __init__(
         self,
@@ -230,5 +232,11 @@ class TextCorpus(L.LightningDataModule, ABC):
         return {key: plain(value) for key, value in self.hparams.items() if key in names}
 
     def recipe(self) -> dict[str, Any]:
-        """Returns ``{"class_path": ..., "init_args": ...}``, from which to rebuild this object."""
-        return {"class_path": public_path(type(self)), "init_args": self._init_args()}
+        """Returns ``{"class_path": ..., "init_args": ...}``, from which to rebuild this object.
+
+        Paths of text files are absolute, so that it can be rebuilt from any working folder.
+        """
+        arguments = self._init_args()
+        for key in self.path_arguments & arguments.keys():
+            arguments[key] = absolute(arguments[key])
+        return {"class_path": public_path(type(self)), "init_args": arguments}

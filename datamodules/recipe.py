@@ -1,6 +1,7 @@
 """From an object back to the class path and the plain arguments that rebuild it."""
 
 import inspect
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def absolute(paths: Any) -> Any:
+    """Returns a path or glob, or a list of them, independent of the working folder; None stays."""
+    if isinstance(paths, list):
+        return [absolute(path) for path in paths]
+    return None if paths is None else os.path.abspath(os.path.expanduser(paths))
 
 
 def public_path(cls: type) -> str:

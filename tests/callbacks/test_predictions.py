@@ -59,3 +59,15 @@ def test_without_prompts_it_says_what_is_missing(make_model, make_trainer, make_
     trainer = make_trainer(Predictions(str(tmp_path / "p.jsonl")))
     with pytest.raises(ValueError, match=r"data\.predict_file"):
         trainer.predict(make_model(), make_data())
+
+
+def test_continuations_end_where_learned_positions_do(predict):
+    """The longest of these prompts leaves room for 11 tokens of the 32."""
+    model, tokenizer, rows = predict(batch_size=5, max_new_tokens=50)
+    assert model.config.positions == "learned"
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        room = model.config.block_size - len(tokenizer.encode(prompt))
+        alone = model.generate_text(
+            [prompt], tokenizer=tokenizer, max_new_tokens=room, temperature=0.0
+        )
+        assert row["continuation"] == alone[0]

@@ -217,3 +217,16 @@ def test_large_files_are_identified_by_samples(tmp_path, monkeypatch):
         assert local_text.identify(path) != first
     path.write_bytes(bytes(1001))
     assert local_text.identify(path)["bytes"] == 1001
+
+
+def test_the_recipe_can_be_used_from_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "books").mkdir()
+    for number in range(4):
+        (tmp_path / "books" / f"{number}.txt").write_text(f"book {number} " * 20)
+    monkeypatch.chdir(tmp_path)
+    data = LocalText(data_files="books/*.txt", cache_dir=str(tmp_path / "cache"))
+    recipe, fingerprint = data.recipe(), data.fingerprint
+    assert recipe["init_args"]["data_files"] == str(tmp_path / "books" / "*.txt")
+    assert recipe["init_args"]["val_files"] is None
+    monkeypatch.chdir(tmp_path / "books")
+    assert LocalText(**recipe["init_args"]).fingerprint == fingerprint
