@@ -8,7 +8,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_models import losses
-from lightning_models.losses import linear_cross_entropy, token_log_probs
+from lightning_models.losses import (
+    linear_cross_entropy,
+    linear_mixture_cross_entropy,
+    token_log_probs,
+)
 from tests.reference import cross_entropy as reference
 
 V, D = 11, 6
@@ -313,3 +317,51 @@ def test_logits_of_the_batch_are_never_held(monkeypatch, autocast):
             F.cross_entropy(h @ weight.t(), targets).backward()
     assert whole.numel == rows * vocabulary
     assert chunked.numel == limit * vocabulary
+
+
+def mixture_inputs(counts, dtype=torch.float64):
+    """States of tokens that have ``counts`` of them, their log scores, owners and targets."""
+    generator = torch.Generator().manual_seed(1)
+    owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    h = torch.randn(len(owner), D, generator=generator, dtype=dtype, requires_grad=True)
+    weight = torch.randn(V, D, generator=generator, dtype=dtype, requires_grad=True)
+    log_scores = -3 * torch.rand(len(owner), generator=generator, dtype=dtype)
+    targets = torch.randint(0, V, (len(counts),), generator=generator)
+    weights = torch.rand(len(counts), generator=generator)
+    return h, weight, log_scores.requires_grad_(), owner, targets, weights
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 256])
+def test_a_mixture_is_the_mean_of_its_states_distributions(monkeypatch, rows):
+    """Eq. 11 by loops: probabilities mixed with weights P / sum P, then the logarithm."""
+    monkeypatch.setitem(losses.CHUNK_ROWS, "cpu", rows)
+    h, weight, log_scores, owner, targets, weights = mixture_inputs([1, 4, 2, 7, 1, 1, 3])
+    targets[3] = -100
+    expected = 0.0
+    for token, target in enumerate(targets.tolist()):
+        if target >= 0:
+            mine = owner == token
+            share = log_scores[mine].exp() / log_scores[mine].exp().sum()
+            probability = (share[:, None] * (h[mine] @ weight.t()).softmax(-1)).sum(0)[target]
+            expected = expected - weights[token].double() * probability.log()
+    loss = linear_mixture_cross_entropy(h, weight, log_scores, owner, targets, weights)
+    assert_equal(
+        [loss, *torch.autograd.grad(3 * loss, (h, weight, log_scores))],
+        [expected, *torch.autograd.grad(3 * expected, (h, weight, log_scores))],
+    )
+
+
+def test_a_mixture_of_one_state_each_is_the_plain_loss():
+    h, weight, log_scores, owner, targets, weights = mixture_inputs([1] * 9, torch.float32)
+    mixed = linear_mixture_cross_entropy(h, weight, log_scores, owner, targets, weights)
+    plain = linear_cross_entropy(h, weight, targets, weights)
+    torch.testing.assert_close(mixed, plain)
+    (gradient,) = torch.autograd.grad(mixed, log_scores)
+    assert gradient.abs().max() < 1e-6
+
+
+def test_chunks_of_mixtures_never_part_a_token(monkeypatch):
+    monkeypatch.setitem(losses.CHUNK_ROWS, "cpu", 4)
+    owner = mixture_inputs([1, 4, 2, 7, 1, 1, 2])[3]
+    slices = losses._token_chunks(owner)
+    assert [(s.start, s.stop) for s in slices] == [(0, 1), (1, 5), (5, 7), (7, 14), (14, 18)]
