@@ -36,7 +36,7 @@ class SaveCheckpoints(ModelCheckpoint):
         monitor: str | None = "val/loss",
         mode: Literal["min", "max"] = "min",
         save_top_k: int = 1,
-        save_last: bool | Literal["link"] | None = True,
+        save_last: bool = True,
         every_n_train_steps: int | None = None,
         train_time_interval: timedelta | None = timedelta(minutes=15),
         save_on_exception: bool = False,
