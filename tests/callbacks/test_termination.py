@@ -30,6 +30,7 @@ def run(make_model, make_data, make_trainer):
         asks = Asks(at, [] if saved is None else saved)
         trainer = make_trainer(asks, *callbacks, Termination(), **{"max_steps": 6, **options})
         trainer.fit(make_model(), make_data())
+        return trainer
 
     return start
 
@@ -67,7 +68,9 @@ def test_without_checkpoints_it_says_so(run):
 
 
 def test_a_run_that_ends_by_itself_ends_as_always(run):
-    run(5, limit_val_batches=0)
+    trainer = run(5, limit_val_batches=0)
+    assert trainer.global_step == 6
+    assert trainer.state.finished
 
 
 def test_the_former_handler_is_put_back(run):
