@@ -5,14 +5,24 @@ The names exported here are the public paths that configs and checkpoints carry.
 
 from lightning_models.base import LanguageModel, LossOutput, Scores, Term
 from lightning_models.optim import OptimizerConfig
+from lightning_models.thoughtbubbles import (
+    CopyConfig,
+    CopyLM,
+    ThoughtbubblesConfig,
+    ThoughtbubblesLM,
+)
 from lightning_models.transformer import TransformerConfig, TransformerLM
 
 __all__ = [
+    "CopyConfig",
+    "CopyLM",
     "LanguageModel",
     "LossOutput",
     "OptimizerConfig",
     "Scores",
     "Term",
+    "ThoughtbubblesConfig",
+    "ThoughtbubblesLM",
     "TransformerConfig",
     "TransformerLM",
 ]

@@ -78,10 +78,6 @@ class Scores(NamedTuple):
 class LanguageModel(L.LightningModule, ABC):
     """A language model that any method of this project derives from."""
 
-    likelihood: ClassVar[Likelihood] = "exact"
-    """What ``score`` returns."""
-    causal: ClassVar[bool] = True
-    """Whether the prediction of a token never depends on later tokens."""
     needs_grad_in_eval: ClassVar[bool] = False
     """Whether scoring runs backward passes (inference by gradient)."""
 
@@ -103,6 +99,18 @@ class LanguageModel(L.LightningModule, ABC):
         self.last_terms: dict[str, Tensor] = {}  # means of the latest training micro-batch
         self.train_metrics = StepMeans()
         self.val_metrics, self.test_metrics = StageMetrics(), StageMetrics()
+
+    # ---- what a method says of itself
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What ``score`` returns with this configuration."""
+        return "exact"
+
+    @property
+    def causal(self) -> bool:
+        """Whether the prediction of a token never depends on later tokens."""
+        return True
 
     # ---- what a method writes
 

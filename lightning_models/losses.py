@@ -1,21 +1,21 @@
-"""The output layer: losses and log-probabilities that never hold a batch of logits.
+"""Losses of the output layer that never hold a batch of logits (see ``vocabulary``)."""
 
-Logits of a whole batch are the largest tensor of a small language model (16 x 1024 tokens at
-V = 50304 take 3.3 GB), so both functions here walk over the tokens in chunks.
-"""
-
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORE_INDEX = -100
-"""Target value where nothing is predicted."""
-
-CHUNK_ROWS = {"cpu": 256, "cuda": 2048}
-"""Tokens whose logits are held at once, by device type; enough of them to feed the matrix units."""
+from lightning_models.layers import segment_logsumexp
+from lightning_models.vocabulary import (
+    IGNORE_INDEX,
+    TokenChunk,
+    logits,
+    product_dtype,
+    row_chunks,
+    target_index,
+    token_chunks,
+)
 
 
 def linear_cross_entropy(
@@ -35,10 +35,10 @@ def linear_cross_entropy(
     """
     scale = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights.float()
     scale = scale.masked_fill(targets == IGNORE_INDEX, 0.0)
-    dtype = _product_dtype(h)
+    dtype = product_dtype(h)
     if not torch.is_grad_enabled():
         h, weight = h.detach(), weight.detach()  # then nothing asks for gradients
-    flat = h.reshape(-1, h.shape[-1]), weight, None, _index(targets), scale.reshape(-1)
+    flat = h.reshape(-1, h.shape[-1]), weight, None, target_index(targets), scale.reshape(-1)
     with torch.autocast(h.device.type, enabled=False):
         return _LinearCrossEntropy.apply(*flat, None, dtype)
 
@@ -68,57 +68,12 @@ def linear_mixture_cross_entropy(
     """
     scale = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights.float()
     scale = scale.masked_fill(targets == IGNORE_INDEX, 0.0)
-    dtype = _product_dtype(h)
+    dtype = product_dtype(h)
     if not torch.is_grad_enabled():
         h, weight, log_scores = h.detach(), weight.detach(), log_scores.detach()
-    flat = h, weight, log_scores, _index(targets)[owner], scale[owner], owner
+    flat = h, weight, log_scores, target_index(targets)[owner], scale[owner], owner
     with torch.autocast(h.device.type, enabled=False):
         return _LinearCrossEntropy.apply(*flat, dtype)
-
-
-@torch.no_grad()
-def token_log_probs(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Returns log p(target) in nats for logits ``h weight^T``, float32, the shape of ``targets``.
-
-    Args:
-        h: normed states (..., D).
-        weight: output matrix (V, D).
-        targets: int64 (...), -100 where nothing is predicted; 0.0 is returned there.
-    """
-    dtype = _product_dtype(h)
-    flat = h.reshape(-1, h.shape[-1]).to(dtype)
-    index = _index(targets)[:, None]
-    weight = weight.to(dtype)
-    out = torch.empty(len(flat), dtype=torch.float32, device=h.device)
-    for rows in _chunks(len(flat), weight):
-        logits = _logits(flat[rows], weight)
-        out[rows] = logits.gather(1, index[rows])[:, 0] - logits.logsumexp(dim=-1)
-    return out.view(targets.shape).masked_fill(targets == IGNORE_INDEX, 0.0)
-
-
-def _index(targets: Tensor) -> Tensor:
-    """Returns flat targets that can be gathered; ids outside the vocabulary still raise there."""
-    return targets.reshape(-1).masked_fill(targets.reshape(-1) == IGNORE_INDEX, 0)
-
-
-def _product_dtype(h: Tensor) -> torch.dtype:
-    if torch.is_autocast_enabled(h.device.type):
-        return torch.get_autocast_dtype(h.device.type)
-    return h.dtype
-
-
-def _chunks(num_rows: int, weight: Tensor) -> list[slice]:
-    """Returns equal slices of the rows, at most CHUNK_ROWS each."""
-    limit = CHUNK_ROWS.get(weight.device.type, CHUNK_ROWS["cuda"])
-    count = max(1, math.ceil(num_rows / limit))
-    size = max(1, math.ceil(num_rows / count))
-    return [slice(start, start + size) for start in range(0, num_rows, size)]
-
-
-def _logits(h: Tensor, weight: Tensor) -> Tensor:
-    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
-    with torch.autocast(h.device.type, enabled=False):
-        return (h @ weight.t()).to(wide)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -142,13 +97,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
         grad_scores = None if log_scores is None else torch.empty_like(log_scores)
         total = torch.zeros((), dtype=wide, device=h.device)
-        for rows in _chunks(len(h), weight) if owner is None else _token_chunks(owner):
+        for rows, first, count in _chunks(h, owner):
             exponentials, mass, losses = _softmax(states[rows], matrix, targets[rows])
             factor = scale[rows].to(losses.dtype)
             if log_scores is None or owner is None or grad_scores is None:
                 total += (losses * factor).sum()
             else:
-                mixed = _mix(log_scores[rows], -losses, owner[rows], factor)
+                mixed = _mix(log_scores[rows], -losses, owner[rows] - first, factor, count)
                 factor, grad_scores[rows] = mixed.responsibilities, mixed.score_gradient
                 total += mixed.loss
             if not (need_h or need_weight):
@@ -178,12 +133,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_h, grad_weight, grad_scores, None, None, None, None
 
 
+def _chunks(h: Tensor, owner: Tensor | None) -> list[TokenChunk]:
+    if owner is not None:
+        return token_chunks(owner)
+    rows = row_chunks(len(h), h.device)
+    return [TokenChunk(part, part.start, part.stop - part.start) for part in rows]
+
+
 def _softmax(h: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns exp(logits - maximum) (n, V), its sums (n, 1) and -log p(target) (n,)."""
-    logits = _logits(h, weight)
-    picked = logits.gather(1, targets[:, None])[:, 0]
-    highest = logits.amax(dim=-1, keepdim=True)
-    exponentials = logits.sub_(highest).exp_()
+    scores = logits(h, weight)
+    picked = scores.gather(1, targets[:, None])[:, 0]
+    highest = scores.amax(dim=-1, keepdim=True)
+    exponentials = scores.sub_(highest).exp_()
     mass = exponentials.sum(dim=-1, keepdim=True)
     return exponentials, mass, mass.log()[:, 0] + highest[:, 0] - picked
 
@@ -196,35 +158,15 @@ class _Mixed(NamedTuple):
     score_gradient: Tensor
 
 
-def _mix(log_scores: Tensor, log_prob: Tensor, owner: Tensor, scale: Tensor) -> _Mixed:
-    """Mixes the target's probability over the states of each token."""
-    token = owner - owner[0]
+def _mix(log_scores: Tensor, log_prob: Tensor, token: Tensor, scale: Tensor, count: int) -> _Mixed:
+    """Mixes the target's probability over the states of each of ``count`` tokens."""
     log_scores = log_scores.to(log_prob.dtype)
-    joint, prior = _group_lse(log_scores + log_prob, token), _group_lse(log_scores, token)
+    joint = segment_logsumexp(log_scores + log_prob, token, count)
+    prior = segment_logsumexp(log_scores, token, count)
     posterior = (log_scores + log_prob - joint[token]).exp()
     share = (log_scores - prior[token]).exp()
     loss = -(scale * share * (joint - prior)[token]).sum()  # the shares of a token add up to one
     return _Mixed(loss, scale * posterior, scale * (share - posterior))
-
-
-def _group_lse(values: Tensor, token: Tensor) -> Tensor:
-    """Returns log(sum(exp(values))) over the states of each token."""
-    count = int(token[-1]) + 1
-    highest = values.new_full((count,), -math.inf).scatter_reduce(0, token, values, "amax")
-    sums = values.new_zeros(count).index_add(0, token, (values - highest[token]).exp())
-    return highest + sums.log()
-
-
-def _token_chunks(owner: Tensor) -> list[slice]:
-    """Returns slices of about CHUNK_ROWS states, never between two states of one token."""
-    limit = CHUNK_ROWS.get(owner.device.type, CHUNK_ROWS["cuda"])
-    ends = [*(owner.diff().nonzero()[:, 0] + 1).tolist(), len(owner)] if len(owner) else []
-    slices, start = [], 0
-    for end, following in zip(ends, [*ends[1:], None], strict=True):
-        if following is None or following - start > limit:
-            slices.append(slice(start, end))
-            start = end
-    return slices
 
 
 def _accumulate(grad_weight: Tensor, logit_grad: Tensor, states: Tensor) -> None:

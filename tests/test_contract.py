@@ -151,6 +151,8 @@ def test_bf16_autocast_is_close_to_float32(method):
 
 
 def test_the_network_compiles_into_one_graph(method):
+    if not method.fixed_shapes:
+        pytest.skip("shapes depend on values")
     model, batch = method.build().eval(), method.batch()
     expected = objective(model, batch)
     model.network.compile(fullgraph=True, backend="eager")

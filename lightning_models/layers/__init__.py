@@ -25,7 +25,9 @@ from lightning_models.layers.feed_forward import FeedForward
 from lightning_models.layers.init import OutputProjection, initialise
 from lightning_models.layers.kv_cache import KVCache, LayerCache
 from lightning_models.layers.norm import make_norm
+from lightning_models.layers.recording import record, recording, wants
 from lightning_models.layers.rope import Rope, apply_rope, rope_tables
+from lightning_models.layers.segments import segment_logsumexp, segment_max, segment_sum
 from lightning_models.layers.self_attention import SelfAttention
 
 __all__ = [
@@ -42,5 +44,11 @@ __all__ = [
     "attend",
     "initialise",
     "make_norm",
+    "record",
+    "recording",
     "rope_tables",
+    "segment_logsumexp",
+    "segment_max",
+    "segment_sum",
+    "wants",
 ]

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_models.layers.recording import record, wants
+
 Backend = Literal["auto", "math", "sdpa", "flex", "flash_attn"]
 
 
@@ -41,7 +43,8 @@ def attend(
     """Returns softmax(q k^T / sqrt(C) + key_bias) v, shape (B, H, T, C).
 
     A query that may see no key at all gets zeros. With fewer queries than keys, the last query
-    stands at the last key (a query's own position is N - T + its index).
+    stands at the last key (a query's own position is N - T + its index). Records ``attention``:
+    ``weights`` (B, H, T, N) before dropout.
 
     Args:
         q: queries (B, H, T, C).
@@ -68,8 +71,8 @@ def attend(
     q, k, v = (_autocast(x) for x in (q, k, v))
     if backend == "auto":
         backend = _choose(q, window, mask, dropout)
-    if k.shape[2] == 0:
-        backend = "math"  # nothing to attend to: zeros, with zero gradients for q, k and v
+    if k.shape[2] == 0 or wants("attention"):
+        backend = "math"  # no keys: zeros, with zero gradients for q, k and v
     channels = q.shape[-1]
     rules = _Rules(causal, window, mask, dropout, 1 / math.sqrt(channels))
     if backend == "math":
@@ -146,6 +149,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | Non
         weights = scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
     else:
         weights = scores.softmax(dim=-1)
+    record("attention", weights=weights)
     return F.dropout(weights, rules.dropout).to(v.dtype) @ v
 
 

@@ -8,6 +8,9 @@ a row's length is overwritten by its next entries.
 import torch
 from torch import Tensor
 
+MIN_ENTRIES = 64
+"""Room that a cache takes at its first write, so that short texts are not copied often."""
+
 
 class KVCache:
     """One buffer of keys and one of values a layer, shared row lengths.
@@ -19,7 +22,7 @@ class KVCache:
     def __init__(
         self, num_layers: int, batch: int, capacity: int, device: torch.device | str | None = None
     ) -> None:
-        """Makes room for ``capacity`` entries a row; memory is taken at the first write."""
+        """Allows for ``capacity`` entries a row; memory grows with what is written."""
         self.layers = [LayerCache(self) for _ in range(num_layers)]
         self.capacity = capacity
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -98,10 +101,7 @@ class LayerCache:
         end = cache.longest + num_new
         if end > cache.capacity:
             raise ValueError(f"the cache holds {cache.capacity} entries a row, {end} are needed")
-        if self._buffers is None:
-            shape = (*k.shape[:2], cache.capacity, k.shape[3])
-            self._buffers = k.new_zeros(shape), v.new_zeros(shape)
-        keys, values = self._buffers
+        keys, values = self._buffers = self._room(k, v, end)
         if cache.uniform:
             keys[:, :, cache.longest : end] = k
             values[:, :, cache.longest : end] = v
@@ -110,3 +110,17 @@ class LayerCache:
             keys.scatter_(2, index, k)
             values.scatter_(2, index, v)
         return keys[:, :, :end], values[:, :, :end]
+
+    def _room(self, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Returns buffers with room for ``end`` entries: those at hand, or twice as large ones."""
+        if self._buffers is not None and self._buffers[0].shape[2] >= end:
+            return self._buffers
+        size = min(self.owner.capacity, max(2 * end, MIN_ENTRIES))
+        grown = []
+        for index, new in enumerate((k, v)):
+            buffer = new.new_zeros(*new.shape[:2], size, new.shape[3])
+            if self._buffers is not None:
+                old = self._buffers[index]
+                buffer[:, :, : old.shape[2]] = old
+            grown.append(buffer)
+        return grown[0], grown[1]

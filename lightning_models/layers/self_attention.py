@@ -47,6 +47,7 @@ class SelfAttention(nn.Module):
         cache: LayerCache | None = None,
         key_bias: Tensor | None = None,
         mask: Tensor | None = None,
+        value_scale: Tensor | None = None,
     ) -> Tensor:
         """Returns the attention output (B, T, D).
 
@@ -57,8 +58,11 @@ class SelfAttention(nn.Module):
             key_bias: (B, N) additive bias per key, N counting cached keys too.
             mask: bool, broadcastable to (B, H, T, N), beside causality; with a cache, what
                 ``KVCache.mask`` returned, which stands for causality and window too.
+            value_scale: (B, T) factor on the values of these T tokens.
         """
         q, k, v = self.project(x, rope)
+        if value_scale is not None:
+            v = v * value_scale[:, None, :, None].to(v.dtype)
         causal = cache is None or mask is None  # a ragged cache's mask contains causality
         if cache is not None:
             k, v = cache.append(k, v)

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from lightning_models.base import LanguageModel, LossOutput, Scores, Term
 from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
-from lightning_models.layers import KVCache
-from lightning_models.losses import linear_cross_entropy, token_log_probs
+from lightning_models.layers import KVCache, record, wants
+from lightning_models.log_probs import token_entropies, token_log_probs
+from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
 from lightning_models.transformer.network import TransformerConfig, TransformerNetwork
 
@@ -45,8 +46,13 @@ class TransformerLM(LanguageModel):
         return LossOutput({"nll": Term(nll, (batch["targets"] >= 0).sum(), "targets")})
 
     def score(self, batch: dict[str, Any]) -> Scores:
-        """Returns exact log-probabilities of a window batch's targets."""
+        """Returns exact log-probabilities of a window batch's targets.
+
+        Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats.
+        """
         h = self.network(batch["tokens"])
+        if wants("entropy"):
+            record("entropy", entropy=token_entropies(h, self.network.output_matrix))
         log_prob = token_log_probs(h, self.network.output_matrix, batch["targets"])
         num_targets = (batch["targets"] >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)

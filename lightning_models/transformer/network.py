@@ -24,6 +24,8 @@ class TransformerConfig(DecoderConfig):
 class TransformerNetwork(nn.Module):
     """Embeddings, L pre-norm blocks, final norm; the caller applies the output matrix."""
 
+    block_class = Block
+
     def __init__(self, config: DecoderConfig) -> None:
         """Builds and initialises the network."""
         super().__init__()
@@ -32,7 +34,7 @@ class TransformerNetwork(nn.Module):
         learned = config.positions == "learned"
         self.position = nn.Embedding(config.block_size, config.dim) if learned else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(self.block_class(config) for _ in range(config.num_layers))
         self.norm = make_norm(config)
         self.head = (
             None if config.tie_head else nn.Linear(config.dim, config.padded_vocab_size, False)

@@ -1,0 +1,35 @@
+"""Thoughtbubbles (arXiv 2510.00219): residual streams that fork and are pruned under a budget.
+
+=========================================================  =======================================
+paper                                                      where
+=========================================================  =======================================
+x_{i,j}, p_cum: streams of a token, cumulative scores      ``streams.Streams``
+eqs. 1-3, fork and keep scores in log space                ``forking.ForkLayer.log_scores``
+eq. 4, originals' keep forced to 1 for selection           ``forking._ranks``
+P_kappa, top-k over 2 N candidates                         ``allocation.global_topk``
+eqs. 5-6, keep, fork with v', left of the parent           ``forking.ForkLayer`` (``_assemble``)
+eq. 8, attention attenuated by log P and P                 ``network.AttenuatedBlock``
+eqs. 9-10, residual writes attenuated by P                 ``network.AttenuatedBlock``
+eq. 11, output averaging                                   ``losses.linear_mixture_cross_entropy``,
+                                                           ``log_probs.mixture_log_probs``
+eqs. 12-13, rotary positions of forks                      ``streams.Streams.positions``
+App. E.1, budget in proportion to the input                ``allocation.row_budgets``
+causal allocations (ours)                                  ``allocation.by_threshold``,
+                                                           ``allocation.window_topk``
+copy-n baseline                                            ``baselines.CopyLM``
+=========================================================  =======================================
+"""
+
+from lightning_models.thoughtbubbles.baselines import CopyConfig, CopyLM, CopyNetwork
+from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
+from lightning_models.thoughtbubbles.module import ThoughtbubblesLM
+from lightning_models.thoughtbubbles.network import ThoughtbubblesNetwork
+
+__all__ = [
+    "CopyConfig",
+    "CopyLM",
+    "CopyNetwork",
+    "ThoughtbubblesConfig",
+    "ThoughtbubblesLM",
+    "ThoughtbubblesNetwork",
+]

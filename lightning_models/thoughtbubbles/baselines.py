@@ -1,0 +1,119 @@
+"""The control that computes as much without choosing: every token copied n times."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
+from lightning_models.layers import KVCache
+from lightning_models.optim import OptimizerConfig
+from lightning_models.transformer import TransformerLM
+from lightning_models.transformer.network import TransformerConfig, TransformerNetwork
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyConfig(TransformerConfig):
+    """A plain decoder that reads every token n times.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+    positions: Literal["rope"] = "rope"
+    """Rotary only: copies stand at fractional positions."""
+    copies: int = 3
+    """n, streams of every token (the paper has 3 and 5)."""
+    copy_positions: Literal["fractional", "shared"] = "fractional"
+    """Copies of token k at k + 1/n, k + 2/n, ..., k + 1, as forks stand, or all at k + 1."""
+
+    def __post_init__(self) -> None:
+        """Checks the number of copies beside what every decoder checks."""
+        super().__post_init__()
+        if self.copies < 1:
+            raise ValueError(f"copies ({self.copies}) must be at least 1")
+        if self.window is not None:
+            raise ValueError(
+                f"window ({self.window}) must be null: a window would count copies, not tokens"
+            )
+
+
+class CopyNetwork(TransformerNetwork):
+    """Repeats the embedded tokens, runs the plain decoder, and reads the right-most copies."""
+
+    config: CopyConfig
+
+    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Returns the normed states (B, T, D) of the right-most copies of ``tokens`` (B, T).
+
+        With a cache, the caller then advances it by ``copies`` a token.
+        """
+        copies, num_new = self.config.copies, tokens.shape[1] * self.config.copies
+        if cache is None:
+            place, mask = torch.arange(num_new, device=tokens.device), None
+        else:
+            place, mask = cache.positions(num_new), cache.mask(num_new)
+        x = self.embed(tokens, tokens).repeat_interleave(copies, dim=1)
+        h = self.run(x, self.copy_positions(place), cache=cache, mask=mask)
+        return h[:, copies - 1 :: copies]
+
+    def copy_positions(self, place: Tensor) -> Tensor:
+        """Returns rotary positions of copies at ``place`` in the widened sequence.
+
+        One less than the configuration says: only differences count, and one copy is then the
+        plain decoder.
+        """
+        copies = self.config.copies
+        if self.config.copy_positions == "shared":
+            return place // copies
+        return (place + 1) / copies - 1
+
+
+class CopyLM(TransformerLM):
+    """Copy-n: a non-adaptive control of Thoughtbubbles with as many or more FLOPs."""
+
+    config: CopyConfig
+    network: CopyNetwork
+
+    def __init__(
+        self,
+        config: CopyConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: shape of the network and number of copies.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    def build_network(self) -> CopyNetwork:
+        """Returns a freshly initialised network."""
+        return CopyNetwork(self.config)
+
+    def init_cache(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> KVCache:
+        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        copies = self.config.copies
+        cache = self.network.new_cache(len(prompts), copies * (prompts.shape[1] + max_new_tokens))
+        if prompts.shape[1] > 1:
+            self.network(prompts[:, :-1], cache)
+            cache.advance(copies * (lengths - 1))
+        return cache
+
+    def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
+        h = self.network(tokens[:, None], cache)
+        cache.advance(self.config.copies)
+        logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
+        return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per token at sequences of ``context`` tokens, n copies each."""
+        copies = self.config.copies
+        flops = linear_flops(self.network.blocks) + attention_flops(self.config, copies * context)
+        flops = copies * flops + head_flops(self.config)
+        return flops * (TRAINING_FACTOR if training else 1.0)

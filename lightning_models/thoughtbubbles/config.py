@@ -1,0 +1,129 @@
+"""The dials of Thoughtbubbles."""
+
+import itertools
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_models.layers import DecoderConfig
+
+Allocation = Literal["global_topk", "threshold", "window_topk"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThoughtbubblesConfig(DecoderConfig):
+    """A GPT-2 style decoder with rotary positions whose residual streams fork under a budget.
+
+    Raises:
+        ValueError: if a value is out of its range; the message names key, value and cure.
+    """
+
+    positions: Literal["rope"] = "rope"
+    """Rotary only: forks stand at fractional positions."""
+    kappa: int | str = "2L"
+    """kappa, the most streams of a sequence: a ratio to its length (``2L``, ``4L``), or a number
+    for sequences of block_size tokens (1024 at 512 tokens is 2L)."""
+    budget: Literal["dynamic", "fixed"] = "dynamic"
+    """Budget of a sequence shorter or longer than block_size: dynamic keeps the ratio (App. E.1),
+    fixed keeps the number."""
+    fork_layers: tuple[int, ...] = (3, 7, 11)
+    """Blocks (0-based) in front of which streams fork and are pruned."""
+    allocation: Allocation = "global_topk"
+    """Who survives. global_topk: the kappa best of the whole sequence (the paper's; a token's
+    streams then depend on later tokens, so it is not causal). threshold: all above a running mean
+    of the kappa-th score. window_topk: the best among the candidates of the latest
+    allocation_window tokens. The last two are strictly causal."""
+    eval_allocation: Allocation | None = None
+    """Allocation when the model is evaluated or generates; null: as in training."""
+    allocation_window: int = 64
+    """w of window_topk, in tokens, the token itself included."""
+    threshold_decay: float = 0.99
+    """Weight of the past in the running mean that threshold compares with, per micro-batch."""
+    bias_scale: Literal["inv_sqrt_dhead", "one", "inv_sqrt_dmodel"] = "inv_sqrt_dhead"
+    """Factor on log P in the attention scores (eq. 8): 1/sqrt(C) as the authors' code has it, 1
+    (full P in the softmax and on the values, about P^2 together), or the paper's 1/sqrt(D)."""
+    output_average: Literal["mixture", "residual_norm"] = "mixture"
+    """mixture: the streams' distributions, weighted by P / sum P (eq. 11); residual_norm: their
+    residuals, weighted by P, normed and decoded once (kappa/L times fewer logits)."""
+
+    def __post_init__(self) -> None:
+        """Checks the dials beside what every decoder checks."""
+        object.__setattr__(self, "fork_layers", tuple(sorted(self.fork_layers)))
+        super().__post_init__()
+        outside = [layer for layer in self.fork_layers if not 0 <= layer < self.num_layers]
+        if outside or len(set(self.fork_layers)) < len(self.fork_layers):
+            raise ValueError(
+                f"fork_layers ({list(self.fork_layers)}) must be different blocks among 0 to "
+                f"{self.num_layers - 1} (num_layers {self.num_layers})"
+            )
+        if self.window is not None:
+            raise ValueError(
+                f"window ({self.window}) must be null: a window would count streams, not tokens"
+            )
+        if self.ratio < 1:
+            raise ValueError(
+                f"kappa ({self.kappa}) is a ratio of {self.ratio:g} streams a token at block_size "
+                f"{self.block_size}; it must be at least 1 (1L), as originals always survive"
+            )
+        if self.allocation_window < 1:
+            raise ValueError(f"allocation_window ({self.allocation_window}) must be at least 1")
+        if not 0 <= self.threshold_decay < 1:
+            raise ValueError(f"threshold_decay ({self.threshold_decay}) must be in [0, 1)")
+
+    @property
+    def ratio(self) -> float:
+        """Streams per token, r = kappa / L."""
+        if isinstance(self.kappa, int):
+            return self.kappa / self.block_size
+        if not re.fullmatch(r"(\d+\.?\d*|\.\d+)L?", self.kappa):
+            raise ValueError(
+                f"kappa ({self.kappa}) must be a number of streams (1024) or a ratio (2L)"
+            )
+        number = float(self.kappa.rstrip("L"))
+        return number if self.kappa.endswith("L") else number / self.block_size
+
+    @property
+    def inference_allocation(self) -> Allocation:
+        """The allocation outside of training."""
+        return self.eval_allocation or self.allocation
+
+    @property
+    def bias_factor(self) -> float:
+        """The factor that ``bias_scale`` names."""
+        factors = {
+            "inv_sqrt_dhead": 1 / math.sqrt(self.head_dim),
+            "one": 1.0,
+            "inv_sqrt_dmodel": 1 / math.sqrt(self.dim),
+        }
+        return factors[self.bias_scale]
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """First block and one behind the last, of each stretch of blocks between fork layers."""
+        return list(itertools.pairwise((0, *self.fork_layers, self.num_layers)))
+
+    def most_streams(self, length: int) -> int:
+        """Returns kappa for a sequence of ``length`` tokens, at least ``length``."""
+        whole = length if self.budget == "dynamic" else self.block_size
+        return max(length, math.ceil(self.ratio * whole - ROUNDING))
+
+    def streams_by_layer(self, length: int) -> list[int]:
+        """Returns N at every block for ``length`` tokens under global_topk: min(kappa, 2 N)."""
+        streams, counts = length, []
+        for layer in range(self.num_layers):
+            if layer in self.fork_layers:
+                streams = min(self.most_streams(length), 2 * streams)
+            counts.append(streams)
+        return counts
+
+    def competes(self, ordinal: int) -> bool:
+        """Returns whether streams compete at the fork layer of this ordinal (0-based).
+
+        Where all of them fit into the budget, none is pruned.
+        """
+        return 2.0 ** (ordinal + 1) > self.ratio
+
+
+ROUNDING = 1e-6
+"""Taken off before rounding up, so that 1.1 * 10 is 11."""

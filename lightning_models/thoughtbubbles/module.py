@@ -1,0 +1,177 @@
+"""Thoughtbubbles as a LightningModule."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_models.base import LanguageModel, Likelihood, LossOutput, Scores, Term
+from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
+from lightning_models.layers import record, wants
+from lightning_models.log_probs import mixture_entropies, mixture_log_probs
+from lightning_models.losses import linear_mixture_cross_entropy
+from lightning_models.optim import OptimizerConfig
+from lightning_models.thoughtbubbles.cache import PrefixCache, StreamCache
+from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
+from lightning_models.thoughtbubbles.network import Decoded, ThoughtbubblesNetwork
+from lightning_models.vocabulary import IGNORE_INDEX, logits
+
+
+class ThoughtbubblesLM(LanguageModel):
+    """Decoder whose residual streams fork and are pruned under a budget (arXiv 2510.00219).
+
+    Under ``allocation: global_topk`` the streams of a token depend on later tokens: scores are
+    labelled ``noncausal``, and generation computes the whole prefix anew for every token. The
+    other allocations are strictly causal, exact, and decode with a cache.
+    """
+
+    config: ThoughtbubblesConfig
+    network: ThoughtbubblesNetwork
+
+    def __init__(
+        self,
+        config: ThoughtbubblesConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: shape of the network, fork layers and budget.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    @property
+    def causal(self) -> bool:
+        """Whether the allocation used in evaluation looks at earlier tokens only."""
+        return self.config.inference_allocation != "global_topk" or not self.config.fork_layers
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """``exact`` for causal allocations, else ``noncausal``."""
+        return "exact" if self.causal else "noncausal"
+
+    def build_network(self) -> ThoughtbubblesNetwork:
+        """Returns a freshly initialised network."""
+        return ThoughtbubblesNetwork(self.config)
+
+    def loss(self, batch: dict[str, Any]) -> LossOutput:
+        """Returns the summed cross-entropy of the averaged distributions (eq. 11).
+
+        In training it also moves the thresholds of the fork layers.
+        """
+        decoded = self._decode(batch)
+        if self.training and torch.is_grad_enabled():
+            self._observe(decoded.borders)
+        states = _flatten(decoded, batch["targets"])
+        nll = linear_mixture_cross_entropy(
+            states.h, self.network.output_matrix, states.log_p, states.owner, states.targets
+        )
+        return LossOutput({"nll": Term(nll, (batch["targets"] >= 0).sum(), "targets")})
+
+    def score(self, batch: dict[str, Any]) -> Scores:
+        """Returns log-probabilities of a window batch's targets.
+
+        Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats.
+        """
+        decoded, targets = self._decode(batch), batch["targets"]
+        states, matrix = _flatten(decoded, targets), self.network.output_matrix
+        mixture = states.h, matrix, states.log_p, states.owner
+        if wants("entropy"):
+            entropy = mixture_entropies(*mixture, len(states.targets))
+            record("entropy", entropy=entropy.view(len(targets), -1)[:, :-1])
+        log_prob = mixture_log_probs(*mixture, states.targets)
+        log_prob = log_prob.view(len(targets), -1)[:, :-1]
+        num_targets = (targets >= 0).sum(dim=1)
+        return Scores(log_prob, log_prob.new_zeros(len(targets)), num_targets, self.likelihood)
+
+    def init_cache(
+        self, prompts: Tensor, lengths: Tensor, max_new_tokens: int
+    ) -> StreamCache | PrefixCache:
+        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        if not self.causal:
+            return PrefixCache(prompts, lengths, max_new_tokens)
+        cache = self.network.new_cache(len(prompts), prompts.shape[1] + max_new_tokens)
+        if prompts.shape[1] > 1:
+            self.network(prompts[:, :-1], lengths - 1, cache)
+        return cache
+
+    def decode_step(
+        self, cache: StreamCache | PrefixCache, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
+        if isinstance(cache, PrefixCache):
+            prefix, lengths = cache.append(tokens)
+            decoded, last = self.network(prefix, lengths), lengths - 1
+        else:
+            decoded, last = self.network(tokens[:, None], None, cache), torch.zeros_like(tokens)
+        return self._next_token(decoded, last), torch.ones_like(tokens, dtype=torch.bool)
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per token at sequences of ``context`` tokens, forks included.
+
+        Counted for min(kappa, 2 N) streams behind every fork layer, which the causal allocations
+        meet on average only.
+        """
+        flops = 0.0
+        streams = self.config.streams_by_layer(context)
+        for block, count in zip(self.network.blocks, streams, strict=True):
+            attention = 4.0 * self.config.dim * (count + 1) / 2
+            flops += count / context * (linear_flops(block) + attention)
+        for fork, layer in zip(self.network.forks, self.config.fork_layers, strict=True):
+            before = streams[layer - 1] if layer else context
+            flops += before / context * linear_flops(fork)
+        decoded = streams[-1] if self.config.output_average == "mixture" else context
+        flops += decoded / context * head_flops(self.config)
+        return flops * (TRAINING_FACTOR if training else 1.0)
+
+    def _decode(self, batch: dict[str, Any]) -> Decoded:
+        lengths = batch["mask"].sum(dim=1) if "mask" in batch else None
+        decoded: Decoded = self.network(batch["tokens"], lengths)
+        return decoded
+
+    def _observe(self, borders: Tensor) -> None:
+        """Moves the thresholds by the mean over ranks of the kappa-th scores."""
+        if self._trainer is not None and self.trainer.world_size > 1:
+            borders = self.trainer.strategy.reduce(borders, reduce_op="mean")
+        self.network.observe(borders)
+
+    def _next_token(self, decoded: Decoded, last: Tensor) -> Tensor:
+        """Returns log-probabilities (B, V) behind token ``last`` (B,) of each row."""
+        own = decoded.token == last[:, None]
+        most = int(own.sum(dim=1).max())
+        places = own.int().topk(most, dim=1).indices  # the token's streams, padded by others
+        alive = own.gather(1, places)
+        log_p = decoded.log_p.gather(1, places).masked_fill(~alive, -torch.inf)
+        states = decoded.states.gather(
+            1, places[..., None].expand(-1, -1, decoded.states.shape[-1])
+        )
+        matrix = self.network.output_matrix.to(states.dtype)
+        own_log_prob = logits(states.flatten(0, 1), matrix).log_softmax(dim=-1)
+        own_log_prob = own_log_prob.view(len(last), most, -1)
+        mixed = (own_log_prob + log_p[..., None]).logsumexp(dim=1)
+        return mixed - log_p.logsumexp(dim=1, keepdim=True)
+
+
+class _States(NamedTuple):
+    """States of a batch side by side, as the mixture functions take them."""
+
+    h: Tensor
+    log_p: Tensor
+    owner: Tensor
+    targets: Tensor
+
+
+def _flatten(decoded: Decoded, targets: Tensor) -> _States:
+    """Returns flat states; each row has one token more, without target, that owns its padding."""
+    rows, num_tokens = targets.shape
+    first = (num_tokens + 1) * torch.arange(rows, device=targets.device)[:, None]
+    extended = torch.nn.functional.pad(targets, (0, 1), value=IGNORE_INDEX)
+    return _States(
+        decoded.states.flatten(0, 1),
+        decoded.log_p.flatten(),
+        (decoded.token + first).flatten(),
+        extended.flatten(),
+    )

@@ -1,0 +1,172 @@
+"""The forking decoder in pure torch."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_models.layers import Block, LayerCache, Rope, initialise, rope_tables
+from lightning_models.thoughtbubbles.cache import StreamCache
+from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
+from lightning_models.thoughtbubbles.forking import ForkLayer
+from lightning_models.thoughtbubbles.streams import Streams, arrange, first_streams
+from lightning_models.transformer.network import TransformerNetwork
+
+
+class Decoded(NamedTuple):
+    """Normed states that together predict each token's successor (eq. 11)."""
+
+    states: Tensor
+    """(B, N, D), those of one token next to each other."""
+    log_p: Tensor
+    """(B, N) float32, log of each state's weight; of one token they need not add up to 1."""
+    token: Tensor
+    """int64 (B, N), which of the T tokens a state belongs to; T in padding."""
+    borders: Tensor
+    """(fork layers,) float32, kappa-th score at each in training; nan where nothing competes."""
+
+
+class AttenuatedBlock(Block):
+    """A block whose attention and residual writes are attenuated by scores (eqs. 8 to 10)."""
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Rope | None = None,
+        cache: LayerCache | None = None,
+        key_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        log_p: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the streams (B, N, D) behind this block.
+
+        Args:
+            x: streams (B, N, D).
+            rope: rotation tables of their positions.
+            cache: earlier keys and values.
+            key_bias: (B, N_all) scaled log P of every key.
+            mask: see ``SelfAttention``.
+            log_p: (B, N) log P; None: all scores are 1, and this is a plain block.
+        """
+        if log_p is None:
+            return super().forward(x, rope=rope, cache=cache, mask=mask)
+        p = log_p.exp()
+        seen = self.attention(
+            self.attention_norm(x),
+            rope=rope,
+            cache=cache,
+            key_bias=key_bias,
+            mask=mask,
+            value_scale=p,
+        )
+        p = p[..., None]
+        x = x + p * self.dropout(seen)
+        return x + p * self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class ThoughtbubblesNetwork(TransformerNetwork):
+    """A plain decoder whose blocks are attenuated, with fork layers in front of some of them.
+
+    Its parameters have the plain decoder's names; those of the fork layers are below ``forks``.
+    """
+
+    config: ThoughtbubblesConfig
+    block_class = AttenuatedBlock
+
+    def __init__(self, config: ThoughtbubblesConfig) -> None:
+        """Builds and initialises the network; the decoder's weights are drawn first."""
+        super().__init__(config)
+        self.forks = nn.ModuleList(
+            ForkLayer(config, ordinal) for ordinal in range(len(config.fork_layers))
+        )
+        initialise(self.forks, config)
+
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, lengths: Tensor | None = None, cache: StreamCache | None = None
+    ) -> Decoded:
+        """Returns the states that predict the successors of ``tokens`` (B, T).
+
+        Args:
+            tokens: int64 (B, T), padded on the right.
+            lengths: int64 (B,), tokens of each row; None: T.
+            cache: streams of earlier tokens; new ones are added.
+        """
+        streams = first_streams(self.embed(tokens, tokens), lengths)
+        if lengths is None:
+            lengths = tokens.new_full((len(tokens),), tokens.shape[1])
+        borders = []
+        for ordinal in range(len(self.config.stretches)):
+            if ordinal > 0:
+                streams, border = self._fork(streams, lengths, ordinal - 1, cache)
+                borders.append(border)
+            streams = self._run_stretch(streams, ordinal, cache)
+        if cache is not None:
+            cache.tokens = cache.tokens + lengths
+        if self.config.output_average == "residual_norm" and borders:
+            streams = _averaged(streams)
+        observed = torch.stack(borders) if borders else streams.log_p.new_empty(0)
+        return Decoded(self.norm(streams.x), streams.log_p, streams.token, observed)
+
+    def _fork(
+        self, streams: Streams, lengths: Tensor, ordinal: int, cache: StreamCache | None
+    ) -> tuple[Streams, Tensor]:
+        """Returns the streams behind a fork layer, and its kappa-th score."""
+        config = self.config
+        allocation = config.allocation if self.training else config.inference_allocation
+        history = None if cache is None else cache.histories[ordinal]
+        forked = self.forks[ordinal](streams, lengths, allocation, history)
+        if cache is not None:
+            cache.keep_history(ordinal, forked.history, lengths)
+        return forked.streams, forked.border
+
+    def _run_stretch(self, streams: Streams, ordinal: int, cache: StreamCache | None) -> Streams:
+        """Runs the blocks of a stretch; who the streams are stays the same meanwhile."""
+        # one less than in the paper: only differences count, and originals stand at plain positions
+        positions, log_p, mask, own = streams.positions() - 1, streams.log_p, None, None
+        if cache is not None:
+            own = cache.stretches[ordinal]
+            positions = positions + cache.tokens[:, None]
+            mask = own.mask(positions.shape[1])
+            log_p = own.append_scores(log_p)
+        rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
+        # before the first fork all scores are 1
+        key_bias = log_p * self.config.bias_factor if ordinal > 0 else None
+        x = streams.x
+        for place, index in enumerate(range(*self.config.stretches[ordinal])):
+            x = self.blocks[index](
+                x,
+                rope=rope,
+                cache=None if own is None else own.layers[place],
+                key_bias=key_bias,
+                mask=mask,
+                log_p=streams.log_p if ordinal > 0 else None,
+            )
+        if own is not None:
+            own.advance(streams.lengths)
+        return streams.with_x(x)
+
+    def observe(self, borders: Tensor) -> None:
+        """Moves the thresholds of the fork layers towards ``borders`` (fork layers,)."""
+        for ordinal, border in enumerate(borders):
+            fork = self.forks[ordinal]
+            assert isinstance(fork, ForkLayer)
+            fork.observe(border)
+
+    def new_cache(self, batch: int, capacity: int) -> StreamCache:  # type: ignore[override]
+        """Returns an empty cache with room for ``capacity`` tokens a row."""
+        return StreamCache(self.config, batch, capacity, self.embedding.weight.device)
+
+
+def _averaged(streams: Streams) -> Streams:
+    """Returns one stream a token, sum_j P_j x_j; the norm behind it makes the scale irrelevant."""
+    rows, _, width = streams.x.shape
+    tokens = streams.num_tokens + 1
+    flat = (streams.token + tokens * torch.arange(rows, device=streams.x.device)[:, None]).flatten()
+    weighted = streams.log_p.exp()[..., None] * streams.x
+    sums = weighted.new_zeros(rows * tokens, width).index_add(0, flat, weighted.flatten(0, 1))
+    x = sums.view(rows, tokens, width)[:, :-1]
+    alive = streams.token.new_zeros(rows, tokens).scatter(1, streams.token, 1)[:, :-1]
+    token = torch.arange(tokens - 1, device=x.device).expand(rows, -1)
+    token = torch.where(alive > 0, token, streams.num_tokens)
+    return arrange(x, x.new_zeros(x.shape[:2], dtype=torch.float32), token, streams.num_tokens)
