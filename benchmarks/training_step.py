@@ -10,19 +10,15 @@ the allocator handed out, on a CPU the resident set, read from Linux' /proc).
 """
 
 import argparse
-import ctypes
-import gc
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from benchmarks.measure import compare
+from benchmarks.memory import extra_peak, in_a_process
 from benchmarks.peers import gpt2_pair
 from lightning_models.flops import TRAINING_FACTOR
 
@@ -60,38 +56,6 @@ def build_step(side: str, options: argparse.Namespace, vocab: int, bf16: bool) -
     return step
 
 
-def peak_memory(side: str, options: argparse.Namespace, vocab: int, bf16: bool) -> float:
-    """Returns the bytes that training steps need beyond the weights (measured in this process)."""
-    step = build_step(side, options, vocab, bf16)
-    if options.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = float(torch.cuda.memory_allocated())
-        step()
-        return torch.cuda.max_memory_allocated() - before
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the peak so far
-    before = _status("VmRSS")
-    step()
-    step()
-    return _status("VmHWM") - before
-
-
-def _status(key: str) -> float:
-    """Returns a memory figure of this process in bytes (Linux)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith(key)]
-    return float(line.split()[1]) * 1024
-
-
-def memory_in_a_process(side: str, options: argparse.Namespace, vocab: int, bf16: bool) -> float:
-    """Returns ``peak_memory`` of a fresh process, whose peak nothing else has raised."""
-    settings = {**vars(options), "side": side, "vocab": [vocab], "bf16": bf16}
-    command = [sys.executable, "-m", "benchmarks.training_step", "--memory", json.dumps(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout.splitlines()[-1])
-
-
 def report(options: argparse.Namespace) -> None:
     """Prints one row per vocabulary and precision."""
     place = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
@@ -106,8 +70,10 @@ def report(options: argparse.Namespace) -> None:
             sides = [build_step(side, options, vocab, bf16) for side in ("ours", "theirs")]
             time = compare(sides[0], sides[1], options.rounds)
             del sides
+            settings = {**vars(options), "vocab": vocab, "bf16": bf16}
             ours, theirs = (
-                memory_in_a_process(side, options, vocab, bf16) / 1e6 for side in ("ours", "theirs")
+                in_a_process("benchmarks.training_step", {**settings, "side": side}) / 1e6
+                for side in ("ours", "theirs")
             )
             print(
                 f"{vocab:10d} {'bf16' if bf16 else 'float32':9s}"
@@ -146,8 +112,8 @@ def main() -> None:
     if options.memory is None:
         report(options)
         return
-    settings = argparse.Namespace(**json.loads(options.memory))
-    print(peak_memory(settings.side, settings, settings.vocab[0], settings.bf16))
+    asked = argparse.Namespace(**json.loads(options.memory))
+    print(extra_peak(build_step(asked.side, asked, asked.vocab, asked.bf16), asked.device))
 
 
 if __name__ == "__main__":

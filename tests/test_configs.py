@@ -9,7 +9,11 @@ import torch
 from training import LatentCLI, main
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = sorted((ROOT / "configs" / "transformer").glob("*.yaml"))
+CONFIGS = sorted(
+    path
+    for room in ("transformer", "thoughtbubbles")
+    for path in (ROOT / "configs" / room).iterdir()
+)
 TINY = [
     "--model.config.num_layers=1",
     "--model.config.dim=16",
@@ -28,9 +32,12 @@ TINY = [
     "--samples.max_new_tokens=4",
 ]
 
+OF_CLASS = {"ThoughtbubblesLM": ["--model.config.fork_layers=[0]"]}
+"""What one layer needs beside TINY."""
+
 
 def ids(path):
-    return path.stem
+    return f"{path.parent.name}-{path.stem}"
 
 
 def stated_parameters(path):
@@ -62,6 +69,7 @@ def test_its_own_size_has_the_stated_parameters(path, monkeypatch, tmp_path):
 @pytest.mark.parametrize("path", CONFIGS, ids=ids)
 def test_it_trains_two_steps_when_tiny(path, data_cache, tmp_path):
     folders = [f"--trainer.default_root_dir={tmp_path}", f"--data.cache_dir={data_cache}"]
-    assert main(["fit", f"--config={path}", *TINY, *folders]) == 0
+    kind = re.search(r"class_path: lightning_models\.(\w+)", path.read_text())[1]
+    assert main(["fit", f"--config={path}", *TINY, *OF_CLASS.get(kind, []), *folders]) == 0
     (last,) = tmp_path.rglob("last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 2
