@@ -1,4 +1,4 @@
-"""Thoughtbubbles' training step against the plain transformer on as many positions as it has streams.
+"""Thoughtbubbles' training step against the plain transformer on as many positions.
 
     python -m benchmarks.forking                              # the small size, on a CPU
     python -m benchmarks.forking --device cuda --layers 16 --dim 768 --heads 12 --context 512 \
@@ -32,9 +32,11 @@ from lightning_models import (
 )
 from lightning_models.layers import recording, rope_tables
 
+LLAMA = {"norm": "rms", "activation": "swiglu", "bias": False}
+
 
 def build(side: str, options: argparse.Namespace, kappa: int) -> tuple[LanguageModel, int]:
-    """Returns a model and the tokens of its sequences: ours, copy-3, copy-5 or plain (at kappa L)."""
+    """Returns ``ours``, ``copy-n`` or ``plain`` (at kappa L), and the length of its sequences."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {
         "vocab_size": options.vocab,
@@ -43,6 +45,7 @@ def build(side: str, options: argparse.Namespace, kappa: int) -> tuple[LanguageM
         "dim": options.dim,
         "num_heads": options.heads,
         "positions": "rope",
+        **(LLAMA if options.llama else {}),
     }
     model: LanguageModel
     length = options.context
@@ -96,7 +99,7 @@ def build_fork_steps(model: LanguageModel, options: argparse.Namespace) -> Calla
         for fork, values, gradient in zip(network.forks, seen, gradients, strict=True):
             before = values["before"]
             before = before.with_x(before.x.detach().requires_grad_())
-            after = fork(before, lengths, model.config.allocation).streams  # type: ignore[attr-defined]
+            after = fork(before, lengths, model.config.allocation).streams
             rope_tables(after.positions(), model.config.head_dim)
             torch.autograd.backward(
                 (after.x, after.log_p), (gradient, torch.ones_like(after.log_p))
@@ -126,8 +129,9 @@ def report(options: argparse.Namespace) -> None:
             forks = build_fork_steps(ours[0], options)
             seconds(forks)
             share = min(seconds(forks) for _ in range(options.rounds)) / time.ours
-            row = f"{kappa:4d}L {'bf16' if bf16 else 'float32':9s} {time.ours:7.3f} {time.theirs:7.3f}"
-            row += f" {flops:11.3f} {time.ratio / flops:8.2f} {100 * share:6.1f}"
+            row = f"{kappa:4d}L {'bf16' if bf16 else 'float32':9s}"
+            row += f" {time.ours:7.3f} {time.theirs:7.3f} {flops:11.3f}"
+            row += f" {time.ratio / flops:8.2f} {100 * share:6.1f}"
             print(row + _memory(options, kappa, bf16), flush=True)
     for side in options.controls:
         _report_control(side, options)
@@ -161,16 +165,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--dim", type=int, default=192)
+    parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--fork_layers", type=int, nargs="+", default=[1, 3, 5])
     parser.add_argument("--kappa", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--bf16", type=lambda s: s == "yes", nargs="+", default=[False, True])
     parser.add_argument("--controls", nargs="*", default=["copy-3", "copy-5"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--llama", action="store_true", help="rms norm, swiglu, no biases")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--memory", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -105,32 +105,33 @@ class ForkLayer(nn.Module):
     ) -> tuple[Choice, Tensor, Tensor | None]:
         """Returns the choice, the kappa-th score, and window_topk's scores."""
         border = ranks.new_full((), torch.nan)
-        everyone = Choice(ranks > -torch.inf, ranks.shape[1])
         if allocation == "window_topk":
-            config = self.config
-            table_width = 2 ** (self.ordinal + 1)
-            if history is None:
-                shape = len(ranks), config.allocation_window - 1, table_width
-                history = ranks.new_full(shape, -torch.inf)
-            per_window = math.ceil(config.ratio * config.allocation_window - ROUNDING)
-            choice, table = window_topk(ranks, streams, history, per_window)
+            choice, table = self._choose_by_window(ranks, streams, history)
             return choice, border, table
         if not self._competes(streams, allocation):
-            return everyone, border, None
-        top, last = everyone, None
-        if allocation == "global_topk" or self.training:
-            width = min(self.config.most_streams(streams.num_tokens), ranks.shape[1])
-            budgets = row_budgets(self.config, lengths)
-            top, last = global_topk(ranks, torch.minimum(budgets, 2 * streams.lengths), width)
-            if self.training:
-                border = _finite_mean(last)
+            return Choice(ranks > -torch.inf, ranks.shape[1]), border, None
+        if allocation == "threshold" and not self.training:
+            return by_threshold(ranks, self.threshold), border, None
+        width = min(self.config.most_streams(streams.num_tokens), ranks.shape[1])
+        budgets = torch.minimum(row_budgets(self.config, lengths), 2 * streams.lengths)
+        best, last = global_topk(ranks, budgets, width)
+        border = _finite_mean(last) if self.training else border
         if allocation == "global_topk":
-            return top, border, None
+            return best, border, None
         # the first micro-batch of a run has nothing but itself to go by
-        threshold = self.threshold
-        if self.training:
-            threshold = torch.where(self.updates > 0, threshold, border)
+        threshold = torch.where(self.updates > 0, self.threshold, border)
         return by_threshold(ranks, threshold), border, None
+
+    def _choose_by_window(
+        self, ranks: Tensor, streams: Streams, history: Tensor | None
+    ) -> tuple[Choice, Tensor]:
+        """Returns the choice of window_topk, and its scores."""
+        window = self.config.allocation_window
+        if history is None:
+            most = 2 ** (self.ordinal + 1)  # candidates of a token
+            history = ranks.new_full((len(ranks), window - 1, most), -torch.inf)
+        per_window = math.ceil(self.config.ratio * window - ROUNDING)
+        return window_topk(ranks, streams, history, per_window)
 
     def _competes(self, streams: Streams, allocation: Allocation) -> bool:
         """Whether any row has more candidates than it may keep.
@@ -179,9 +180,7 @@ def _compact(choice: Choice) -> Tensor:
     place = torch.where(chosen, chosen.cumsum(dim=1) - 1, width)
     index = place.new_full((rows, width + 1), total)
     candidates = torch.arange(total, device=chosen.device).expand(rows, -1)
-    return index.scatter(1, place, candidates)[:, :width].where(
-        torch.arange(width, device=chosen.device) < chosen.sum(dim=1, keepdim=True), total
-    )
+    return index.scatter(1, place, candidates)[:, :width]
 
 
 def _take_rows(x: Tensor, index: Tensor) -> Tensor:
