@@ -7,19 +7,30 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from datamodules import BatchLoader, TextDataModule
-from evaluation.arguments import add_model_arguments, checkpoint_in
-from evaluation.classes import import_packages, resolve_class
+from datamodules import BatchLoader, BatchSource, TextDataModule
+from evaluation.arguments import (
+    Split,
+    add_data_arguments,
+    add_model_arguments,
+    check_limits,
+    data_recipe,
+)
+from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
+from evaluation.classes import import_packages
 from evaluation.console import format_table
 from evaluation.corpus import build_data, check_fit, prepare
 from evaluation.device import Precision, pick_device
 from evaluation.output import check_target, write_json
-from evaluation.rebuild import build_model, changed_fields
-from evaluation.scoring import PERPLEXITY_KEYS, Totals, score_batches
+from evaluation.provenance import describe_data, describe_settings
+from evaluation.rebuild import build_model
+from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
+from lightning_models.checkpoint import Checkpoint, read_checkpoint
 
-Split = Literal["train", "val", "test"]
+Mode = Literal["blockwise", "autoregressive"]
+
+DEFAULT_POSITIONS = 2048
+"""Targets that autoregressive mode draws, where the command line does not say."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,8 @@ class PerplexityReport:
     """The numbers of one model on one corpus, and everything needed to repeat them."""
 
     totals: Totals
+    pairs: PairedScores | None
+    """What autoregressive mode measured; None in blockwise mode."""
     likelihood: str
     """Kind of the likelihood: exact, lower_bound, estimate or noncausal."""
     causal: bool
@@ -36,16 +49,19 @@ class PerplexityReport:
     data: dict[str, Any]
     settings: dict[str, Any]
 
+    @property
+    def mode(self) -> Mode:
+        """How targets were scored: windows in one pass, or each behind its own prefix."""
+        return "blockwise" if self.pairs is None else "autoregressive"
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values under the keys of the JSON file."""
         return {
-            "nats_per_token": self.totals.nats_per_token,
-            PERPLEXITY_KEYS[self.likelihood]: self.totals.perplexity,
-            "bits_per_byte": self.totals.bits_per_byte,
-            "tokens": self.totals.tokens,
-            "bytes": self.totals.bytes,
+            "mode": self.mode,
+            **self.totals.as_dict(self.likelihood),
             "likelihood": self.likelihood,
             "causal": self.causal,
+            **({} if self.pairs is None else self.pairs.as_dict()),
             "flops_per_token": self.flops_per_token,
             "checkpoint": self.checkpoint,
             "data": self.data,
@@ -57,9 +73,19 @@ class PerplexityReport:
         values = {**self.as_dict(), **self.data, "flops_per_token": f"{self.flops_per_token:.4g}"}
         if values.get("trained_on") in (None, values["fingerprint"]):
             values.pop("trained_on", None)
+        values |= {key: self.settings[key] for key in ("budget", "seed") if key in self.settings}
         hidden = ("data", "settings", "recipe")
-        rows = {k.replace("_", " "): _readable(v) for k, v in values.items() if k not in hidden}
-        return format_table(rows)
+        shown = _flat({key: value for key, value in values.items() if key not in hidden})
+        return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a dict without dicts in it: their keys behind their name."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = value if isinstance(value, dict) else None
+        flat |= {key: value} if inner is None else {f"{key}_{k}": v for k, v in inner.items()}
+    return flat
 
 
 def _readable(value: Any) -> str:
@@ -77,102 +103,160 @@ def measure_perplexity(
     model: LanguageModel,
     data: TextDataModule,
     *,
+    mode: Mode = "blockwise",
+    positions: int | None = DEFAULT_POSITIONS,
+    seed: int = 0,
     split: Split = "val",
     precision: Precision = "32",
     limit_batches: int | None = None,
 ) -> PerplexityReport:
-    """Returns the model's likelihood of a split of prepared data, each token scored once.
+    """Returns the model's likelihood of a split of prepared data.
 
     Args:
         checkpoint: where the model comes from.
         model: on its device, in eval mode.
         data: prepared and set up; windows of ``data.block_size`` tokens do not overlap.
+        mode: 'blockwise' scores each token once, whole windows in one pass; 'autoregressive' scores
+            some tokens, each from its prefix alone (`evaluation.autoregressive`).
+        positions: how many tokens autoregressive mode draws; None: all.
+        seed: of that draw.
         split: which documents.
         precision: of the matrix products.
-        limit_batches: score only so many batches; None: all.
+        limit_batches: score, or draw from, the first so many batches; None: all.
 
     Raises:
         ValueError: if the split is empty.
     """
-    on_gpu = model.device.type == "cuda"
     source = data.evaluation_source(split)
-    loader = BatchLoader(source, start=lambda: 0, num_workers=data.num_workers, pin_memory=on_gpu)
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
-    batches = islice(loader, count)
-    totals = score_batches(model, batches, precision=precision, num_batches=count)
+    pairs: PairedScores | None = None
+    how: dict[str, Any] = {}
+    if hasattr(model.config, "budget"):  # of methods that have one: also where it is as trained
+        how["budget"] = model.config.budget
+    if mode == "blockwise":
+        totals = _blockwise_totals(model, data, source, count, precision)
+    else:
+        drawn = draw_targets(source, batches=count, positions=positions, seed=seed)
+        size = data.eval_batch_size
+        pairs = score_pairs(model, drawn, data.tokenizer, batch_size=size, precision=precision)
+        totals = pairs.totals
+        how |= {"positions": positions, "seed": seed}
+    settings = describe_settings(
+        checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
+    )
     return PerplexityReport(
         totals=totals,
-        likelihood=model.likelihood,
-        causal=model.causal,
+        pairs=pairs,
+        likelihood=model.likelihood if pairs is None else pairs.prefix_likelihood,
+        causal=model.causal if pairs is None else True,
         flops_per_token=model.flops_per_token(data.block_size, training=False),
         checkpoint=str(checkpoint.path),
-        data={
-            "recipe": data.recipe(),
-            "split": split,
-            "fingerprint": data.fingerprint,
-            "trained_on": checkpoint.data_state.get("fingerprint"),
-        },
-        settings={
-            "batches": count,
-            "of_batches": len(source),
-            "batch_size": data.eval_batch_size,
-            "precision": precision,
-            "device": str(model.device),
-            "set": changed_fields(checkpoint, model),
-        },
+        data=describe_data(checkpoint, data, split),
+        settings={**settings, **how},
     )
+
+
+def _blockwise_totals(
+    model: LanguageModel,
+    data: TextDataModule,
+    source: BatchSource,
+    count: int,
+    precision: Precision,
+) -> Totals:
+    on_gpu = model.device.type == "cuda"
+    loader = BatchLoader(source, start=lambda: 0, num_workers=data.num_workers, pin_memory=on_gpu)
+    return score_batches(model, islice(loader, count), precision=precision, num_batches=count)
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     """Declares the command's options; data options default to those in the checkpoint."""
     add_model_arguments(parser)
-    parser.add_subclass_arguments(
-        TextDataModule,
-        "data",
-        required=False,
-        help="Corpus to score. What is not given is taken from the checkpoint's own data.",
-    )
-    parser.add_argument("--split", type=Split, default="val", help="Documents to score.")
+    add_data_arguments(parser, argv)
     parser.add_argument(
-        "--batch_size", type=int | None, default=None, help="Windows per batch (null: as trained)."
+        "--mode",
+        type=Mode,
+        default="blockwise",
+        help="blockwise: windows in one pass; autoregressive: each target from its prefix alone, "
+        "strictly causal for every method, in batches of no more tokens than the windows'.",
     )
     parser.add_argument(
-        "--limit_batches", type=int | None, default=None, help="Score so many batches only."
+        "--budget",
+        type=Literal["fixed", "dynamic"] | None,
+        default=None,
+        help="Short for --set.budget: streams of a prefix as of a whole window, or in proportion.",
     )
+    parser.add_argument(
+        "--positions",
+        type=int | Literal["auto"] | None,
+        default="auto",
+        help="Targets to draw in autoregressive mode, the same for every model (null: all; auto: "
+        f"{DEFAULT_POSITIONS}).",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Seed of that draw.")
     parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
-    checkpoint = checkpoint_in(argv)
-    if checkpoint is not None and checkpoint.data_recipe is not None:
-        resolve_class(checkpoint.data_recipe["class_path"], TextDataModule)
-        parser.set_defaults({"data": checkpoint.data_recipe})
 
 
-def _data_recipe(settings: Namespace) -> Recipe | None:
-    """Returns the recipe that the command line and the checkpoint make together."""
-    if settings.data is None:
-        return None
-    recipe: Recipe = settings.data.as_dict()
-    if settings.batch_size is not None:
-        recipe["init_args"]["eval_batch_size"] = settings.batch_size
-    return recipe
+def _positions(settings: Namespace) -> int | None:
+    """Returns how many targets to draw.
+
+    Raises:
+        ValueError: if number or seed are out of range, or given where nothing is drawn.
+    """
+    positions = settings.positions
+    if settings.seed < 0:
+        raise ValueError(f"seed ({settings.seed}) must be at least 0")
+    if positions == "auto":
+        return DEFAULT_POSITIONS
+    if settings.mode == "blockwise":
+        raise ValueError(
+            f"positions ({positions}) are drawn in autoregressive mode only; add --mode "
+            "autoregressive, or score less with --limit_batches"
+        )
+    if positions is not None and positions < 1:
+        raise ValueError(f"positions ({positions}) must be at least 1, or null")
+    return int(positions) if positions is not None else None
+
+
+def _config_changes(settings: Namespace, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the config fields to change: ``--set``, and ``--budget`` as one of them.
+
+    Raises:
+        ValueError: if the model's config has no budget, or the two options differ.
+    """
+    changes, budget = dict(settings["set"]), settings.budget
+    if budget is None:
+        return changes
+    recipe = checkpoint.model_recipe
+    if "budget" not in recipe["init_args"].get("config", {}):
+        name = recipe["class_path"].rpartition(".")[2]
+        raise ValueError(f"budget ({budget}): {name} has no budget to set; leave --budget out")
+    if changes.get("budget", budget) != budget:
+        raise ValueError(
+            f"budget ({budget}) and set.budget ({changes['budget']}) are the same field; give one"
+        )
+    return {**changes, "budget": budget}
 
 
 def run(settings: Namespace) -> None:
     """Scores the corpus, prints a table and writes the JSON file if one is asked for."""
-    for key in ("batch_size", "limit_batches"):
-        if settings[key] is not None and settings[key] < 1:
-            raise ValueError(f"{key} ({settings[key]}) must be at least 1, or null")
+    check_limits(settings)
+    positions = _positions(settings)
     target = None if settings.output is None else check_target(settings.output)
     import_packages(settings.packages)
     checkpoint = read_checkpoint(settings.ckpt)
-    data = build_data(checkpoint, _data_recipe(settings))
+    changes = _config_changes(settings, checkpoint)
+    data = build_data(checkpoint, data_recipe(settings))
     device = pick_device(settings.device)
-    model = build_model(checkpoint, settings["set"]).to(device)
+    model = build_model(checkpoint, changes).to(device)
     check_fit(model, data)
     prepare(data, checkpoint)
     report = measure_perplexity(
         checkpoint,
         model,
         data,
+        mode=settings.mode,
+        positions=positions,
+        seed=settings.seed,
         split=settings.split,
         precision=settings.precision,
         limit_batches=settings.limit_batches,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
 from tqdm import tqdm
 
 from evaluation.device import Precision, autocast, evaluation_mode
@@ -19,7 +20,7 @@ PERPLEXITY_KEYS = {**PERPLEXITY_NAMES, "exact": "perplexity"}
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all scored windows."""
+    """Sums over all that was scored."""
 
     nats: float
     """Negative log-likelihood, per-sequence terms included."""
@@ -46,6 +47,25 @@ class Totals:
         """Mean negative log-likelihood of a byte in bits; None without a byte count."""
         return bits(self.nats) / self.bytes if self.bytes else None
 
+    def as_dict(self, likelihood: str) -> dict[str, float | int | None]:
+        """Returns the numbers under the keys of the JSON files, named by kind of likelihood."""
+        return {
+            "nats_per_token": self.nats_per_token,
+            PERPLEXITY_KEYS[likelihood]: self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+        }
+
+
+def standard_error(values: Tensor) -> float:
+    """Returns the standard error of the mean of a sample (N,); nan below two values.
+
+    No correction for a finite population: too large, rather than too small, for a sample that is
+    most of it.
+    """
+    return (values.double().std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
+
 
 def score_batches(
     model: LanguageModel,
@@ -65,7 +85,7 @@ def score_batches(
     nats = torch.zeros((), dtype=torch.float64, device=model.device)
     tokens, num_bytes, counted = 0, 0, True
     for batch in tqdm(batches, total=num_batches, desc="scoring", unit=" batches", disable=None):
-        scores = _scores(model, batch, precision)
+        scores = score_batch(model, batch, precision)
         nats -= scores.total()
         tokens += int(scores.num_targets.sum())
         counted = counted and "num_bytes" in batch
@@ -73,6 +93,7 @@ def score_batches(
     return Totals(nats.item(), tokens, num_bytes if counted else None)
 
 
-def _scores(model: LanguageModel, batch: dict[str, Any], precision: Precision) -> Scores:
+def score_batch(model: LanguageModel, batch: dict[str, Any], precision: Precision) -> Scores:
+    """Returns the model's scores of a batch, which is moved to its device first."""
     with evaluation_mode(model), autocast(model.device, precision):
         return model.score(move_data_to_device(batch, model.device))

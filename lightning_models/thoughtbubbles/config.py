@@ -122,7 +122,7 @@ class ThoughtbubblesConfig(DecoderConfig):
 
         Where all of them fit into the budget, none is pruned.
         """
-        return 2.0 ** (ordinal + 1) > self.ratio
+        return ordinal >= 0 and 2.0 ** (ordinal + 1) > self.ratio
 
 
 ROUNDING = 1e-6

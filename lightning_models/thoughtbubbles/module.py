@@ -46,7 +46,11 @@ class ThoughtbubblesLM(LanguageModel):
     @property
     def causal(self) -> bool:
         """Whether the allocation used in evaluation looks at earlier tokens only."""
-        return self.config.inference_allocation != "global_topk" or not self.config.fork_layers
+        config = self.config
+        everyone_fits = config.budget == "dynamic" and not config.competes(
+            len(config.fork_layers) - 1
+        )
+        return config.inference_allocation != "global_topk" or everyone_fits
 
     @property
     def likelihood(self) -> Likelihood:

@@ -11,6 +11,7 @@ from evaluation.rebuild import build_model
 from lightning_models.checkpoint import read_checkpoint
 
 KEYS = [
+    "mode",
     "nats_per_token",
     "perplexity",
     "bits_per_byte",
