@@ -1,4 +1,5 @@
 # Two commands: `make demo` and `make test`. Everything they write lies in .venv, data_cache and runs.
+# `make study METHOD=thoughtbubbles` writes a report to docs/results too.
 PYTHON ?= python3
 VENV ?= .venv
 # Package index for torch alone: a machine without a GPU need not take the CUDA build (see README).
@@ -9,7 +10,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: install demo test test-slow test-gpu check clean
+.PHONY: install demo study test test-slow test-gpu check clean
 
 install: $(READY)
 
@@ -24,14 +25,25 @@ $(READY): pyproject.toml constraints.txt
 # checkpoint. `rm -r runs/demo` starts anew.
 $(DEMO)/%/trained: | $(READY) configs/%/tiny.yaml
 	$(RUN) train.py fit -c configs/$*/tiny.yaml --trainer.default_root_dir $(DEMO)/$* \
-		--checkpoint.every_n_train_steps 100 --trainer.max_time 00:00:03:00 $(if $(wildcard $(DEMO)/$*/*/*/checkpoints/last.ckpt),--ckpt_path last)
+		--trainer.max_steps 600 --trainer.val_check_interval 200 \
+		--checkpoint.every_n_train_steps 100 $(if $(wildcard $(DEMO)/$*/*/*/checkpoints/last.ckpt),--ckpt_path last)
 	touch $@
 
-demo: $(DEMO)/transformer/trained
-	$(RUN) evaluate.py perplexity --ckpt $(DEMO)/transformer
-	$(RUN) evaluate.py generate --ckpt $(DEMO)/transformer \
+.PRECIOUS: $(DEMO)/%/trained
+$(DEMO)/%/result.json: $(DEMO)/%/trained
+	$(RUN) evaluate.py perplexity --ckpt $(DEMO)/$* --output $@
+
+# Thoughtbubbles beside its control, on the same data in the same order.
+demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
+	$(RUN) evaluate.py table $^
+	$(RUN) evaluate.py generate --ckpt $(DEMO)/thoughtbubbles \
 		--prompt "The function returns" --max_new_tokens 80 --temperature 0.8
 	@cat docs/next-steps.txt
+
+# Evidence for a method: several runs, an hour at most; stopped ones go on. TEXT: globs of your own
+# text, TEXT_NAME: what the report calls it.
+study: $(READY)
+	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')
 
 test: check
 	$(RUN) -m pytest

@@ -6,19 +6,28 @@
 | `base` | `TextDataModule`: a corpus as batches of windows; write `documents(split)` |
 | `python_docs` | `PythonDocs`: the documentation inside every CPython |
 | `local_text` | `LocalText`: your own txt, jsonl and parquet files |
+| `answers` | `AnswerDataModule`: questions with marked answers, one a window |
+| `answer_windows` | their rows by number, and batches that say where the answer is |
+| `kinship` | `Kinship`: generated stories about relatives, after CLUTRR |
 | `hub_corpus` | `HubCorpus`: a corpus of the Hugging Face hub, or your copy; token cap |
 | `openwebtext` | `OpenWebText`: the last 100,000 documents validate |
 | `pes2o` | `PeS2o`: papers and abstracts |
 | `wikitext103` | `WikiText103`: cut into articles; seeded subsets |
 | `pile` | `Pile`: all of it, or some of its collections |
 | `hub` | texts of a split on the hub, downloaded or streamed |
+| `hub_revision` | which commit and which files of a repository are read |
+| `hub_progress` | where the reading stands, so that a preparation can go on there |
+| `hub_errors` | why the hub cannot be read, and what helps |
 | `readers` | documents of one file: compression, encodings, broken lines, separators |
 | `splits` | which split a document belongs to |
 | `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
 | `shuffling` | a seeded order of more documents than memory holds |
 | `tokenising` | documents to tokens in chunks, on several processes, in order |
-| `preparation` | `prepare_store`: sections, journal, resuming, the final name |
+| `preparation` | `prepare_store`: sections, resuming, the final name |
+| `journal` | what is known of a store while it is written |
+| `shards` | the files of a section |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
+| `document_order` | the order of an epoch's documents, shared by all processes |
 | `windows` | rows of T+1 tokens by number: random, packed, non-overlapping |
 | `prompts` | texts to continue, for `predict` |
 | `recipe` | from an object back to its class path and arguments |
@@ -29,9 +38,12 @@ The path of a document: `labelled_documents` -> `tokenising.encode_in_order` (to
 `windows.WindowSource.batch(n)` -> `loader.BatchLoader` -> the model. Nothing here imports a model.
 """
 
+from datamodules.answer_windows import answer_batch
+from datamodules.answers import AnswerDataModule
 from datamodules.base import TextDataModule
 from datamodules.hub import CorpusUnavailableError
 from datamodules.hub_corpus import HubCorpus
+from datamodules.kinship import Kinship
 from datamodules.loader import BatchLoader, BatchSource
 from datamodules.local_text import LocalText
 from datamodules.openwebtext import OpenWebText
@@ -49,11 +61,13 @@ from datamodules.tokenizers import (
 from datamodules.wikitext103 import WikiText103
 
 __all__ = [
+    "AnswerDataModule",
     "BatchLoader",
     "BatchSource",
     "CorpusUnavailableError",
     "Counts",
     "HubCorpus",
+    "Kinship",
     "LocalText",
     "OpenWebText",
     "PeS2o",
@@ -65,6 +79,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerUnavailableError",
     "WikiText103",
+    "answer_batch",
     "load_tokenizer",
     "read_prompts",
     "tokenizer_from_state",

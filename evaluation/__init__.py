@@ -11,8 +11,13 @@ file                    what it holds
 ``rebuild``             the model from a checkpoint's recipe and weights
 ``corpus``              data and tokenizer from a checkpoint's recipe
 ``device``              where and in which precision the model runs
+``provenance``          what a result says about where it comes from
 ``scoring``             sums over a corpus, and the numbers that follow from them
 ``perplexity``          command: score a corpus
+``autoregressive``      targets scored from their prefixes alone
+``answers``             command: accuracy on questions with one right answer
+``answering``           which answers a model gives: the likeliest of a list, or its own text
+``table``               command: result files side by side
 ``prompts``             texts to continue, from the command line or a file
 ``samples``             command: continue prompts
 ``importing``           command: a checkpoint from ``transformers`` weights

@@ -2,13 +2,16 @@
 
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.classes import import_packages
+from datamodules import TextDataModule
+from evaluation.classes import import_packages, resolve_class
 from evaluation.device import Device, Precision
-from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
+
+Split = Literal["train", "val", "test"]
 
 
 def add_model_arguments(parser: ArgumentParser) -> None:
@@ -44,3 +47,41 @@ def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
         return None
     import_packages([name for name in found.packages.strip("[]").split(",") if name])
     return read_checkpoint(found.ckpt)
+
+
+def add_data_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares which data to score; data options default to those in the checkpoint."""
+    parser.add_subclass_arguments(
+        TextDataModule,
+        "data",
+        required=False,
+        help="Corpus to score. What is not given is taken from the checkpoint's own data.",
+    )
+    parser.add_argument("--split", type=Split, default="val", help="Documents to score.")
+    parser.add_argument(
+        "--batch_size", type=int | None, default=None, help="Windows per batch (null: as trained)."
+    )
+    parser.add_argument(
+        "--limit_batches", type=int | None, default=None, help="Score so many batches only."
+    )
+    checkpoint = checkpoint_in(argv)
+    if checkpoint is not None and checkpoint.data_recipe is not None:
+        resolve_class(checkpoint.data_recipe["class_path"], TextDataModule)
+        parser.set_defaults({"data": checkpoint.data_recipe})
+
+
+def check_limits(settings: Namespace) -> None:
+    """Raises a ValueError if a batch size or a number of batches is below 1."""
+    for key in ("batch_size", "limit_batches"):
+        if settings[key] is not None and settings[key] < 1:
+            raise ValueError(f"{key} ({settings[key]}) must be at least 1, or null")
+
+
+def data_recipe(settings: Namespace) -> Recipe | None:
+    """Returns the recipe that the command line and the checkpoint make together."""
+    if settings.data is None:
+        return None
+    recipe: Recipe = settings.data.as_dict()
+    if settings.batch_size is not None:
+        recipe["init_args"]["eval_batch_size"] = settings.batch_size
+    return recipe

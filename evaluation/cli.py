@@ -10,6 +10,8 @@ from evaluation.console import DEBUG_FLAG, run_with_clear_errors
 
 COMMANDS = {
     "perplexity": ("evaluation.perplexity", "Score a corpus: perplexity and bits per byte."),
+    "answers": ("evaluation.answers", "Count right answers, of questions with one answer."),
+    "table": ("evaluation.table", "Show result files side by side."),
     "generate": ("evaluation.samples", "Continue prompts."),
     "import": ("evaluation.importing", "Write a checkpoint from transformers weights."),
 }

@@ -37,3 +37,12 @@ def format_table(rows: Mapping[str, str]) -> str:
     """Returns names and values as two columns, one pair a line."""
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def format_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of equal length as aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,73 @@
+"""``evaluate.py table``: result files side by side."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from evaluation.console import format_columns
+
+LEFT_OUT = ("checkpoint", "data", "settings", "bytes", "tokens", "likelihood")
+"""Keys of a result that are no number to compare; perplexities carry their likelihood's name."""
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options."""
+    parser.add_argument(
+        "files", type=str, nargs="+", help="JSON files that other commands wrote with --output."
+    )
+
+
+def run(settings: Namespace) -> None:
+    """Prints one row a file, and a column for every number that any of them has."""
+    paths = [Path(file) for file in settings.files]
+    results = [_read(path) for path in paths]
+    columns = list(dict.fromkeys(key for result in results for key in _compared(result)))
+    header = ["", *(column.replace("_", " ") for column in columns)]
+    rows = [
+        [name, *(_readable(result.get(column)) for column in columns)]
+        for name, result in zip(_names(paths), results, strict=True)
+    ]
+    print(format_columns([header, *rows]))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns a result.
+
+    Raises:
+        ValueError: if the file is missing or holds no result.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"files ({path}): cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ValueError(f"files ({path}) is not JSON: {error}") from error
+    if not isinstance(result, dict):
+        raise ValueError(f"files ({path}) holds no result; write one with evaluate.py --output")
+    return result
+
+
+def _compared(result: Mapping[str, Any]) -> list[str]:
+    """Returns the keys of a result that make columns."""
+    return [
+        key
+        for key, value in result.items()
+        if key not in LEFT_OUT and isinstance(value, str | int | float | bool | None)
+    ]
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Returns what tells the files apart: their names, or those of their folders."""
+    stems = [path.stem for path in paths]
+    return stems if len(set(stems)) == len(stems) else [str(path.parent.name) for path in paths]
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

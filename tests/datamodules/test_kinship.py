@@ -1,0 +1,364 @@
+"""Stories: true in their family, answered by the rules, the same for everybody."""
+
+import hashlib
+import pickle
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import pytest
+import torch
+
+from datamodules import Kinship
+from datamodules.kinship.draws import Draws
+from datamodules.kinship.family import FAMILIES, family
+from datamodules.kinship.relations import COMPOSITION, GENDERS, RELATIONS, WORDS, compose
+from datamodules.kinship.stories import MOST_HOPS, VERSION, chain, people_of, split_of, tell
+from datamodules.kinship.wording import NAMES, POSSESSIVE, SENTENCES
+from datamodules.store import SPLITS
+
+SIZES = {"train_stories": 40, "val_stories": 9, "test_stories": 12}
+KNOWN_TEXT = (1, "4f3a593dfa9b6a74")  # VERSION and digest: change both or neither
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    """Returns a function that makes small prepared data."""
+    cache = str(tmp_path_factory.mktemp("kinship"))
+
+    def build(**options) -> Kinship:
+        defaults = {**SIZES, "block_size": 640, "batch_size": 4, "num_proc": 1, "cache_dir": cache}
+        data = Kinship(**{**defaults, **options})
+        data.prepare_data()
+        data.setup()
+        return data
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def compositions():
+    """What every pair of kinds made, over all triples of people of all families of a seed."""
+    seen = defaultdict(Counter)
+    for number in range(FAMILIES):
+        grown = family(0, number)
+        for a, kin in enumerate(grown.kin):
+            for b, first in kin.items():
+                for c, second in grown.kin[b].items():
+                    if c != a:
+                        seen[first, second][grown.relation(a, c)] += 1
+    return seen
+
+
+# ---- families and rules
+
+
+def test_every_rule_holds_in_every_family(compositions):
+    assert {pair: set(compositions[pair]) for pair in COMPOSITION} == {
+        pair: {kind} for pair, kind in COMPOSITION.items()
+    }
+
+
+def test_no_rule_is_missing(compositions):
+    certain = {pair for pair, kinds in compositions.items() if len(kinds) == 1} - {
+        pair for pair, kinds in compositions.items() if None in kinds
+    }
+    assert certain == set(COMPOSITION)
+
+
+def test_relations_are_what_their_inverse_says():
+    inverse = {"parent": "child", "grandparent": "grandchild", "pibling": "nibling"}
+    inverse |= {"parent_in_law": "child_in_law", "sibling": "sibling", "spouse": "spouse"}
+    inverse |= {"sibling_in_law": "sibling_in_law"}
+    inverse |= {there: back for back, there in inverse.items()}
+    for number in range(8):
+        grown = family(3, number)
+        for a, kin in enumerate(grown.kin):
+            assert a not in kin
+            assert all(grown.relation(b, a) == inverse[kind] for b, kind in kin.items())
+
+
+def test_a_hand_made_family():
+    from datamodules.kinship.family import Family
+
+    grown = Family()
+    husband, wife = grown.add("male"), grown.add("female")
+    grown.marry(husband, wife)
+    son, daughter = (grown.beget(husband, wife, gender) for gender in GENDERS)
+    bride = grown.add("female")
+    grown.marry(son, bride)
+    grandson = grown.beget(son, bride, "male")
+    assert grown.relation(grandson, wife) == "grandparent"
+    assert grown.relation(grandson, daughter) == "pibling"
+    assert grown.relation(daughter, grandson) == "nibling"
+    assert grown.relation(bride, husband) == "parent_in_law"
+    assert grown.relation(bride, daughter) == grown.relation(daughter, bride) == "sibling_in_law"
+    assert grown.relation(wife, bride) == "child_in_law"
+    assert grown.relation(husband, wife) == "spouse"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (("parent",), {"parent"}),
+        (("parent", "parent", "child"), {"pibling"}),  # only from the right
+        (("child", "child", "parent"), {"child_in_law"}),
+        (("spouse", "sibling", "child"), set()),  # no nephew by blood
+        (("grandparent", "child"), set()),  # a parent or an uncle
+    ],
+)
+def test_compose(kinds, expected):
+    assert compose(kinds) == expected
+
+
+# ---- stories
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3, 4, 7, 10])
+def test_rules_and_genealogy_agree_on_the_answer(hops):
+    for i in range(60):
+        place, facts = chain(0, hops, Draws(f"{hops}/{i}"))
+        first, last = facts[0].a, facts[-1].b
+        assert len(facts) == hops
+        assert len(people_of(facts)) == hops + 1
+        assert all(one.b == other.a for one, other in pairwise(facts))
+        assert all(place.relation(fact.a, fact.b) == fact.kind for fact in facts)
+        assert compose(tuple(fact.kind for fact in facts)) == {place.relation(first, last)}
+
+
+def test_the_longest_chains_have_every_answer():
+    answers = Counter(tell(0, "test", i, hops=MOST_HOPS).answer[1:] for i in range(400))
+    assert set(answers) == set(RELATIONS)
+    assert max(answers.values()) < 3 * min(answers.values()) + 15
+
+
+def test_a_story_can_be_read_back():
+    """Every sentence states its fact and nothing else of the family is said."""
+    for i in range(50):
+        story = tell(1, "train", i, hops=4)
+        body, question, last = story.prompt.split("\n")
+        sentences = [sentence.strip() + "." for sentence in body.split(".") if sentence]
+        assert len(sentences) == 4
+        for sentence, fact in zip(sentences, story.told, strict=True):
+            a, b = story.names[fact.a], story.names[fact.b]
+            assert a in sentence
+            assert b in sentence
+            assert any(f" {word}" in sentence for word in WORDS[fact.kind].values())
+        ends = story.names[story.facts[-1].b], story.names[story.facts[0].a]
+        assert question == "Question: How is {} related to {}?".format(*ends)
+        assert last == "Answer:"
+        assert story.answer[0] == " "
+        assert story.answer[1:] in RELATIONS
+
+
+def test_text_changes_only_with_the_version():
+    """Prepared text is found again by the version: other text under the same one would be stale."""
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        for i in range(300):
+            story = tell(0, split, i, hops=1 + i % 10, distractors=i % 3, shuffle=i % 2 == 1)
+            digest.update(f"{story.prompt}{story.answer}".encode())
+    assert (VERSION, digest.hexdigest()[:16]) == KNOWN_TEXT
+
+
+def test_longer_chains_are_new_and_short_ones_are_not():
+    """What the docstring says of validation and test."""
+
+    def sequences(split, hops, count):
+        stories = (tell(0, split, i, hops=hops[i % len(hops)]) for i in range(count))
+        return [tuple(fact.kind for fact in story.facts) for story in stories]
+
+    trained = set(sequences("train", [2, 3, 4], 3000))
+    validated = sequences("val", [2, 3, 4], 300)
+    assert sum(kinds in trained for kinds in validated) > 0.9 * len(validated)
+    assert not trained & set(sequences("test", [5, 10], 100))
+
+
+def test_distractors_change_neither_chain_nor_answer():
+    plain = tell(0, "val", 3, hops=3)
+    story = tell(0, "val", 3, hops=3, distractors=4)
+    chained = people_of(story.facts)
+    extra = [fact for fact in story.told if fact not in story.facts]
+    assert (plain.facts, plain.answer) == (story.facts, story.answer)
+    assert len(extra) == 4
+    assert all(fact.a in chained and fact.b not in chained for fact in extra)
+    assert len({fact.b for fact in extra}) == 4
+    assert tuple(fact for fact in story.told if fact in story.facts) == story.facts
+
+
+def test_shuffling_reorders_the_facts_of_the_same_chain():
+    stories = [tell(0, "val", i, hops=5, shuffle=True) for i in range(5)]
+    assert all(set(story.told) == set(story.facts) for story in stories)
+    assert any(story.told != story.facts for story in stories)
+
+
+def test_no_story_is_in_two_splits():
+    for split in SPLITS:
+        for i in range(20):
+            assert split_of(tell(0, split, i, hops=2).names.values()) == split
+
+
+def test_names_tell_the_gender_and_sentences_are_complete():
+    assert not set(NAMES["male"]) & set(NAMES["female"])
+    assert all(len(set(names)) == len(names) > MOST_HOPS + 11 for names in NAMES.values())
+    assert set(WORDS) == set(SENTENCES)
+    for kind, templates in SENTENCES.items():
+        for template in templates:
+            text = template.format(a="<a>", b="<b>", r="<r>", his=POSSESSIVE["male"])
+            assert all(text.count(part) == 1 for part in ("<a>", "<b>", "<r>")), (kind, template)
+            assert text.endswith(".")
+            assert text.count(".") == 1
+
+
+def test_draws_are_even_and_repeatable():
+    counts = Counter(Draws(f"{i}").below(4) for i in range(2000))
+    assert all(400 < counts[value] < 600 for value in range(4))
+    assert sorted(Draws("a").shuffled(range(9))) == list(range(9))
+    assert Draws("a").shuffled(range(9)) == Draws("a").shuffled(range(9))
+    assert {Draws(f"{i}").between(3, 5) for i in range(50)} == {3, 4, 5}
+
+
+# ---- batches
+
+
+def rows_of(data, split):
+    source = data.evaluation_source(split)
+    for n in range(len(source)):
+        batch = source.batch(n)
+        for row in range(len(batch["tokens"])):
+            yield {key: value[row] for key, value in batch.items()}
+
+
+def test_a_row_is_one_story_and_its_answer_is_marked(make):
+    data = make()
+    decode, eos = data.tokenizer.decode, data.tokenizer.eos_id
+    expected = list(data.questions("test"))
+    rows = [row for row in rows_of(data, "test") if row["answer"].any()]
+    assert len(rows) == len(expected) == 12
+    for row, (question, answer), hops in zip(rows, expected, [5, 6, 7, 8, 9, 10] * 2, strict=True):
+        tokens, targets = row["tokens"], row["targets"]
+        assert tokens[0] == eos
+        assert decode(tokens[row["mask"]][1:].tolist()) == question + answer
+        assert torch.equal(targets >= 0, row["answer"])
+        assert decode(targets[row["answer"]][:-1].tolist()) == answer
+        assert targets[row["answer"]][-1] == eos
+        assert torch.equal(
+            targets[:-1][row["mask"][1:]][-len(answer) :], tokens[row["mask"]][-len(answer) :]
+        )
+        assert row["num_bytes"] == len(answer)
+        assert row["group"] == hops
+
+
+def test_loss_on_all_predicts_the_story_too(make):
+    data = make(loss_on="all")
+    row = next(rows_of(data, "val"))
+    question, answer = next(data.questions("val"))
+    predicted = row["targets"][row["targets"] >= 0]
+    assert data.tokenizer.decode(predicted[:-1].tolist()) == question + answer
+    assert data.tokenizer.decode(row["targets"][row["answer"]][:-1].tolist()) == answer
+    assert row["num_bytes"] == len(question + answer)
+    assert data.fingerprint == make().fingerprint
+
+
+def test_rows_are_as_wide_as_their_split_needs(make):
+    data = make()
+    for split in SPLITS:
+        longest = max(len(q + a) + 1 for q, a in data.questions(split))
+        assert data.evaluation_source(split).batch(0)["tokens"].shape == (4, longest)
+
+
+def test_filling_rows_count_nothing(make):
+    *_, last = rows_of(make(eval_batch_size=5), "val")  # 9 stories, 10 rows
+    assert (last["targets"] == -100).all()
+    assert not last["answer"].any()
+    assert not last["mask"].any()
+    assert last["group"] == -1
+    assert last["num_bytes"] == 0
+
+
+@pytest.mark.parametrize("order", ["packed", "random"])
+def test_the_same_batches_with_any_number_of_workers_and_ranks(make, order):
+    one = [make(train_windows=order).training_source().batch(n) for n in range(10)]
+    loader = make(train_windows=order, num_workers=2).train_dataloader()
+    for batch, expected in zip(loader, one, strict=True):
+        assert all(torch.equal(batch[key], value) for key, value in expected.items())
+    source = make(train_windows=order).training_source()
+    again = pickle.loads(pickle.dumps(source))
+    assert torch.equal(again.batch(13)["tokens"], source.batch(13)["tokens"])
+
+
+def test_an_epoch_has_every_story_once_in_a_new_order(make):
+    source = make(train_stories=42).training_source()  # two stories are left out
+    assert len(source) == 10
+    epochs = []
+    for epoch in range(2):
+        batches = [source.batch(n) for n in range(10 * epoch, 10 * epoch + 10)]
+        epochs.append([tuple(row.tolist()) for b in batches for row in b["tokens"]])
+    assert all(len(set(stories)) == 40 for stories in epochs)
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("loss_on", ["answer", "all"])
+def test_targets_are_counted_over_all_ranks(make, loss_on):
+    from types import SimpleNamespace
+
+    data = make(loss_on=loss_on)
+    counted = []
+    for rank in range(2):
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
+        source = data.training_source()
+        counted.append([int((source.batch(n)["targets"] >= 0).sum()) for n in range(7)])
+        totals = [source.counts(n)["targets"] for n in range(7)]
+    assert totals == [sum(parts) for parts in zip(*counted, strict=True)]
+
+
+def test_the_text_does_not_depend_on_processes_or_on_other_sizes(make):
+    few, many = make(), make(train_stories=60)
+    assert list(many.questions("train"))[:40] == list(few.questions("train"))
+    assert list(make(story_seed=1).questions("train")) != list(few.questions("train"))
+
+
+def test_a_trained_tokenizer_keeps_answers_apart(make):
+    data = make(tokenizer="bpe:300")
+    row = next(row for row in rows_of(data, "test"))
+    candidates = [data.tokenizer.encode(text) for text in data.candidates()]
+    assert row["targets"][row["answer"]][:-1].tolist() in candidates
+
+
+def test_the_recipe_rebuilds_it(make):
+    data = make(hops=[2], distractors=1)
+    recipe = data.recipe()
+    assert recipe["class_path"] == "datamodules.Kinship"
+    again = Kinship(**recipe["init_args"])
+    assert again.fingerprint == data.fingerprint
+    assert again.recipe() == recipe
+
+
+def test_splits_may_be_left_out(make):
+    data = make(val_stories=0, test_stories=0)
+    assert data.val_dataloader() == []
+    with pytest.raises(ValueError, match="Set test_stories above 0"):
+        data.test_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hops": []}, r"hops=\[\] must be numbers from 1 to 12"),
+        ({"test_hops": [2, 13]}, r"test_hops=\[2, 13\] must be numbers from 1 to 12"),
+        ({"train_stories": 0}, "train_stories=0 must be at least 1"),
+        ({"val_stories": -1}, "val_stories=-1 must be at least 0"),
+        ({"distractors": 11}, "distractors=11 must be at most 10"),
+        ({"story_seed": -1}, "story_seed=-1 must be at least 0"),
+        ({"loss_on": "story"}, "loss_on='story' must be 'answer' or 'all'"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Kinship(**options)
+
+
+def test_a_story_that_does_not_fit_says_what_would(make):
+    longest = max(len(q + a) + 1 for q, a in make().questions("test"))
+    with pytest.raises(ValueError, match=f"test split has {longest} tokens .* Set block_size"):
+        make(block_size=longest - 1)
+    assert make(block_size=longest).block_size == longest
