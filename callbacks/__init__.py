@@ -5,6 +5,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | Callback | What it does |
 |---|---|
 | ``SaveCheckpoints`` | writes ``last.ckpt`` and the best by validation |
+| ``PendingValidation`` | a run that ended within a validation begins with it when resumed |
 | ``ResumeState`` | random states and unfinished steps: a resumed run equals the uninterrupted one |
 | ``KeepOptimizerSettings`` | lets configured optimiser settings win over restored ones |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
@@ -12,13 +13,16 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
 | ``Termination`` | SIGTERM: a checkpoint, then the end |
+| ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
 | ``Samples`` | text samples behind validations |
 | ``Predictions`` | what ``predict`` writes |
 """
 
+from callbacks.fork_analysis import ForkAnalysis
 from callbacks.gradient_norm import GradientNorm
 from callbacks.nonfinite import NonFinite, NonFiniteError
 from callbacks.optimizer_settings import KeepOptimizerSettings
+from callbacks.pending_validation import PendingValidation
 from callbacks.predictions import Predictions
 from callbacks.progress import Progress
 from callbacks.resume_state import ResumeState
@@ -28,10 +32,12 @@ from callbacks.termination import Terminated, Termination
 from callbacks.throughput import Throughput
 
 __all__ = [
+    "ForkAnalysis",
     "GradientNorm",
     "KeepOptimizerSettings",
     "NonFinite",
     "NonFiniteError",
+    "PendingValidation",
     "Predictions",
     "Progress",
     "ResumeState",

@@ -6,11 +6,11 @@ optimiser, checkpoints and text generation are here.
 """
 
 import contextlib
-import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
 
 import lightning as L
 import torch
@@ -19,60 +19,15 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from lightning_models.checkpoint import read_checkpoint
+from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
-from lightning_models.layers import DecoderConfig
+from lightning_models.layers import DecoderConfig, recording
 from lightning_models.metrics import StageMetrics, StepMeans
 from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
+from lightning_models.outputs import Likelihood, LossOutput, Scores, Term
 from lightning_models.recipe import as_dataclass, plain, public_path
 
-Likelihood = Literal["exact", "lower_bound", "estimate", "noncausal"]
 Batch = dict[str, Any]
-
-
-class Term(NamedTuple):
-    """One summand of the objective: ``sum / normaliser``, both scalars.
-
-    ``over`` names the entry of ``batch["step_normalisers"]`` that holds this normaliser summed
-    over the whole optimiser step (all ranks, all accumulated micro-batches); the base divides by
-    that one. None declares a mean over the micro-batch, for terms that depend on the model.
-    """
-
-    sum: Tensor
-    normaliser: Tensor | float
-    over: str | None = None
-
-
-@dataclasses.dataclass
-class LossOutput:
-    """What ``LanguageModel.loss`` returns.
-
-    ``terms`` add up to the objective; the one named ``nll`` (nats) is reported as ``train/loss``.
-    ``stats`` are detached scalars, logged as they are.
-    """
-
-    terms: dict[str, Term]
-    stats: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-
-
-class Scores(NamedTuple):
-    """Log-likelihood of a batch in nats.
-
-    ``log_prob`` (B, T) float32, 0 where nothing is counted; ``sequence_term`` (B,) belongs to a
-    whole sequence (minus a KL divergence) and is not spread over tokens; ``num_targets`` (B,) says
-    how many tokens of each row are counted, 0 for rows that only fill up a batch; ``kind`` says
-    what the sum is.
-    """
-
-    log_prob: Tensor
-    sequence_term: Tensor
-    num_targets: Tensor
-    kind: Likelihood
-
-    def total(self) -> Tensor:
-        """Returns the batch's log-likelihood, a float64 scalar; filling rows have no sequence."""
-        sequences = self.sequence_term.detach()[self.num_targets > 0]
-        return self.log_prob.detach().double().sum() + sequences.double().sum()
 
 
 class LanguageModel(L.LightningModule, ABC):
@@ -206,6 +161,26 @@ class LanguageModel(L.LightningModule, ABC):
         load: Any = super().load_from_checkpoint
         return load(checkpoint_path, *args, weights_only=weights_only is not False, **kwargs)
 
+    @staticmethod
+    def from_checkpoint(path: str | Path) -> "LanguageModel":
+        """Returns a checkpoint's model, whatever its method: on the CPU, in eval mode, uncompiled.
+
+        Only methods that are imported already are built; the global random state stays as it is.
+
+        Raises:
+            CheckpointError: if the file is missing, damaged, or of an unknown method.
+        """
+        checkpoint = read_checkpoint(path)
+        name = checkpoint.model_recipe["class_path"]
+        kind = next((kind for kind in _methods() if public_path(kind) == name), None)
+        if kind is None:
+            raise CheckpointError(
+                f"{path} is of class {name}, which is not known here; import its package first"
+            )
+        with torch.random.fork_rng(devices=[]):
+            model = kind.load_from_checkpoint(checkpoint.path, map_location="cpu", compile=False)
+        return model.eval()
+
     def check_context(self, length: int) -> None:
         """Raises ValueError if ``length`` tokens do not fit learned positions."""
         if self.config.positions == "learned" and length > self.config.block_size:
@@ -300,6 +275,17 @@ class LanguageModel(L.LightningModule, ABC):
         with torch.set_grad_enabled(self.needs_grad_in_eval):
             return self.score(batch)
 
+    def recorded(self, batch: Batch, **consumers: Callable[..., None]) -> Scores:
+        """Returns the scores of a batch, while consumers get what the network records.
+
+        Args:
+            batch: as ``score`` takes it.
+            **consumers: functions by the name of the statistic, see ``layers.recording``.
+        """
+        grad = torch.set_grad_enabled(self.needs_grad_in_eval)
+        with recording(**consumers), self._precision(), grad:
+            return self.score(batch)
+
     # ---- optimiser
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -383,6 +369,13 @@ class LanguageModel(L.LightningModule, ABC):
         finally:
             self.train(was_training)
         return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
+
+
+def _methods(kind: type[LanguageModel] = LanguageModel) -> Iterator[type[LanguageModel]]:
+    """Yields all methods that are imported."""
+    for method in kind.__subclasses__():
+        yield method
+        yield from _methods(method)
 
 
 def _has_scaler(trainer: L.Trainer) -> bool:

@@ -55,6 +55,22 @@ class Checkpoint:
         return int(self.content.get("global_step", 0))
 
     @property
+    def run_id(self) -> str | None:
+        """What all checkpoints of one run, resumed or not, have in common; None in older ones."""
+        return self._of_run("id")
+
+    @property
+    def log_folder(self) -> Path | None:
+        """Where the run logs, relative to its root folder if below that; None if not known."""
+        folder = self._of_run("log_folder")
+        return None if folder is None else Path(folder)
+
+    def _of_run(self, key: str) -> str | None:
+        run = self.content.get("run")
+        value = run.get(key) if isinstance(run, Mapping) else None
+        return value if isinstance(value, str) else None
+
+    @property
     def model_recipe(self) -> Recipe:
         """Class path and init arguments of the model."""
         return dict(self.content["recipe"]["model"])
@@ -121,36 +137,40 @@ def _check_sums(path: Path) -> None:
 
 
 def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
-    """Returns the newest whole checkpoint below ``folders``.
+    """Returns the furthest whole checkpoint of the newest run below ``folders``.
 
-    The folder that was written to last comes first, and within it the highest step: copying a run
-    may change the order of its files' times, but not their steps. Damaged files are named in a
-    warning and skipped.
+    The newest run is the one that has written the newest whole file. Its own are the files beside
+    that with its id (in older checkpoints: without one), and the one with the highest step is
+    taken: copying a run may change the order of its files' times, but not their steps. Damaged
+    files are named in a warning and skipped.
 
     Raises:
         CheckpointError: if there is none.
     """
-    by_folder: dict[Path, list[Path]] = {}
-    for folder in folders:
-        for path in sorted(folder.expanduser().rglob("*.ckpt")):
-            if path.is_file():
-                by_folder.setdefault(path.parent.resolve(), []).append(path)
-    by_time = sorted(by_folder.values(), key=lambda files: max(map(_time, files)))
-    for files in reversed(by_time):
-        whole = sorted(
-            _whole(files, _open),
-            key=lambda checkpoint: (checkpoint.step, _time(checkpoint.path)),
-            reverse=True,
-        )
+    found = {path.resolve(): path for folder in folders for path in _files(folder)}
+    files = sorted(found.values(), key=_time, reverse=True)
+    while files:
+        newest = next(iter(_whole(files, _open)), None)
+        if newest is None:
+            break
+        files = files[files.index(newest.path) + 1 :]  # those before it are damaged
+        beside = [path for path in files if path.parent == newest.path.parent]
+        run = [newest, *(c for c in _whole(beside, _open) if c.run_id == newest.run_id)]
+        run.sort(key=lambda checkpoint: (checkpoint.step, _time(checkpoint.path)), reverse=True)
         # the whole content of the one that is taken only: a folder may hold hundreds
-        best = next(iter(_whole([checkpoint.path for checkpoint in whole], read_checkpoint)), None)
+        best = next(iter(_whole([checkpoint.path for checkpoint in run], read_checkpoint)), None)
         if best is not None:
             return best
+        files = [path for path in files if path not in {checkpoint.path for checkpoint in run}]
     places = ", ".join(str(folder) for folder in folders)
     raise CheckpointError(
         f"there is no whole checkpoint below {places}; give the folder of the run or the path of a "
         "checkpoint, or leave it out to start anew"
     )
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return (path for path in sorted(folder.expanduser().rglob("*.ckpt")) if path.is_file())
 
 
 def _whole(files: Iterable[Path], read: Callable[[Path], Checkpoint]) -> Iterable[Checkpoint]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_models.layers import make_norm, record
+from lightning_models.layers import make_norm, record, wants
 from lightning_models.thoughtbubbles.allocation import (
     Choice,
     by_threshold,
@@ -61,7 +61,7 @@ class ForkLayer(nn.Module):
         """Returns the surviving streams and new forks, each fork left of its parent.
 
         Records ``fork``: ``ordinal``, the streams ``before`` and ``after``, ``parent`` (B, N'),
-        indices into ``before``, and ``is_fork`` (B, N').
+        indices into ``before``, ``is_fork`` (B, N'), and ``budgets`` (B,), kappa of each row.
 
         Args:
             streams: of T tokens.
@@ -155,14 +155,16 @@ class ForkLayer(nn.Module):
         log_p = log_scores.gather(1, index.clamp(max=total - 1)).masked_fill(empty, 0.0)
         token = streams.token.gather(1, parent).masked_fill(empty, streams.num_tokens)
         after = arrange(x, log_p, token, streams.num_tokens)
-        record(
-            "fork",
-            ordinal=self.ordinal,
-            before=streams,
-            after=after,
-            parent=parent,
-            is_fork=is_fork,
-        )
+        if wants("fork"):
+            record(
+                "fork",
+                ordinal=self.ordinal,
+                before=streams,
+                after=after,
+                parent=parent,
+                is_fork=is_fork,
+                budgets=row_budgets(self.config, streams.original.sum(dim=1)),
+            )
         return after
 
 

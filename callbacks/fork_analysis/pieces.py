@@ -1,0 +1,44 @@
+"""The text that each token stands for."""
+
+from collections.abc import Iterable
+from typing import Any
+
+EOS = "\N{END OF PROOF}"
+"""Shown for the end of a document."""
+PART = "\N{WHITE VERTICAL RECTANGLE}"
+"""Shown for a token without a whole character of its own."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MOST_BYTES = 4  # of a character in UTF-8
+
+
+def pieces(tokenizer: Any, ids: Iterable[int]) -> list[str]:
+    """Returns the text of each token of a sequence; joined, without marks, it is the whole text.
+
+    A character that several tokens share, as in byte-level vocabularies, stands at the last of
+    them; the others are ``PART``.
+
+    Args:
+        tokenizer: the data's, with ``decode`` and ``eos_id``.
+        ids: token ids.
+    """
+    out = []
+    context: list[int] = []  # some tokenizers drop the space in front of a text's first token
+    pending: list[int] = []
+    shown = ""
+    for i in ids:
+        if i == tokenizer.eos_id:
+            out.append(EOS)
+            context, pending, shown = [], [], ""
+            continue
+        pending.append(int(i))
+        text = tokenizer.decode(context + pending)[len(tokenizer.decode(context)) :]
+        sound = text.rstrip(REPLACEMENT)
+        broken = len(pending) > MOST_BYTES  # nothing will complete it
+        new = (text if broken else sound)[len(shown) :]
+        out.append(new or PART)
+        if broken or sound == text:
+            context, pending, shown = ([] if broken else pending), [], ""
+        else:
+            shown = sound
+    return out
