@@ -30,7 +30,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKED = ("lightning_models", "datamodules", "callbacks")
-OURS = {*CHECKED, "training", "evaluation", "train", "evaluate", "tests", "benchmarks"}
+OURS = {*CHECKED, "training", "evaluation", "train", "evaluate", "tests", "benchmarks", "studies"}
 OPTIONAL = {"flash_attn", "torch_scatter", "liger_kernel"}
 LEAF_LIBRARIES = {"torch", "torchmetrics", "numpy"}
 MODULE_FILES = ("module", "baselines")

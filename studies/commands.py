@@ -1,0 +1,75 @@
+"""The command lines of a study: what ``train.py`` and ``evaluate.py`` are asked."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from studies.study import Analysis, CheckpointOf, Evaluation, Run, Study
+
+ROOT = Path(__file__).resolve().parents[1]
+LAST = "*/version_*/checkpoints/last.ckpt"
+"""The checkpoint to go on from and to evaluate, below the folder of a training."""
+
+
+def training_settings(study: Study, run: Run) -> dict[str, Any]:
+    """Returns the config of a run, as nested plain values."""
+    interval = max(1, study.steps // study.validations)
+    data = study.text.settings
+    return {
+        "seed_everything": run.seed,
+        "model": dict(run.model),
+        "data": {**data, "init_args": {**data["init_args"], **study.data}},
+        "trainer": {
+            **study.trainer,
+            "max_steps": study.steps,
+            "val_check_interval": interval,
+            "check_val_every_n_epoch": None,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": min(10, interval),
+        },
+        # as often as the curves have points: what a stopped study loses is a tenth of a run
+        "checkpoint": {"every_n_train_steps": interval, "save_top_k": 0},
+        "samples": {"every_n_validations": 0},  # their time would count as training
+    }
+
+
+def analysis_settings(
+    analysis: Analysis, folder: Path, checkpoint_of: Callable[[str], Path | None]
+) -> dict[str, Any]:
+    """Returns the config of ``train.py validate`` with the callback, which writes below folder.
+
+    Args:
+        analysis: the callback and its options.
+        folder: where it writes.
+        checkpoint_of: the trained checkpoint of another run of the study, if there is one.
+    """
+    options = dict(analysis.options)
+    for key, value in options.items():
+        if isinstance(value, CheckpointOf):
+            path = checkpoint_of(value.run)
+            options[key] = None if path is None else str(path)
+    callback = {"class_path": analysis.callback, "init_args": options}
+    return {"trainer": {"default_root_dir": str(folder), "callbacks": [callback]}}
+
+
+def train_command(config: Path, folder: Path, *, resume: bool) -> list[str]:
+    """Returns the command that trains below ``folder``, or goes on with what is there."""
+    command = [sys.executable, str(ROOT / "train.py"), "fit", "-c", str(config)]
+    command += ["--trainer.default_root_dir", str(folder)]
+    return command + (["--ckpt_path", "last"] if resume else [])
+
+
+def evaluate_command(evaluation: Evaluation, checkpoint: Path, output: Path) -> list[str]:
+    """Returns the command that measures a checkpoint and writes the JSON file ``output``."""
+    command = [sys.executable, str(ROOT / "evaluate.py"), evaluation.command]
+    command += ["--ckpt", str(checkpoint), "--output", str(output)]
+    for key, value in evaluation.options.items():
+        command += [f"--{key}", str(value)]
+    return command
+
+
+def analyse_command(config: Path, checkpoint: Path) -> list[str]:
+    """Returns the command that runs an analysis on a checkpoint."""
+    command = [sys.executable, str(ROOT / "train.py"), "validate", "-c", str(config)]
+    return [*command, "--ckpt_path", str(checkpoint)]

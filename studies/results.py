@@ -1,0 +1,126 @@
+"""What finished runs left behind: evaluations, curves, times, sizes."""
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from studies.runner import RunFolder
+from studies.study import Analysis, Run, Study
+
+FLOPS_TAG, SPEED_TAG, LOSS_TAG = (
+    "throughput/flops_per_token",
+    "throughput/tokens_per_second",
+    "val/bpb",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trained run and what was measured on it."""
+
+    run: Run
+    parameters: int
+    """Trainable numbers."""
+    seconds: float
+    """Wall time of training, whole processes: start-up and validations included."""
+    sittings: int
+    """Processes that the training took; more than 1 where it was stopped and resumed."""
+    speed: float | None
+    """Median tokens per second of training; None where too few steps were logged."""
+    training_flops: float | None
+    """FLOPs per token of a training step; None as above."""
+    curve: list[tuple[int, float]]
+    """Tokens trained on, and validation loss in bits per byte."""
+    evaluations: dict[str, dict[str, Any]]
+    """Content of the JSON files by evaluation."""
+    versions: dict[str, str]
+    """Of what the run was trained with, by name."""
+    files: dict[str, list[Path]] = field(default_factory=dict)
+    """Files of each analysis that go beside the report."""
+
+
+def collect(study: Study, folder: Path) -> list[Result]:
+    """Returns the results of all runs that are trained, in the order of the study.
+
+    Args:
+        study: which runs.
+        folder: that of ``runner.run_study``.
+    """
+    runs = [run for run in study.seeded() if RunFolder(folder / run.folder).trained]
+    return [_read(study, run, RunFolder(folder / run.folder)) for run in runs]
+
+
+def _read(study: Study, run: Run, place: RunFolder) -> Result:
+    checkpoint = place.checkpoint
+    assert checkpoint is not None  # the run is trained
+    scalars = read_scalars(checkpoint.parent.parent)
+    flops, speeds = scalars.get(FLOPS_TAG, {}), scalars.get(SPEED_TAG, {})
+    record = place.record["train"]
+    return Result(
+        run=run,
+        parameters=count_parameters(checkpoint),
+        seconds=record["seconds"],
+        sittings=record["sittings"],
+        speed=statistics.median(speeds.values()) if speeds else None,
+        training_flops=next(iter(flops.values()), None),
+        curve=[
+            ((step + 1) * study.tokens_per_step, value)  # steps are logged from 0
+            for step, value in sorted(scalars.get(LOSS_TAG, {}).items())
+        ],
+        evaluations={
+            evaluation.name: json.loads(place.output(evaluation).read_text())
+            for evaluation in run.evaluations
+            if place.output(evaluation).is_file()
+        },
+        versions=read_versions(checkpoint.parent.parent / "config.yaml"),
+        files={
+            analysis.name: _files(analysis, place.analysis(analysis), own=bool(study.text.files))
+            for analysis in run.analyses
+        },
+    )
+
+
+def _files(analysis: Analysis, folder: Path, *, own: bool) -> list[Path]:
+    found = {path for pattern in analysis.files for path in folder.rglob(pattern)}
+    if own:
+        found -= {path for pattern in analysis.quoting for path in folder.rglob(pattern)}
+    return sorted(found)
+
+
+def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Returns the logged values of a run by tag and step; of a resumed run those that count.
+
+    Args:
+        folder: log folder with TensorBoard files.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {
+        tag: {event.step: event.value for event in events.Scalars(tag)}
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def read_versions(record: Path) -> dict[str, str]:
+    """Returns the versions on top of the ``config.yaml`` of a training run; empty without one."""
+    versions = {}
+    for line in record.read_text(encoding="utf-8").splitlines() if record.is_file() else []:
+        name, colon, value = line.removeprefix("# ").partition(": ")
+        if not (colon and line.startswith("# ")):
+            break
+        if name not in ("run", "command"):
+            versions[name] = value
+    return versions
+
+
+def count_parameters(checkpoint: Path) -> int:
+    """Returns how many trainable numbers the model in a checkpoint has."""
+    from evaluation.rebuild import build_model
+    from lightning_models.checkpoint import read_checkpoint
+
+    model = build_model(read_checkpoint(checkpoint))
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

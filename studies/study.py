@@ -1,0 +1,190 @@
+"""What a study declares: runs, what is measured on each, and what is tabulated."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+
+class StudyError(ValueError):
+    """A study cannot be done as asked; the message names the cure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A command of ``evaluate.py`` on a trained run, whose JSON file is the result."""
+
+    name: str
+    """Names the JSON file, and is what columns refer to."""
+    command: str = "perplexity"
+    """Command of ``evaluate.py``."""
+    options: Settings = field(default_factory=dict)
+    """Its options without dashes, e.g. ``{"set.eval_allocation": "threshold"}``."""
+
+
+@dataclass(frozen=True)
+class CheckpointOf:
+    """Stands among an analysis' options for the checkpoint of another run with the same seed.
+
+    Null where that run is not trained.
+    """
+
+    run: str
+    """Its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """A callback that writes files while ``train.py validate`` scores a trained run."""
+
+    name: str
+    """Names the folder of its files."""
+    callback: str
+    """Class path, e.g. ``callbacks.ForkAnalysis``."""
+    options: Settings = field(default_factory=dict)
+    """The callback's arguments; values may be ``CheckpointOf``."""
+    files: tuple[str, ...] = ("*.png", "*.svg", "*.csv")
+    """Which of its files go beside the report, as globs."""
+    quoting: tuple[str, ...] = ()
+    """Which of these quote the text: they stay behind where it is the user's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A model to train. Runs of a study differ in model and seed only."""
+
+    name: str
+    """Names its folder; without spaces."""
+    title: str
+    """What tables call it."""
+    model: Settings
+    """Class path and init arguments, as in a YAML file."""
+    seed: int = 0
+    """Of everything random but the data order, which is the same for all."""
+    cost: float = 1.0
+    """Expected time relative to the other runs, for the time left."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """What is measured when it is trained."""
+    analyses: tuple[Analysis, ...] = ()
+    """What is looked into when it is trained, for the first seed only."""
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of this run and seed."""
+        return f"{self.name}-seed{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A number of the report's table, in bits per byte unless ``key`` says otherwise."""
+
+    title: str
+    evaluation: str
+    """Whose result it is; runs without that evaluation have none."""
+    key: str = "bits_per_byte"
+    """Key in the JSON file; a dot leads into a nested value."""
+    digits: int = 4
+    """Decimals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What all runs of a study are trained and measured on."""
+
+    files: tuple[str, ...] = ()
+    """Paths and globs; none: the documentation of Python (``datamodules.PythonDocs``)."""
+    separator: str = r"\n{4,}"
+    """Regular expression between documents of txt files, as between chapters."""
+    name: str = ""
+    """What the report calls it; empty: a general name. Paths are never reported."""
+
+    @property
+    def label(self) -> str:
+        """Name in the report."""
+        return self.name or ("own text" if self.files else "Python's documentation")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Class path and own arguments of the data module."""
+        if not self.files:
+            return {"class_path": "datamodules.PythonDocs", "init_args": {}}
+        own = {"data_files": list(self.files), "separator": self.separator}
+        return {"class_path": "datamodules.LocalText", "init_args": own}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Runs on the same text in the same order, and what the report says about them.
+
+    Raises:
+        StudyError: if a number is out of its range, or names do not fit each other.
+    """
+
+    method: str
+    """Names the study, its folder and its report."""
+    title: str
+    """Heading of the report."""
+    introduction: str
+    """What is compared, in Markdown."""
+    runs: tuple[Run, ...]
+    baseline: str
+    """Name of the run that times are relative to."""
+    columns: tuple[Column, ...]
+    data: Settings
+    """Arguments of the data module beside the text: tokenizer, block and batch size."""
+    trainer: Settings
+    """Trainer arguments of all runs, but those that follow from the number of steps."""
+    steps: int = 750
+    """Optimiser steps of each run."""
+    validations: int = 10
+    """Points of the validation curves."""
+    text: Text = Text()
+    seeds: tuple[int, ...] = (0, 1)
+
+    def __post_init__(self) -> None:
+        """Checks numbers and names."""
+        if self.steps < 1:
+            raise StudyError(f"steps ({self.steps}) must be at least 1")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise StudyError(f"seeds ({list(self.seeds)}) must be different numbers from 0")
+        names = [run.name for run in self.runs]
+        if len(set(names)) < len(names) or self.baseline not in names:
+            raise StudyError(f"runs ({', '.join(names)}) must differ and contain {self.baseline}")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that are predicted in an optimiser step."""
+        batches = int(self.trainer.get("accumulate_grad_batches", 1))
+        return int(self.data["batch_size"]) * int(self.data["block_size"]) * batches
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a run is trained on."""
+        return self.steps * self.tokens_per_step
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder that sets of runs with other text or steps do not share."""
+        corpus = "local_text" if self.text.files else "python_docs"
+        return f"{self.method}/{corpus}-{self.steps}-steps"
+
+    def seeded(self, only: Sequence[str] = ()) -> list[Run]:
+        """Returns every run with every seed, all runs of a seed before the next.
+
+        Args:
+            only: names of runs to take; none: all.
+
+        Raises:
+            StudyError: if a name is not known.
+        """
+        known = [run.name for run in self.runs]
+        unknown = [name for name in only if name not in known]
+        if unknown:
+            raise StudyError(f"only ({', '.join(unknown)}): the runs are {', '.join(known)}")
+        return [
+            replace(run, seed=seed, analyses=run.analyses if seed == self.seeds[0] else ())
+            for seed in self.seeds
+            for run in self.runs
+            if not only or run.name in only
+        ]

@@ -1,0 +1,63 @@
+"""What runs leave behind is read as it counts."""
+
+import pytest
+
+from studies.results import collect, read_scalars, read_versions
+from studies.runner import run_study
+from training.event_log import EventLog
+
+
+def log(folder, values, purge_step=None):
+    logger = EventLog(folder.parent, name="", version=folder.name, purge_step=purge_step)
+    for step, value in values.items():
+        logger.log_metrics({"val/bpb": value}, step)
+    logger.finalize("success")
+
+
+def test_of_a_resumed_run_the_later_values_count(tmp_path):
+    log(tmp_path / "run", {0: 4.0, 1: 3.0, 2: 9.0})
+    log(tmp_path / "run", {2: 2.5, 3: 2.0}, purge_step=2)
+    values = read_scalars(tmp_path / "run")["val/bpb"]
+    assert values == {0: 4.0, 1: 3.0, 2: 2.5, 3: 2.0}
+
+
+def test_versions_are_those_of_the_training(tmp_path):
+    record = tmp_path / "config.yaml"
+    lines = ["# run: 1f", "# command: train.py a: b", "# commit: abc", "# torch: 2"]
+    record.write_text("\n".join([*lines, "# lightning==2", "# no: 1", "seed: 1"]))
+    assert read_versions(record) == {"commit": "abc", "torch": "2"}
+    assert read_versions(tmp_path / "none.yaml") == {}
+
+
+@pytest.fixture
+def collected(study, commands, tmp_path, monkeypatch):
+    """Results of pretended runs, the last of which is not trained."""
+    monkeypatch.setattr("studies.results.count_parameters", lambda checkpoint: 77)
+    monkeypatch.setattr(
+        "studies.results.read_scalars",
+        lambda folder: {
+            "val/bpb": {0: 4.0, 1: 3.0},
+            "throughput/tokens_per_second": {0: 10.0, 1: 30.0, 2: 20.0},
+            "throughput/flops_per_token": {0: 6e6},
+        },
+    )
+    commands.failing = {"copy-seed1": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, tmp_path, execute=commands)
+    return lambda text=study.text: collect(study, tmp_path)
+
+
+def test_only_trained_runs_are_collected(collected):
+    assert [result.run.folder for result in collected()] == [
+        "plain-seed0",
+        "copy-seed0",
+        "plain-seed1",
+    ]
+
+
+def test_a_result_has_what_was_logged_and_measured(collected):
+    result = collected()[1]
+    assert result.curve == [(32, 4.0), (64, 3.0)]
+    assert (result.speed, result.training_flops, result.parameters) == (20.0, 6e6, 77)
+    assert set(result.evaluations) == {"blockwise", "sampled"}
+    assert [path.name for path in result.files["looks"]] == ["picture.png"]

@@ -1,0 +1,121 @@
+"""What is done is not done again; what was stopped goes on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from filelock import FileLock
+
+from studies import StudyError
+from studies.runner import RunFolder, run_study
+
+
+def record(folder, run):
+    return json.loads((folder / run / "record.json").read_text())
+
+
+def test_everything_is_done_once_in_order(study, commands, tmp_path, capsys):
+    run_study(study, tmp_path, execute=commands)
+    assert commands.kinds == [
+        "fit plain-seed0",
+        "perplexity plain-seed0",
+        "fit copy-seed0",
+        "perplexity copy-seed0",
+        "perplexity copy-seed0",
+        "validate copy-seed0",
+        "fit plain-seed1",
+        "perplexity plain-seed1",
+        "fit copy-seed1",
+        "perplexity copy-seed1",
+        "perplexity copy-seed1",
+    ]
+    assert not any("--ckpt_path" in command for command in commands.seen if "fit" in command)
+    done = list(commands.seen)
+    run_study(study, tmp_path, execute=commands)
+    assert commands.seen == done
+    assert capsys.readouterr().out.count("done before") == 4
+
+
+def test_a_stopped_training_goes_on_from_its_checkpoint(study, commands, tmp_path):
+    commands.failing = {"copy-seed0": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, tmp_path, execute=commands)
+    stopped = record(tmp_path, "copy-seed0")["train"]
+    assert (stopped["sittings"], stopped["finished"]) == (1, False)
+    commands.failing = {}
+    commands.seen.clear()
+    run_study(study, tmp_path, execute=commands)
+    assert commands.kinds[0] == "fit copy-seed0"
+    assert commands.seen[0][-2:] == ["--ckpt_path", "last"]
+    after = record(tmp_path, "copy-seed0")["train"]
+    assert (after["sittings"], after["finished"]) == (2, True)
+    assert after["seconds"] > stopped["seconds"]
+
+
+def test_a_training_without_a_checkpoint_begins_anew(study, commands, tmp_path):
+    commands.failing = {"plain-seed0": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, tmp_path, execute=commands)
+    place = RunFolder(tmp_path / "plain-seed0")
+    place.checkpoint.unlink()
+    (place.training / "leftover").touch()
+    commands.failing = {}
+    run_study(study, tmp_path, only=["plain"], execute=commands)
+    assert not (place.training / "leftover").exists()
+    assert not any("--ckpt_path" in command for command in commands.seen if "fit" in command)
+    assert place.record["train"]["sittings"] == 1
+
+
+def test_a_failed_evaluation_is_done_again_alone(study, commands, tmp_path):
+    commands.failing = {"sampled.json": ValueError("broken")}
+    with pytest.raises(ValueError, match="broken"):
+        run_study(study, tmp_path, execute=commands)
+    commands.failing = {}
+    commands.seen.clear()
+    run_study(replace(study, seeds=(0,)), tmp_path, execute=commands)
+    assert commands.kinds == ["perplexity copy-seed0", "validate copy-seed0"]
+
+
+def test_a_changed_evaluation_is_done_again(study, commands, tmp_path):
+    run_study(study, tmp_path, execute=commands)
+    commands.seen.clear()
+    plain, copy = study.runs
+    blockwise, sampled = copy.evaluations
+    sampled = replace(sampled, options={**sampled.options, "positions": 16})
+    changed = replace(study, runs=(plain, replace(copy, evaluations=(blockwise, sampled))))
+    run_study(changed, tmp_path, execute=commands)
+    assert commands.kinds == ["perplexity copy-seed0", "perplexity copy-seed1"]
+    assert all(command[-1] == "16" for command in commands.seen)
+
+
+def test_a_run_with_other_settings_is_not_taken_for_this_one(study, commands, tmp_path):
+    run_study(study, tmp_path, only=["plain"], execute=commands)
+    other = replace(study, trainer={"gradient_clip_val": 2.0})
+    with pytest.raises(StudyError, match=r"plain-seed0 was begun with other settings .*--folder"):
+        run_study(other, tmp_path, execute=commands)
+
+
+def test_two_studies_do_not_share_a_folder(study, commands, tmp_path):
+    with FileLock(tmp_path / ".lock"), pytest.raises(StudyError, match="in use by another study"):
+        run_study(study, tmp_path, execute=commands)
+    assert commands.seen == []
+
+
+def test_a_lost_checkpoint_is_told(study, commands, tmp_path):
+    run_study(study, tmp_path, only=["plain"], execute=commands)
+    place = RunFolder(tmp_path / "plain-seed0")
+    place.checkpoint.unlink()
+    (place.path / "blockwise.json").unlink()
+    with pytest.raises(StudyError, match="no checkpoint any more"):
+        run_study(study, tmp_path, only=["plain"], execute=commands)
+
+
+def test_an_analysis_is_repeated_when_the_run_it_refers_to_appears(study, commands, tmp_path):
+    run_study(study, tmp_path, only=["copy"], execute=commands)
+    reference = (tmp_path / "copy-seed0" / "looks" / "config.yaml").read_text()
+    assert "reference_ckpt: null" in reference
+    commands.seen.clear()
+    run_study(study, tmp_path, execute=commands)
+    assert commands.kinds.count("validate copy-seed0") == 1
+    reference = (tmp_path / "copy-seed0" / "looks" / "config.yaml").read_text()
+    assert str(RunFolder(tmp_path / "plain-seed0").checkpoint) in reference

@@ -1,0 +1,73 @@
+"""What a study declares is checked, and becomes runs in an order."""
+
+from dataclasses import replace
+
+import pytest
+
+from studies import StudyError, Text
+from studies.catalogue import STUDIES, find_study
+
+
+def test_all_runs_of_a_seed_come_before_the_next(study):
+    assert [run.folder for run in study.seeded()] == [
+        "plain-seed0",
+        "copy-seed0",
+        "plain-seed1",
+        "copy-seed1",
+    ]
+
+
+def test_only_some_runs(study):
+    assert [run.folder for run in study.seeded(["copy"])] == ["copy-seed0", "copy-seed1"]
+    with pytest.raises(StudyError, match=r"only \(copi\): the runs are plain, copy"):
+        study.seeded(["copi"])
+
+
+def test_only_the_first_seed_is_analysed(study):
+    assert [len(run.analyses) for run in study.seeded()] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, r"steps \(0\) must be at least 1"),
+        ({"seeds": ()}, r"seeds \(\[\]\)"),
+        ({"seeds": (1, 1)}, r"seeds \(\[1, 1\]\)"),
+        ({"seeds": (-1,)}, r"seeds \(\[-1\]\)"),
+        ({"baseline": "plane"}, "contain plane"),
+    ],
+)
+def test_values_out_of_range(study, changes, message):
+    with pytest.raises(StudyError, match=message):
+        replace(study, **changes)
+
+
+def test_tokens(study):
+    assert study.tokens_per_step == 32
+    assert study.tokens == 64
+    assert replace(study, trainer={"accumulate_grad_batches": 4}).tokens == 256
+
+
+def test_other_steps_and_other_text_have_another_folder(study):
+    others = [study, replace(study, steps=3), replace(study, text=Text(files=("a.txt",)))]
+    assert len({other.folder for other in others}) == 3
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_is_at_least_a_million_and_a_half_tokens_a_run(name):
+    study = find_study(name)
+    assert study.method == name
+    assert study.tokens >= 1_500_000
+    assert len(study.seeds) >= 2
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_column_has_an_evaluation(name):
+    study = find_study(name)
+    measured = {evaluation.name for run in study.runs for evaluation in run.evaluations}
+    assert {column.evaluation for column in study.columns} == measured
+
+
+def test_an_unknown_study_is_told_with_the_known_ones():
+    with pytest.raises(StudyError, match="no study 'bubbles'; there are thoughtbubbles"):
+        find_study("bubbles")
