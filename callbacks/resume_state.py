@@ -20,7 +20,8 @@ class ResumeState(L.Callback):
 
     - The random states of all ranks (torch, CUDA, numpy, Python) are part of the checkpoint.
     - The state behind one training batch is put back before the next one, so validation, text
-      samples, checkpoints and new epochs in between never change the draws of training.
+      samples, checkpoints and new epochs in between never change the draws of training; and before
+      a validation, so that one that is made up for draws the same.
     - A checkpoint between two accumulated micro-batches also holds the sums behind ``train/loss``
       and the gradient so far. Over several ranks that is the ranks' mean: equal in value after the
       next synchronisation, not in every bit. Sharded gradients are not kept; resuming such a
@@ -69,6 +70,11 @@ class ResumeState(L.Callback):
     ) -> None:
         """Notes where the random streams are."""
         self._state = RandomState.capture()
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Has a validation draw the same numbers in the first process and in a resumed one."""
+        if self._state is not None and not trainer.sanity_checking:
+            self._state.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Forgets, so that a later ``fit`` of the same process starts afresh."""

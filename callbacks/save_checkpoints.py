@@ -25,8 +25,9 @@ class SaveCheckpoints(ModelCheckpoint):
     trigger and every validation. The end of training always writes ``last.ckpt``.
 
     A run that is killed at any moment and resumed has the same log as one that was not: what a
-    checkpoint has behind it is in the log files before, and where a validation is due at the same
-    step, ``last.ckpt`` waits for it (a resumed run would not make up for it).
+    checkpoint has behind it is in the log files before. Where a validation is due at the same step,
+    ``last.ckpt`` is written when that begins (``PendingValidation`` has a resumed run do it first)
+    and once more behind it.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class SaveCheckpoints(ModelCheckpoint):
         self._seen_step = -1
         self._last_step = -1  # of the last.ckpt that _save_now has written
         self._requested = False
-        self._deferred = False  # until the validation that follows
+        self._deferred = False  # to the validation that follows
         self._numbered = ""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -107,13 +108,18 @@ class SaveCheckpoints(ModelCheckpoint):
         if vars(trainer).get("fast_dev_run"):
             return
         self._last_time_checked = time.monotonic()
-        self._deferred = validation_follows(trainer)
-        if self._requested or not self._deferred:
-            self._save_now(trainer)
         self._requested = False
+        self._deferred = validation_follows(trainer)
+        if not self._deferred:
+            self._save_now(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the ``last.ckpt`` that is due: a run killed in the validation then loses none."""
+        if self._deferred and not trainer.sanity_checking:
+            self.save_in_validation(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ranks this validation's checkpoint; writes the ``last.ckpt`` that waited for it."""
+        """Ranks this validation's checkpoint; writes the ``last.ckpt`` that is due again."""
         super().on_validation_end(trainer, pl_module)
         if self._deferred and not trainer.sanity_checking:
             self._deferred = False
@@ -121,11 +127,16 @@ class SaveCheckpoints(ModelCheckpoint):
                 self._save_now(trainer)
 
     def request(self) -> None:
-        """Has ``last.ckpt`` written at the end of the optimiser step in work.
-
-        If a validation follows, it is written before and behind that.
-        """
+        """Has ``last.ckpt`` written at the end of the optimiser step in work."""
         self._requested = True
+
+    def save_in_validation(self, trainer: L.Trainer) -> None:
+        """Writes ``last.ckpt`` before the end of a validation, unless it is of this step already.
+
+        Not the numbered one: its name may hold a value of this validation.
+        """
+        if self._last_step != trainer.global_step:
+            self._save_now(trainer, numbered=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ranks the checkpoint of the epoch, if there has been a validation to rank it by."""
@@ -144,12 +155,12 @@ class SaveCheckpoints(ModelCheckpoint):
         if state_dict.get("dirpath") == self.dirpath:
             super().load_state_dict(state_dict)
 
-    def _save_now(self, trainer: L.Trainer) -> None:
+    def _save_now(self, trainer: L.Trainer, *, numbered: bool = True) -> None:
         """Writes ``last.ckpt`` (all kept: a numbered one too), leaving the best to validation."""
         write_pending_logs(trainer)
         step_of_best = self._last_global_step_saved
         candidates = self._monitor_candidates(trainer)
-        if self.save_top_k == -1:
+        if numbered and self.save_top_k == -1:
             self._numbered = self.format_checkpoint_name(candidates)
             self._save_checkpoint(trainer, self._numbered)
         self._save_last_checkpoint(trainer, candidates)

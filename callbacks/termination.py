@@ -21,10 +21,12 @@ class Terminated(Exception):  # noqa: N818 - it is no error
 class Termination(L.Callback):
     """Ends training on SIGTERM as if it had never run further than its last checkpoint.
 
-    The optimiser step in work is finished, ``last.ckpt`` is written (and once more behind the
-    validation, if one is due at that step), and ``Terminated`` is raised, on all ranks at the same
-    step whichever of them was asked. A second SIGTERM ends the process at once. A run that ends by
-    itself in the meantime ends as always.
+    The optimiser step in work is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
+    on all ranks at the same step whichever of them was asked. A validation is left at its next
+    batch, behind a ``last.ckpt`` from which ``PendingValidation`` begins it anew; only where it
+    falls between two accumulated micro-batches of several ranks, whose gradients a checkpoint does
+    not hold in every bit, its end and that of the step are waited for. A second SIGTERM ends the
+    process at once. A run that ends by itself in the meantime ends as always.
 
     Lightning's own handler ends without a checkpoint, and with several ranks it communicates from
     within the handler.
@@ -58,11 +60,38 @@ class Termination(L.Callback):
         """Asks for the checkpoint at the end of an optimiser step; behind this, it is written."""
         if self._ending or in_accumulation(trainer):
             return
-        # One bit over all ranks a step; nothing on one rank.
-        self._ending = trainer.strategy.reduce_boolean_decision(self._asked, all=False)
+        self._agree(trainer)
         if self._ending:
             for callback in _writers(trainer):
                 callback.request()
+
+    def on_validation_batch_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Ends within a validation.
+
+        Raises:
+            Terminated: if it was asked to.
+        """
+        if trainer.sanity_checking or (trainer.world_size > 1 and in_accumulation(trainer)):
+            return
+        self._agree(trainer)
+        if self._ending:
+            for callback in _writers(trainer):
+                callback.save_in_validation(trainer)
+            raise Terminated(_farewell(trainer))
+
+    def _agree(self, trainer: L.Trainer) -> None:
+        """Decides with all ranks, which are at the same batch; nothing to wait for on one rank."""
+        if self._ending:
+            return
+        self._ending = trainer.strategy.reduce_boolean_decision(self._asked, all=False)
+        if self._ending:
             step = trainer.global_step
             rank_zero_info(f"SIGTERM: writing a checkpoint behind step {step}, then ending")
 

@@ -28,6 +28,13 @@ def validation_follows(trainer: L.Trainer) -> bool:
     return sum(trainer.num_val_batches) > 0
 
 
+def validation_unfinished(trainer: L.Trainer) -> bool:
+    """Whether a validation has begun and not all of its batches have ended."""
+    progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+    ended = progress.is_last_batch and progress.current.completed == progress.current.ready
+    return trainer.validating and not ended
+
+
 def write_pending_logs(trainer: L.Trainer) -> None:
     """Hands what this training batch has logged to the loggers, and what they hold to the disk.
 

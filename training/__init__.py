@@ -6,7 +6,7 @@
 | ``arguments`` | the first look at the command line: verb, checkpoint, folders |
 | ``checkpoints`` | finding, checking, reading and writing checkpoint files |
 | ``conflicts`` | typed arguments against those of a checkpoint |
-| ``run_record`` | ``config.yaml`` beside the logs, with commit and versions |
+| ``run_record`` | ``config.yaml`` beside the logs, with commit and versions; the run's id |
 | ``event_log`` | TensorBoard files that survive a kill |
 | ``strategies`` | sharding over all devices |
 | ``quiet`` | messages of other libraries that are left out |

@@ -1,5 +1,6 @@
 """A look at the few arguments that must be known before the command line can be parsed."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ SUBCOMMANDS = ("fit", "validate", "test", "predict")
 CONFIG_FLAGS = ("-c", "--config")
 DEFAULT_ROOT = "runs"
 LONGEST_PATH = 4095  # a longer --config is YAML itself
+OWN_PACKAGES = {"model": "lightning_models", "data": "datamodules"}
 CLASS_KEYS = ("model", "model.class_path", "data", "data.class_path")
 KEYS = ("ckpt_path", "trainer.default_root_dir", "checkpoint.dirpath", *CLASS_KEYS)
 
@@ -40,6 +42,17 @@ class Given:
     def classes(self) -> set[str]:
         """Class paths of model and data that the user has named."""
         return {self.values[key] for key in CLASS_KEYS if key in self.values}
+
+    def own_class(self, key: str) -> str | None:
+        """Returns the class path given for ``model`` or ``data``, if it is one of this project's.
+
+        Short names such as ``TransformerLM`` are completed. Others are left to the parser.
+        """
+        name = self.values.get(f"{key}.class_path") or self.values.get(key, "")
+        package = OWN_PACKAGES[key]
+        short = name.removeprefix(f"{package}.")
+        known = hasattr(importlib.import_module(package), short)
+        return f"{package}.{short}" if short.isidentifier() and known else None
 
     @property
     def folders(self) -> list[Path]:

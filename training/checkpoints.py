@@ -20,8 +20,8 @@ def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
     """Returns the checkpoint that ``--ckpt_path`` names.
 
     Args:
-        asked: a path; ``last``: the newest whole checkpoint below ``folders``; ``best``: the best
-            one of the run that wrote that.
+        asked: a path; ``last``: the furthest whole checkpoint of the newest run below ``folders``;
+            ``best``: the best one of that run.
         folders: searched with all their subfolders.
 
     Raises:

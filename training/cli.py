@@ -19,6 +19,7 @@ from callbacks import (
     KeepOptimizerSettings,
     NonFinite,
     NonFiniteError,
+    PendingValidation,
     Predictions,
     Progress,
     ResumeState,
@@ -38,7 +39,7 @@ from training.conflicts import OPTIMIZER_PREFIX, Conflict, as_table, find_confli
 from training.errors import UserError, condense, explain
 from training.event_log import EventLog, purge_step
 from training.quiet import silence
-from training.run_record import RunRecord
+from training.run_record import RunRecord, log_folder_of
 
 SEED = 1234
 DEFAULT_MODEL = "lightning_models.TransformerLM"
@@ -64,9 +65,10 @@ CALLBACKS: dict[str, type[L.Callback]] = {
 }
 
 HELP = {
-    "ckpt_path": "Its path; or last: the newest whole one below trainer.default_root_dir; or "
-    "best: the best one of that run. fit continues training from it, the other verbs evaluate it. "
-    "Arguments of model and data that are not given here come from the checkpoint.",
+    "ckpt_path": "Its path; or last: the newest whole one below trainer.default_root_dir or "
+    "checkpoint.dirpath, of the newest run; or best: the best one of that run. fit continues "
+    "training from it, the other verbs evaluate it. Arguments of model and data that are not given "
+    "here come from the checkpoint.",
     "weights_only": "Whether checkpoints are read as plain values and tensors only; false runs any "
     "code that a file brings along.",
 }
@@ -102,6 +104,7 @@ class LatentCLI(LightningCLI):
         argv = sys.argv[1:] if args is None else args
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
+        self._argv = list(argv)
         self._continues = False
         self._saved_run: Checkpoint | None = None
         self._saved: Namespace | None = None
@@ -119,7 +122,7 @@ class LatentCLI(LightningCLI):
             },
             subclass_mode_model=True,
             subclass_mode_data=True,
-            args=list(argv),
+            args=self._argv,
             run=run,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,  # LanguageModel writes its own recipe
@@ -131,8 +134,10 @@ class LatentCLI(LightningCLI):
         """Adds callbacks, default classes, links and the flags about conflicts and errors."""
         for key, kind in CALLBACKS.items():
             parser.add_lightning_class_args(kind, key)
-        parser.set_defaults({"model": {"class_path": DEFAULT_MODEL}})
-        parser.set_defaults({"data": {"class_path": DEFAULT_DATA}})
+        # defaults of one class would be carried over to another: begin with the one that is named
+        given = look(self._argv)
+        parser.set_defaults({"model": {"class_path": given.own_class("model") or DEFAULT_MODEL}})
+        parser.set_defaults({"data": {"class_path": given.own_class("data") or DEFAULT_DATA}})
         for name in ("vocab_size", "block_size"):
             parser.link_arguments(
                 f"data.{name}", f"model.init_args.config.{name}", apply_on="instantiate"
@@ -209,6 +214,8 @@ class LatentCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         config.ckpt_path = str(self._saved_run.path)
         self.save_config_kwargs["step"] = self._saved_run.step
+        if self._continues:
+            self.save_config_kwargs["run_id"] = self._saved_run.run_id
         self._conflicts = find_conflicts(
             Namespace(model=config.model, data=config.data),
             Namespace(model=self._saved.model, data=self._saved.data),
@@ -285,7 +292,7 @@ class LatentCLI(LightningCLI):
             unwanted.append(LearningRateMonitor)
         callbacks = [c for c in callbacks if not isinstance(c, tuple(unwanted))]
         if self.subcommand in (None, "fit") and not config["barebones"]:
-            callbacks += [ResumeState(), Termination()]
+            callbacks += [ResumeState(), PendingValidation(), Termination()]
             if self._typed_optimizer():
                 callbacks.append(KeepOptimizerSettings())
         return callbacks
@@ -301,15 +308,15 @@ class LatentCLI(LightningCLI):
         """Returns TensorBoard below ``<root>/<model>/version_<n>`` for training, else no logger."""
         if self.subcommand not in (None, "fit"):
             return False
-        path = self._saved_run.path.resolve() if self._saved_run is not None else Path()
-        if self._saved_run and self._continues and path.parent.name == "checkpoints":
-            run = path.parent.parent
+        saved = self._saved_run if self._continues else None
+        run = None if saved is None else log_folder_of(saved, root)
+        if saved is not None and run is not None:
             return EventLog(
                 save_dir=run.parent.parent,
                 name=run.parent.name,
                 version=run.name,
                 default_hp_metric=False,
-                purge_step=purge_step(self._saved_run),
+                purge_step=purge_step(saved),
             )
         return EventLog(save_dir=root, name=type(self.model).__name__, default_hp_metric=False)
 

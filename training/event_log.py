@@ -32,7 +32,8 @@ def purge_step(saved: Checkpoint) -> int:
     """Returns the first step of the log that a run resumed from ``saved`` writes anew.
 
     Steps count from 0 there: behind n optimiser steps the latest is n - 1. Only a checkpoint from
-    between two accumulated micro-batches follows a validation that was logged at n.
+    between two accumulated micro-batches follows a validation that was logged at n, unless that
+    was still to be done.
     """
     unfinished = bool(saved.content.get("resume_state", {}).get("unfinished_step"))
-    return saved.step + unfinished
+    return saved.step + (unfinished and not saved.content.get("pending_validation", False))

@@ -1,10 +1,11 @@
-"""The record of a run beside its logs: the whole configuration, the code and the versions."""
+"""The record of a run: configuration, code and versions beside its logs, its id everywhere."""
 
 import importlib.metadata
 import platform
 import shlex
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lightning_models.checkpoint import Checkpoint
 from training.errors import PROJECT
 
 PACKAGE = "latent-thinking"
+_RUN = "# run: "  # first line of a record
 
 
 class RunRecord(SaveConfigCallback):
@@ -25,10 +28,18 @@ class RunRecord(SaveConfigCallback):
     The file reproduces the run (``train.py fit -c config.yaml``); comments on top name the command,
     the git commit and the versions. A file that exists is never overwritten and never in the way: a
     resumed run writes ``config_<step>.yaml`` beside it.
+
+    The id of the run, kept where ``last`` continues it, is in these files and in each checkpoint,
+    there with the log folder: whoever resumes finds one from the other wherever both were moved to.
     """
 
     def __init__(
-        self, parser: LightningArgumentParser, config: Namespace, step: int = 0, **kwargs: Any
+        self,
+        parser: LightningArgumentParser,
+        config: Namespace,
+        step: int = 0,
+        run_id: str | None = None,
+        **kwargs: Any,
     ) -> None:
         """Takes the configuration.
 
@@ -36,20 +47,30 @@ class RunRecord(SaveConfigCallback):
             parser: what dumps it.
             config: the parsed configuration of the subcommand.
             step: optimiser steps of the checkpoint that is resumed.
+            run_id: that of the run that goes on; null: a new run begins.
             kwargs: see Lightning's SaveConfigCallback.
         """
         super().__init__(parser, config, **kwargs)
         self.step = step
+        self.run_id = run_id
+        self._log_folder: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Writes the record, once, on rank 0, when training."""
+        """Settles the id with all ranks and writes the record, once, on rank 0, when training."""
         if self.already_saved or stage != "fit":
             return
         self.already_saved = True
+        self.run_id = trainer.strategy.broadcast(self.run_id or uuid.uuid4().hex)
         log_dir = trainer.log_dir  # the same on all ranks: this broadcasts it
+        if log_dir is not None and trainer.loggers:
+            self._log_folder = _portable(Path(log_dir), Path(trainer.default_root_dir))
         if not trainer.is_global_zero or log_dir is None:
             return
-        text = _header() + self.parser.dump(self.config, skip_unset=False, format="yaml")
+        text = (
+            f"{_RUN}{self.run_id}\n"
+            + _header()
+            + self.parser.dump(self.config, skip_unset=False, format="yaml")
+        )
         path = free_path(Path(log_dir), self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -57,6 +78,46 @@ class RunRecord(SaveConfigCallback):
             if isinstance(logger, TensorBoardLogger):
                 block = "\n".join("    " + line for line in text.splitlines())
                 logger.experiment.add_text("config", block, self.step)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Adds the id of the run and its log folder."""
+        checkpoint["run"] = {"id": self.run_id, "log_folder": self._log_folder}
+
+
+def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
+    """Returns the log folder of the run that wrote a checkpoint; None if it is not to be found.
+
+    It is the one that the checkpoint names (below ``root`` unless absolute), or else that of the
+    default layout, ``<log folder>/checkpoints``; in both cases its record must name the same run.
+    Checkpoints older than ids are taken to have the default layout if they look like it.
+
+    Args:
+        saved: the checkpoint.
+        root: trainer.default_root_dir.
+    """
+    beside = saved.path.resolve().parent
+    default = [beside.parent] if beside.name == "checkpoints" else []
+    if saved.run_id is None:
+        return next(iter(default), None)
+    named = [] if saved.log_folder is None else [(root / saved.log_folder).resolve()]
+    return next((path for path in named + default if _is_of_run(path, saved.run_id)), None)
+
+
+def _is_of_run(folder: Path, run_id: str) -> bool:
+    """Whether one of the records in ``folder`` begins with the id."""
+    for path in folder.glob("config*.yaml"):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if file.readline().rstrip("\n") == _RUN + run_id:
+                return True
+    return False
+
+
+def _portable(folder: Path, root: Path) -> str:
+    """Returns ``folder`` relative to ``root`` if it lies below, else absolute."""
+    folder, root = folder.resolve(), root.resolve()
+    return (folder.relative_to(root) if folder.is_relative_to(root) else folder).as_posix()
 
 
 def free_path(folder: Path, step: int) -> Path:

@@ -65,6 +65,19 @@ def test_all_are_kept_once(run):
     assert checkpoint.best_model_path.endswith("step=3.ckpt")
 
 
+def test_what_is_due_is_written_before_and_behind_a_validation(run, tmp_path):
+    """The one before it is last.ckpt alone: a numbered name may hold a value of the validation."""
+    checkpoint = SaveCheckpoints(
+        every_n_train_steps=2,
+        save_top_k=-1,
+        filename="{step}-{val/bpb:.1f}",
+        auto_insert_metric_name=False,
+    )
+    at, names = run(checkpoint, max_steps=2, val_check_interval=2)
+    assert at == [(2, 2)] * 3  # last, validation, numbered, last
+    assert len(names) == 2
+
+
 def test_never_between_accumulated_batches(run):
     checkpoint = SaveCheckpoints(train_time_interval=timedelta(0))
     at, _ = run(checkpoint, max_steps=3, accumulate_grad_batches=3, limit_val_batches=0)

@@ -7,17 +7,22 @@ import lightning as L
 import pytest
 import torch
 
-from callbacks import SaveCheckpoints, Terminated, Termination
+from callbacks import PendingValidation, ResumeState, SaveCheckpoints, Terminated, Termination
 
 
 class Asks(L.Callback):
-    """Sends SIGTERM to this very process within a training batch."""
+    """Sends SIGTERM to this very process in a training batch, or a validation's (step, batch)."""
 
     def __init__(self, at, saved):
-        self.at, self.saved = at, saved
+        self.at, self.saved, self.validated = at, saved, []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.fit_loop.epoch_loop.total_batch_idx == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.validated.append((trainer.global_step, batch_idx))
+        if self.at == self.validated[-1]:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
@@ -28,20 +33,31 @@ class Asks(L.Callback):
 def run(make_model, make_data, make_trainer):
     def start(at, *callbacks, saved=None, **options):
         asks = Asks(at, [] if saved is None else saved)
-        trainer = make_trainer(asks, *callbacks, Termination(), **{"max_steps": 6, **options})
+        trainer = make_trainer(
+            asks,
+            ResumeState(),
+            PendingValidation(),
+            *callbacks,
+            Termination(),
+            **{"max_steps": 6, **options},
+        )
         trainer.fit(make_model(), make_data())
         return trainer
 
     return start
 
 
-def stopped(run, tmp_path, at, **options):
+def last(tmp_path):
+    return tmp_path / "checkpoints" / "last.ckpt"
+
+
+def stopped(run, tmp_path, at, every=None, **options):
     """Runs until it is stopped; returns (step, whether in validation) of each written file."""
     seen = []
-    writer = SaveCheckpoints(monitor=None, save_top_k=0)
+    writer = SaveCheckpoints(monitor=None, save_top_k=0, every_n_train_steps=every)
     with pytest.raises(Terminated) as caught:
         run(at, writer, saved=seen, enable_checkpointing=True, **options)
-    path = tmp_path / "checkpoints" / "last.ckpt"
+    path = last(tmp_path)
     assert f"it goes on from {path} with --ckpt_path last" in str(caught.value)
     assert caught.value.exit_code == 143
     assert torch.load(path, weights_only=True)["global_step"] == seen[-1][0]
@@ -57,9 +73,30 @@ def test_an_accumulated_step_is_finished_first(run, tmp_path):
     assert stopped(run, tmp_path, 3, **options) == [(2, False)]
 
 
-def test_a_validation_that_is_due_is_waited_for(run, tmp_path):
-    """Written before it, in case time runs out, and behind it, so that its values are not lost."""
-    assert stopped(run, tmp_path, 1, val_check_interval=2) == [(2, False), (2, True)]
+def test_a_validation_that_is_due_is_left_to_the_resumed_run(run, tmp_path):
+    assert stopped(run, tmp_path, 1, val_check_interval=2) == [(2, True)]
+    assert torch.load(last(tmp_path), weights_only=True)["pending_validation"]
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_a_validation_is_left_at_its_next_batch(run, tmp_path, every):
+    """Where the checkpoint of that step was due, it has been written by then."""
+    options = {"limit_val_batches": 3, "val_check_interval": 2, "every": every}
+    assert stopped(run, tmp_path, (2, 0), **options) == [(2, True)]
+    assert torch.load(last(tmp_path), weights_only=True)["pending_validation"]
+
+
+def test_a_validation_between_accumulated_batches_is_left_too(run, tmp_path):
+    options = {"limit_val_batches": 3, "val_check_interval": 3, "accumulate_grad_batches": 2}
+    assert stopped(run, tmp_path, (1, 0), **options) == [(1, True)]
+    content = torch.load(last(tmp_path), weights_only=True)
+    assert content["pending_validation"]
+    assert content["resume_state"]["unfinished_step"]
+
+
+def test_asked_in_the_last_batch_of_a_validation_it_trains_one_step_more(run, tmp_path):
+    assert stopped(run, tmp_path, (2, 0), val_check_interval=2) == [(3, False)]
+    assert not torch.load(last(tmp_path), weights_only=True)["pending_validation"]
 
 
 def test_without_checkpoints_it_says_so(run):

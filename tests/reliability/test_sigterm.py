@@ -1,11 +1,12 @@
 """SIGTERM as the only reason for a checkpoint; test_kill.py has a quick one behind kills."""
 
+import os
 import signal
 
 import pytest
 import torch
 
-from tests.reliability.runs import Run, assert_same_end, at_step, finished, seeded
+from tests.reliability.runs import ROOT, Run, assert_same_end, at_step, finished, seeded
 
 STEPS = 60
 SCHEDULE = (
@@ -40,3 +41,77 @@ def terminate_and_compare(text_file, folder, seed, *extra):
 @pytest.mark.parametrize("extra", [(), ("--data.num_workers=1",), TWO], ids=["plain", "w", "ddp"])
 def test_at_other_moments(text_file, tmp_path, seed, extra):
     terminate_and_compare(text_file, tmp_path, seed, *extra)
+
+
+SHORT = 9  # steps
+BATCHES = 8  # of a validation
+SHARDED = (
+    f"--config={ROOT}/configs/trainer/fsdp.yaml",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=2",
+    "--trainer.precision=32-true",
+)
+AT_EPOCH_END = ()  # epochs of 6 batches: behind step 6, and not at the end
+AT_THE_END = ("--trainer.val_check_interval=3",)
+BETWEEN = ("--trainer.val_check_interval=3", "--trainer.accumulate_grad_batches=2")
+
+
+def slow_validation(text_file, root, slow_step, *extra):
+    """Returns a run whose validation behind one step is slow, whichever process it is done in."""
+    places = {"PYTHONPATH": str(ROOT / "tests" / "reliability"), "PAUSE": str(slow_step)}
+    model = ("--model=slow_validation.SlowValidationLM", "--trainer.limit_train_batches=6")
+    limits = (f"--trainer.limit_val_batches={BATCHES}", f"--trainer.max_steps={SHORT}")
+    run = Run(text_file, root, *model, *limits, *extra, **places)
+    run.name = "SlowValidationLM"
+    return run
+
+
+def interrupted(run, step, signum):
+    """Sends a signal within the validation behind a step; returns what is printed from then on."""
+    process = run.start()
+    place = f"validating {step}:2"
+    seen = next((line for line in process.stdout if line.startswith(place)), None)
+    assert seen is not None, process.stderr.read()[-3000:]
+    if signum == signal.SIGKILL:
+        os.killpg(process.pid, signum)
+    else:
+        process.send_signal(signum)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == (143 if signum == signal.SIGTERM else -signum), errors[-3000:]
+    assert "Traceback" not in errors
+    return rest
+
+
+def interrupt_and_compare(text_file, folder, step, signum, *extra):
+    whole = slow_validation(text_file, folder / "whole", None, *extra)
+    broken = slow_validation(text_file, folder / "broken", step, *extra)
+    process = whole.start()
+    rest = interrupted(broken, step, signum)
+    assert f"validating {step}:{BATCHES - 1}" not in rest  # its end was not waited for
+    assert torch.load(broken.last, weights_only=True)["global_step"] == step
+    finished(process)
+    broken.environment["PAUSE"] = "None"
+    finished(broken.resume())
+    assert_same_end(broken, whole, SHORT)
+
+
+@pytest.mark.parametrize(
+    ("step", "extra"),
+    [
+        pytest.param(6, AT_EPOCH_END, id="end of an epoch"),
+        pytest.param(9, AT_THE_END, id="end of the run", marks=pytest.mark.slow),
+        pytest.param(4, BETWEEN, id="between accumulated batches", marks=pytest.mark.slow),
+        pytest.param(3, (*AT_THE_END, *TWO), id="ddp", marks=pytest.mark.slow),
+        pytest.param(9, (*AT_THE_END, *SHARDED), id="sharded", marks=pytest.mark.slow),
+    ],
+)
+def test_a_validation_is_not_waited_for(text_file, tmp_path, step, extra):
+    interrupt_and_compare(text_file, tmp_path, step, signal.SIGTERM, *extra)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "extra"), [(6, AT_EPOCH_END), (9, AT_THE_END)])
+def test_killed_within_a_validation(text_file, tmp_path, step, extra):
+    """A checkpoint that is due is not held up by the validation; a kill there loses nothing."""
+    extra = (*extra, "--checkpoint.every_n_train_steps=3")
+    interrupt_and_compare(text_file, tmp_path, step, signal.SIGKILL, *extra)

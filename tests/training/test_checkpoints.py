@@ -13,10 +13,12 @@ from training.checkpoints import AtomicCheckpointIO, find_checkpoint
 from training.errors import UserError
 
 
-def save(path, step, time=None):
+def save(path, step, time=None, run=None):
     path.parent.mkdir(parents=True, exist_ok=True)
     recipe = {"model": {"class_path": "lightning_models.TransformerLM", "init_args": {}}}
     content = {"state_dict": {"w": torch.zeros(64)}, "global_step": step, "recipe": recipe}
+    if run is not None:
+        content["run"] = {"id": run, "log_folder": None}
     torch.save(content, path)
     if time is not None:
         os.utime(path, (time, time))
@@ -38,6 +40,40 @@ def test_within_a_folder_the_highest_step_is_last(tmp_path):
     furthest = save(tmp_path / "last.ckpt", 90, time=1000)
     save(tmp_path / "best.ckpt", 50, time=1001)
     assert find_checkpoint("last", [tmp_path]).path == furthest
+
+
+def test_two_runs_in_a_folder_are_not_one(tmp_path):
+    """The newer run is shorter; its own furthest file is not the one that was written last."""
+    save(tmp_path / "last.ckpt", 90, time=1000, run="a")
+    furthest = save(tmp_path / "last-v1.ckpt", 20, time=2000, run="b")
+    save(tmp_path / "best.ckpt", 10, time=2001, run="b")
+    assert find_checkpoint("last", [tmp_path]).path == furthest
+    assert read_checkpoint(tmp_path).path == furthest  # as evaluate.py asks
+
+
+def test_a_run_is_as_new_as_its_newest_whole_file(tmp_path):
+    save(tmp_path / "a" / "step=8.ckpt", 8, time=1000, run="a")
+    cut_off(save(tmp_path / "a" / "last.ckpt", 9, run="a"))
+    newest = save(tmp_path / "b" / "last.ckpt", 4, time=2000, run="b")
+    with pytest.warns(UserWarning, match="damaged"):
+        assert find_checkpoint("last", [tmp_path]).path == newest
+
+
+def test_files_without_an_id_are_a_run_of_their_own(tmp_path):
+    """Written by an older version; a run of today goes on in their folder."""
+    old = save(tmp_path / "best.ckpt", 90, time=1000)
+    newest = save(tmp_path / "last.ckpt", 20, time=2000, run="b")
+    assert find_checkpoint("last", [tmp_path]).path == newest
+    newest.unlink()
+    assert find_checkpoint("last", [tmp_path]).path == old
+
+
+@pytest.mark.parametrize("run", [7, "text", {"id": 7}, {"id": ["x"], "log_folder": 3}])
+def test_a_broken_entry_counts_as_none(tmp_path, run):
+    path = save(tmp_path / "last.ckpt", 4)
+    torch.save({**load(path), "run": run}, path)
+    checkpoint = find_checkpoint("last", [tmp_path])
+    assert (checkpoint.run_id, checkpoint.log_folder) == (None, None)
 
 
 def test_a_cut_off_file_is_named_and_skipped(tmp_path):

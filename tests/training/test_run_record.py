@@ -1,10 +1,15 @@
 """config.yaml beside the logs."""
 
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
 import torch
 import yaml
 
 from tests.training.conftest import checkpoint_folder, load
-from training.run_record import free_path, git_commit
+from training.run_record import RunRecord, free_path, git_commit
 
 
 def test_the_record_names_command_commit_and_versions(trained):
@@ -44,3 +49,97 @@ def test_names_are_never_used_twice(tmp_path):
         path.write_text("")
         names.append(path.name)
     assert names == ["config.yaml", "config_7.yaml", "config_7_2.yaml"]
+
+
+def header_of(folder):
+    return next(iter((folder / "config.yaml").read_text().splitlines()))
+
+
+def test_runs_have_ids_that_resuming_keeps(fit, own_run):
+    folder = checkpoint_folder(own_run)
+    first = load(folder / "last.ckpt")["run"]
+    assert first["log_folder"] == "TransformerLM/version_0"
+    assert header_of(folder.parent) == f"# run: {first['id']}"
+    assert fit(own_run, "--ckpt_path=last", "--trainer.max_steps=7", bare=True) == 0
+    assert load(folder / "last.ckpt")["run"] == first
+    branch = f"--ckpt_path={folder}/step=4.ckpt"
+    assert fit(own_run, branch, "--trainer.max_steps=5", bare=True) == 0
+    second = load(checkpoint_folder(own_run, 1) / "last.ckpt")["run"]
+    assert second["id"] != first["id"]
+    assert second["log_folder"] == "TransformerLM/version_1"
+
+
+def versions_of(root):
+    return sorted(path.name for path in (root / "TransformerLM").iterdir())
+
+
+def event_files(root, version):
+    return len(list((root / "TransformerLM" / f"version_{version}").glob("events.*")))
+
+
+@pytest.fixture
+def two_in_one_folder(fit, tmp_path):
+    """A long run and a newer, short one, which keep their checkpoints in one folder."""
+    root = tmp_path / "root"
+    place = f"--checkpoint.dirpath={tmp_path}/kept"
+    for max_steps in (4, 2):
+        assert fit(root, place, f"--trainer.max_steps={max_steps}") == 0
+    return root, tmp_path / "kept"
+
+
+def test_last_is_of_the_newest_run_and_logs_go_on_with_it(fit, two_in_one_folder):
+    root, kept = two_in_one_folder
+    before = load(kept / "last.ckpt")
+    arguments = ("--ckpt_path=last", f"--checkpoint.dirpath={kept}", "--trainer.max_steps=3")
+    assert fit(root, *arguments, bare=True) == 0
+    assert load(kept / "last.ckpt")["global_step"] == before["global_step"] == 4
+    assert load(kept / "last-v1.ckpt")["global_step"] == 3
+    assert versions_of(root) == ["version_0", "version_1"]
+    assert (event_files(root, 0), event_files(root, 1)) == (1, 2)
+
+
+def test_moved_runs_find_their_logs(fit, two_in_one_folder, tmp_path):
+    root, kept = two_in_one_folder
+    moved = tmp_path / "elsewhere" / "root"
+    moved.parent.mkdir()
+    root.rename(moved)
+    arguments = ("--ckpt_path=last", f"--checkpoint.dirpath={kept}", "--trainer.max_steps=3")
+    assert fit(moved, *arguments, bare=True) == 0
+    assert versions_of(moved) == ["version_0", "version_1"]
+    assert event_files(moved, 1) == 2
+
+
+def test_a_log_folder_of_another_run_is_not_taken(fit, two_in_one_folder, tmp_path):
+    """Below another root the same name means another run: this one gets a new folder there."""
+    _, kept = two_in_one_folder
+    other = tmp_path / "other"
+    for _ in range(2):
+        assert fit(other, "--trainer.max_steps=1") == 0
+    arguments = ("--ckpt_path=last", f"--checkpoint.dirpath={kept}", "--trainer.max_steps=3")
+    newest = kept / "last-v1.ckpt"
+    os.utime(newest, (time.time() + 60,) * 2)
+    assert fit(other, *arguments, bare=True) == 0
+    assert versions_of(other) == ["version_0", "version_1", "version_2"]
+    assert (event_files(other, 1), event_files(other, 2)) == (1, 1)
+
+
+def test_checkpoints_without_an_id_go_on_in_their_folder(fit, own_run):
+    folder = checkpoint_folder(own_run)
+    for path in folder.glob("*.ckpt"):
+        content = load(path)
+        del content["run"], content["pending_validation"]  # as older versions wrote them
+        torch.save(content, path)
+    assert fit(own_run, "--ckpt_path=last", "--trainer.max_steps=7", bare=True) == 0
+    assert versions_of(own_run) == ["version_0"]
+    assert load(folder / "last.ckpt")["run"]["id"]
+    assert fit(own_run, "--ckpt_path=last", "--trainer.max_steps=8", bare=True) == 0
+    assert versions_of(own_run) == ["version_0"]
+
+
+def test_all_ranks_take_the_id_of_the_first():
+    strategy = SimpleNamespace(broadcast=lambda value: "of rank 0")
+    trainer = SimpleNamespace(strategy=strategy, log_dir=None, loggers=[], is_global_zero=False)
+    record, checkpoint = RunRecord(None, None), {}
+    record.setup(trainer, None, "fit")
+    record.on_save_checkpoint(trainer, None, checkpoint)
+    assert checkpoint["run"]["id"] == "of rank 0"
