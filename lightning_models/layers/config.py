@@ -113,5 +113,8 @@ def check_choices(config: Any) -> None:
     """
     for key, hint in get_type_hints(type(config)).items():
         value = getattr(config, key)
+        choices = [part for part in get_args(hint) if get_origin(part) is Literal]
+        if choices and value is not None:  # Literal | None
+            hint = choices[0]
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise ValueError(f"{key} ({value}) is none of {', '.join(map(str, get_args(hint)))}")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lightning_models.thoughtbubbles.config import ROUNDING, ThoughtbubblesConfig
 from lightning_models.thoughtbubbles.streams import Streams
@@ -38,11 +39,12 @@ def global_topk(scores: Tensor, budgets: Tensor, width: int) -> tuple[Choice, Te
         budgets: int64 (B,), survivors of each row, at most ``width``.
         width: min(kappa, 2 N) of a row without padding.
     """
-    values, best = scores.topk(width, dim=1)
+    # of equal scores the first ones, whatever the padding: topk would make that depend on the width
+    values, best = (x[:, :width] for x in scores.sort(dim=1, descending=True, stable=True))
     rank = torch.arange(width, device=scores.device)
     inside = (rank < budgets[:, None]) & (values > -torch.inf)
     chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, inside)
-    last = values.gather(1, (budgets[:, None] - 1).clamp(0, width - 1))[:, 0]
+    last = F.pad(values, (1, 0), value=-torch.inf).gather(1, budgets[:, None])[:, 0]
     return Choice(chosen, width), last
 
 

@@ -74,14 +74,14 @@ class ThoughtbubblesConfig(DecoderConfig):
     @property
     def ratio(self) -> float:
         """Streams per token, r = kappa / L."""
-        if isinstance(self.kappa, int):
-            return self.kappa / self.block_size
-        if not re.fullmatch(r"(\d+\.?\d*|\.\d+)L?", self.kappa):
+        number = re.fullmatch(r"(-?\d{1,9}\.?\d{0,9}|\.\d{1,9})L?", str(self.kappa))
+        if number is None:
             raise ValueError(
                 f"kappa ({self.kappa}) must be a number of streams (1024) or a ratio (2L)"
             )
-        number = float(self.kappa.rstrip("L"))
-        return number if self.kappa.endswith("L") else number / self.block_size
+        if str(self.kappa).endswith("L"):
+            return float(number[1])
+        return float(number[1]) / self.block_size
 
     @property
     def inference_allocation(self) -> Allocation:

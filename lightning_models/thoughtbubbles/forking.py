@@ -80,7 +80,8 @@ class ForkLayer(nn.Module):
         """Returns log p_hat (B, 2 N), float32, of fork and keep of each stream (eqs. 1 to 3)."""
         with torch.autocast(streams.x.device.type, enabled=False):
             wide = torch.promote_types(streams.x.dtype, torch.float32)
-            logits = self.score(self.norm(streams.x.to(wide)))
+            normed = self.norm(streams.x.to(self.score.weight.dtype)).to(wide)
+            logits = F.linear(normed, self.score.weight.to(wide))
             log_action = F.logsigmoid(logits).clamp(min=LOWEST_LOG_ACTION)
         return (streams.log_p[..., None] + log_action).flatten(1)
 
@@ -115,7 +116,8 @@ class ForkLayer(nn.Module):
         width = min(self.config.most_streams(streams.num_tokens), ranks.shape[1])
         budgets = torch.minimum(row_budgets(self.config, lengths), 2 * streams.lengths)
         best, last = global_topk(ranks, budgets, width)
-        border = _finite_mean(last) if self.training else border
+        if self.training:  # where only originals fit, the last of them bars all others: log P <= 0
+            border = _finite_mean(last.clamp(max=0.0))
         if allocation == "global_topk":
             return best, border, None
         # the first micro-batch of a run has nothing but itself to go by

@@ -14,7 +14,7 @@ from lightning_models.optim import OptimizerConfig
 from lightning_models.thoughtbubbles.cache import PrefixCache, StreamCache
 from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
 from lightning_models.thoughtbubbles.network import Decoded, ThoughtbubblesNetwork
-from lightning_models.vocabulary import IGNORE_INDEX, logits
+from lightning_models.vocabulary import logits
 
 
 class ThoughtbubblesLM(LanguageModel):
@@ -85,9 +85,8 @@ class ThoughtbubblesLM(LanguageModel):
         mixture = states.h, matrix, states.log_p, states.owner
         if wants("entropy"):
             entropy = mixture_entropies(*mixture, len(states.targets))
-            record("entropy", entropy=entropy.view(len(targets), -1)[:, :-1])
-        log_prob = mixture_log_probs(*mixture, states.targets)
-        log_prob = log_prob.view(len(targets), -1)[:, :-1]
+            record("entropy", entropy=entropy.view_as(targets))
+        log_prob = mixture_log_probs(*mixture, states.targets).view_as(targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(targets)), num_targets, self.likelihood)
 
@@ -169,13 +168,13 @@ class _States(NamedTuple):
 
 
 def _flatten(decoded: Decoded, targets: Tensor) -> _States:
-    """Returns flat states; each row has one token more, without target, that owns its padding."""
+    """Returns the states of all rows, padding left out."""
     rows, num_tokens = targets.shape
-    first = (num_tokens + 1) * torch.arange(rows, device=targets.device)[:, None]
-    extended = torch.nn.functional.pad(targets, (0, 1), value=IGNORE_INDEX)
+    real = decoded.token < num_tokens
+    first = num_tokens * torch.arange(rows, device=targets.device)[:, None]
     return _States(
-        decoded.states.flatten(0, 1),
-        decoded.log_p.flatten(),
-        (decoded.token + first).flatten(),
-        extended.flatten(),
+        decoded.states[real],
+        decoded.log_p[real],
+        (decoded.token + first)[real],
+        targets.flatten(),
     )

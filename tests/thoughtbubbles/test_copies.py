@@ -1,0 +1,125 @@
+"""The copy-n control against loops, and against the plain decoder on repeated tokens."""
+
+import pytest
+import torch
+
+from lightning_models import CopyLM, TransformerConfig, TransformerLM
+from lightning_models.thoughtbubbles import CopyConfig
+from lightning_models.transformer.network import TransformerNetwork
+from tests.reference import thoughtbubbles as reference
+from tests.thoughtbubbles.cases import V, enliven, rows_of
+
+SIZES = {"vocab_size": V, "vocab_multiple": 1, "num_layers": 3, "dim": 8, "num_heads": 2}
+
+
+def build(**changes):
+    model = CopyLM(CopyConfig(**SIZES, block_size=6, **changes))
+    model.configure_model()
+    enliven(model.network)
+    return model.eval()
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("copy_positions", ["fractional", "shared"])
+@pytest.mark.parametrize("copies", [1, 2, 3, 5])
+def test_loss_and_all_gradients_of_the_reference(copies, copy_positions):
+    model = build(copies=copies, copy_positions=copy_positions)
+    batch = rows_of([6, 4])
+    slow = reference.CopyN(model.network.state_dict(), model.config)
+    expected = 0.0
+    for row, length in enumerate([6, 4]):
+        log_prob = slow.log_probs(batch["tokens"][row, :length].tolist())
+        expected = expected - log_prob[range(length), batch["targets"][row, :length]].sum()
+    expected.backward()
+    loss = model.loss(batch).terms["nll"].sum
+    loss.backward()
+    torch.testing.assert_close(loss, expected, atol=1e-9, rtol=1e-9)
+    for name, parameter in model.network.named_parameters():
+        gradient = slow.weights[name].grad
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-8, rtol=1e-8)
+
+
+def plain_of(model):
+    """A plain decoder with the copying one's weights."""
+    plain = TransformerNetwork(TransformerConfig(**SIZES, block_size=64, positions="rope"))
+    plain.load_state_dict(model.network.state_dict())
+    return plain.eval()
+
+
+@pytest.mark.parametrize("copies", [2, 3, 5])
+def test_every_token_is_read_n_times(copies):
+    """Positions k - p/n, one less of which is the same: only differences count."""
+    model, tokens = build(copies=copies), rows_of([6, 6])["tokens"]
+    plain = plain_of(model)
+    repeated = torch.tensor([[token for token in row for _ in range(copies)] for row in tokens])
+    places = [k + 1 - p / copies for k in range(6) for p in reversed(range(copies))]
+    h = plain.run(plain.embedding(repeated), torch.tensor(places))
+    torch.testing.assert_close(
+        model.network(tokens), h[:, copies - 1 :: copies], atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+def test_shared_positions_are_the_tokens(copies):
+    model, tokens = build(copies=copies, copy_positions="shared"), rows_of([6, 6])["tokens"]
+    plain = plain_of(model)
+    places = torch.arange(6).repeat_interleave(copies)
+    h = plain.run(plain.embedding(tokens.repeat_interleave(copies, dim=1)), places)
+    assert torch.equal(model.network(tokens), h[:, copies - 1 :: copies])
+    apart = build(copies=copies).network(tokens)
+    assert (model.network(tokens) - apart).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("copy_positions", ["fractional", "shared"])
+def test_one_copy_is_the_plain_decoder_to_the_bit(copy_positions):
+    models = []
+    config = TransformerConfig(**SIZES, block_size=6, positions="rope")
+    for make in (
+        lambda: TransformerLM(config),
+        lambda: CopyLM(CopyConfig(**SIZES, block_size=6, copies=1, copy_positions=copy_positions)),
+    ):
+        torch.manual_seed(3)
+        models.append(make())
+        models[-1].configure_model()
+    plain, copying = models
+    theirs = plain.network.state_dict()
+    assert all(
+        torch.equal(value, theirs[key]) for key, value in copying.network.state_dict().items()
+    )
+    for lively in (False, True):
+        if lively:
+            enliven(plain.network)
+            enliven(copying.network)
+        batch = rows_of([6, 4])
+        assert torch.equal(copying.score(batch).log_prob, plain.score(batch).log_prob)
+        assert torch.equal(copying.network(batch["tokens"]), plain.network(batch["tokens"]))
+        assert copying.flops_per_token(6) == plain.flops_per_token(6)
+
+
+@pytest.mark.parametrize("copy_positions", ["fractional", "shared"])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_steps_are_the_whole_row(copies, copy_positions):
+    model = build(copies=copies, copy_positions=copy_positions)
+    tokens = rows_of([6, 6, 6])["tokens"]
+    with torch.no_grad():
+        expected = (model.network(tokens) @ model.network.output_matrix.t()).log_softmax(-1)
+        cache = model.init_cache(tokens[:, :3], torch.tensor([1, 3, 2]), 4)
+        rows, places = [0, 1, 2], [0, 2, 1]
+        for step in range(4):
+            if step == 2:
+                cache.select(torch.tensor([1, 0]))
+                rows, places = [1, 0], [places[1], places[0]]
+            logits, _ = model.decode_step(cache, tokens[rows, places])
+            torch.testing.assert_close(
+                logits.log_softmax(-1), expected[rows, places], atol=1e-5, rtol=1e-5
+            )
+            places = [place + 1 for place in places]
+
+
+def test_later_copies_are_never_seen():
+    model, tokens = build(copies=3), rows_of([6])["tokens"]
+    changed = tokens.clone()
+    changed[0, 4] = (changed[0, 4] + 1) % V
+    before, after = model.network(tokens), model.network(changed)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.equal(before[:, 4:], after[:, 4:])
