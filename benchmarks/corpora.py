@@ -6,7 +6,9 @@
 Memory: each size alone in a fresh process, its peak resident set and that of its largest worker.
 Preparation: a jsonl file to a finished store, against nothing but the tokenizer's own batch call on
 the same texts in memory; in turn, median ratio. Loading: batches out of the training loader, in one
-process. The text is Python's documentation over and over, each copy with other numbers in it.
+process. Order: what each of several processes keeps for itself, in bytes a document, to read packed
+rows of 10 million documents (of four tokens; their number matters, not their text) in four shards.
+The text is Python's documentation over and over, each copy with other numbers in it.
 """
 
 import argparse
@@ -24,13 +26,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.measure import compare
 from datamodules import LocalText, PythonDocs
+from datamodules.store import TokenStream
 from datamodules.tokenising import usable_cores
 from datamodules.tokenizers import Tokenizer, TokenizerUnavailableError, load_tokenizer, train_bpe
+from datamodules.windows import PackedWindows
 
 MEGABYTE = 10**6
-TARGETS = {"memory": 1.1, "preparation": 0.8, "loading": 5e6}
+TARGETS = {"memory": 1.1, "preparation": 0.8, "loading": 5e6, "order": 1.0}
+AT_MOST = ("memory", "order")
 
 
 def documents(megabytes: float) -> Iterator[str]:
@@ -131,17 +138,17 @@ def preparation(file: Path, tokenizer: Tokenizer, name: str, rounds: int) -> Non
 # Loading
 
 
-def loading(file: Path, order: Any, rounds: int, seconds: float = 2.0) -> None:
+def loading(file: Path, kind: Any, rounds: int, seconds: float = 2.0) -> None:
     """Prints the tokens per second that the training loader yields in one process."""
     with tempfile.TemporaryDirectory() as folder:
         data = corpus(
-            file, Path(folder), "bytes", block_size=1024, batch_size=16, train_windows=order
+            file, Path(folder), "bytes", block_size=1024, batch_size=16, train_windows=kind
         )
         data.prepare_data()
         data.setup()
         speeds = [_tokens_per_second(data, seconds) for _ in range(rounds)]
     speed = statistics.median(speeds)
-    row("loading", f"{order}, 16 x 1024", f"{speed / 1e6:.1f} M tokens/s", speed)
+    row("loading", f"{kind}, 16 x 1024", f"{speed / 1e6:.1f} M tokens/s", speed)
 
 
 def _tokens_per_second(data: LocalText, seconds: float) -> float:
@@ -155,15 +162,59 @@ def _tokens_per_second(data: LocalText, seconds: float) -> float:
     return tokens / (time.perf_counter() - start)
 
 
+# The order of many documents
+
+
+def write_shards(folder: Path, count: int, shards: int = 4) -> None:
+    """Writes the shards of a split of `count` documents of four tokens."""
+    per_shard = count // shards
+    for number in range(shards):
+        ends = np.arange(1, per_shard + 1, dtype="<i8") * 4
+        ends.tofile(folder / f"train-{number:05d}.ends")
+        np.zeros(4 * per_shard, "<u2").tofile(folder / f"train-{number:05d}.tokens")
+
+
+def own_memory_of_rows(folder: Path) -> float:
+    """Reads packed rows; returns by how many bytes the memory of this process alone grew (Linux).
+
+    Not counted: mapped files, which all processes share, and which the system may drop.
+    """
+    shards = sorted(path.with_suffix("") for path in folder.glob("*.ends"))
+    rows = PackedWindows(TokenStream(shards, "<u2"), block_size=1024, eos_id=0, seed=0)
+    before = _anonymous()
+    for first in range(0, 1600, 16):
+        rows.rows(np.arange(first, first + 16))
+    return _anonymous() - before
+
+
+def _anonymous() -> float:
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    (line,) = (line for line in lines if line.startswith("Anonymous:"))
+    return int(line.split()[1]) * 1024
+
+
+def order(count: int = 10**7, processes: int = 4) -> None:
+    """Prints what each process keeps; the first to come makes the order, the others wait."""
+    with tempfile.TemporaryDirectory() as name:
+        write_shards(Path(name), count)
+        command = [sys.executable, "-m", "benchmarks.corpora", "--rows", name]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
+        outputs = [process.communicate()[0] for process in running]
+    grown = sorted(float(output) for output in outputs)
+    measured = " / ".join(f"{value / MEGABYTE:.1f}" for value in grown) + " MB"
+    detail = f"{count:,} documents, {processes} processes"
+    row("order", detail, measured, statistics.median(grown) / count)
+
+
 # The table
 
 
 def row(what: str, detail: str, measured: str, value: float) -> None:
     """Prints a line of the table."""
     target = TARGETS[what]
-    met = value <= target if what == "memory" else value >= target
+    met = value <= target if what in AT_MOST else value >= target
     number = f"{value / 1e6:.1f} M" if value > 1e5 else f"{value:.2f}"
-    limit = f"{'<=' if what == 'memory' else '>='} " + (
+    limit = f"{'<=' if what in AT_MOST else '>='} " + (
         f"{target / 1e6:.0f} M" if target > 1e5 else f"{target}"
     )
     verdict = "met" if met else "MISSED"
@@ -187,10 +238,14 @@ def main() -> None:
     """Runs all measurements, or, with ``--peak``, one in this process."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--megabytes", type=float, default=24, help="text for preparing")
-    parser.add_argument("--only", choices=TARGETS, help="one of the three measurements")
+    parser.add_argument("--only", choices=TARGETS, help="one of the four measurements")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peak", nargs=2, metavar=("FILE", "TOKENIZER"), help=argparse.SUPPRESS)
+    parser.add_argument("--rows", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rows:
+        print(own_memory_of_rows(Path(options.rows)))
+        return
     if options.peak:
         print(json.dumps(peak_of_preparing(Path(options.peak[0]), options.peak[1])))
         return
@@ -212,8 +267,10 @@ def main() -> None:
             for tokenizer, argument in found:
                 preparation(middle, tokenizer, argument, options.rounds)
         if options.only in (None, "loading"):
-            for order in ("packed", "random"):
-                loading(files[100], order, options.rounds)
+            for kind in ("packed", "random"):
+                loading(files[100], kind, options.rounds)
+        if options.only in (None, "order"):
+            order()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.preparation import prepare_store
+from datamodules.preparation import Remote, prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
     SPLITS,
@@ -82,6 +82,7 @@ class TextCorpus(L.LightningDataModule, ABC):
             raise ValueError(f"num_proc={num_proc} must be at least 1, or null for one a core.")
         self.num_proc = num_proc
         self._spec = parse_tokenizer(tokenizer)
+        self._told = False
 
     # What a corpus writes
 
@@ -94,6 +95,10 @@ class TextCorpus(L.LightningDataModule, ABC):
         for split in SPLITS:
             for text in self.documents(split):
                 yield split, text
+
+    def stored_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields what goes into the store: `labelled_documents`."""
+        return self.labelled_documents()
 
     @property
     def train_tokens(self) -> int | None:
@@ -125,6 +130,17 @@ class TextCorpus(L.LightningDataModule, ABC):
             f"test_fraction={self.test_fraction}: change the fractions (0 does without that split) "
             "or give more, shorter documents, or files for that split."
         )
+
+    def notes(self) -> list[str]:
+        """Returns where the text differs from what papers train on, a sentence each.
+
+        They are told when the text is prepared and in every run, and are in meta.json.
+        """
+        return []
+
+    def remote(self) -> Remote | None:
+        """Returns the source behind the documents, where it can change or is slow to read."""
+        return None
 
     # Names
 
@@ -184,12 +200,22 @@ class TextCorpus(L.LightningDataModule, ABC):
         prepare_store(
             self.store_dir,
             description=self._description(),
-            documents=self.labelled_documents,
+            documents=self.stored_documents,
+            notes=self._tell,
+            remote=self.remote(),
             make_tokenizer=self._make_tokenizer,
             check=self._check_counts,
             train_tokens=self.train_tokens,
             num_proc=self.num_proc,
         )
+
+    def _tell(self, notes: list[str] | None = None) -> list[str]:
+        """Returns the notes on the text, which are told: in one line, once an object."""
+        notes = self.notes() if notes is None else notes
+        if notes:
+            rank_zero_info(f"{type(self).__name__}: {' '.join(notes)}")
+        self._told = True
+        return notes
 
     def _make_tokenizer(self) -> Tokenizer:
         if self._spec.kind == "bpe":
@@ -211,6 +237,8 @@ class TextCorpus(L.LightningDataModule, ABC):
             StoreError: It is missing or damaged.
         """
         self._store.counts("train")
+        if not self._told:
+            self._tell(self._store.meta.get("notes", []))
 
     @cached_property
     def _store(self) -> Store:

@@ -2,43 +2,41 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from typing import Any
 
+from datamodules.hub_errors import CorpusUnavailableError, explained
+from datamodules.hub_revision import HubSplit, Pin, find, unreachable
 from datamodules.readers import text_of
-from datamodules.tokenizers.interface import first_line
+
+__all__ = ["CorpusUnavailableError", "HubSplit", "HubTexts", "Place"]
 
 _ROWS = 64  # rows fetched at once; a paper of peS2o has up to a megabyte
 _REPOSITORIES = "hf://datasets/"
-_TIMEOUT = 10  # seconds for the question whether the hub can be reached
-
-
-class CorpusUnavailableError(ValueError):
-    """A corpus that could not be fetched; the message says what to pass or set instead."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubSplit:
-    """A split of a data set on the hub.
+class Place:
+    """How far a stretch of rows has been read.
 
     Attributes:
-        name: Repository, e.g. ``"Salesforce/wikitext"``.
-        split: Its name there.
-        config: Configuration, None for the only one.
-        files: Glob of jsonl files in the repository, for those whose own loader is a script, which
-            `datasets` no longer runs; None: the repository describes itself.
+        rows: Rows read.
+        documents: Documents in them: rows that are not blank.
+        stream: State of a streamed data set, which finds the row without reading those in front of
+            it; None where rows have numbers, or at the beginning.
+        skipped: Rows in front of the stretch that this stream was told to skip.
+        finished: Whether that was all.
     """
 
-    name: str
-    split: str
-    config: str | None = None
-    files: str | None = None
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """What goes into a data fingerprint."""
-        return {key: value for key, value in vars(self).items() if value is not None}
+    rows: int = 0
+    documents: int = 0
+    finished: bool = False
+    stream: dict[str, Any] | None = None
+    skipped: int = 0
 
 
 class HubTexts:
@@ -48,14 +46,18 @@ class HubTexts:
         source: What to read.
         streaming: Whether to read over the network as far as needed and keep nothing; else the
             whole split is downloaded into HF_HOME first.
-        corpus: Who asks, for the message.
-        cure: What to do without a network, for the message.
+        corpus: Who asks, for messages.
+        cure: How to give a copy of one's own, for messages.
     """
 
     def __init__(self, source: HubSplit, *, streaming: bool, corpus: str, cure: str) -> None:
         self._source, self._streaming = source, streaming
         self._corpus, self._cure = corpus, cure
+        self._pin: Pin | None = None
         self._data: Any = None
+        self._reachable = False
+        self._begun: dict[str, Place] = {}
+        self._places: dict[str, Place] = {}
 
     def __len__(self) -> int:
         """Returns the rows; only for a split that is not streamed.
@@ -65,23 +67,114 @@ class HubTexts:
         """
         return len(self._opened())
 
+    # Which revision
+
+    def pin(self, stored: Mapping[str, Any] | None = None) -> Pin:
+        """Returns what is read: as stored, or, asked once, as the hub has it now.
+
+        Raises:
+            CorpusUnavailableError: The hub cannot tell, and no cache can.
+        """
+        if stored is not None:
+            self._pin = Pin(**stored)
+        if self._pin is None:
+            with self._explaining():
+                self._pin = self._find()
+        return self._pin
+
+    def _find(self) -> Pin:
+        reason = unreachable(self._source.name)
+        if reason is None:
+            self._reachable = True
+            return find(self._source)
+        commit = self._cached(reason).hash
+        return Pin(name=self._source.name, commit=commit)
+
+    def _cached(self, reason: Exception) -> Any:
+        """Returns the data set in the cache, which holds whole ones, where there is no hub.
+
+        Raises:
+            Exception: `reason`, where the cache has none, or another commit than is wanted.
+        """
+        import datasets
+
+        source, wanted = self._source, self._pin.commit if self._pin else self._source.revision
+        with _offline():
+            try:
+                builder = datasets.load_dataset_builder(source.name, source.config)
+            except Exception:
+                raise reason from None
+        if wanted is not None and _COMMIT.fullmatch(wanted) and builder.hash != wanted:
+            raise reason
+        return builder
+
+    # Reading
+
     def read(self, first: int = 0, end: int | None = None) -> Iterator[str]:
         """Yields the texts of the rows from `first` up to `end`.
 
         Raises:
             CorpusUnavailableError: They cannot be fetched; also later, where the network fails.
         """
+        for _, texts in self._batches(first, end, Place()):
+            yield from texts
+
+    def documents(self, first: int = 0, end: int | None = None) -> Iterator[str]:
+        """Yields the texts of those rows that are more than white space.
+
+        Behind `go_to`, empty texts stand for those in front of the place.
+
+        Raises:
+            CorpusUnavailableError: As `read`.
+        """
+        key = f"{first}:{end}"
+        begun = self._begun.get(key, Place())
+        yield from repeat("", begun.documents)
+        rows, documents = begun.rows, begun.documents
+        for state, texts in self._batches(first, end, begun):
+            self._places[key] = replace(state, rows=rows, documents=documents)
+            for text in texts:
+                if text and not text.isspace():
+                    yield text
+                    documents += 1
+            rows += len(texts)
+        self._places[key] = Place(rows=rows, documents=documents, finished=True)
+
+    def places(self) -> dict[str, Any]:
+        """Returns how far `documents` came, by stretch, for `go_to`; as JSON has it."""
+        return {key: asdict(place) for key, place in self._places.items()}
+
+    def go_to(self, places: Mapping[str, Any]) -> None:
+        """Lets `documents` begin at these places; at none: at the beginning."""
+        self._begun = {key: Place(**place) for key, place in places.items()}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets how far `documents` came beyond the places it was let begin at."""
+        self._places = dict(self._begun)
+
+    def _batches(
+        self, first: int, end: int | None, place: Place
+    ) -> Iterator[tuple[Place, list[str]]]:
+        """Yields texts of the rows behind a place, with the state of the stream before them."""
+        row = first + place.rows
+        if place.finished or row == end:
+            return
         data = self._opened()
-        try:
-            if self._streaming_now(data):
-                data = data.skip(first) if first else data
-                data = data if end is None else data.take(end - first)
-            elif first or end is not None:
-                data = data.select(range(first, len(data) if end is None else end))
-            for batch in data.iter(batch_size=_ROWS):
-                yield from map(self._text, batch["text"])
-        except Exception as error:
-            raise self._unavailable(error) from error
+        with self._explaining():
+            if hasattr(data, "select"):
+                batches = _numbered(data, row, end)
+            else:
+                batches = _streamed(data, row, place)
+            for state, values in batches:
+                texts = [
+                    self._text(value) for value in values[: None if end is None else end - row]
+                ]
+                yield state, texts
+                row += len(texts)
+                if row == end:
+                    return
+            self._refuse_the_end_of_a_part(row)
 
     def _text(self, value: str) -> str:
         """Returns the text of a row, or of a line of a jsonl file."""
@@ -89,72 +182,103 @@ class HubTexts:
             return value
         return text_of(json.loads(value), "text", self._source.name) if value.strip() else ""
 
-    @staticmethod
-    def _streaming_now(data: Any) -> bool:
-        return not hasattr(data, "select")
+    def _refuse_the_end_of_a_part(self, row: int) -> None:
+        if self._pin is not None and self._pin.partial:
+            raise CorpusUnavailableError(
+                f"{self._corpus}: the hub's conversion of {self._source.name} has only the first "
+                f"{row} rows. {self._cure}, or set data.train_tokens so low that they suffice."
+            )
+
+    # Opening
 
     def _opened(self) -> Any:
         if self._data is None:
-            try:
-                self._data = self._open()
-            except Exception as error:
-                raise self._unavailable(error) from error
+            pin = self.pin()
+            with self._explaining():
+                self._data = self._open(pin)
         return self._data
 
-    def _open(self) -> Any:
-        reason = unreachable(self._source.name)
-        if reason is None:
-            return self._load(self._streaming)
-        # Without the hub only the cache is left, which holds whole data sets.
-        with _offline():
-            try:
-                return self._load(streaming=False)
-            except Exception:
-                raise reason from None
+    def _open(self, pin: Pin) -> Any:
+        reason = None if self._reachable else unreachable(self._source.name)
+        if reason is not None:
+            with _offline():
+                return _whole(self._cached(reason), self._source.split)
+        if pin.partial and not self._streaming:
+            self._refuse_the_whole_of_a_part()
+        return self._load(pin)
 
-    def _load(self, streaming: bool) -> Any:
+    def _refuse_the_whole_of_a_part(self) -> None:
+        raise CorpusUnavailableError(
+            f"{self._corpus}: {self._source.name} is a script, which `datasets` no longer runs, "
+            f"and the hub's conversion of it has only its beginning. {self._cure}, or set "
+            "data.train_tokens."
+        )
+
+    def _load(self, pin: Pin) -> Any:
         import datasets
 
         source = self._source
-        if source.files is None:
-            data = datasets.load_dataset(
-                source.name, source.config, split=source.split, streaming=streaming
-            )
+        files = source.files or pin.files
+        if files is None:
+            builder = datasets.load_dataset_builder(source.name, source.config, revision=pin.commit)
+            if builder.hash != pin.commit:  # `datasets` takes any cached one if the hub stumbles
+                raise ConnectionError(f"got the revision {builder.hash}, not {pin.commit}")
         else:
-            files = {source.split: f"{_REPOSITORIES}{source.name}/{source.files}"}
             # As lines: the library's json loader wants one schema in all files, and fails where a
             # field that we do not need is null in one and a date in the next.
-            data = datasets.load_dataset(
-                "text", data_files=files, split=source.split, streaming=streaming
+            builder = datasets.load_dataset_builder(
+                "text" if source.files else "parquet",
+                data_files={source.split: f"{_REPOSITORIES}{source.name}@{pin.commit}/{files}"},
             )
-        return data.select_columns(["text"])
+        if self._streaming:
+            return builder.as_streaming_dataset(split=source.split)
+        return _whole(builder, source.split)
 
-    def _unavailable(self, error: Exception) -> CorpusUnavailableError:
-        return CorpusUnavailableError(
-            f"{self._corpus}: {self._source.name} ({self._source.split}) cannot be read from the "
-            f"Hugging Face hub ({type(error).__name__}: {first_line(error)}). {self._cure}, or set "
-            "HF_HOME to a cache that holds it, or try again with a network: finished shards are "
-            "kept."
-        )
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Turns any error into one that says what helps."""
+        try:
+            yield
+        except CorpusUnavailableError:
+            raise
+        except Exception as error:
+            raise explained(
+                error,
+                corpus=self._corpus,
+                place=f"{self._source.name} ({self._source.split})",
+                revision=self._source.revision,
+                cure=self._cure,
+            ) from error
 
 
-def without_blank(texts: Iterable[str | None]) -> Iterator[str]:
-    """Yields the texts that are more than white space."""
-    return (text for text in texts if text and not text.isspace())
+def _whole(builder: Any, split: str) -> Any:
+    """Returns a split with numbered rows, downloaded where that is not done."""
+    builder.download_and_prepare()
+    return builder.as_dataset(split=split).select_columns(["text"])
 
 
-def unreachable(name: str) -> Exception | None:
-    """Returns why the hub cannot tell about a data set, None if it can.
+def _numbered(data: Any, row: int, end: int | None) -> Iterator[tuple[Place, list[str]]]:
+    """Yields texts from a row on, where rows have numbers."""
+    rows = data.select(range(row, len(data) if end is None else end))
+    for batch in rows.iter(batch_size=_ROWS):
+        yield Place(), batch["text"]
 
-    One short question: the loaders of `datasets` try again for 20 seconds before they say so.
-    """
-    import huggingface_hub
 
-    try:
-        huggingface_hub.HfApi().dataset_info(name, timeout=_TIMEOUT)
-    except Exception as error:
-        return error
-    return None
+def _streamed(data: Any, row: int, place: Place) -> Iterator[tuple[Place, list[str]]]:
+    """Yields texts from a row on, with the state of the stream before each batch of them."""
+    import datasets
+
+    data = data.select_columns(["text"])  # a new object: the state belongs to one reading
+    saved = place.stream
+    skipped = place.skipped if saved and saved["datasets"] == datasets.__version__ else row
+    data = data.skip(skipped) if skipped else data
+    state = None
+    if saved and saved["datasets"] == datasets.__version__:
+        data.load_state_dict(saved["state"])
+        state = saved
+    for batch in data.iter(batch_size=_ROWS):
+        yield Place(stream=state, skipped=skipped), batch["text"]
+        state = {"datasets": datasets.__version__, "state": data.state_dict()}
 
 
 @contextlib.contextmanager

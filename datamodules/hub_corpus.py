@@ -2,12 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from datamodules.base import TextDataModule
-from datamodules.hub import HubSplit, HubTexts, without_blank
+from datamodules.hub import HubTexts
+from datamodules.hub_progress import HubProgress
+from datamodules.hub_revision import HubSplit
 from datamodules.local_text import Patterns, files_of_splits, identify
 from datamodules.readers import format_of, read_documents
 from datamodules.splits import split_documents
@@ -30,6 +33,9 @@ class HubCorpus(TextDataModule):
         test_files: Files of the test split, with data_files.
         train_tokens: Most training tokens that are stored: whole documents in corpus order, up to
             the first that does not fit. The hub is then streamed and read only that far. Null: all.
+        revision: Commit, branch or tag of the hub's repository; null: the newest commit when
+            preparation begins. It goes on with the commit it began with, which meta.json keeps
+            (``origin``).
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -43,6 +49,7 @@ class HubCorpus(TextDataModule):
         "test_files",
         "val_fraction",
         "test_fraction",
+        "revision",  # is in the place on the hub, where it is given
     }
     local_format: ClassVar[str] = "parquet or jsonl files with a field 'text'"
 
@@ -53,17 +60,24 @@ class HubCorpus(TextDataModule):
         val_files: str | list[str] | None = None,
         test_files: str | list[str] | None = None,
         train_tokens: int | None = None,
+        revision: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._patterns: Patterns = {"train": data_files, "val": val_files, "test": test_files}
         self._train_tokens = train_tokens
+        self._revision = revision
         if train_tokens is not None and train_tokens < 1:
             raise ValueError(f"train_tokens={train_tokens} must be at least 1, or null for all.")
         if data_files is None and (val_files is not None or test_files is not None):
             raise ValueError(
                 "val_files and test_files go with data_files: from the hub all splits come from "
                 "the hub. Set data.data_files too."
+            )
+        if data_files is not None and revision is not None:
+            raise ValueError(
+                f"revision={revision!r} is that of the hub's repository, and data_files are read "
+                "instead of it. Set data.revision or data.data_files to null."
             )
 
     # What a corpus writes
@@ -78,7 +92,7 @@ class HubCorpus(TextDataModule):
 
     def read_hub(self, texts: HubTexts) -> Iterator[str]:
         """Yields the documents of a split on the hub; those of white space alone are left out."""
-        return without_blank(texts.read())
+        return texts.documents()
 
     def check_file(self, path: Path) -> None:
         """Raises a ValueError if a file's name tells that it cannot be read."""
@@ -111,7 +125,31 @@ class HubCorpus(TextDataModule):
 
     @cached_property
     def _hub(self) -> dict[Split, HubTexts | None]:
-        return {split: self._hub_texts(self.hub_split(split)) for split in SPLITS}
+        return {split: self._hub_texts(self._place(split)) for split in SPLITS}
+
+    def _place(self, split: Split) -> HubSplit | None:
+        """Returns where the hub has a split, at the revision that was asked for."""
+        place = self.hub_split(split)
+        return None if place is None else replace(place, revision=self._revision)
+
+    @cached_property
+    def _progress(self) -> HubProgress:
+        return HubProgress(
+            {split: texts for split, texts in self._hub.items() if texts is not None}
+        )
+
+    def remote(self) -> HubProgress | None:
+        """Returns the places on the hub; None where your files are read."""
+        return None if self.is_local else self._progress
+
+    def notes(self) -> list[str]:
+        """Returns where the text differs from what papers train on, a sentence each."""
+        return [] if self.is_local else self._progress.notes()
+
+    def stored_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields the documents of all splits, noting where they are on the hub."""
+        documents = self.labelled_documents()
+        return documents if self.is_local else self._progress.watch(documents)
 
     def _hub_texts(self, place: HubSplit | None) -> HubTexts | None:
         if place is None:
@@ -133,7 +171,7 @@ class HubCorpus(TextDataModule):
         if self.is_local:
             origin["files"] = {s: [identify(p) for p in paths] for s, paths in self.files.items()}
         else:
-            places = {split: self.hub_split(split) for split in SPLITS}
+            places = {split: self._place(split) for split in SPLITS}
             origin["hub"] = {s: place.identity for s, place in places.items() if place}
         return {**super().source(), **origin, **self.shares()}
 

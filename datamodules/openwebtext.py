@@ -7,8 +7,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from datamodules.hub import HubSplit, HubTexts, without_blank
+from datamodules.hub import HubTexts
 from datamodules.hub_corpus import HubCorpus
+from datamodules.hub_revision import HubSplit
 from datamodules.splits import split_documents
 from datamodules.store import Split
 
@@ -18,9 +19,11 @@ class OpenWebText(HubCorpus):
 
     The hub has one split. A token cap streams it, and the end of a stream is known only when all of
     it is read: validation is then the *first* `val_documents` documents, training begins behind
-    them, and meta.json says so. Your own files always hold out the last ones.
+    them, and the log and meta.json say so. Your own files always hold out the last ones.
 
-    Hub: Skylion007/openwebtext. Files: parquet or jsonl with the field ``text``.
+    Hub: Skylion007/openwebtext, as parquet files; at a time when it is a script, the hub's own
+    conversion, which has only the beginning of it and so takes a token cap. Files: parquet or jsonl
+    with the field ``text``.
 
     Args:
         val_documents: Documents held out for validation, where there are no val_files.
@@ -60,6 +63,17 @@ class OpenWebText(HubCorpus):
         where = "first" if self._from_the_head else "last"
         rule = {} if self.has_own("val") else {"val": f"{where} {self._val_documents} documents"}
         return {**super().source(), **rule}
+
+    def notes(self) -> list[str]:
+        """Returns where the text differs from what papers train on, a sentence each."""
+        if not self._from_the_head or not self._val_documents:
+            return super().notes()
+        return [
+            f"With train_tokens from the hub the first {self._val_documents} documents validate, "
+            "not the last ones as without a cap or with data_files: validation losses of the two "
+            "do not compare.",
+            *super().notes(),
+        ]
 
     def expects(self, split: Split) -> bool:
         """Returns whether a split must have documents."""
@@ -123,7 +137,7 @@ class OpenWebText(HubCorpus):
     def _between(self, first: int, end: int | None) -> Iterator[str]:
         """Yields the documents with the numbers from `first` up to `end`."""
         if not self.is_local:
-            yield from without_blank(self._texts.read(first, end))
+            yield from self._texts.documents(first, end)
             return
         base = 0
         for path, count in zip(self.files["train"], self._file_counts, strict=True):

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from datamodules.hub import HubSplit
 from datamodules.hub_corpus import HubCorpus
+from datamodules.hub_revision import HubSplit
 from datamodules.store import Split
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from datamodules.hub import HubSplit
 from datamodules.hub_corpus import HubCorpus
+from datamodules.hub_revision import HubSplit
 from datamodules.readers import format_of, read_documents, read_rows, text_of
 from datamodules.store import Split
 
@@ -93,6 +93,18 @@ class Pile(HubCorpus):
         if split != "train":
             return None
         return HubSplit(name="EleutherAI/the_pile_deduplicated", split="train")
+
+    def notes(self) -> list[str]:
+        """Returns where the text differs from what papers train on, a sentence each."""
+        if self.is_local:
+            return []
+        return [
+            "The hub's copy is the deduplicated Pile, without the names of the collections "
+            "(meta.pile_set_name) and without validation and test sets: shares of its documents "
+            "stand in for them. Numbers of papers on the original Pile do not compare; pass its "
+            "files as data_files for those.",
+            *super().notes(),
+        ]
 
     def check_file(self, path: Path) -> None:
         """Raises a ValueError if the file is no text, or has no names of collections to choose."""

@@ -1,29 +1,34 @@
 """Writing a text store: parallel, resumable, and visible only when it is whole.
 
 Shards are written into ``<store>.partial``. A section is a stretch of documents with at most one
-shard a split; when its largest shard is full, all are closed and synced, and a line of
-``journal.jsonl`` says which documents they hold. A preparation that was killed goes on behind the
-last line: finished shards stay as they are, what was begun is thrown away, and the result is the
-same to the byte. The folder gets its final name at the end, under a file lock.
+shard a split; when its largest shard is full, all are closed and synced, and a line of the journal
+says which documents they hold. A preparation that was killed goes on behind the last line: finished
+shards stay as they are, what was begun is thrown away, and the result is the same to the byte. The
+folder gets its final name at the end, under a file lock.
+
+Finished shards are never removed silently: those behind a damaged one are made anew, a folder that
+cannot be gone on with is moved aside, and one line says so.
 """
 
 import contextlib
 import itertools
 import json
 import math
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 import numpy as np
 from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from tqdm import tqdm
 
 from datamodules import tokenising
-from datamodules.store import FORMAT, SPLITS, Counts, Split, Store, counts_of, token_dtype
+from datamodules.journal import Journal, Section, write_whole
+from datamodules.shards import SectionWriter, is_whole, shard_name
+from datamodules.store import FORMAT, SPLITS, Counts, Split, Store, token_dtype
 from datamodules.tokenising import EncodedChunk, encode_in_order
 from datamodules.tokenizers import JsonTokenizer, Tokenizer
 
@@ -32,6 +37,28 @@ from datamodules.tokenizers import JsonTokenizer, Tokenizer
 SHARD_TOKENS = 2**29
 
 Documents = Callable[[], Iterable[tuple[Split, str]]]
+
+
+class Remote(Protocol):
+    """A source of documents that changes with time and is slow to read, asked while it is stored.
+
+    Everything it returns is kept as JSON.
+    """
+
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Settles what is read, e.g. a commit: `stored`, where a killed preparation had that.
+
+        Returns what was settled, for the journal and for meta.json (``origin``).
+        """
+        ...
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Lets the documents in front of a place be anything, e.g. empty: they are stored."""
+        ...
+
+    def place(self, document: int) -> Mapping[str, Any] | None:
+        """Returns a place at or in front of that document, None where it knows none."""
+        ...
 
 
 def prepare_store(
@@ -44,21 +71,25 @@ def prepare_store(
     shard_tokens: int = SHARD_TOKENS,
     train_tokens: int | None = None,
     num_proc: int | None = None,
+    remote: Remote | None = None,
+    notes: Callable[[], Sequence[str]] = tuple,
 ) -> None:
     """Writes the store at `folder`, unless it is there already; several processes may ask at once.
 
     Args:
         folder: Final place; its parents are created.
-        description: What goes into meta.json beside the counts: source and tokenizer.
+        description: What goes into meta.json beside the rest: source and tokenizer.
         documents: Called once, yields the documents of all splits in an order that never changes.
         make_tokenizer: Called once, before `documents`, unless a killed preparation left a
             tokenizer.json.
         check: Called with the counts of each split before the store gets its name; may raise to
-            refuse it.
+            refuse it. The shards are kept.
         shard_tokens: A shard is full at the first chunk of documents that reaches this many tokens.
         train_tokens: Most tokens of the train split: reading stops in front of the first train
             document that would exceed it. None: all documents.
         num_proc: See `tokenising.encode_in_order`.
+        remote: The source behind `documents`, where that can change or is slow to read.
+        notes: Called once, when the source has settled what is read; goes into meta.json.
 
     Raises:
         StoreError: A store is there and damaged.
@@ -72,44 +103,15 @@ def prepare_store(
             Store(folder)
             return
         partial = _Partial(folder.with_name(f"{folder.name}.partial"), shard_tokens)
-        try:
+        with partial.kept_if_begun():
+            origin = partial.begin(remote)
+            noted = list(notes())
             tokenizer = partial.tokenizer(make_tokenizer)
-            partial.write(documents, tokenizer, train_tokens, num_proc)
-        except BaseException:
-            if not partial.sections:
-                partial.remove()
-            raise
-        try:
+            partial.write(documents, tokenizer, train_tokens, num_proc, remote)
+        with partial.told_if_refused():
             check(partial.counts())
-        except BaseException:
-            partial.remove()
-            raise
-        partial.finish(description, tokenizer)
+        partial.finish({**description, "origin": origin, "notes": noted}, tokenizer)
         partial.folder.rename(folder)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Section:
-    """A finished stretch of documents: a line of the journal.
-
-    Attributes:
-        first: Number of its first document, counted over all splits, empty ones included.
-        end: Number behind its last document.
-        splits: What its shards hold.
-    """
-
-    first: int
-    end: int
-    splits: dict[Split, Counts]
-
-    def line(self) -> str:
-        return json.dumps({**vars(self), "splits": {s: asdict(c) for s, c in self.splits.items()}})
-
-    @staticmethod
-    def parse(line: str) -> "_Section":
-        data = json.loads(line)
-        splits = {split: counts_of(part) for split, part in data["splits"].items()}
-        return _Section(first=data["first"], end=data["end"], splits=splits)
 
 
 class _Partial:
@@ -117,36 +119,65 @@ class _Partial:
 
     def __init__(self, folder: Path, shard_tokens: int) -> None:
         self.folder = folder
-        self._journal = folder / "journal.jsonl"
         self._shard_tokens = shard_tokens
-        # Everything that decides where shards are cut: with other values they could not go on.
-        limits = [shard_tokens, tokenising.CHUNK_DOCUMENTS, tokenising.CHUNK_BYTES]
-        self._header = json.dumps({"format": FORMAT, "limits": limits})
-        self.sections: list[_Section] = self._read_sections()
+        self._limits = [shard_tokens, tokenising.CHUNK_DOCUMENTS, tokenising.CHUNK_BYTES]
+        self._journal = Journal(folder, self._limits)
+        if self._journal.foreign:
+            self._move_aside()
         if not self.sections:
-            self.remove()
+            self._remove()
         folder.mkdir(exist_ok=True)
-        if not self.sections:
-            self._journal.write_text(self._header + "\n", encoding="utf-8")
 
-    def remove(self) -> None:
+    @property
+    def sections(self) -> list[Section]:
+        return self._journal.sections
+
+    def _remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _read_sections(self) -> list[_Section]:
-        """Returns the finished sections; the journal then ends behind the last of them."""
-        if not self._journal.is_file():
-            return []
-        lines = self._journal.read_text(encoding="utf-8").split("\n")
-        if lines[0] != self._header:
-            return []
-        sections: list[_Section] = []
-        for line in lines[1:-1]:  # behind the last line end is nothing, or half a line
+    def _move_aside(self) -> None:
+        """Keeps what another version or other limits wrote under another name."""
+        names = (self.folder.with_name(f"{self.folder.name}.old-{n}") for n in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        self.folder.rename(aside)
+        rank_zero_warn(
+            f"An unfinished preparation of another version, or with other limits of shards, is now "
+            f"at {aside}; delete it if you do not need it. The corpus is prepared anew."
+        )
+
+    @contextlib.contextmanager
+    def kept_if_begun(self) -> Iterator[None]:
+        """Removes the folder if what is done here fails before anything was finished."""
+        try:
+            yield
+        except BaseException:
+            if not self.sections:
+                self._remove()
+            raise
+
+    @contextlib.contextmanager
+    def told_if_refused(self) -> Iterator[None]:
+        """Says that the finished shards are kept, if what is done here fails."""
+        with self.kept_if_begun():
             try:
-                sections.append(_Section.parse(line))
-            except (ValueError, KeyError, TypeError):
-                break
-        self._journal.write_text("\n".join([*lines[: len(sections) + 1], ""]), encoding="utf-8")
-        return sections
+                yield
+            except BaseException:
+                if self.sections:
+                    tokens = sum(counts.tokens for counts in self.counts().values())
+                    rank_zero_warn(
+                        f"The {tokens} tokens that were written are kept in {self.folder}. Delete "
+                        "it if you change the options of the corpus, or to begin anew."
+                    )
+                raise
+
+    def begin(self, remote: Remote | None) -> Mapping[str, Any]:
+        """Returns the origin of the text: that of the finished shards, else the present one."""
+        if not self.sections:
+            self._journal.begin({} if remote is None else remote.pin(None))
+        elif remote is not None:
+            remote.pin(self._journal.origin)
+        assert self._journal.origin is not None
+        return self._journal.origin
 
     def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
         """Returns the tokenizer that the finished shards were written with, or a new one."""
@@ -155,8 +186,7 @@ class _Partial:
             return JsonTokenizer(path.name, path.read_text(encoding="utf-8"))
         tokenizer = make()
         if isinstance(tokenizer, JsonTokenizer):
-            path.write_text(tokenizer.json_text, encoding="utf-8")
-            sync(path)
+            write_whole(path, tokenizer.json_text)
         return tokenizer
 
     def write(
@@ -165,10 +195,11 @@ class _Partial:
         tokenizer: Tokenizer,
         train_tokens: int | None,
         num_proc: int | None,
+        remote: Remote | None,
     ) -> None:
         """Writes all sections that are missing."""
         self._check_sections(token_dtype(tokenizer.vocab_size).itemsize)
-        start = self.sections[-1].end if self.sections else 0
+        start = self._start(remote)
         train = self.counts()["train"].tokens
         rest = itertools.islice(documents(), start, None)
         room = math.inf if train_tokens is None else train_tokens - train
@@ -182,48 +213,58 @@ class _Partial:
         )
         # Closing ends the workers at once, whatever else still holds on to the generator.
         with bar, contextlib.closing(encode_in_order(rest, tokenizer, num_proc)) as encoded:
-            self._write_sections(_until(encoded, room), start, bar)
+            self._write_sections(_until(encoded, room), start, bar, remote)
+
+    def _start(self, remote: Remote | None) -> int:
+        """Returns the number of the first missing document; the source goes near it at once."""
+        start = self.sections[-1].end if self.sections else 0
+        if start:
+            rank_zero_info(f"Going on behind document {start}, finished in {self.folder}")
+        place = self._journal.place()
+        if remote is not None and place is not None and place["document"] <= start:
+            remote.go_to(place)
+        return start
 
     def _write_sections(
-        self, encoded: Iterator[EncodedChunk], start: int, bar: "tqdm[Any]"
+        self,
+        encoded: Iterator[EncodedChunk],
+        start: int,
+        bar: "tqdm[Any]",
+        remote: Remote | None,
     ) -> None:
-        section = _SectionWriter(self.folder, len(self.sections), start)
+        section = SectionWriter(self.folder, len(self.sections), start)
         try:
             for chunk in encoded:
                 section.add(chunk)
                 bar.update(len(chunk.tokens))
                 bar.set_postfix(documents=section.end, refresh=False)
                 if section.largest() >= self._shard_tokens:
-                    self._finish_section(section)
-                    section = _SectionWriter(self.folder, len(self.sections), section.end)
+                    self._finish_section(section, remote)
+                    section = SectionWriter(self.folder, len(self.sections), section.end)
             if section.end > section.first:
-                self._finish_section(section)
+                self._finish_section(section, remote)
         finally:
             section.close()
 
-    def _finish_section(self, writer: "_SectionWriter") -> None:
+    def _finish_section(self, writer: SectionWriter, remote: Remote | None) -> None:
         section = writer.finish()
-        with self._journal.open("a", encoding="utf-8") as file:
-            file.write(section.line() + "\n")
-        sync(self._journal)
-        self.sections.append(section)
+        self._journal.append(section, None if remote is None else remote.place(section.end))
 
     def _check_sections(self, itemsize: int) -> None:
-        """Forgets all sections if one of their files is not as the journal says; drops the rest."""
-        sizes = {}
-        for i, section in enumerate(self.sections):
-            for split, counts in section.splits.items():
-                sizes[f"{shard_name(split, i)}.tokens"] = counts.tokens * itemsize
-                sizes[f"{shard_name(split, i)}.ends"] = counts.documents * 8
+        """Forgets the sections from the first on whose files are not as the journal says."""
+        sound = [is_whole(self.folder, i, s, itemsize) for i, s in enumerate(self.sections)]
+        kept = sound.index(False) if False in sound else len(sound)
+        if kept < len(sound):
+            rank_zero_warn(
+                f"{self.folder}: the shards number {kept} are damaged. They and those behind them "
+                f"are made anew; those in front of them are kept."
+            )
+            self._journal.keep(kept)
+        known = {shard_name(split, i) for i, s in enumerate(self.sections) for split in s.splits}
         for path in self.folder.iterdir():
-            if path.suffix in (".tokens", ".ends") and path.name not in sizes:
+            unknown = path.suffix in (".tokens", ".ends") and path.stem not in known
+            if unknown or path.suffix == ".tmp":
                 path.unlink()
-        paths = [(self.folder / name, size) for name, size in sizes.items()]
-        if any(not path.is_file() or path.stat().st_size != size for path, size in paths):
-            for path, _ in paths:
-                path.unlink(missing_ok=True)
-            self._journal.write_text(self._header + "\n", encoding="utf-8")
-            self.sections = []
 
     def counts(self) -> dict[Split, Counts]:
         """Returns what the finished sections hold of each split."""
@@ -254,9 +295,8 @@ class _Partial:
             "dtype": token_dtype(tokenizer.vocab_size).str,
             "splits": splits,
         }
-        path = self.folder / "meta.json"
-        path.write_text(json.dumps(meta, indent=2), encoding="utf-8")
-        sync(path)
+        write_whole(self.folder / "meta.json", json.dumps(meta, indent=2))
+        self._journal.finish()
 
 
 def _until(encoded: Iterable[EncodedChunk], room: float) -> Iterator[EncodedChunk]:
@@ -270,67 +310,3 @@ def _until(encoded: Iterable[EncodedChunk], room: float) -> Iterator[EncodedChun
             return
         yield chunk
         room -= int(filled[-1]) if len(filled) else 0
-
-
-class _SectionWriter:
-    """Writes a stretch of documents, one shard a split that has any."""
-
-    def __init__(self, folder: Path, number: int, first: int) -> None:
-        self._folder, self._number = folder, number
-        self.first = self.end = first
-        self._counts: dict[Split, Counts] = {}
-        self._files: dict[Path, IO[bytes]] = {}
-
-    def add(self, chunk: EncodedChunk) -> None:
-        """Appends the documents of a chunk."""
-        starts = np.cumsum(chunk.lengths) - chunk.lengths
-        for split in dict.fromkeys(chunk.splits):
-            here = np.array([s == split for s in chunk.splits])
-            if here.all():
-                tokens = chunk.tokens
-            else:
-                spans = zip(starts[here], chunk.lengths[here], strict=True)
-                tokens = np.concatenate([chunk.tokens[a : a + n] for a, n in spans])
-            before = self._counts.get(split, Counts())
-            self._append(split, "tokens", tokens)
-            ends = before.tokens + np.cumsum(chunk.lengths[here], dtype="<i8")
-            self._append(split, "ends", ends)
-            self._counts[split] = before + Counts(
-                documents=int(here.sum()),
-                tokens=len(tokens),
-                utf8_bytes=int(chunk.sizes[here].sum()),
-            )
-        self.end += chunk.documents
-
-    def _append(self, split: Split, suffix: str, values: np.ndarray) -> None:
-        path = self._folder / f"{shard_name(split, self._number)}.{suffix}"
-        if path not in self._files:
-            self._files[path] = path.open("wb")
-        self._files[path].write(values.data)
-
-    def largest(self) -> int:
-        """Returns the tokens of the longest shard."""
-        return max((counts.tokens for counts in self._counts.values()), default=0)
-
-    def finish(self) -> _Section:
-        """Returns the journal's entry; all files are on disk."""
-        self.close()
-        for path in self._files:
-            sync(path)
-        return _Section(first=self.first, end=self.end, splits=self._counts)
-
-    def close(self) -> None:
-        """Closes the files."""
-        for file in self._files.values():
-            file.close()
-
-
-def shard_name(split: Split, number: int) -> str:
-    """Returns the file name of a shard, without suffix."""
-    return f"{split}-{number:05d}"
-
-
-def sync(path: Path) -> None:
-    """Makes sure that a file's content is on disk, not only in the system's memory."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

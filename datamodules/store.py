@@ -3,12 +3,15 @@
 A store is a folder::
 
     <name>-<fingerprint>/
-        meta.json              source, tokenizer, options, counts, list of shards
+        meta.json              source, tokenizer, options, commits that were read (origin), notes
+                               on what differs from the papers' text, counts, list of shards
         tokenizer.json         only for tokenizers that are files
         train-00000.tokens     uint16 or uint32, every document followed by EOS
         train-00000.ends       int64, where each document ends in this shard (behind its EOS)
         val-00000.tokens ...
         journal.jsonl          which documents the shards of each number hold
+        train-order-0-3        only of many documents: their order for seed 0 in epoch 3, made when
+                               it is needed and safe to delete
 
 A split may have any number of shards, each complete in itself: readers see one stream.
 `preparation` writes the folder under another name and renames it when it is whole, under a file
@@ -168,12 +171,48 @@ class TokenStream:
     @cached_property
     def document_ends(self) -> np.ndarray:
         """Where each document ends, behind its EOS; int64, ascending, the last one is N."""
-        ends = [_map(shard, "ends", "<i8") for shard in self._shards]
+        ends, _ = self._ends
         if len(ends) == 1:
             return ends[0]
         return np.concatenate(
             [e + base for e, base in zip(ends, self._bases[:-1], strict=True)] or [_EMPTY]
         )
+
+    @cached_property
+    def _ends(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """Where documents end in each shard, and the documents in front of each shard."""
+        parts = [_map(shard, "ends", "<i8") for shard in self._shards]
+        return parts, np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of the split."""
+        return int(self._ends[1][-1])
+
+    def ends(self, documents: np.ndarray) -> np.ndarray:
+        """Returns where those documents (numbers, any shape) end in the stream, int64.
+
+        As `document_ends`, which for several shards is a copy in memory, but read from the files.
+        """
+        parts, firsts = self._ends
+        if len(parts) == 1:
+            return np.asarray(parts[0][documents])
+        out = np.empty(np.shape(documents), dtype=np.int64)
+        shard = np.searchsorted(firsts, documents, side="right") - 1
+        for s in np.unique(shard):
+            here = shard == s
+            out[here] = parts[s][documents[here] - firsts[s]] + self._bases[s]
+        return out
+
+    def starts(self, documents: np.ndarray) -> np.ndarray:
+        """Returns where those documents (numbers, any shape) begin in the stream, int64."""
+        numbers = np.asarray(documents, dtype=np.int64)
+        return np.where(numbers > 0, self.ends(np.maximum(numbers - 1, 0)), 0)
+
+    def beside(self, name: str) -> Path:
+        """Returns the path of a file of this split in the store: ``<split>-<name>``."""
+        shard = self._shards[0]
+        return shard.with_name(f"{shard.name.partition('-')[0]}-{name}")
 
     def gather(self, positions: np.ndarray) -> np.ndarray:
         """Returns the tokens at `positions` (any shape, each in [0, N)), int64 of that shape."""

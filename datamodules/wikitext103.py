@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules.hub import HubSplit, HubTexts
+from datamodules.hub import HubTexts
 from datamodules.hub_corpus import HubCorpus
+from datamodules.hub_revision import HubSplit
 from datamodules.readers import PARQUET_SUFFIXES, format_of, read_column, read_lines
 from datamodules.shuffling import shuffled
 from datamodules.store import Split

@@ -23,13 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.document_order import EpochOrder, epoch_order, permutation
 from datamodules.loader import Batch
 from datamodules.store import TokenStream
 
 IGNORE = -100  # target of positions where nothing is predicted, and filler in rows
 
-# Second half of the Philox keys: one stream of random numbers per purpose.
-_POSITIONS, _ORDER = 1, 2
+# Second half of the Philox key: one stream of random numbers per purpose.
+_POSITIONS = 1
 
 
 class WindowOrder(Protocol):
@@ -136,11 +137,11 @@ class PackedWindows:
         self._seed = seed
         rows = _full_windows(stream, block_size)
         self._rows = num_batches(rows, rows_per_batch, drop_last=True) * rows_per_batch
-        self._plans: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._orders: dict[int, EpochOrder] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a loading process needs; it makes its own plan."""
-        return {**vars(self), "_plans": {}}
+        """Returns what a loading process needs; it opens the order itself."""
+        return {**vars(self), "_orders": {}}
 
     def __len__(self) -> int:
         """Returns the rows used per epoch."""
@@ -152,38 +153,36 @@ class PackedWindows:
         out = np.empty((len(numbers), self.block_size + 1), dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            positions = (
-                indices[here][:, None] * self.block_size - 1 + np.arange(self.block_size + 1)
-            )
-            out[here] = self._cut_epoch(int(epoch), positions)
+            out[here] = self._cut_epoch(int(epoch), indices[here] * self.block_size - 1)
         return out
 
-    def _cut_epoch(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        ends, shifts = self._plan(epoch)
-        document = np.searchsorted(ends, positions, side="right")
-        return _cut(
-            self._stream, np.where(positions < 0, -1, positions + shifts[document]), self._eos_id
-        )
+    def _cut_epoch(self, epoch: int, starts: np.ndarray) -> np.ndarray:
+        """Returns the rows that begin at those places of an epoch's order."""
+        order = self._order(epoch)
+        stops = starts + self.block_size + 1
+        # The documents of each row, one row behind the other, and where each stops in its row.
+        firsts = np.searchsorted(order.ends, starts, side="right")
+        counts = np.searchsorted(order.ends, stops - 1, side="right") - firsts + 1
+        row = np.repeat(np.arange(len(starts)), counts)
+        begins = np.cumsum(counts) - counts
+        place = np.arange(len(row)) - begins[row] + firsts[row]
+        ends = order.ends[place]
+        until = np.minimum(ends, stops[row])
+        since = np.concatenate([[0], until[:-1]])
+        since[begins] = starts
+        shifts = np.repeat(self._stream.ends(order.numbers[place]) - ends, until - since)
+        positions = starts[:, None] + np.arange(self.block_size + 1)
+        shifted = positions + shifts.reshape(positions.shape)
+        return _cut(self._stream, np.where(positions < 0, -1, shifted), self._eos_id)
 
-    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where each document ends in the epoch's order, and its shift from there."""
-        if epoch not in self._plans:
-            ends = np.asarray(self._stream.document_ends)
-            lengths = np.diff(ends, prepend=0)
-            order = self.document_order(epoch)
-            new_ends = np.cumsum(lengths[order])
-            self._plans = {
-                epoch: (new_ends, ends[order] - new_ends)
-            }  # one plan is kept: 16 bytes a document
-        return self._plans[epoch]
+    def _order(self, epoch: int) -> EpochOrder:
+        if epoch not in self._orders:
+            self._orders = {epoch: epoch_order(self._stream, seed=self._seed, epoch=epoch)}
+        return self._orders[epoch]
 
     def document_order(self, epoch: int) -> np.ndarray:
-        """Returns the documents' numbers in the order of an epoch, int64: a permutation.
-
-        It sorts raw Philox output, which is the same in every version of numpy.
-        """
-        philox = np.random.Philox(key=[self._seed, _ORDER], counter=[0, 0, 0, epoch])
-        return np.argsort(philox.random_raw(len(self._stream.document_ends)), kind="stable")
+        """Returns the documents' numbers in the order of an epoch: a permutation."""
+        return permutation(self._stream.num_documents, seed=self._seed, epoch=epoch)
 
 
 class NonOverlappingWindows:

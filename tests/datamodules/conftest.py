@@ -1,13 +1,16 @@
-"""Small corpora on disk, made anew for each test."""
+"""Small corpora on disk, made anew for each test, and a hub made of folders."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 
-from datamodules import LocalText
+from datamodules import LocalText, hub_revision
+from datamodules import hub as reading
 from datamodules.preparation import prepare_store
 from datamodules.store import Split, Store, TokenStream
 from datamodules.tokenizers import BytesTokenizer
@@ -76,3 +79,79 @@ class _Counting(BytesTokenizer):
             arrays.append(np.arange(self._next, self._next + len(text)))
             self._next += len(text)
         return arrays
+
+
+class FakeHub:
+    """Repositories as folders ``<name>@<commit>``, read through the real `datasets`.
+
+    Attributes:
+        network: Whether it can be reached.
+        asked: What was loaded: a commit, or "offline".
+    """
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self._folder, self._cache = folder, cache
+        self._branches: dict[tuple[str, str], str] = {}
+        self._served: dict[str, object] = {}
+        self._load = datasets.load_dataset_builder
+        self.network = True
+        self.asked: list[str] = []
+
+    def repository(self, name: str, commit: int = 1, branch: str = "main") -> Path:
+        """Returns the folder of a commit, which is now the newest of a branch."""
+        self._branches[name, branch] = f"{commit:040x}"
+        folder = self._folder / f"{name}@{commit:040x}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def serve(self, name: str, data) -> None:
+        """Lets a repository have this data set as any of its splits."""
+        (self.repository(name) / "data.parquet").touch()
+        self._served[name] = data
+
+    def dataset_info(self, name, revision=None):
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        if not self.network:
+            raise ConnectionError("no network")
+        commit = self._branches.get((name, revision or "main"), revision or f"{1:040x}")
+        folder = self._folder / f"{name}@{commit}"
+        if not folder.is_dir():
+            response = SimpleNamespace(status_code=404, headers={}, request=None)
+            raise RevisionNotFoundError("there is none", response=response)
+        files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+        return SimpleNamespace(sha=commit, siblings=[SimpleNamespace(rfilename=f) for f in files])
+
+    def load_dataset_builder(self, name, config=None, *, revision=None, data_files=None):
+        self.asked.append(
+            "offline"
+            if not self.network and datasets.config.HF_HUB_OFFLINE
+            else revision or "files"
+        )
+        commit = revision or self._branches.get((name, "main"))
+        if name in self._served:
+            data = self._served[name]
+            return SimpleNamespace(
+                hash=commit,
+                download_and_prepare=lambda: None,
+                as_dataset=lambda split: data,
+                as_streaming_dataset=lambda split: data,
+            )
+        if data_files is not None:
+            return self._load(name, data_files=data_files, cache_dir=str(self._cache))
+        folder = self._folder / f"{name}@{commit}"
+        if (folder / f"{folder.name.partition('@')[0]}.py").exists():
+            raise RuntimeError("Dataset scripts are no longer supported, but found it.py")
+        builder = self._load(str(folder), config, cache_dir=str(self._cache))
+        builder.hash = commit
+        return builder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch) -> FakeHub:
+    """Lets corpora find repositories in a folder."""
+    fake = FakeHub(tmp_path / "hub", tmp_path / "hf")
+    monkeypatch.setattr(datasets, "load_dataset_builder", fake.load_dataset_builder)
+    monkeypatch.setattr(hub_revision, "dataset_info", fake.dataset_info)
+    monkeypatch.setattr(reading, "_REPOSITORIES", f"{tmp_path / 'hub'}/")
+    return fake

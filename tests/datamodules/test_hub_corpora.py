@@ -5,13 +5,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from datamodules import CorpusUnavailableError, OpenWebText, PeS2o, Pile, WikiText103, hub
+from datamodules import CorpusUnavailableError, OpenWebText, PeS2o, Pile, WikiText103
 from datamodules.store import SPLITS
 
 PAGES = [f"Page {i}: " + "word " * (i % 7 + 1) for i in range(60)]
@@ -109,7 +110,7 @@ def test_too_few_documents_to_hold_out(tmp_path, owt_files):
 def pes2o_files(tmp_path) -> Callable[[str], str]:
     """Gzipped json lines as the hub has them, whose other fields change their type."""
     parts = {"train-0": PAGES[:20], "train-1": PAGES[20:50], "validation-0": PAGES[50:]}
-    folder = tmp_path / "repos" / "allenai" / "peS2o" / "data" / "v2"
+    folder = tmp_path / "hub" / f"allenai/peS2o@{1:040x}" / "data" / "v2"
     folder.mkdir(parents=True)
     for i, (name, texts) in enumerate(parts.items()):
         created = None if i == 0 else "2020-01-01T00:00:00.000Z"
@@ -238,29 +239,10 @@ def test_without_network_one_message_names_corpus_reason_and_cure(tmp_path, kind
     assert not [p for p in (tmp_path / "cache").iterdir() if not p.name.endswith(".lock")]
 
 
-@pytest.fixture
-def hub_folder(tmp_path, monkeypatch) -> Path:
-    """Lets the loaders find repositories in a folder, through the real `datasets`."""
-    import datasets
-
-    folder, load = tmp_path / "repos", datasets.load_dataset
-    folder.mkdir(exist_ok=True)
-
-    def load_here(name, *arguments, **options):
-        here = folder / name
-        options.setdefault("cache_dir", str(tmp_path / "hf"))
-        return load(str(here) if here.is_dir() else name, *arguments, **options)
-
-    monkeypatch.setattr(datasets, "load_dataset", load_here)
-    monkeypatch.setattr(hub, "unreachable", lambda name: None)
-    monkeypatch.setattr(hub, "_REPOSITORIES", f"{folder}/")
-    return folder
-
-
-def test_openwebtext_from_the_hub(tmp_path, hub_folder):
+def test_openwebtext_from_the_hub(tmp_path, hub):
     for i in range(3):
         name = f"plain_text/train-0000{i}-of-00003.parquet"
-        write_parquet(hub_folder / "Skylion007/openwebtext" / name, PAGES[i * 20 : i * 20 + 20])
+        write_parquet(hub.repository("Skylion007/openwebtext") / name, PAGES[i * 20 : i * 20 + 20])
     whole = prepared(OpenWebText, tmp_path, val_documents=7)
     assert [texts_of(whole, s) for s in SPLITS] == [PAGES[:-7], PAGES[-7:], []]
     capped = prepared(OpenWebText, tmp_path, val_documents=7, train_tokens=100)
@@ -275,16 +257,14 @@ def test_openwebtext_from_the_hub(tmp_path, hub_folder):
 
 
 @pytest.mark.parametrize("cap", [None, 300])
-def test_pes2o_from_the_hub(tmp_path, hub_folder, pes2o_files, cap):
+def test_pes2o_from_the_hub(tmp_path, hub, pes2o_files, cap):
     data = prepared(PeS2o, tmp_path, train_tokens=cap)
     taken = texts_of(data, "train")
     assert taken == PAGES[:50] if cap is None else taken == PAGES[: len(taken)] != []
     assert texts_of(data, "val") == PAGES[50:]
 
 
-def test_a_capped_stream_is_read_only_so_far(tmp_path, hub_folder, monkeypatch):
-    import datasets
-
+def test_a_capped_stream_is_read_only_so_far(tmp_path, hub):
     read = []
 
     def rows(shards):
@@ -293,36 +273,27 @@ def test_a_capped_stream_is_read_only_so_far(tmp_path, hub_folder, monkeypatch):
             for text in PAGES:
                 yield {"text": f"{shard} {text}" + "x" * 2**15}
 
-    def load(*_, streaming, **__):
-        assert streaming
-        shards = {"shards": list(range(100))}
-        return datasets.IterableDataset.from_generator(rows, gen_kwargs=shards)
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    data = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": list(range(100))})
+    hub.serve("EleutherAI/the_pile_deduplicated", data)
     data = prepared(Pile, tmp_path, train_tokens=2**21, val_fraction=0.1, num_proc=1)
     assert data.counts("train").tokens <= 2**21
     assert data.counts("val").documents > 2
     assert len(read) < 6
 
 
-def test_a_network_that_fails_on_the_way_is_told(tmp_path, hub_folder, monkeypatch):
-    import datasets
-
+def test_a_network_that_fails_on_the_way_is_told(tmp_path, hub):
     def rows():
         yield {"text": "first"}
         raise ConnectionError("the line is dead")
 
-    def load(*_, **__):
-        return datasets.IterableDataset.from_generator(rows)
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    hub.serve("EleutherAI/the_pile_deduplicated", datasets.IterableDataset.from_generator(rows))
     with pytest.raises(CorpusUnavailableError, match="the line is dead"):
         prepared(Pile, tmp_path, train_tokens=10**6)
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_wikitext_from_the_hub(tmp_path, hub_folder, seed):
-    repository = hub_folder / "Salesforce" / "wikitext"
+def test_wikitext_from_the_hub(tmp_path, hub, seed):
+    repository = hub.repository("Salesforce/wikitext")
     configs = []
     for name in ("wikitext-103-raw-v1", "wikitext-103-v1"):
         configs.append({"config_name": name, "data_files": []})
@@ -348,20 +319,13 @@ def test_wikitext_from_the_hub(tmp_path, hub_folder, seed):
             assert sorted(texts_of(data, split)) == sorted(articles)
 
 
-def test_without_network_the_cache_serves_a_capped_corpus_too(tmp_path, hub_folder, monkeypatch):
-    import datasets
+def test_without_network_the_cache_serves_a_capped_corpus_too(tmp_path, hub, monkeypatch):
     import huggingface_hub.constants
 
-    asked = []
-
-    def load(*_, streaming, **__):
-        asked.append((streaming, huggingface_hub.constants.HF_HUB_OFFLINE))
-        return datasets.Dataset.from_dict({"text": PAGES, "meta": PAGES})
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr(hub, "unreachable", lambda name: ConnectionError("no network"))
+    hub.serve("Skylion007/openwebtext", datasets.Dataset.from_dict({"text": PAGES, "meta": PAGES}))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    hub.network = False
     data = prepared(OpenWebText, tmp_path, val_documents=5, train_tokens=200)
     assert texts_of(data, "val") == PAGES[:5]
-    assert asked == [(False, True)]
+    assert hub.asked == ["offline"] * 2  # for the commit, and for the texts
     assert huggingface_hub.constants.HF_HUB_OFFLINE is False

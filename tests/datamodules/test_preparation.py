@@ -1,5 +1,6 @@
 """Killed and started again, on one process or several: the same bytes, nothing done twice."""
 
+import errno
 import json
 import os
 import signal
@@ -286,3 +287,116 @@ def test_killed_and_finished(tmp_path, monkeypatch, bpe):
     fresh.prepare_data()
     assert before.items() < stamps(data.store_dir).items()
     assert content(data.store_dir) == content(fresh.store_dir)
+
+
+# What must not be lost
+
+
+def unfinished(tmp_path, after=300) -> Path:
+    with pytest.raises(ConnectionError):
+        prepare(tmp_path / "s", failing_after(after))
+    return tmp_path / "s.partial"
+
+
+def test_sections_in_front_of_a_damaged_shard_are_kept(tmp_path):
+    partial = unfinished(tmp_path)
+    before = finished_shards(partial)
+    (partial / "train-00003.tokens").write_bytes(b"")
+    with pytest.warns(UserWarning, match="shards number 3 are damaged"):
+        prepare(tmp_path / "s")
+    prepare(tmp_path / "whole")
+    kept = {name: stamp for name, stamp in before.items() if int(name[-12:].split(".")[0][-1]) < 3}
+    assert len(kept) > 5
+    assert kept.items() <= stamps(tmp_path / "s").items()
+    assert content(tmp_path / "s") == content(tmp_path / "whole")
+
+
+def test_what_another_version_left_is_moved_aside(tmp_path):
+    partial = unfinished(tmp_path)
+    before = content(partial)
+    with pytest.warns(UserWarning, match=r"is now at .*s\.partial\.old-1"):
+        prepare(tmp_path / "s", shard_tokens=2000)
+    assert content(tmp_path / "s.partial.old-1") == before
+
+
+def test_a_refused_store_keeps_its_shards_and_says_so(tmp_path):
+    def refuse(counts):
+        raise ValueError("no")
+
+    with (
+        pytest.warns(UserWarning, match=r"tokens that were written are kept in .*s\.partial"),
+        pytest.raises(ValueError, match="no"),
+    ):
+        prepare(tmp_path / "s", check=refuse)
+    before = finished_shards(tmp_path / "s.partial")
+    prepare(tmp_path / "s")
+    assert before == stamps(tmp_path / "s")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_at_a_restart_loses_no_finished_shard(tmp_path, monkeypatch, call):
+    partial = unfinished(tmp_path)
+    with (partial / "journal.jsonl").open("a") as file:
+        file.write('{"first": 1')  # killed while writing: the restart mends the end
+    before = content(partial)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), full)
+        with pytest.raises(OSError, match="No space"):
+            prepare(tmp_path / "s")
+    assert content(partial) == before
+    prepare(tmp_path / "s")
+    prepare(tmp_path / "whole")
+    assert content(tmp_path / "s") == content(tmp_path / "whole")
+
+
+class Remote:
+    """A source that counts what it is asked."""
+
+    def __init__(self, commit="a") -> None:
+        self.commit, self.places = commit, []
+
+    def pin(self, stored):
+        return stored or {"commit": self.commit}
+
+    def go_to(self, place):
+        self.places.append(place["document"])
+
+    def place(self, document):
+        return {"document": document - 1}
+
+
+def test_origin_and_place_survive_and_only_a_fitting_place_is_used(tmp_path):
+    def run(documents, remote):
+        return prepare(tmp_path / "s", documents, remote=remote, notes=lambda: ["a note"])
+
+    with pytest.raises(ConnectionError):
+        run(failing_after(300), Remote("a"))
+    partial, again = tmp_path / "s.partial", Remote("b")
+    journal = (partial / "journal.jsonl").read_text().splitlines()
+    with pytest.raises(ConnectionError):
+        run(failing_after(0), again)
+    assert again.places == [json.loads(journal[-1])["end"] - 1]
+    (partial / "train-00002.tokens").write_bytes(b"")  # the start moves in front of the place
+    damaged = Remote("b")
+    with pytest.warns(UserWarning, match="damaged"):
+        store = run(DOCUMENTS, damaged)
+    assert damaged.places == []
+    assert store.meta["origin"] == {"commit": "a"}
+    assert store.meta["notes"] == ["a note"]
+    assert not list((tmp_path / "s").glob("place*"))
+    prepare(tmp_path / "whole", remote=Remote("a"))
+    whole, here = content(tmp_path / "whole"), content(tmp_path / "s")
+    assert {**whole, "meta.json": b""} == {**here, "meta.json": b""}
+
+
+def test_an_unreadable_place_is_no_obstacle(tmp_path):
+    with pytest.raises(ConnectionError):
+        prepare(tmp_path / "s", failing_after(300), remote=Remote())
+    (tmp_path / "s.partial" / "place.json").write_text("{")
+    remote = Remote()
+    assert prepare(tmp_path / "s", remote=remote).counts("train").documents > 200
+    assert remote.places == []
