@@ -6,12 +6,14 @@
 
 overhead = (our step time / our FLOPs) / (plain step time / plain FLOPs), the plain transformer of
 the same widths run at a sequence length of kappa. ``fork`` is the share of the step that the fork
-layers take (score, selection, gather, positions; forward and backward), timed on the streams that
-they meet in the step. Memory is each side's peak above what it held before its first step, in a
-process of its own. copy-n runs on the same tokens.
+layers take (score, selection, gather, positions; forward and backward), timed in turn with whole
+steps on the streams that they meet there; under --compile they run uncompiled.
+Memory is each side's peak above what it held before its first step, in a process of its own. copy-n
+runs on the same tokens.
 """
 
 import argparse
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import compare, seconds
+from benchmarks.measure import compare
 from benchmarks.memory import extra_peak, in_a_process
 from lightning_models import (
     CopyConfig,
@@ -85,13 +87,18 @@ def build_step(
     return step
 
 
-def build_fork_steps(model: LanguageModel, options: argparse.Namespace) -> Callable[[], Any]:
+def build_fork_steps(
+    model: LanguageModel, options: argparse.Namespace, bf16: bool
+) -> Callable[[], Any]:
     """Returns a function that runs all fork layers forward and backward on a step's streams."""
     network: Any = model.network
     seen: list[dict[str, Any]] = []
     tokens = torch.randint(0, options.vocab, (options.batch, options.context))
     lengths = torch.full((options.batch,), options.context).to(options.device)
-    with recording(fork=lambda **values: seen.append(values)), torch.no_grad():
+    autocast = functools.partial(
+        torch.autocast, torch.device(options.device).type, torch.bfloat16, enabled=bf16
+    )
+    with recording(fork=lambda **values: seen.append(values)), torch.no_grad(), autocast():
         network(tokens.to(options.device))
     gradients: list[Tensor] = [torch.randn_like(values["after"].x) for values in seen]
 
@@ -99,8 +106,9 @@ def build_fork_steps(model: LanguageModel, options: argparse.Namespace) -> Calla
         for fork, values, gradient in zip(network.forks, seen, gradients, strict=True):
             before = values["before"]
             before = before.with_x(before.x.detach().requires_grad_())
-            after = fork(before, lengths, model.config.allocation).streams
-            rope_tables(after.positions(), model.config.head_dim)
+            with autocast():
+                after = fork(before, lengths, model.config.allocation).streams
+                rope_tables(after.positions(), model.config.head_dim)
             torch.autograd.backward(
                 (after.x, after.log_p), (gradient, torch.ones_like(after.log_p))
             )
@@ -126,9 +134,8 @@ def report(options: argparse.Namespace) -> None:
             )
             flops = ours[0].flops_per_token(options.context) * options.context
             flops /= plain[0].flops_per_token(plain[1]) * plain[1]
-            forks = build_fork_steps(ours[0], options)
-            seconds(forks)
-            share = min(seconds(forks) for _ in range(options.rounds)) / time.ours
+            step = build_step(*ours, options, bf16)
+            share = compare(build_fork_steps(ours[0], options, bf16), step, options.rounds).ratio
             row = f"{kappa:4d}L {'bf16' if bf16 else 'float32':9s}"
             row += f" {time.ours:7.3f} {time.theirs:7.3f} {flops:11.3f}"
             row += f" {time.ratio / flops:8.2f} {100 * share:6.1f}"

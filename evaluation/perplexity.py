@@ -131,7 +131,7 @@ def measure_perplexity(
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     pairs: PairedScores | None = None
     how: dict[str, Any] = {}
-    if hasattr(model.config, "budget"):  # of methods that have one: also where it is as trained
+    if getattr(model.config, "uses_budget", False):  # also where it is as trained
         how["budget"] = model.config.budget
     if mode == "blockwise":
         totals = _blockwise_totals(model, data, source, count, precision)
@@ -248,6 +248,11 @@ def run(settings: Namespace) -> None:
     data = build_data(checkpoint, data_recipe(settings))
     device = pick_device(settings.device)
     model = build_model(checkpoint, changes).to(device)
+    if settings.budget is not None and not getattr(model.config, "uses_budget", True):
+        raise ValueError(
+            f"budget ({settings.budget}) has no effect on the allocation of this model when it is "
+            "evaluated; leave --budget out"
+        )
     check_fit(model, data)
     prepare(data, checkpoint)
     report = measure_perplexity(

@@ -87,7 +87,7 @@ STUDY = Study(
                 "ThoughtbubblesLM", fork_layers=[1, 2, 3], kappa="2L", allocation="threshold"
             ),
             cost=2.4,
-            evaluations=(BLOCKWISE, DYNAMIC),
+            evaluations=(BLOCKWISE, NO_BUDGET),
         ),
     ),
     baseline="plain",

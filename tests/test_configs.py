@@ -66,6 +66,26 @@ def test_its_own_size_has_the_stated_parameters(path, monkeypatch, tmp_path):
     assert model.flops_per_token(model.config.block_size) > 2 * count * 0.5
 
 
+def commands():
+    """What the headings of configs and the pages of the methods tell people to train."""
+    texts = [(path, path.read_text()) for path in CONFIGS]
+    texts += [(path, path.read_text()) for path in sorted((ROOT / "docs").glob("*.md"))]
+    for path, text in texts:
+        lines = re.findall(r"^(?:#   )?python train\.py fit ([^#\n]+)", text, re.MULTILINE)
+        for number, line in enumerate(lines):
+            yield pytest.param(line, id=f"{path.parent.name}-{path.stem}-{number}")
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_commands_that_texts_name_are_understood(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = command.replace(" DATA", " configs/data/openwebtext.yaml").split()
+    one_cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
+    program = LatentCLI([*words, *one_cpu], run=False)
+    if " DATA" in command:
+        assert type(program.datamodule).__name__ == "OpenWebText"
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=ids)
 def test_it_trains_two_steps_when_tiny(path, data_cache, tmp_path):
     folders = [f"--trainer.default_root_dir={tmp_path}", f"--data.cache_dir={data_cache}"]

@@ -25,7 +25,10 @@ class Choice(NamedTuple):
 
 
 def row_budgets(config: ThoughtbubblesConfig, lengths: Tensor) -> Tensor:
-    """Returns kappa of each row (int64, the shape of ``lengths``), at least its length."""
+    """Returns kappa of each row (int64, the shape of ``lengths``), at least its length.
+
+    NOTE(paper): a padded row has the budget of its own tokens, so that batching changes nothing.
+    """
     if config.budget == "fixed":
         return lengths.clamp(min=config.most_streams(0))
     return (lengths.double() * config.ratio - ROUNDING).ceil().long().clamp(min=lengths)

@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
 from lightning_models.layers import KVCache
 from lightning_models.optim import OptimizerConfig
+from lightning_models.thoughtbubbles.streams import score_dtype
 from lightning_models.transformer import TransformerLM
 from lightning_models.transformer.network import TransformerConfig, TransformerNetwork
 
@@ -25,6 +26,7 @@ class CopyConfig(TransformerConfig):
     """Rotary only: copies stand at fractional positions."""
     copies: int = 3
     """n, streams of every token (the paper has 3 and 5)."""
+    # NOTE(paper): it does not say where copies stand; ours stand as forks do
     copy_positions: Literal["fractional", "shared"] = "fractional"
     """Copies of token k at k + 1/n, k + 2/n, ..., k + 1, as forks stand, or all at k + 1."""
 
@@ -67,7 +69,7 @@ class CopyNetwork(TransformerNetwork):
         copies = self.config.copies
         if self.config.copy_positions == "shared":
             return place // copies
-        return (place + 1) / copies - 1
+        return (place + 1).to(score_dtype()) / copies - 1
 
 
 class CopyLM(TransformerLM):

@@ -40,6 +40,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     """w of window_topk, in tokens, the token itself included."""
     threshold_decay: float = 0.99
     """Weight of the past in the running mean that threshold compares with, per micro-batch."""
+    # NOTE(paper): eq. 8 divides by sqrt(d_model), the authors' code by sqrt(C)
     bias_scale: Literal["inv_sqrt_dhead", "one", "inv_sqrt_dmodel"] = "inv_sqrt_dhead"
     """Factor on log P in the attention scores (eq. 8): 1/sqrt(C) as the authors' code has it, 1
     (full P in the softmax and on the values, about P^2 together), or the paper's 1/sqrt(D)."""
@@ -87,6 +88,11 @@ class ThoughtbubblesConfig(DecoderConfig):
     def inference_allocation(self) -> Allocation:
         """The allocation outside of training."""
         return self.eval_allocation or self.allocation
+
+    @property
+    def uses_budget(self) -> bool:
+        """Whether ``budget`` has any effect outside of training."""
+        return self.inference_allocation == "global_topk"
 
     @property
     def bias_factor(self) -> float:

@@ -16,10 +16,13 @@ from lightning_models.thoughtbubbles.allocation import (
     window_topk,
 )
 from lightning_models.thoughtbubbles.config import ROUNDING, Allocation, ThoughtbubblesConfig
-from lightning_models.thoughtbubbles.streams import Streams, arrange
+from lightning_models.thoughtbubbles.streams import Streams, arrange, score_dtype
 
 LOWEST_LOG_ACTION = -20.0
-"""Floor of log-sigmoid scores: a fork layer takes at most this off log P."""
+"""Floor of log-sigmoid scores: a fork layer takes at most this off log P.
+
+NOTE(paper): it has none; the authors' code has this one, for stability.
+"""
 
 
 class Forked(NamedTuple):
@@ -38,6 +41,7 @@ class ForkLayer(nn.Module):
 
     threshold: Tensor
     updates: Tensor
+    observed_ratio: Tensor
 
     def __init__(self, config: ThoughtbubblesConfig, ordinal: int) -> None:
         """Builds the fork layer number ``ordinal`` (0-based) of the network."""
@@ -47,8 +51,9 @@ class ForkLayer(nn.Module):
         self.norm = make_norm(config)
         self.score = nn.Linear(config.dim, 2, bias=False)
         self.fork_embedding = nn.Parameter(torch.empty(config.dim))
-        self.register_buffer("threshold", torch.tensor(-torch.inf))
+        self.register_buffer("threshold", torch.tensor(-torch.inf, dtype=score_dtype()))
         self.register_buffer("updates", torch.tensor(0))
+        self.register_buffer("observed_ratio", torch.tensor(0.0, dtype=score_dtype()))
         nn.init.uniform_(self.fork_embedding, 0.0, 1 / math.sqrt(config.dim))
 
     def forward(
@@ -87,7 +92,10 @@ class ForkLayer(nn.Module):
 
     @torch.no_grad()
     def observe(self, border: Tensor) -> None:
-        """Moves the threshold towards the kappa-th score of a batch; nan leaves it as it is."""
+        """Moves the threshold towards the kappa-th score of a batch; nan leaves it as it is.
+
+        Also notes the kappa / L it belongs to (``observed_ratio``; 0: nothing was observed).
+        """
         seen = border.isfinite()
         weight = torch.where(
             self.updates > 0, 1 - self.config.threshold_decay, torch.ones_like(border)
@@ -95,6 +103,7 @@ class ForkLayer(nn.Module):
         old = torch.where(self.updates > 0, self.threshold, border)
         self.threshold.copy_(torch.where(seen, torch.lerp(old, border, weight), self.threshold))
         self.updates.add_(seen)
+        self.observed_ratio.copy_(torch.where(seen, self.config.ratio, self.observed_ratio))
 
     def _choose(
         self,
@@ -112,7 +121,12 @@ class ForkLayer(nn.Module):
         if not self._competes(streams, allocation):
             return Choice(ranks > -torch.inf, ranks.shape[1]), border, None
         if allocation == "threshold" and not self.training:
-            return by_threshold(ranks, self.threshold), border, None
+            # before anything was observed (a run's sanity check), only originals pass: log P <= 0
+            return (
+                by_threshold(ranks, torch.where(self.updates > 0, self.threshold, 0.0)),
+                border,
+                None,
+            )
         width = min(self.config.most_streams(streams.num_tokens), ranks.shape[1])
         budgets = torch.minimum(row_budgets(self.config, lengths), 2 * streams.lengths)
         best, last = global_topk(ranks, budgets, width)

@@ -1,5 +1,6 @@
 """Thoughtbubbles as a LightningModule."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from lightning_models.losses import linear_mixture_cross_entropy
 from lightning_models.optim import OptimizerConfig
 from lightning_models.thoughtbubbles.cache import PrefixCache, StreamCache
 from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
+from lightning_models.thoughtbubbles.forking import ForkLayer
 from lightning_models.thoughtbubbles.network import Decoded, ThoughtbubblesNetwork
 from lightning_models.vocabulary import logits
 
@@ -47,10 +49,10 @@ class ThoughtbubblesLM(LanguageModel):
     def causal(self) -> bool:
         """Whether the allocation used in evaluation looks at earlier tokens only."""
         config = self.config
-        everyone_fits = config.budget == "dynamic" and not config.competes(
-            len(config.fork_layers) - 1
-        )
-        return config.inference_allocation != "global_topk" or everyone_fits
+        if config.inference_allocation != "global_topk" or not config.fork_layers:
+            return True
+        nobody_chooses = config.ratio == 1 or not config.competes(len(config.fork_layers) - 1)
+        return config.budget == "dynamic" and nobody_chooses
 
     @property
     def likelihood(self) -> Likelihood:
@@ -78,8 +80,12 @@ class ThoughtbubblesLM(LanguageModel):
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns log-probabilities of a window batch's targets.
 
+        Raises:
+            ValueError: if thresholds decide that were not observed in training at this kappa.
+
         Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats.
         """
+        self._check_thresholds()
         decoded, targets = self._decode(batch), batch["targets"]
         states, matrix = _flatten(decoded, targets), self.network.output_matrix
         mixture = states.h, matrix, states.log_p, states.owner
@@ -94,6 +100,7 @@ class ThoughtbubblesLM(LanguageModel):
         self, prompts: Tensor, lengths: Tensor, max_new_tokens: int
     ) -> StreamCache | PrefixCache:
         """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        self._check_thresholds()
         if not self.causal:
             return PrefixCache(prompts, lengths, max_new_tokens)
         cache = self.network.new_cache(len(prompts), prompts.shape[1] + max_new_tokens)
@@ -134,6 +141,28 @@ class ThoughtbubblesLM(LanguageModel):
         lengths = batch["mask"].sum(dim=1) if "mask" in batch else None
         decoded: Decoded = self.network(batch["tokens"], lengths)
         return decoded
+
+    def _check_thresholds(self) -> None:
+        """Refuses thresholds of another budget; a sanity check before training may do without."""
+        config = self.config
+        last = len(config.fork_layers) - 1
+        unused = config.inference_allocation != "threshold" or not config.competes(last)
+        checking = self._trainer is not None and self._trainer.sanity_checking
+        if self.training or unused or checking:
+            return
+        fork = self.network.forks[last]  # where any compete, those of the last one do
+        assert isinstance(fork, ForkLayer)
+        observed = float(fork.observed_ratio)
+        if observed == 0:
+            raise ValueError(
+                "allocation threshold: this model has no thresholds; train it with allocation "
+                "global_topk or threshold, or choose another eval_allocation"
+            )
+        if not math.isclose(observed, config.ratio, rel_tol=1e-6):
+            raise ValueError(
+                f"kappa ({config.kappa}): the thresholds were observed at {observed:g}L in "
+                "training; leave kappa as it was, or choose another eval_allocation"
+            )
 
     def _observe(self, borders: Tensor) -> None:
         """Moves the thresholds by the mean over ranks of the kappa-th scores."""

@@ -5,7 +5,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_models.layers import Block, LayerCache, Rope, initialise, rope_tables
+from lightning_models.layers import (
+    Block,
+    LayerCache,
+    Rope,
+    initialise,
+    rope_tables,
+    segment_logsumexp,
+)
 from lightning_models.thoughtbubbles.cache import StreamCache
 from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
 from lightning_models.thoughtbubbles.forking import ForkLayer
@@ -51,7 +58,7 @@ class AttenuatedBlock(Block):
         """
         if log_p is None:
             return super().forward(x, rope=rope, cache=cache, mask=mask)
-        p = log_p.exp()
+        p = log_p.exp().to(x.dtype)
         seen = self.attention(
             self.attention_norm(x),
             rope=rope,
@@ -159,14 +166,20 @@ class ThoughtbubblesNetwork(TransformerNetwork):
 
 
 def _averaged(streams: Streams) -> Streams:
-    """Returns one stream a token, sum_j P_j x_j; the norm behind it makes the scale irrelevant."""
+    """Returns one stream a token, sum_j P_j x_j / sum_j P_j.
+
+    The authors' code leaves the division out; a norm follows, and only its epsilon sees the scale,
+    which must not drown states of low scores.
+    """
     rows, _, width = streams.x.shape
     tokens = streams.num_tokens + 1
+    total = segment_logsumexp(streams.log_p, streams.token, tokens).gather(1, streams.token)
     flat = (streams.token + tokens * torch.arange(rows, device=streams.x.device)[:, None]).flatten()
-    weighted = streams.log_p.exp()[..., None] * streams.x
+    weighted = (streams.log_p - total).exp().to(streams.x.dtype)[..., None] * streams.x
     sums = weighted.new_zeros(rows * tokens, width).index_add(0, flat, weighted.flatten(0, 1))
     x = sums.view(rows, tokens, width)[:, :-1]
     alive = streams.token.new_zeros(rows, tokens).scatter(1, streams.token, 1)[:, :-1]
     token = torch.arange(tokens - 1, device=x.device).expand(rows, -1)
     token = torch.where(alive > 0, token, streams.num_tokens)
-    return arrange(x, x.new_zeros(x.shape[:2], dtype=torch.float32), token, streams.num_tokens)
+    log_p = streams.log_p.new_zeros(x.shape[:2])
+    return arrange(x, log_p, token, streams.num_tokens)

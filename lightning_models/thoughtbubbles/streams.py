@@ -51,11 +51,16 @@ class Streams:
         NOTE(paper): appendix D divides by the number of forks q = c - 1, which is undefined
         without forks and puts the left-most fork onto the previous token; c = q + 1 does neither.
         """
-        return self.token + (self.slot + 1) / self.count
+        return self.token + (self.slot + 1).to(score_dtype()) / self.count
 
     def with_x(self, x: Tensor) -> "Streams":
         """Returns the same streams with other residuals."""
         return replace(self, x=x)
+
+
+def score_dtype() -> torch.dtype:
+    """Returns the dtype of scores and positions: float32, whatever the weights have, or better."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
 
 
 def first_streams(x: Tensor, lengths: Tensor | None = None) -> Streams:
@@ -69,7 +74,7 @@ def first_streams(x: Tensor, lengths: Tensor | None = None) -> Streams:
     token = torch.arange(num_tokens, device=x.device).expand(rows, -1)
     if lengths is not None:
         token = torch.where(token < lengths[:, None], token, num_tokens)
-    log_p = torch.zeros(rows, num_tokens, device=x.device)
+    log_p = torch.zeros(rows, num_tokens, device=x.device, dtype=score_dtype())
     return Streams(x, log_p, token, torch.zeros_like(token), torch.ones_like(token), num_tokens)
 
 

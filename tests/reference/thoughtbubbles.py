@@ -73,7 +73,8 @@ class Thoughtbubbles:
     def output(self, streams):
         """Eq. 11, or the residuals weighted by P, decoded once."""
         if self.config.output_average == "residual_norm":
-            return self.decode(sum(s.log_p.exp() * s.x for s in streams)).log()
+            total = sum(s.log_p.exp() for s in streams)
+            return self.decode(sum(s.log_p.exp() * s.x for s in streams) / total).log()
         total = sum(s.log_p.exp() for s in streams)
         return (sum(s.log_p.exp() * self.decode(s.x) for s in streams) / total).log()
 

@@ -42,6 +42,8 @@ def build(seed=0, thresholds=(), model=ThoughtbubblesLM, **changes):
     for fork, threshold in zip(lm.network.forks, thresholds, strict=False):
         fork.threshold.fill_(threshold)
         fork.updates.fill_(1)
+        fork.observed_ratio.fill_(lm.config.ratio)
+        fork.updates.fill_(1)
     return lm.eval()
 
 

@@ -1,6 +1,7 @@
 """How many streams there are, which ones, where they stand and what they score."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.layers import recording
 from lightning_models.thoughtbubbles.forking import ForkLayer
+from lightning_models.thoughtbubbles.network import _averaged
 from tests.thoughtbubbles.cases import SIZES, THRESHOLDS, build, enliven, rows_of
 
 ALLOCATIONS = {
@@ -251,3 +253,30 @@ def test_scores_stay_float32_under_autocast(name):
                 before = step["before"]
                 half = before.with_x(before.x.bfloat16())
                 assert fork.log_scores(half).dtype == torch.float32
+
+
+def test_low_scores_do_not_drown_the_averaged_residual():
+    """The norm behind it has an epsilon: without a division by sum P it would see only that."""
+    model, batch = build(fork_layers=(1,)), rows_of([6, 6])
+    (step,) = forks_of(model, batch)
+    after = step["after"]
+    low = replace(after, log_p=after.log_p - 30.0)
+    torch.testing.assert_close(_averaged(low).x, _averaged(after).x, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("average", ["mixture", "residual_norm"])
+def test_scores_and_positions_are_float32_beside_bfloat16_weights(average):
+    model = build(fork_layers=(0, 1, 2), output_average=average)
+    batch = rows_of([6, 4])
+    model.network.bfloat16()
+    torch.set_default_dtype(torch.bfloat16)  # as Lightning's bf16-true does
+    try:
+        seen = forks_of(model, batch)
+        loss = model.train().loss(batch).terms["nll"].sum
+    finally:
+        torch.set_default_dtype(torch.float32)
+    loss.backward()
+    for step in seen:
+        assert step["after"].log_p.dtype == step["after"].positions().dtype == torch.float32
+        assert step["after"].x.dtype == torch.bfloat16
+    assert loss.isfinite()

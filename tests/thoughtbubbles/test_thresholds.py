@@ -161,3 +161,32 @@ def test_thresholds_hold_for_every_layer_on_its_own():
     few = stream_counts(build(kappa="1.5L", allocation="threshold", thresholds=(low, high)), batch)
     assert few[0].sum() > 6
     assert few[1].sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "message"),
+    [
+        ({"allocation": "window_topk"}, {"eval_allocation": "threshold"}, "no thresholds"),
+        ({"kappa": "4L"}, {"kappa": "2L", "eval_allocation": "threshold"}, "observed at 4L"),
+    ],
+    ids=["by window", "another kappa"],
+)
+def test_thresholds_that_were_not_observed_are_refused(trained, asked, message):
+    shape = {"fork_layers": (0, 1, 2), "allocation_window": 4}
+    model = build(**shape, **trained)
+    batch = rows_of([6, 4])
+    model.train().loss(batch)
+    other = build(**{**shape, **trained, **asked})
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        other.eval().score(batch)
+    with pytest.raises(ValueError, match=message):
+        other.init_cache(batch["tokens"], batch["mask"].sum(1), 3)
+    assert model.eval().score(batch).log_prob.isfinite().all()
+
+
+def test_before_anything_is_observed_only_originals_pass():
+    model = build(allocation="threshold", fork_layers=(0, 1, 2), kappa="2L")
+    batch = rows_of([6, 6])
+    decoded = model.network(batch["tokens"], batch["mask"].sum(1))
+    assert (decoded.token < 6).sum(1).tolist() == [6, 6]
