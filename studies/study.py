@@ -1,5 +1,6 @@
 """What a study declares: runs, what is measured on each, and what is tabulated."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -166,7 +167,10 @@ class Study:
     @property
     def folder(self) -> str:
         """Name of the folder that sets of runs with other text or steps do not share."""
-        corpus = "local_text" if self.text.files else "python_docs"
+        corpus = "python_docs"
+        if self.text.files:
+            own = "\n".join((*self.text.files, self.text.separator))
+            corpus = f"local_text-{hashlib.sha256(own.encode()).hexdigest()[:8]}"
         return f"{self.method}/{corpus}-{self.steps}-steps"
 
     def seeded(self, only: Sequence[str] = ()) -> list[Run]:

@@ -49,8 +49,9 @@ def test_tokens(study):
 
 
 def test_other_steps_and_other_text_have_another_folder(study):
-    others = [study, replace(study, steps=3), replace(study, text=Text(files=("a.txt",)))]
-    assert len({other.folder for other in others}) == 3
+    texts = [Text(files=("a.txt",)), Text(files=("b.txt",))]
+    others = [study, replace(study, steps=3), *(replace(study, text=text) for text in texts)]
+    assert len({other.folder for other in others}) == len(others)
 
 
 @pytest.mark.parametrize("name", STUDIES)
