@@ -73,8 +73,8 @@ def own_run(fit, tmp_path):
     return train_six_steps(fit, tmp_path / "own")
 
 
-def checkpoint_folder(root: Path, version: int = 0) -> Path:
-    return root / "TransformerLM" / f"version_{version}" / "checkpoints"
+def checkpoint_folder(root: Path, version: int = 0, model: str = "TransformerLM") -> Path:
+    return root / model / f"version_{version}" / "checkpoints"
 
 
 def load(path: Path) -> dict:

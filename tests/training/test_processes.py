@@ -30,14 +30,15 @@ def fit_on_two(data_arguments, model_arguments, quick):
             timeout=120,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        return checkpoint_folder(root)
+        (folder,) = root.iterdir()  # named by the model
+        return checkpoint_folder(root, model=folder.name)
 
     return run
 
 
-def assert_resume_is_exact(fit_on_two, config, tmp_path):
-    whole = fit_on_two(config, tmp_path / "whole")
-    resumed = fit_on_two(config, tmp_path / "resumed", f"--ckpt_path={whole}/step=2.ckpt")
+def assert_resume_is_exact(fit_on_two, config, tmp_path, *extra):
+    whole = fit_on_two(config, tmp_path / "whole", *extra)
+    resumed = fit_on_two(config, tmp_path / "resumed", f"--ckpt_path={whole}/step=2.ckpt", *extra)
     ours, theirs = load(whole / "last.ckpt"), load(resumed / "last.ckpt")
     assert ours["global_step"] == theirs["global_step"] == 4
     for name, weight in ours["state_dict"].items():
@@ -60,3 +61,15 @@ def test_two_sharded_processes_resume_exactly_and_load_on_one(fit_on_two, tmp_pa
     validate = ["validate", f"--ckpt_path={whole}/last.ckpt", "--trainer.accelerator=cpu"]
     assert main([*validate, "--trainer.devices=1"]) == 0
     assert "val/loss" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_sharded_forks_and_their_thresholds_resume_exactly(fit_on_two, tmp_path):
+    """The score matrix has two rows, one a rank; thresholds are means over the ranks."""
+    forking = "--model=lightning_models.ThoughtbubblesLM", "--model.config.fork_layers=[0,1]"
+    rule = "--model.config.num_layers=2", "--model.config.allocation=threshold"
+    positions = "--model.config.positions=rope"
+    whole = assert_resume_is_exact(fit_on_two, "fsdp", tmp_path, *forking, *rule, positions)
+    weights = load(whole / "last.ckpt")["state_dict"]
+    assert weights["network.forks.1.threshold"].isfinite()
+    assert weights["network.forks.1.updates"] == 8  # four steps of two micro-batches
