@@ -1,0 +1,85 @@
+"""The dials of Thought Gestalt."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_models.layers import DecoderConfig
+
+LayerType = Literal["alternate", "serial", "parallel"]
+Memory = Literal["differentiable", "detached", "none", "in_context"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThoughtGestaltConfig(DecoderConfig):
+    """A GPT-2 style decoder that reads a document sentence by sentence.
+
+    ``block_size`` counts the slots of a sentence tensor: BOS, 64 tokens, EOD, EOS make 67.
+
+    Raises:
+        ValueError: if a value is out of its range; the message names key, value and cure.
+    """
+
+    attention_dropout: float = 0.2
+    """Dropout on attention weights, within sentences and over memory (App. B.2)."""
+    layer_type: LayerType = "alternate"
+    """alternate: odd layers (1-based) attend within the sentence, even ones to memory; serial: both
+    in every layer, one behind the other; parallel: both in every layer, summed (Table 1)."""
+    sentence_layer: int = 7
+    """l_s, layer (1-based) behind which the state at EOS becomes the sentence vector."""
+    sentence_head_depth: int = 1
+    """Linear layers of the sentence head W_sent; more than one: with GELU and dropout between."""
+    memory: Memory = "differentiable"
+    """differentiable: gradients flow through memory; detached: they stop where it is written; none:
+    self-attention in place of every cross-attention; in_context: sentence vectors stand in front of
+    the sentence's tokens, and self-attention reads both (Table 1)."""
+    memory_size: int = 40
+    """M, sentence vectors that are remembered."""
+    context_seeding: bool = True
+    """Whether the previous sentence's vector takes the place of BOS."""
+    gate_init: float = 1.0
+    """Initial value of the scalar gates g_mem on cross-attention."""
+    token_dropout: float = 0.15
+    """Probability of zeroing the embedding of a content token, when warmed in."""
+    sentence_dropout: float = 0.15
+    """Dropout on the state at EOS before the sentence head, when warmed in."""
+    warm_in: tuple[float, float] = (2000, 7000)
+    """Sentence steps from which these two dropouts have half, and their full rate. Numbers up to 1
+    are fractions of all sentence steps of the run."""
+    eos_weight: float = 0.05
+    """Weight of EOS targets in the training loss, behind the first eos_weight_epochs."""
+    eos_weight_epochs: int = 1
+    """Epochs in which EOS targets weigh as much as others."""
+    checkpoint_sentences: bool = False
+    """Whether to compute each sentence step anew in the backward pass, to save memory."""
+
+    def __post_init__(self) -> None:
+        """Checks the dials beside what every decoder checks."""
+        object.__setattr__(self, "warm_in", tuple(self.warm_in))
+        super().__post_init__()
+        if not 1 <= self.sentence_layer <= self.num_layers:
+            raise ValueError(
+                f"sentence_layer ({self.sentence_layer}) must be one of the layers 1 to "
+                f"{self.num_layers} (num_layers)"
+            )
+        for key in ("sentence_head_depth", "memory_size"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
+        for key in ("token_dropout", "sentence_dropout"):
+            if not 0.0 <= getattr(self, key) < 1.0:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
+        if len(self.warm_in) != 2 or not 0 <= self.warm_in[0] <= self.warm_in[1]:
+            raise ValueError(f"warm_in ({list(self.warm_in)}) must be two numbers, the later last")
+        if self.positions != "learned":
+            raise ValueError(
+                f"positions ({self.positions}) must be learned: they number the sentence's slots"
+            )
+        if self.block_size < 4:
+            raise ValueError(
+                f"block_size ({self.block_size}) must hold BOS, a token, EOD and EOS: at least 4"
+            )
+
+    def reads_memory(self, layer: int) -> bool:
+        """Returns whether layer number ``layer`` (1-based) has cross-attention to memory."""
+        if self.memory in ("none", "in_context"):
+            return False
+        return self.layer_type != "alternate" or layer % 2 == 0

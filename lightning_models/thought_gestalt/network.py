@@ -1,0 +1,182 @@
+"""The stack that decodes sentences and writes them to memory, in pure torch."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from lightning_models.layers import FeedForward, SelfAttention, attend, initialise, make_norm
+from lightning_models.layers.self_attention import join_heads, split_heads
+from lightning_models.thought_gestalt.config import ThoughtGestaltConfig
+from lightning_models.thought_gestalt.memory import (
+    MemoryAttention,
+    SentenceMemory,
+    slot_positions,
+)
+from lightning_models.thought_gestalt.packing import Packing, SentenceStep
+
+
+class PackedSelfAttention(SelfAttention):
+    """Causal self-attention within each sentence, on packed slots."""
+
+    def forward(self, x: Tensor, packing: Packing) -> Tensor:  # type: ignore[override]
+        """Returns the attention output (P, D) of normed slots (P, D)."""
+        grid = packing.to_grid(self.qkv(x))
+        q, k, v = (split_heads(part, self.num_heads) for part in grid.chunk(3, dim=-1))
+        dropout = self.dropout if self.training else 0.0
+        # what stands behind a sentence's end is hidden by causality
+        heads = attend(q, k, v, causal=True, dropout=dropout, backend=self.backend)
+        return self.out(packing.from_grid(join_heads(heads)))
+
+
+class GestaltBlock(nn.Module):
+    """Self-attention, memory attention, or both, then the feed-forward layer; all pre-norm."""
+
+    def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
+        """Builds layer number ``layer`` (1-based)."""
+        super().__init__()
+        reads = config.reads_memory(layer)
+        looks = config.layer_type != "alternate" or not reads
+        self.parallel = config.layer_type == "parallel" and reads
+        self.attention_norm = make_norm(config) if looks else None
+        self.attention = PackedSelfAttention(config) if looks else None
+        self.memory_norm = make_norm(config) if reads and not self.parallel else None
+        self.memory_attention = MemoryAttention(config, config.gate_init) if reads else None
+        self.feed_forward_norm = make_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, packing: Packing, memory: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Returns the slots (P, D) behind this block.
+
+        Args:
+            x: slots (P, D).
+            packing: where they stand.
+            memory: keys and values (A, M, D) of the sentences before; None: there are none, and
+                reading memory adds nothing.
+        """
+        before = x
+        if self.attention is not None and self.attention_norm is not None:
+            x = x + self.dropout(self.attention(self.attention_norm(x), packing))
+        if self.memory_attention is not None and memory is not None:
+            norm = self.attention_norm if self.parallel else self.memory_norm
+            assert norm is not None
+            read = self.memory_attention(norm(before if self.parallel else x), packing, *memory)
+            x = x + self.dropout(read)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class SentenceHead(nn.Module):
+    """From the state at EOS to the sentence vector: W_sent, or an MLP."""
+
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
+        """Builds ``sentence_head_depth`` linear layers."""
+        super().__init__()
+        depth = config.sentence_head_depth
+        layers: list[nn.Module] = []
+        for _ in range(depth - 1):
+            layers += [nn.Linear(config.dim, config.dim), nn.GELU(), nn.Dropout(0.1)]
+        self.layers = nn.Sequential(*layers, nn.Linear(config.dim, config.dim, bias=False))
+
+    def forward(self, x: Tensor, dropout: float) -> Tensor:
+        """Returns sentence vectors (A, D) of states at EOS (A, D), dropped out before."""
+        return self.layers(F.dropout(x, dropout, self.training))
+
+
+class ThoughtGestaltNetwork(nn.Module):
+    """One stack that is token decoder and sentence encoder."""
+
+    slots: Tensor
+
+    def __init__(self, config: ThoughtGestaltConfig) -> None:
+        """Builds and initialises the network."""
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.padded_vocab_size, config.dim)
+        self.position = nn.Embedding(config.block_size, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(GestaltBlock(config, i + 1) for i in range(config.num_layers))
+        self.sentence_head = SentenceHead(config) if config.memory != "none" else None
+        self.norm = make_norm(config)
+        self.head = (
+            None if config.tie_head else nn.Linear(config.dim, config.padded_vocab_size, False)
+        )
+        initialise(self, config)
+        sizes = config.memory_size, config.dim
+        self.register_buffer("slots", slot_positions(*sizes), persistent=False)
+
+    @property
+    def output_matrix(self) -> Tensor:
+        """The matrix (V, D) from normed states to logits."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def forward(self, steps: Sequence[SentenceStep], dropouts: Sequence[float] = ()) -> Tensor:
+        """Returns the normed states (sum of P, D) of all slots, step behind step.
+
+        Args:
+            steps: sentence steps of a batch, in order (see ``packing.pack``).
+            dropouts: of each step, the share of the full token and sentence dropout, in [0, 1];
+                empty: full.
+        """
+        memory = SentenceMemory(self._readers(), self.config.memory_size, self.slots)
+        states = []
+        for t, step in enumerate(steps):
+            share = dropouts[t] if dropouts else 1.0
+            if self.config.checkpoint_sentences and torch.is_grad_enabled():
+                x, sentences = checkpoint(
+                    self._run_step, step, memory.view(), share, use_reentrant=False
+                )
+            else:
+                x, sentences = self._run_step(step, memory, share)
+            if sentences is not None:
+                memory.write(sentences.detach() if self.config.memory == "detached" else sentences)
+            states.append(x)
+        return self.norm(torch.cat(states))
+
+    def _run_step(
+        self, step: SentenceStep, memory: SentenceMemory, share: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the states (P, D) behind the last block, and the sentence vectors (A, D)."""
+        rows, config = step.packing.rows, self.config
+        x = self._embed(step, memory, share)
+        prefix = self._prefix(memory, rows)
+        packing = step.packing if prefix is None else step.packing.behind(prefix.shape[1])
+        ahead = 0
+        if prefix is not None:
+            ahead = prefix.shape[0] * prefix.shape[1]
+            x = torch.cat((prefix.flatten(0, 1), x))
+        sentences, reader = None, 0
+        for index, block in enumerate(self.blocks):
+            read = None
+            if config.reads_memory(index + 1):
+                read = memory.read(reader, rows)
+                reader += 1
+            x = block(x, packing, read)
+            if index + 1 == config.sentence_layer and self.sentence_head is not None:
+                sentences = self.sentence_head(x[ahead + step.eos], share * config.sentence_dropout)
+        return x[ahead:], sentences
+
+    def _embed(self, step: SentenceStep, memory: SentenceMemory, share: float) -> Tensor:
+        """Returns token and position embeddings (P, D), BOS replaced by the sentence before."""
+        words = self.embedding(step.tokens)
+        rate = share * self.config.token_dropout
+        if self.training and rate > 0:
+            dropped = torch.rand(len(words), device=words.device) < rate
+            words = words.masked_fill((dropped & step.content)[:, None], 0.0)
+        x = words + self.position(step.positions)
+        if self.config.context_seeding and memory.latest is not None:
+            x = x.index_copy(0, step.bos, memory.latest[: step.packing.rows].to(x.dtype))
+        return self.dropout(x)
+
+    def _prefix(self, memory: SentenceMemory, rows: int) -> Tensor | None:
+        """Returns the sentence vectors in front of the tokens (A, M_t, D) for ``in_context``."""
+        if self.config.memory != "in_context" or not memory.vectors:
+            return None
+        vectors = torch.stack([vector[:rows] for vector in memory.vectors], dim=1)
+        return vectors + self.slots[: vectors.shape[1]]
+
+    def _readers(self) -> list[MemoryAttention]:
+        blocks = (block.memory_attention for block in self.blocks)
+        return [reader for reader in blocks if isinstance(reader, MemoryAttention)]

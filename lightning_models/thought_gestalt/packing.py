@@ -1,0 +1,134 @@
+"""Sentences without padding: which slots of a batch are computed, and in which order.
+
+A batch holds streams of sentences. Sentence step t advances all streams that have a t-th sentence;
+its tokens stand one behind the other, packed, and are spread into a grid (streams, slots) only
+where attention needs rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_models.vocabulary import IGNORE_INDEX
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the packed slots of one sentence step stand in its grid (A, U)."""
+
+    cell: Tensor
+    """int64 (P,): cell of each slot, row * U + place."""
+    rows: int
+    """A, streams that have this sentence; they are the first A of the batch."""
+    width: int
+    """U, slots of the longest of these sentences."""
+
+    def to_grid(self, x: Tensor) -> Tensor:
+        """Returns packed (P, C) as a grid (A, U, C), zero where nothing stands."""
+        grid = x.new_zeros(self.rows * self.width, x.shape[-1])
+        return grid.index_copy(0, self.cell, x).view(self.rows, self.width, -1)
+
+    def from_grid(self, grid: Tensor) -> Tensor:
+        """Returns the slots (P, C) of a grid (A, U, C)."""
+        return grid.flatten(0, 1).index_select(0, self.cell)
+
+    def behind(self, prefix: int) -> "Packing":
+        """Returns the packing in which every row begins with ``prefix`` more slots, those first.
+
+        Row by row: the prefix, then the sentence.
+        """
+        if prefix == 0:
+            return self
+        width = self.width + prefix
+        row, place = self.cell // self.width, self.cell % self.width
+        own = row * width + place + prefix
+        ahead = torch.arange(self.rows, device=own.device)[:, None] * width
+        ahead = ahead + torch.arange(prefix, device=own.device)
+        return Packing(torch.cat((ahead.flatten(), own)), self.rows, width)
+
+
+@dataclass(frozen=True)
+class SentenceStep:
+    """The t-th sentences of all streams that have one."""
+
+    packing: Packing
+    tokens: Tensor
+    """int64 (P,)."""
+    targets: Tensor
+    """int64 (P,): the token behind each; -100 at EOS, behind which the next sentence begins."""
+    positions: Tensor
+    """int64 (P,): slot numbers: 0 at BOS, then counting, EOD and EOS in the last two slots."""
+    content: Tensor
+    """Bool (P,): a token of the text, neither BOS nor EOD nor EOS."""
+    target_kind: Tensor
+    """int64 (P,): LEXICAL, EOS or EOD where there is a target."""
+    bos: Tensor
+    """int64 (A,): index of each sentence's BOS among the packed slots."""
+    eos: Tensor
+    """int64 (A,)."""
+    source: Tensor
+    """int64 (P,): index into the batch's tokens (B, S, U), flattened."""
+
+
+LEXICAL, EOS, EOD = 0, 1, 2
+"""Kinds of targets."""
+
+
+def pack(
+    tokens: Tensor, lengths: Tensor, is_last: Tensor, slots: int
+) -> tuple[list[SentenceStep], Tensor]:
+    """Returns the sentence steps of a batch, and the order (B,) in which they take its streams.
+
+    Args:
+        tokens: int64 (B, S, U): BOS, the sentence, EOD where a document ends, EOS, anything.
+        lengths: int64 (B, S): slots of each sentence that are used; 0 behind the last sentence.
+        is_last: bool (B, S): the sentence ends its document.
+        slots: positions that a sentence tensor has (67); EOS stands in the last one, EOD before it.
+    """
+    order = (lengths > 0).sum(dim=1).argsort(descending=True, stable=True)
+    counts = lengths[order].cpu().t().tolist()
+    stride = tokens.shape[1] * tokens.shape[2]
+    steps = []
+    for t, row_lengths in enumerate(counts):
+        used = [length for length in row_lengths if length > 0]
+        if not used:
+            break
+        steps.append(_step(tokens, order[: len(used)], used, is_last, slots, t, stride))
+    return steps, order
+
+
+def _step(
+    tokens: Tensor,
+    streams: Tensor,
+    used: list[int],
+    is_last: Tensor,
+    slots: int,
+    t: int,
+    stride: int,
+) -> SentenceStep:
+    device = tokens.device
+    total, width = sum(used), max(used)
+    sizes = torch.tensor(used).to(device)
+    row = torch.repeat_interleave(torch.arange(len(used), device=device), sizes, output_size=total)
+    starts = sizes.cumsum(0) - sizes
+    place = torch.arange(total, device=device) - starts[row]
+    source = streams[row] * stride + t * tokens.shape[2] + place
+    own = tokens.reshape(-1)[source]
+    from_end = sizes[row] - 1 - place  # 0 at EOS
+    last = is_last[streams, t][row]
+    eod = last & (from_end == 1)
+    positions = torch.where(from_end == 0, slots - 1, torch.where(eod, slots - 2, place))
+    targets = torch.where(from_end == 0, IGNORE_INDEX, own.roll(-1))
+    kind = torch.where(from_end == 1, EOS, torch.where(last & (from_end == 2), EOD, LEXICAL))
+    return SentenceStep(
+        packing=Packing(row * width + place, len(used), width),
+        tokens=own,
+        targets=targets,
+        positions=positions,
+        content=(place > 0) & (from_end > 0) & ~eod,
+        target_kind=kind,
+        bos=starts,
+        eos=starts + sizes - 1,
+        source=source,
+    )
