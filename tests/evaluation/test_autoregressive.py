@@ -362,3 +362,9 @@ def test_two_budgets_are_refused(fails, forking_path):
     assert "the same field" in fails("perplexity", "--ckpt", forking_path, *both)
     one = ("--budget", "none")
     assert "budget" in fails("perplexity", "--ckpt", forking_path, *one)
+
+
+def test_a_budget_without_effect_is_refused(fails, forking_path):
+    options = ("--budget", "fixed", "--set.eval_allocation", "window_topk")
+    line = fails("perplexity", "--ckpt", forking_path, "--mode", "autoregressive", *options)
+    assert "budget (fixed) has no effect" in line
