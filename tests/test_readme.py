@@ -91,12 +91,19 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
     if words[0] == "import":
         words = [save_gpt2(folder) if word.isupper() else word for word in words]
         words += ["--tokenizer", "bytes"]
+    if words[0] == "table":  # of what the commands before have written
+        for name in words[1:]:
+            if not (folder / name).exists():
+                source = ["--ckpt", "runs/demo/transformer", "--output", name]
+                assert evaluate(["perplexity", *source]) == 0
     run = train if words[0] == "predict" else evaluate
     assert run(words) == 0
     if "--output" in words:
         assert (folder / words[words.index("--output") + 1]).stat().st_size > 0
     elif "--predictions.output" in words:
         assert len((folder / "out.jsonl").read_text().splitlines()) == 2
+    elif words[0] == "table":
+        assert "nats per token" in capsys.readouterr().out
     else:
         assert "The function" in capsys.readouterr().out
 
