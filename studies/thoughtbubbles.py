@@ -80,15 +80,6 @@ STUDY = Study(
         ),
         _bubbles(2, cost=2.4),
         _bubbles(4, cost=4.2),
-        Run(
-            name="bubbles2_causal",
-            title="Thoughtbubbles, kappa 2L, trained with threshold",
-            model=_model(
-                "ThoughtbubblesLM", fork_layers=[1, 2, 3], kappa="2L", allocation="threshold"
-            ),
-            cost=2.4,
-            evaluations=(BLOCKWISE, NO_BUDGET),
-        ),
     ),
     baseline="plain",
     columns=(

@@ -44,9 +44,7 @@ def test_thoughtbubbles_runs_are_what_their_names_say(programs):
         "copy3": "CopyLM",
         "bubbles2": "ThoughtbubblesLM",
         "bubbles4": "ThoughtbubblesLM",
-        "bubbles2_causal": "ThoughtbubblesLM",
     }
-    assert programs["bubbles2_causal"].model.config.allocation == "threshold"
     assert programs["copy3"].model.config.copies == 3
     assert [programs[f"bubbles{n}"].model.config.kappa for n in (2, 4)] == ["2L", "4L"]
     assert programs["bubbles2"].model.config.fork_layers == (1, 2, 3)
