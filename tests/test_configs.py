@@ -76,7 +76,7 @@ def commands():
             yield pytest.param(line, id=f"{path.parent.name}-{path.stem}-{number}")
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", list(commands()))
 def test_the_commands_that_texts_name_are_understood(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = command.replace(" DATA", " configs/data/openwebtext.yaml").split()

@@ -94,7 +94,15 @@ def test_interrupting_ends_with_130(pretend, commands, capsys):
 def test_make_quotes_the_patterns():
     typed = ["METHOD=thoughtbubbles", "TEXT=a/*.txt b.txt", "TEXT_NAME=some novels"]
     listed = subprocess.run(
-        ["make", "--dry-run", "--always-make", "study", f"VENV={sys.prefix}", *typed],
+        [
+            "make",
+            "--no-print-directory",
+            "--dry-run",
+            "--always-make",
+            "study",
+            f"VENV={sys.prefix}",
+            *typed,
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
