@@ -66,7 +66,7 @@ class Predictions(L.Callback):
         if "prompt" not in batch:
             raise ValueError("predict writes prompts; set data.predict_file")
         numbers = batch["sequence_id"].tolist()
-        lengths = (batch["targets"] >= 0).sum(dim=1).tolist()
+        lengths = (batch["targets"] >= 0).flatten(1).sum(dim=1).tolist()
         texts = self._continue(trainer, pl_module, batch["prompt"], numbers, lengths)
         for row, number in enumerate(numbers):
             predicted = batch["targets"][row] >= 0
@@ -87,13 +87,15 @@ class Predictions(L.Callback):
         numbers: list[int],
         lengths: list[int],
     ) -> list[str]:
-        """Returns continuations, each cut to what the block size has room for behind its prompt.
+        """Returns continuations, each cut to what the context has room for behind its prompt.
 
         Consecutive prompts draw from consecutive streams. Where the cuts differ, prompts go alone,
         so that a continuation never depends on its neighbours.
         """
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        cuts = [min(self.max_new_tokens, data.block_size - length) for length in lengths]
+        limit = pl_module.context_limit
+        room = [self.max_new_tokens if limit is None else limit - length for length in lengths]
+        cuts = [min(self.max_new_tokens, tokens) for tokens in room]
         size = len(prompts) if len(set(cuts)) == 1 else 1
         texts: list[str] = []
         for start in range(0, len(prompts), size):

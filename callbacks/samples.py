@@ -88,7 +88,7 @@ class Samples(L.Callback):
                 return model.generate_text(
                     self.prompts,
                     tokenizer=data.tokenizer,
-                    max_new_tokens=self._length(data),
+                    max_new_tokens=self._length(data.tokenizer, model.context_limit),
                     temperature=self.temperature,
                     seed=self.seed,
                 )
@@ -100,10 +100,12 @@ class Samples(L.Callback):
                 )
                 return None
 
-    def _length(self, data: Any) -> int:
+    def _length(self, tokenizer: Any, limit: int | None) -> int:
         """Returns max_new_tokens, or what fits behind the longest prompt in one trained context."""
-        longest = max(len(data.tokenizer.encode(prompt)) for prompt in self.prompts)
-        return max(1, min(self.max_new_tokens, data.block_size - max(1, longest)))
+        if limit is None:
+            return max(1, self.max_new_tokens)
+        longest = max(len(tokenizer.encode(prompt)) for prompt in self.prompts)
+        return max(1, min(self.max_new_tokens, limit - max(1, longest)))
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 | file | what it holds |
 |---|---|
 | `corpus` | `TextCorpus`: documents, splits, tokenizer, text store, fingerprint, recipe |
-| `base` | `TextDataModule`: a corpus as batches of windows; write `documents(split)` |
+| `base` | `LanguageDataModule`: batches by number, ranks, resuming |
+| `text` | `TextDataModule`: a corpus as batches of windows; write `documents(split)` |
 | `python_docs` | `PythonDocs`: the documentation inside every CPython |
 | `local_text` | `LocalText`: your own txt, jsonl and parquet files |
 | `answers` | `AnswerDataModule`: questions with marked answers, one a window |
@@ -40,7 +41,7 @@ The path of a document: `labelled_documents` -> `tokenising.encode_in_order` (to
 
 from datamodules.answer_windows import answer_batch
 from datamodules.answers import AnswerDataModule
-from datamodules.base import TextDataModule
+from datamodules.base import LanguageDataModule
 from datamodules.hub import CorpusUnavailableError
 from datamodules.hub_corpus import HubCorpus
 from datamodules.kinship import Kinship
@@ -52,6 +53,7 @@ from datamodules.pile import Pile
 from datamodules.prompts import read_prompts
 from datamodules.python_docs import PythonDocs
 from datamodules.store import Counts, Store, StoreError
+from datamodules.text import TextDataModule
 from datamodules.tokenizers import (
     Tokenizer,
     TokenizerUnavailableError,
@@ -68,6 +70,7 @@ __all__ = [
     "Counts",
     "HubCorpus",
     "Kinship",
+    "LanguageDataModule",
     "LocalText",
     "OpenWebText",
     "PeS2o",

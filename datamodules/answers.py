@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from datamodules.answer_windows import AnswerRows, AnswerSource, LossOn, Questions
-from datamodules.base import TextDataModule
 from datamodules.store import SPLITS, Split
+from datamodules.text import TextDataModule
 
 
 class AnswerDataModule(TextDataModule):

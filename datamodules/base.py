@@ -1,39 +1,34 @@
-"""The base of every text corpus: documents in, batches of windows out.
+"""The base of all data: batches by number, for every rank, from where training stands.
 
-A corpus writes one method, `documents(split)`, and gets the rest: splits, tokenizer, text store
-(`corpus`), windows, ranks and resuming (here).
+A kind of batches writes `training_source`, `evaluation_source`, `prompt_source` and `order`; a
+corpus below it writes `documents(split)`; loaders, ranks and resuming are here.
 """
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.corpus import TextCorpus
-from datamodules.loader import Batch, BatchLoader, BatchSource, TrainingSource
-from datamodules.prompts import PromptSource, read_prompts
+from datamodules.loader import Batch, BatchLoader, BatchSource, CountedSource, TrainingSource
+from datamodules.prompts import read_prompts
 from datamodules.store import Split
-from datamodules.windows import NonOverlappingWindows, PackedWindows, RandomWindows, WindowSource
 
-__all__ = ["Batch", "BatchLoader", "BatchSource", "TextDataModule"]
+__all__ = ["Batch", "BatchLoader", "BatchSource", "LanguageDataModule"]
 
 
-class TextDataModule(TextCorpus):
-    """A text corpus as batches of token windows.
+class LanguageDataModule(TextCorpus):
+    """A text corpus as batches, of which batch n is a pure function of (seed, n, rank, world size).
 
-    Training batch n of rank r has the windows with the global numbers (n * world_size + r) *
-    batch_size + b, b below batch_size: a pure function of (seed, n, rank, world size), so that a
-    stopped run goes on with the batch it would have seen. Evaluation scores every token of a split
-    exactly once, whatever the number of ranks.
+    A stopped run so goes on with the batch it would have seen. Evaluation scores every token of a
+    split exactly once, whatever the number of ranks.
 
     Args:
-        block_size: Length of a window, in tokens (T).
-        batch_size: Windows per device and micro-batch when training (B).
-        eval_batch_size: Windows per device when evaluating; null takes batch_size.
-        train_windows: 'packed' cuts documents in a new order each epoch, each token once; 'random'
-            starts anywhere.
+        batch_size: Rows per device and micro-batch when training (B).
+        eval_batch_size: Rows per device when evaluating; null takes batch_size.
         seed: Seed of the data order, non-negative; the splits do not depend on it.
         num_workers: Processes that build batches ahead of training; 0 builds them in the training
             process.
@@ -45,10 +40,8 @@ class TextDataModule(TextCorpus):
     """
 
     not_in_source: ClassVar[frozenset[str]] = TextCorpus.not_in_source | {
-        "block_size",
         "batch_size",
         "eval_batch_size",
-        "train_windows",
         "seed",
         "num_workers",
         "predict_file",
@@ -57,55 +50,74 @@ class TextDataModule(TextCorpus):
     def __init__(
         self,
         *,
-        block_size: int = 256,
         batch_size: int = 16,
         eval_batch_size: int | None = None,
-        train_windows: Literal["packed", "random"] = "packed",
         seed: int = 0,
         num_workers: int = 0,
         predict_file: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._block_size = block_size
         self.batch_size = batch_size
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        self.train_windows = train_windows
         self.seed = seed
         self.num_workers = num_workers
         self.predict_file = predict_file
-        self._check_arguments()
+        problems = self._problems()
+        if problems:
+            raise ValueError("; ".join(problems) + ".")
 
-    def _check_arguments(self) -> None:
-        """Raises one ValueError that lists every argument outside its range."""
-        lowest = {
-            "block_size": 1,
-            "batch_size": 1,
-            "eval_batch_size": 1,
-            "seed": 0,
-            "num_workers": 0,
-        }
-        problems = [
+    def _problems(self) -> list[str]:
+        """Returns a clause for every argument outside its range."""
+        lowest = {"batch_size": 1, "eval_batch_size": 1, "seed": 0, "num_workers": 0}
+        return [
             f"{key}={getattr(self, key)} must be at least {least}"
             for key, least in lowest.items()
             if getattr(self, key) < least
         ]
-        if self.train_windows not in ("packed", "random"):
-            problems.append(f"train_windows={self.train_windows!r} must be 'packed' or 'random'")
-        if problems:
-            raise ValueError("; ".join(problems) + ".")
+
+    # What a kind of batches writes
 
     @property
+    @abstractmethod
     def block_size(self) -> int:
-        """T, the length of a window in tokens."""
-        return self._block_size
+        """Positions that a model needs: tokens of a window, slots of a sentence."""
+
+    @abstractmethod
+    def training_source(self) -> CountedSource:
+        """Returns the training batches of this rank by number.
+
+        Raises:
+            ValueError: The train split is too small for one batch.
+        """
+
+    @abstractmethod
+    def evaluation_source(self, split: Split) -> BatchSource:
+        """Returns the batches of this rank that score every token of a split once.
+
+        Raises:
+            ValueError: The split is empty.
+        """
+
+    @abstractmethod
+    def prompt_source(self, prompts: Sequence[str]) -> BatchSource:
+        """Returns batches whose every token is scored, with ``prompt``, the list of texts.
+
+        Raises:
+            ValueError: A prompt is longer than a row can be.
+        """
+
+    @abstractmethod
+    def order(self) -> dict[str, Any]:
+        """Returns, in plain values, what decides beside text and world size what batch n holds."""
+
+    # Loaders
 
     def train_dataloader(self) -> BatchLoader:
         """Returns the training loader, which goes on where the trainer stands.
 
         Raises:
-            ValueError: The train split has fewer tokens than one window, or fewer windows than one
-                batch.
+            ValueError: The train split is too small for one batch.
         """
         source = self.training_source()
         trainer = self.trainer
@@ -120,50 +132,6 @@ class TextDataModule(TextCorpus):
             repeat=getattr(trainer, "overfit_batches", 0) > 0,  # set by Trainer, not declared
         )
         return self._loader(training, start=self._batches_processed, epoch_batches=epoch_batches)
-
-    def training_source(self) -> WindowSource:
-        """Returns the training batches of this rank by number."""
-        rank, world_size = self._ranks()
-        stream, eos_id = self.stream("train"), self.tokenizer.eos_id
-        order: RandomWindows | PackedWindows
-        if self.train_windows == "random":
-            order = RandomWindows(stream, block_size=self.block_size, eos_id=eos_id, seed=self.seed)
-        else:
-            order = PackedWindows(
-                stream,
-                block_size=self.block_size,
-                eos_id=eos_id,
-                seed=self.seed,
-                rows_per_batch=self.batch_size * world_size,
-            )
-        return WindowSource(
-            order,
-            batch_size=self.batch_size,
-            eos_id=eos_id,
-            token_bytes=self.tokenizer.token_bytes,
-            rank=rank,
-            world_size=world_size,
-            drop_last=True,
-        )
-
-    def evaluation_source(self, split: Split) -> WindowSource:
-        """Returns the batches of this rank that score every token of a split once.
-
-        Raises:
-            ValueError: The split is empty.
-        """
-        stream = self.stream(split)
-        if not len(stream):
-            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
-        rank, world_size = self._ranks()
-        return WindowSource(
-            NonOverlappingWindows(stream, block_size=self.block_size, eos_id=self.tokenizer.eos_id),
-            batch_size=self.eval_batch_size,
-            eos_id=self.tokenizer.eos_id,
-            token_bytes=self.tokenizer.token_bytes,
-            rank=rank,
-            world_size=world_size,
-        )
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Returns the validation loader; an empty list where there is no such split by choice."""
@@ -185,15 +153,7 @@ class TextDataModule(TextCorpus):
         """
         if self.predict_file is None:
             raise ValueError("predict needs prompts: set data.predict_file to a txt or jsonl file")
-        rank, world_size = self._ranks()
-        source = PromptSource(
-            read_prompts(Path(self.predict_file).expanduser()),
-            self.tokenizer,
-            block_size=self.block_size,
-            batch_size=self.eval_batch_size,
-            rank=rank,
-            world_size=world_size,
-        )
+        source = self.prompt_source(read_prompts(Path(self.predict_file).expanduser()))
         return self._loader(source, start=lambda: 0)
 
     def _evaluation_loader(self, split: Split) -> BatchLoader:
@@ -232,14 +192,12 @@ class TextDataModule(TextCorpus):
         """Returns what a checkpoint keeps: fingerprint, data order and tokenizer."""
         return {
             "fingerprint": self.fingerprint,
-            "order": self._order(),
+            "order": self._whole_order(),
             "tokenizer": self.tokenizer.state(),
         }
 
-    def _order(self) -> dict[str, Any]:
-        """Returns everything beside the text that decides which windows make batch n."""
-        keys = ("block_size", "batch_size", "train_windows", "seed")
-        return {**{key: getattr(self, key) for key in keys}, "world_size": self._ranks()[1]}
+    def _whole_order(self) -> dict[str, Any]:
+        return {**self.order(), "world_size": self._ranks()[1]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Warns where the data, or their order, are not those of the checkpoint."""
@@ -249,14 +207,14 @@ class TextDataModule(TextCorpus):
                 f"{self.fingerprint}: another text, split or tokenizer. Set the data arguments of "
                 "the first run to go on with the same."
             )
-        before, now = state_dict["order"], self._order()
+        before, now = state_dict["order"], self._whole_order()
         changed = [
             f"{key} was {before[key]}, is {now[key]}" for key in now if before.get(key) != now[key]
         ]
         if changed:
             rank_zero_warn(
                 f"The order of the training data is not the checkpoint's ({'; '.join(changed)}): a "
-                "resumed run will see some windows twice and others never in the current epoch."
+                "resumed run will see some text twice and others never in the current epoch."
             )
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from datamodules.base import TextDataModule
 from datamodules.hub import HubTexts
 from datamodules.hub_progress import HubProgress
 from datamodules.hub_revision import HubSplit
@@ -15,6 +14,7 @@ from datamodules.local_text import Patterns, files_of_splits, identify
 from datamodules.readers import format_of, read_documents
 from datamodules.splits import split_documents
 from datamodules.store import SPLITS, Split
+from datamodules.text import TextDataModule
 
 _KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import TextDataModule
 from datamodules.readers import expand, format_of, read_documents
 from datamodules.splits import split_documents
 from datamodules.store import SPLITS, Split
+from datamodules.text import TextDataModule
 
 _WHOLE = 2**26  # files up to this size, in bytes, are identified by all of their content
 _SAMPLES, _SAMPLE = 64, 2**16  # larger ones by so many evenly spaced pieces of so many bytes

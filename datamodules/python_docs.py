@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import TextDataModule
 from datamodules.splits import split_documents
 from datamodules.store import Split
+from datamodules.text import TextDataModule
 
 # Folders of the standard library without documentation of it: installed packages and tests.
 _LEFT_OUT = frozenset(

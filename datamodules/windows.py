@@ -17,6 +17,7 @@ Three orders say which row has which number:
 keyed by seed and row number or epoch: no state, so any batch can be built without those before it.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -260,8 +261,10 @@ class WindowSource:
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
+        special_ids: Sequence[int] = (),
     ) -> None:
         self._order, self._batch_size = order, batch_size
+        self._special_ids = torch.tensor(special_ids, dtype=torch.int64)
         self._eos_id, self._token_bytes = eos_id, token_bytes
         self._rank, self._world_size = rank, world_size
         self._batches = num_batches(len(order), batch_size * world_size, drop_last=drop_last)
@@ -275,12 +278,19 @@ class WindowSource:
         return {"targets": float(self._batch_size * self._world_size * self._order.block_size)}
 
     def batch(self, n: int) -> Batch:
-        """Returns batch `n` of this rank; see `as_batch`."""
+        """Returns batch `n` of this rank; see `as_batch`.
+
+        With `special_ids` also ``lexical`` (B, T) bool: the target is none of them.
+        """
         first = (n * self._world_size + self._rank) * self._batch_size
         numbers = np.arange(first, first + self._batch_size)
-        return as_batch(
+        batch = as_batch(
             self._order.rows(numbers), numbers, eos_id=self._eos_id, token_bytes=self._token_bytes
         )
+        if len(self._special_ids):
+            targets = batch["targets"]
+            batch["lexical"] = (targets != IGNORE) & ~torch.isin(targets, self._special_ids)
+        return batch
 
 
 def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:

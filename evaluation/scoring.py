@@ -23,11 +23,13 @@ class Totals:
     """Sums over all that was scored."""
 
     nats: float
-    """Negative log-likelihood, per-sequence terms included."""
+    """Negative log-likelihood of the reported targets, per-sequence terms included."""
     tokens: int
-    """Number of targets."""
+    """Number of reported targets."""
     bytes: int | None
     """UTF-8 bytes of the targets; None where the data do not count them."""
+    all_nats: float | None = None
+    """Negative log-likelihood of all targets, where only the lexical ones are reported."""
 
     @property
     def nats_per_token(self) -> float:
@@ -44,16 +46,18 @@ class Totals:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Mean negative log-likelihood of a byte in bits; None without a byte count."""
-        return bits(self.nats) / self.bytes if self.bytes else None
+        """Negative log-likelihood of all targets in bits, per byte; None without a byte count."""
+        nats = self.nats if self.all_nats is None else self.all_nats
+        return bits(nats) / self.bytes if self.bytes else None
 
-    def as_dict(self, likelihood: str) -> dict[str, float | int | None]:
+    def as_dict(self, likelihood: str) -> dict[str, float | int | str | None]:
         """Returns the numbers under the keys of the JSON files, named by kind of likelihood."""
         return {
             "nats_per_token": self.nats_per_token,
             PERPLEXITY_KEYS[likelihood]: self.perplexity,
             "bits_per_byte": self.bits_per_byte,
             "tokens": self.tokens,
+            "counted": "all" if self.all_nats is None else "lexical",
             "bytes": self.bytes,
         }
 
@@ -82,18 +86,26 @@ def score_batches(
         precision: of the matrix products.
         num_batches: length of the progress bar, where it is known.
     """
-    nats = torch.zeros((), dtype=torch.float64, device=model.device)
-    tokens, num_bytes, counted = 0, 0, True
+    nats = torch.zeros(2, dtype=torch.float64, device=model.device)  # reported, all
+    tokens, num_bytes, counted, lexical = 0, 0, True, False
     for batch in tqdm(batches, total=num_batches, desc="scoring", unit=" batches", disable=None):
         scores = score_batch(model, batch, precision)
-        nats -= scores.total()
-        tokens += int(scores.num_targets.sum())
+        reported, count = scores.reported(_to(model, batch))
+        nats -= torch.stack((reported, scores.total()))
+        tokens += int(count)
+        lexical = lexical or "lexical" in batch
         counted = counted and "num_bytes" in batch
         num_bytes += int(batch["num_bytes"].sum()) if counted else 0
-    return Totals(nats.item(), tokens, num_bytes if counted else None)
+    of_reported, of_all = nats.tolist()
+    return Totals(of_reported, tokens, num_bytes if counted else None, of_all if lexical else None)
 
 
 def score_batch(model: LanguageModel, batch: dict[str, Any], precision: Precision) -> Scores:
     """Returns the model's scores of a batch, which is moved to its device first."""
     with evaluation_mode(model), autocast(model.device, precision):
-        return model.score(move_data_to_device(batch, model.device))
+        return model.score(_to(model, batch))
+
+
+def _to(model: LanguageModel, batch: dict[str, Any]) -> dict[str, Any]:
+    moved: dict[str, Any] = move_data_to_device(batch, model.device)
+    return moved

@@ -3,8 +3,9 @@
 The names exported here are the public paths that configs and checkpoints carry.
 """
 
-from lightning_models.base import LanguageModel, LossOutput, Scores, Term
+from lightning_models.base import LanguageModel
 from lightning_models.optim import OptimizerConfig
+from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.thoughtbubbles import (
     CopyConfig,
     CopyLM,
@@ -18,6 +19,7 @@ __all__ = [
     "CopyLM",
     "LanguageModel",
     "LossOutput",
+    "Mean",
     "OptimizerConfig",
     "Scores",
     "Term",

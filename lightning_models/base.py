@@ -8,7 +8,7 @@ optimiser, checkpoints and text generation are here.
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
@@ -23,9 +23,11 @@ from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import DecoderConfig, recording
 from lightning_models.metrics import StageMetrics, StepMeans
+from lightning_models.objective import objective
 from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
-from lightning_models.outputs import Likelihood, LossOutput, Scores, Term
+from lightning_models.outputs import Likelihood, LossOutput, Mean, Scores
 from lightning_models.recipe import as_dataclass, plain, public_path
+from lightning_models.sharding import shard
 
 Batch = dict[str, Any]
 
@@ -120,7 +122,7 @@ class LanguageModel(L.LightningModule, ABC):
             return
         self.network = self.build_network()
         if getattr(self, "_device_mesh", None) is not None:
-            _shard(self.network, self.device_mesh)
+            shard(self.network, self.device_mesh)
         if self.compile_network:
             self.network.compile()
 
@@ -181,6 +183,11 @@ class LanguageModel(L.LightningModule, ABC):
             model = kind.load_from_checkpoint(checkpoint.path, map_location="cpu", compile=False)
         return model.eval()
 
+    @property
+    def context_limit(self) -> int | None:
+        """Most tokens of prompt and continuation that fit one trained context; None: no limit."""
+        return self.config.block_size
+
     def check_context(self, length: int) -> None:
         """Raises ValueError if ``length`` tokens do not fit learned positions."""
         if self.config.positions == "learned" and length > self.config.block_size:
@@ -198,7 +205,8 @@ class LanguageModel(L.LightningModule, ABC):
         for name, term in output.terms.items():
             self.train_metrics.add("loss" if name == "nll" else name, term.sum, term.normaliser)
         for name, value in output.stats.items():
-            self.train_metrics.add(name, value)
+            parts = value if isinstance(value, Mean) else (value,)
+            self.train_metrics.add(name, *parts)
         if "num_bytes" in batch:
             self.train_metrics.add("nats_per_byte", output.terms["nll"].sum, batch["num_bytes"])
         self.last_terms = {
@@ -208,32 +216,14 @@ class LanguageModel(L.LightningModule, ABC):
 
     def _objective(self, output: LossOutput, batch: Batch) -> Tensor:
         """Returns the value whose mean over ranks and micro-batches is the step's objective."""
-        totals = batch.get("step_normalisers", {})
-        objective = torch.zeros((), device=self.device)
-        for name, term in output.terms.items():
-            if totals and term.over is not None and term.over not in totals:
-                raise ValueError(
-                    f"term {name}: the batch has no normaliser {term.over!r}, only "
-                    f"{', '.join(totals)}; the data must count it over the optimiser step"
-                )
-            objective = objective + term.sum * self._share(term, totals)
-        return objective
-
-    def _share(self, term: Term, totals: Mapping[str, float]) -> Tensor | float:
-        """Returns the factor on a term's sum; Lightning and DDP divide by the parts afterwards.
-
-        A sum over nothing has no share. Micro-batch means weigh equally among those of their step,
-        of which an epoch's last step may have fewer.
-        """
         trainer = self._trainer
-        accumulate = 1 if trainer is None else trainer.accumulate_grad_batches
-        world_size = 1 if trainer is None else trainer.world_size
-        if term.over is not None and term.over in totals:
-            total = totals[term.over]
-            return world_size * accumulate / total if total else 0.0
-        normaliser = torch.as_tensor(term.normaliser, device=self.device)
-        share = accumulate / totals.get("micro_batches", accumulate) / normaliser
-        return torch.where(normaliser > 0, share, 0.0)
+        return objective(
+            output,
+            batch.get("step_normalisers", {}),
+            accumulate=1 if trainer is None else trainer.accumulate_grad_batches,
+            world_size=1 if trainer is None else trainer.world_size,
+            device=self.device,
+        )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Logs loss, bits per byte, other terms and statistics of this step over all ranks."""
@@ -246,7 +236,8 @@ class LanguageModel(L.LightningModule, ABC):
     def _evaluation_step(self, batch: Batch, metrics: StageMetrics) -> None:
         with torch.set_grad_enabled(self.needs_grad_in_eval):
             scores = self.score(batch)
-        metrics.add(-scores.total(), scores.num_targets.sum(), batch.get("num_bytes"))
+        log_prob, count = scores.reported(batch)
+        metrics.add(-log_prob, count, batch.get("num_bytes"), -scores.total())
 
     def _log_evaluation(self, metrics: StageMetrics, stage: str) -> None:
         values = metrics.values(self.likelihood)
@@ -285,6 +276,16 @@ class LanguageModel(L.LightningModule, ABC):
         grad = torch.set_grad_enabled(self.needs_grad_in_eval)
         with recording(**consumers), self._precision(), grad:
             return self.score(batch)
+
+    def recorded_loss(self, batch: Batch, **consumers: Callable[..., None]) -> LossOutput:
+        """Returns the objective's terms with their graph, while consumers get what is recorded.
+
+        Args:
+            batch: as ``loss`` takes it.
+            **consumers: see ``recorded``; what they get is part of the graph.
+        """
+        with recording(**consumers), self._precision(), torch.enable_grad():
+            return self.loss(batch)
 
     # ---- optimiser
 
@@ -350,8 +351,7 @@ class LanguageModel(L.LightningModule, ABC):
                 calls.
             **sampling: fields of ``SamplingConfig``: temperature, top_k, top_p, seed.
         """
-        # every document begins behind an EOS, in training and in scoring too
-        ids = [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
+        ids = [tokenizer.prompt_ids(prompt) for prompt in prompts]
         was_training = self.training
         self.eval()
         try:
@@ -361,14 +361,14 @@ class LanguageModel(L.LightningModule, ABC):
                     ids,
                     max_new_tokens=max_new_tokens,
                     sampling=SamplingConfig(**sampling),
-                    eos_id=tokenizer.eos_id,
+                    eos_id=tokenizer.stop_id,
                     vocab_size=tokenizer.vocab_size,
                     device=self.device,
                     first_row=first_row,
                 )
         finally:
             self.train(was_training)
-        return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
+        return [tokenizer.decode([i for i in row if i != tokenizer.stop_id]) for row in new]
 
 
 def _methods(kind: type[LanguageModel] = LanguageModel) -> Iterator[type[LanguageModel]]:
@@ -381,13 +381,3 @@ def _methods(kind: type[LanguageModel] = LanguageModel) -> Iterator[type[Languag
 def _has_scaler(trainer: L.Trainer) -> bool:
     """Whether the loss is scaled (16-mixed): a fused optimiser would clash with clipping."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
-
-
-def _shard(network: nn.Module, mesh: Any) -> None:
-    """Shards each block, then the rest, with FSDP2 over the mesh's data-parallel axis."""
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = mesh["data_parallel"]
-    for block in getattr(network, "blocks", ()):
-        fully_shard(block, mesh=mesh)
-    fully_shard(network, mesh=mesh)

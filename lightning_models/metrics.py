@@ -66,11 +66,24 @@ class StageMetrics(nn.Module):
         self.per_token = Ratio()
         self.per_byte = Ratio()
 
-    def add(self, nats: Tensor, tokens: Tensor | float, num_bytes: Tensor | None) -> None:
-        """Adds one batch of summed nats."""
+    def add(
+        self,
+        nats: Tensor,
+        tokens: Tensor | float,
+        num_bytes: Tensor | None,
+        all_nats: Tensor | None = None,
+    ) -> None:
+        """Adds one batch.
+
+        Args:
+            nats: sum over the reported tokens.
+            tokens: their number.
+            num_bytes: UTF-8 bytes of all targets; None: not known.
+            all_nats: sum over all targets, where some are not reported; None: ``nats``.
+        """
         self.per_token.update(nats, tokens)
         if num_bytes is not None:
-            self.per_byte.update(nats, num_bytes)
+            self.per_byte.update(nats if all_nats is None else all_nats, num_bytes)
 
     def values(self, kind: str) -> dict[str, Tensor]:
         """Returns loss (nats per token), perplexity under its honest name, and bpb if known."""

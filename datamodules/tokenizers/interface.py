@@ -42,6 +42,24 @@ class Tokenizer(ABC):
     def state(self) -> dict[str, str]:
         """Returns plain strings from which `tokenizer_from_state` rebuilds this tokenizer."""
 
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Ids that are no text: targets among them are no lexical ones."""
+        return (self.eos_id,)
+
+    @property
+    def stop_id(self) -> int:
+        """The id behind which a generated text ends."""
+        return self.eos_id
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Returns what a model reads before it continues `text`: documents stand behind an EOS."""
+        return [self.eos_id, *self.encode(text)]
+
+    def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
+        """Returns `prompt_ids` of a text whose sentences are known; they join to that text."""
+        return self.prompt_ids("".join(sentences))
+
     @abstractmethod
     def _byte_counts(self) -> Sequence[int]:
         """Returns the UTF-8 bytes of each id, V entries."""

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_models.base import LanguageModel, Likelihood, LossOutput, Scores, Term
+from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
 from lightning_models.layers import record, wants
 from lightning_models.log_probs import mixture_entropies, mixture_log_probs
 from lightning_models.losses import linear_mixture_cross_entropy
 from lightning_models.optim import OptimizerConfig
+from lightning_models.outputs import Likelihood, LossOutput, Scores, Term
 from lightning_models.thoughtbubbles.cache import PrefixCache, StreamCache
 from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
 from lightning_models.thoughtbubbles.forking import ForkLayer

@@ -16,6 +16,7 @@ KEYS = [
     "perplexity",
     "bits_per_byte",
     "tokens",
+    "counted",
     "bytes",
     "likelihood",
     "causal",
