@@ -42,6 +42,7 @@ The path of a document: `labelled_documents` -> `tokenising.encode_in_order` (to
 from datamodules.answer_windows import answer_batch
 from datamodules.answers import AnswerDataModule
 from datamodules.base import LanguageDataModule
+from datamodules.corpus import TextCorpus
 from datamodules.hub import CorpusUnavailableError
 from datamodules.hub_corpus import HubCorpus
 from datamodules.kinship import Kinship
@@ -78,6 +79,7 @@ __all__ = [
     "PythonDocs",
     "Store",
     "StoreError",
+    "TextCorpus",
     "TextDataModule",
     "Tokenizer",
     "TokenizerUnavailableError",

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from datamodules import TextDataModule
+from datamodules import LanguageDataModule
 from evaluation.classes import import_packages, resolve_class
 from evaluation.device import Device, Precision
 from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
@@ -52,7 +52,7 @@ def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
 def add_data_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     """Declares which data to score; data options default to those in the checkpoint."""
     parser.add_subclass_arguments(
-        TextDataModule,
+        LanguageDataModule,
         "data",
         required=False,
         help="Corpus to score. What is not given is taken from the checkpoint's own data.",
@@ -66,7 +66,7 @@ def add_data_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     checkpoint = checkpoint_in(argv)
     if checkpoint is not None and checkpoint.data_recipe is not None:
-        resolve_class(checkpoint.data_recipe["class_path"], TextDataModule)
+        resolve_class(checkpoint.data_recipe["class_path"], LanguageDataModule)
         parser.set_defaults({"data": checkpoint.data_recipe})
 
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datamodules import TextDataModule, Tokenizer, tokenizer_from_state
+from datamodules import LanguageDataModule, TextCorpus, Tokenizer, tokenizer_from_state
 from evaluation.classes import resolve_class
 from evaluation.output import write_atomically
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 
 
-def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> TextDataModule:
+def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> LanguageDataModule:
     """Returns the datamodule of a recipe, not yet prepared.
 
     Args:
@@ -29,9 +29,9 @@ def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> TextData
             f"{checkpoint.path} was trained without a datamodule; name the data with --data, and "
             "their tokenizer with --data.tokenizer"
         )
-    kind = resolve_class(recipe["class_path"], TextDataModule)
+    kind = resolve_class(recipe["class_path"], LanguageDataModule)
     try:
-        data: TextDataModule = kind(
+        data: LanguageDataModule = kind(
             **_with_tokenizer(kind, recipe["init_args"], checkpoint.data_state)
         )
     except TypeError as error:
@@ -44,8 +44,14 @@ def _with_tokenizer(
 ) -> dict[str, Any]:
     """Returns init arguments in which a tokenizer that only the checkpoint has became a file.
 
-    ``bpe:1024`` would be trained anew on another corpus, and a tokenizer.json may be gone.
+    ``bpe:1024`` would be trained anew on another corpus, and a tokenizer.json may be gone. Where
+    data are made of another corpus, the tokenizer is that one's.
     """
+    inner = init_args.get("corpus")
+    if isinstance(inner, Mapping) and "class_path" in inner:
+        corpus = resolve_class(inner["class_path"], TextCorpus)
+        own = _with_tokenizer(corpus, inner.get("init_args", {}), state.get("corpus", {}))
+        return {**init_args, "corpus": {"class_path": inner["class_path"], "init_args": own}}
     name, saved = str(init_args.get("tokenizer")), state.get("tokenizer", {})
     if saved.get("kind") != "json" or saved.get("name") != name:
         return dict(init_args)
@@ -66,7 +72,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="")
 
 
-def check_fit(model: LanguageModel, data: TextDataModule) -> None:
+def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
     """Checks, before anything is prepared, that the model can read the data's windows.
 
     Raises:
@@ -86,7 +92,7 @@ def check_fit(model: LanguageModel, data: TextDataModule) -> None:
         )
 
 
-def prepare(data: TextDataModule, checkpoint: Checkpoint) -> None:
+def prepare(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
     """Prepares and opens the data.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from datamodules import BatchLoader, BatchSource, TextDataModule
+from datamodules import BatchLoader, BatchSource, LanguageDataModule, TextDataModule
 from evaluation.arguments import (
     Split,
     add_data_arguments,
@@ -101,7 +101,7 @@ def _readable(value: Any) -> str:
 def measure_perplexity(
     checkpoint: Checkpoint,
     model: LanguageModel,
-    data: TextDataModule,
+    data: LanguageDataModule,
     *,
     mode: Mode = "blockwise",
     positions: int | None = DEFAULT_POSITIONS,
@@ -128,6 +128,11 @@ def measure_perplexity(
         ValueError: if the split is empty.
     """
     source = data.evaluation_source(split)
+    if mode == "autoregressive" and not isinstance(data, TextDataModule):
+        raise ValueError(
+            f"mode (autoregressive) draws from windows, which {type(data).__name__} has none of; "
+            "score it blockwise"
+        )
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     pairs: PairedScores | None = None
     how: dict[str, Any] = {}
@@ -158,7 +163,7 @@ def measure_perplexity(
 
 def _blockwise_totals(
     model: LanguageModel,
-    data: TextDataModule,
+    data: LanguageDataModule,
     source: BatchSource,
     count: int,
     precision: Precision,

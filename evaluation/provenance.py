@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from datamodules import TextDataModule
+from datamodules import LanguageDataModule
 from evaluation.arguments import Split
 from evaluation.device import Precision
 from evaluation.rebuild import changed_fields
@@ -10,7 +10,7 @@ from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 
 
-def describe_data(checkpoint: Checkpoint, data: TextDataModule, split: Split) -> dict[str, Any]:
+def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split) -> dict[str, Any]:
     """Returns what rebuilds the data, and the fingerprints of theirs and the training's text."""
     return {
         "recipe": data.recipe(),
@@ -23,7 +23,7 @@ def describe_data(checkpoint: Checkpoint, data: TextDataModule, split: Split) ->
 def describe_settings(
     checkpoint: Checkpoint,
     model: LanguageModel,
-    data: TextDataModule,
+    data: LanguageDataModule,
     *,
     batches: int,
     of_batches: int,

@@ -49,9 +49,10 @@ def _run(args: Sequence[str] | None) -> None:
     study = configured(declared, options)
     runs = study.seeded(options.only)
     folder = Path(options.folder or Path("runs", "studies", study.folder)).resolve()
-    output = _output(options, folder, whole=study.steps == declared.steps)
+    whole = (study.steps, study.epochs) == (declared.steps, declared.epochs)
+    output = _output(options, folder, whole=whole)
     check_report(output)
-    print(f"{len(runs)} runs of {study.tokens:,} tokens ({study.steps} steps) in {folder}")
+    print(f"{len(runs)} runs of {study.length} in {folder}")
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
         run_study(study, folder, only=options.only)
@@ -85,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--text_name", default="", help="What the report calls it.")
     parser.add_argument("--separator", help="Regular expression between documents of txt files.")
     parser.add_argument("--steps", type=int, help="Optimiser steps of each run.")
+    parser.add_argument("--epochs", type=int, help="Passes over the text, where those are counted.")
     parser.add_argument("--seeds", type=_numbers, help="Separated by commas, e.g. 0,1.")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="A run to take; repeatable."
@@ -103,7 +105,11 @@ def configured(study: Study, options: argparse.Namespace) -> Study:
     Raises:
         StudyError: if a pattern has no files, or a number is out of its range.
     """
-    changes = {key: getattr(options, key) for key in ("steps", "seeds")}
+    changes = {key: getattr(options, key) for key in ("steps", "epochs", "seeds")}
+    if study.epochs is None and options.epochs is not None:
+        raise StudyError(f"epochs ({options.epochs}): this study counts steps; use --steps")
+    if study.epochs is not None and options.steps is not None:
+        raise StudyError(f"steps ({options.steps}): this study counts epochs; use --epochs")
     text = {"files": _absolute(options.text), "name": options.text_name}
     if options.separator is not None:
         text["separator"] = options.separator

@@ -14,24 +14,45 @@ LAST = "*/version_*/checkpoints/last.ckpt"
 
 def training_settings(study: Study, run: Run) -> dict[str, Any]:
     """Returns the config of a run, as nested plain values."""
-    interval = max(1, study.steps // study.validations)
-    data = study.text.settings
     return {
         "seed_everything": run.seed,
         "model": dict(run.model),
-        "data": {**data, "init_args": {**data["init_args"], **study.data}},
-        "trainer": {
-            **study.trainer,
-            "max_steps": study.steps,
-            "val_check_interval": interval,
-            "check_val_every_n_epoch": None,
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": min(10, interval),
-        },
-        # as often as the curves have points: what a stopped study loses is a tenth of a run
-        "checkpoint": {"every_n_train_steps": interval, "save_top_k": 0},
+        "data": _data(study, run),
+        "trainer": {**study.trainer, "num_sanity_val_steps": 0, **_length(study)},
+        "checkpoint": {"save_top_k": 0, **_saving(study)},
         "samples": {"every_n_validations": 0},  # their time would count as training
     }
+
+
+def _data(study: Study, run: Run) -> dict[str, Any]:
+    text = study.text.settings
+    corpus = {**text, "init_args": {**text["init_args"], **study.data}}
+    if run.data is None:
+        return corpus
+    return {**run.data, "init_args": {**run.data["init_args"], "corpus": corpus}}
+
+
+def _interval(study: Study) -> int:
+    """Returns the steps between two points of the curves."""
+    return max(1, study.steps // study.validations)
+
+
+def _length(study: Study) -> dict[str, Any]:
+    if study.epochs is not None:
+        return {"max_epochs": study.epochs, "log_every_n_steps": 10}
+    return {
+        "max_steps": study.steps,
+        "val_check_interval": _interval(study),
+        "check_val_every_n_epoch": None,
+        "log_every_n_steps": min(10, _interval(study)),
+    }
+
+
+def _saving(study: Study) -> dict[str, Any]:
+    """As often as the curves have points: what a stopped study loses is a small part of a run."""
+    if study.epochs is not None:
+        return {"train_time_interval": "0:00:30"}
+    return {"every_n_train_steps": _interval(study)}
 
 
 def analysis_settings(

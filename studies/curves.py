@@ -9,14 +9,15 @@ from studies.results import Result
 COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#a2518f", "#8a8f98", "#b8a12c", "#4fb0c6", "#c44e52")
 
 
-def draw_curves(results: Sequence[Result], path: Path) -> None:
-    """Writes bits per byte of the validation text against tokens and against FLOPs, as SVG.
+def draw_curves(results: Sequence[Result], path: Path, unit: str = "bits per byte") -> None:
+    """Writes the loss on the validation text against tokens and against FLOPs, as SVG.
 
     Runs of one name have one colour, a line for each seed.
 
     Args:
         results: what to draw.
         path: the file.
+        unit: of the loss.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -32,7 +33,7 @@ def draw_curves(results: Sequence[Result], path: Path) -> None:
         _line(left, result, 1e-6, style)
         if result.training_flops is not None:
             _line(right, result, result.training_flops * 1e-12, style)
-    left.set(xlabel="training tokens (millions)", ylabel="validation loss (bits per byte)")
+    left.set(xlabel="training tokens (millions)", ylabel=f"validation loss ({unit})")
     right.set(xlabel="training compute (TFLOP)")
     for axes in (left, right):
         axes.grid(alpha=0.3)

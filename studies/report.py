@@ -14,6 +14,7 @@ BEGIN = "<!-- study: begin (generated; what stands outside of the two marks is k
 END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 CURVES = "curves.svg"
+CURVE_UNITS = {"val/bpb": "bits per byte", "val/loss": "nats per token"}
 
 
 def check_report(path: Path) -> None:
@@ -46,7 +47,7 @@ def write_report(study: Study, results: Sequence[Result], path: Path) -> None:
     check_report(path)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
-    draw_curves(results, folder / CURVES)
+    draw_curves(results, folder / CURVES, CURVE_UNITS[study.curve])
     section = render(study, results, _copy_files(results, folder), folder.name)
     old = path.read_text(encoding="utf-8") if path.is_file() else _blank(study)
     partial = path.with_name(f".{path.name}")
@@ -106,7 +107,9 @@ def _command(study: Study) -> str:
     words = ["python -m studies", study.method]
     if study.text.files:
         words += [f"--text '<{study.text.label}>'"]
-    if type(study).__dataclass_fields__["steps"].default != study.steps:
+    if study.epochs is not None:
+        words += [f"--epochs {study.epochs}"]
+    elif type(study).__dataclass_fields__["steps"].default != study.steps:
         words += [f"--steps {study.steps}"]
     return " ".join([*words, f"--seeds {','.join(map(str, study.seeds))}"])
 
@@ -129,10 +132,13 @@ def _short(version: str) -> str:
 
 def _setting(study: Study, results: Sequence[Result]) -> str:
     data = study.data
+    windows = f"windows of {data['block_size']} tokens"
+    reading = study.reading or f"{windows}; the same windows in the same order in every run"
+    tokens = sorted({result.tokens for result in results if result.tokens})
+    trained = f": {_listed(tokens, ',')} tokens a run" if study.epochs and tokens else " a run"
     lines = [
-        f"- text: {study.text.label}, tokenizer `{data['tokenizer']}`, windows of "
-        f"{data['block_size']} tokens; the same windows in the same order in every run",
-        f"- {study.tokens:,} tokens a run: {study.steps} steps of {study.tokens_per_step:,}",
+        f"- text: {study.text.label}, tokenizer `{data['tokenizer']}`, {reading}",
+        f"- {study.length}{trained}",
         f"- the seed draws the initial weights: {_listed(sorted({r.run.seed for r in results}))}",
     ]
     scored = [c for r in results for c in r.evaluations.values() if "of_positions" not in c]
@@ -151,8 +157,8 @@ def _validation(study: Study) -> str:
     return f"Blockwise{some}, a line for each seed."
 
 
-def _listed(seeds: Sequence[int]) -> str:
-    return " and ".join(map(str, seeds))
+def _listed(numbers: Sequence[int], form: str = "") -> str:
+    return " and ".join(format(number, form) for number in numbers)
 
 
 def _copy_files(results: Sequence[Result], folder: Path) -> list[str]:

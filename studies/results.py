@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,7 @@ from typing import Any
 from studies.runner import RunFolder
 from studies.study import Analysis, Run, Study
 
-FLOPS_TAG, SPEED_TAG, LOSS_TAG = (
-    "throughput/flops_per_token",
-    "throughput/tokens_per_second",
-    "val/bpb",
-)
+FLOPS_TAG, SPEED_TAG = "throughput/flops_per_token", "throughput/tokens_per_second"
 
 
 @dataclass(frozen=True)
@@ -31,8 +28,10 @@ class Result:
     """Median tokens per second of training; None where too few steps were logged."""
     training_flops: float | None
     """FLOPs per token of a training step; None as above."""
+    tokens: int
+    """Tokens that the run was trained on; 0 where they are not known."""
     curve: list[tuple[int, float]]
-    """Tokens trained on, and validation loss in bits per byte."""
+    """Tokens trained on, and validation loss (the study's ``curve``)."""
     evaluations: dict[str, dict[str, Any]]
     """Content of the JSON files by evaluation."""
     versions: dict[str, str]
@@ -58,6 +57,13 @@ def _read(study: Study, run: Run, place: RunFolder) -> Result:
     scalars = read_scalars(checkpoint.parent.parent)
     flops, speeds = scalars.get(FLOPS_TAG, {}), scalars.get(SPEED_TAG, {})
     record = place.record["train"]
+    evaluations = {
+        evaluation.name: json.loads(place.output(evaluation).read_text())
+        for evaluation in run.evaluations
+        if place.output(evaluation).is_file()
+    }
+    tokens, losses = _tokens(study, evaluations), scalars.get(study.curve, {})
+    steps = 1 + max(losses, default=0) if study.epochs is not None else study.steps
     return Result(
         run=run,
         parameters=count_parameters(checkpoint),
@@ -65,21 +71,26 @@ def _read(study: Study, run: Run, place: RunFolder) -> Result:
         sittings=record["sittings"],
         speed=statistics.median(speeds.values()) if speeds else None,
         training_flops=next(iter(flops.values()), None),
+        tokens=tokens,
         curve=[
-            ((step + 1) * study.tokens_per_step, value)  # steps are logged from 0
-            for step, value in sorted(scalars.get(LOSS_TAG, {}).items())
+            (tokens * (step + 1) // steps, value)  # steps are logged from 0
+            for step, value in sorted(losses.items())
         ],
-        evaluations={
-            evaluation.name: json.loads(place.output(evaluation).read_text())
-            for evaluation in run.evaluations
-            if place.output(evaluation).is_file()
-        },
+        evaluations=evaluations,
         versions=read_versions(checkpoint.parent.parent / "config.yaml"),
         files={
             analysis.name: _files(analysis, place.analysis(analysis), own=bool(study.text.files))
             for analysis in run.analyses
         },
     )
+
+
+def _tokens(study: Study, evaluations: Mapping[str, Mapping[str, Any]]) -> int:
+    """Returns how many tokens a run was trained on; epochs leave out at most a batch each."""
+    if study.epochs is None:
+        return study.steps * study.tokens_per_step
+    once = next((content.get("train_tokens") for content in evaluations.values()), None)
+    return study.epochs * int(once or 0)
 
 
 def _files(analysis: Analysis, folder: Path, *, own: bool) -> list[Path]:

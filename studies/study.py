@@ -61,6 +61,9 @@ class Run:
     """What tables call it."""
     model: Settings
     """Class path and init arguments, as in a YAML file."""
+    data: Settings | None = None
+    """Class path and init arguments of a data module that takes the study's text, with the study's
+    ``data`` arguments, as its ``corpus``; None: the text's own module, with those arguments."""
     seed: int = 0
     """Of everything random but the data order, which is the same for all."""
     cost: float = 1.0
@@ -137,7 +140,13 @@ class Study:
     trainer: Settings
     """Trainer arguments of all runs, but those that follow from the number of steps."""
     steps: int = 750
-    """Optimiser steps of each run."""
+    """Optimiser steps of each run, where ``epochs`` does not say otherwise."""
+    epochs: int | None = None
+    """Passes over the training text of each run, for runs whose batches differ in size."""
+    reading: str = ""
+    """How runs read the text, for the report; empty: in windows of ``block_size`` tokens."""
+    curve: str = "val/bpb"
+    """Scalar of the validation curves: val/bpb, or val/loss (nats per token that is reported)."""
     validations: int = 10
     """Points of the validation curves."""
     text: Text = Text()
@@ -147,6 +156,8 @@ class Study:
         """Checks numbers and names."""
         if self.steps < 1:
             raise StudyError(f"steps ({self.steps}) must be at least 1")
+        if self.epochs is not None and self.epochs < 1:
+            raise StudyError(f"epochs ({self.epochs}) must be at least 1")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise StudyError(f"seeds ({list(self.seeds)}) must be different numbers from 0")
         names = [run.name for run in self.runs]
@@ -160,9 +171,12 @@ class Study:
         return int(self.data["batch_size"]) * int(self.data["block_size"]) * batches
 
     @property
-    def tokens(self) -> int:
-        """Tokens that a run is trained on."""
-        return self.steps * self.tokens_per_step
+    def length(self) -> str:
+        """How long a run trains, in words."""
+        if self.epochs is not None:
+            return f"{self.epochs} epochs"
+        tokens = self.steps * self.tokens_per_step
+        return f"{tokens:,} tokens ({self.steps} steps of {self.tokens_per_step:,})"
 
     @property
     def folder(self) -> str:
@@ -171,7 +185,8 @@ class Study:
         if self.text.files:
             own = "\n".join((*self.text.files, self.text.separator))
             corpus = f"local_text-{hashlib.sha256(own.encode()).hexdigest()[:8]}"
-        return f"{self.method}/{corpus}-{self.steps}-steps"
+        length = f"{self.steps}-steps" if self.epochs is None else f"{self.epochs}-epochs"
+        return f"{self.method}/{corpus}-{length}"
 
     def seeded(self, only: Sequence[str] = ()) -> list[Run]:
         """Returns every run with every seed, all runs of a seed before the next.

@@ -30,7 +30,7 @@ from callbacks import (
     Throughput,
 )
 from callbacks.output_folder import check_folder
-from datamodules import TextDataModule
+from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, check_configs, look
@@ -112,7 +112,7 @@ class LatentCLI(LightningCLI):
         settings = {"parser_mode": "omegaconf", "exit_on_error": False}
         super().__init__(
             LanguageModel,
-            TextDataModule,
+            LanguageDataModule,
             save_config_callback=RunRecord,
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=SEED,

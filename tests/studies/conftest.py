@@ -117,6 +117,7 @@ def results(study):
                 "sittings": 1 + run.seed,
                 "speed": 2000.0,
                 "training_flops": 6e6,
+                "tokens": 64,
                 "curve": [(32, 4.0), (64, bpb)],
                 "evaluations": {"blockwise": whole}
                 | ({} if run.name == "plain" else {"sampled": sampled}),

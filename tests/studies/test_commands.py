@@ -75,6 +75,24 @@ def test_the_last_step_is_validated_and_saved(programs):
     assert few["trainer"]["val_check_interval"] == few["checkpoint"]["every_n_train_steps"] == 1
 
 
+def test_epochs_take_the_place_of_steps(study, tmp_path):
+    counted = replace(study, epochs=3)
+    settings = training_settings(counted, counted.runs[0])
+    assert settings["trainer"]["max_epochs"] == 3
+    assert "max_steps" not in settings["trainer"]
+    trainer = built(counted, counted.runs[0], tmp_path).trainer
+    assert (trainer.max_epochs, trainer.check_val_every_n_epoch) == (3, 1)
+
+
+def test_data_of_its_own_take_the_text_as_their_corpus(study):
+    own = {"class_path": "datamodules.Sentences", "init_args": {"splitter": "rules"}}
+    run = replace(study.runs[0], data=own)
+    text = training_settings(study, study.runs[0])["data"]
+    data = training_settings(study, run)["data"]
+    assert data["class_path"] == "datamodules.Sentences"
+    assert data["init_args"] == {"splitter": "rules", "corpus": text}
+
+
 def test_own_text(text_file, tmp_path):
     study = replace(STUDY, text=Text(files=(str(text_file),), separator="@"))
     data = built(study, study.runs[0], tmp_path).datamodule

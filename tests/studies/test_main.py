@@ -37,7 +37,7 @@ def test_a_study_runs_and_reports(pretend, commands, tmp_path, capsys):
     assert commands.kinds == ["fit plain-seed0", "perplexity plain-seed0"]
     assert "--steps 7 --seeds 0" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "runs/studies/pretended/python_docs-7-steps/plain-seed0").is_dir()
-    assert "1 runs of 224 tokens (7 steps)" in capsys.readouterr().out
+    assert "1 runs of 224 tokens (7 steps of 32)" in capsys.readouterr().out
 
 
 def test_own_text_is_found_from_any_folder(pretend, commands, tmp_path):
@@ -75,6 +75,7 @@ def test_a_failed_command_ends_with_1(pretend, commands, tmp_path, capsys):
         (["--text", "no/*.txt"], r"text \(no/\*\.txt\): there is no such file"),
         (["--only", "nothing"], r"only \(nothing\): the runs are"),
         (["--steps", "0"], r"steps \(0\)"),
+        (["--epochs", "2"], "this study counts steps; use --steps"),
         (["--output", "missing/a.md"], "does not exist; create it"),
     ],
 )

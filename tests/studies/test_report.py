@@ -74,7 +74,7 @@ def test_the_section_says_what_was_done(study, results):
     assert text.endswith(END)
     assert "python -m studies pretended --steps 2 --seeds 0,1" in text
     assert "torch 2.13.0; commit abc0 and abc1" in text
-    assert "64 tokens a run: 2 steps of 32" in text
+    assert "64 tokens (2 steps of 32) a run" in text
     assert "measured on 99 tokens" in text
     assert "![a.png](pretended/copy-looks/a.png)" in text
     assert "[b.csv](pretended/copy-looks/b.csv)" in text

@@ -1,8 +1,10 @@
 """What runs leave behind is read as it counts."""
 
+from dataclasses import replace
+
 import pytest
 
-from studies.results import collect, read_scalars, read_versions
+from studies.results import _tokens, collect, read_scalars, read_versions
 from studies.runner import run_study
 from training.event_log import EventLog
 
@@ -45,6 +47,13 @@ def collected(study, commands, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_study(study, tmp_path, execute=commands)
     return lambda text=study.text: collect(study, tmp_path)
+
+
+def test_epochs_are_counted_in_tokens_of_the_text(study):
+    evaluations = {"blockwise": {"train_tokens": 700}}
+    assert _tokens(replace(study, epochs=3), evaluations) == 2100
+    assert _tokens(replace(study, epochs=3), {}) == 0
+    assert _tokens(study, evaluations) == 64
 
 
 def test_only_trained_runs_are_collected(collected):

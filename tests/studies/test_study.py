@@ -31,6 +31,7 @@ def test_only_the_first_seed_is_analysed(study):
     ("changes", "message"),
     [
         ({"steps": 0}, r"steps \(0\) must be at least 1"),
+        ({"epochs": 0}, r"epochs \(0\) must be at least 1"),
         ({"seeds": ()}, r"seeds \(\[\]\)"),
         ({"seeds": (1, 1)}, r"seeds \(\[1, 1\]\)"),
         ({"seeds": (-1,)}, r"seeds \(\[-1\]\)"),
@@ -44,8 +45,9 @@ def test_values_out_of_range(study, changes, message):
 
 def test_tokens(study):
     assert study.tokens_per_step == 32
-    assert study.tokens == 64
-    assert replace(study, trainer={"accumulate_grad_batches": 4}).tokens == 256
+    assert study.length == "64 tokens (2 steps of 32)"
+    assert replace(study, trainer={"accumulate_grad_batches": 4}).tokens_per_step == 128
+    assert replace(study, epochs=3).length == "3 epochs"
 
 
 def test_other_steps_and_other_text_have_another_folder(study):
@@ -58,7 +60,7 @@ def test_other_steps_and_other_text_have_another_folder(study):
 def test_every_study_is_at_least_a_million_and_a_half_tokens_a_run(name):
     study = find_study(name)
     assert study.method == name
-    assert study.tokens >= 1_500_000
+    assert study.epochs or study.steps * study.tokens_per_step >= 1_500_000
     assert len(study.seeds) >= 2
 
 
