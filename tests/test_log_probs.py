@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_models import vocabulary
 from lightning_models.log_probs import (
@@ -12,6 +11,7 @@ from lightning_models.log_probs import (
     token_log_probs,
 )
 from lightning_models.losses import linear_mixture_cross_entropy
+from tests.largest import Largest
 
 V, D = 11, 6
 CLOSE = {"atol": 2e-6, "rtol": 2e-6}
@@ -178,21 +178,6 @@ def test_targets_outside_the_vocabulary_are_errors(target):
     targets[1] = target
     with pytest.raises((IndexError, RuntimeError, ValueError)):
         mixture_log_probs(h, weight, log_scores, owner, targets)
-
-
-class Largest(TorchDispatchMode):
-    """Records the most elements that any tensor made inside has."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return out
 
 
 def test_logits_of_all_states_are_never_held(monkeypatch):

@@ -55,7 +55,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    shards = [*folder.glob("*.tokens"), *folder.glob("*.ends")]
+    shards = (path for suffix in ("tokens", "ends") for path in folder.glob(f"*.{suffix}"))
     return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in shards}
 
 
@@ -385,8 +385,7 @@ def test_origin_and_place_survive_and_only_a_fitting_place_is_used(tmp_path):
     with pytest.warns(UserWarning, match="damaged"):
         store = run(DOCUMENTS, damaged)
     assert damaged.places == []
-    assert store.meta["origin"] == {"commit": "a"}
-    assert store.meta["notes"] == ["a note"]
+    assert (store.meta["origin"], store.meta["notes"]) == ({"commit": "a"}, ["a note"])
     assert not list((tmp_path / "s").glob("place*"))
     prepare(tmp_path / "whole", remote=Remote("a"))
     whole, here = content(tmp_path / "whole"), content(tmp_path / "s")

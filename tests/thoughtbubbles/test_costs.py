@@ -2,28 +2,13 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_models import CopyLM, vocabulary
 from lightning_models.flops import TRAINING_FACTOR
 from lightning_models.thoughtbubbles import CopyConfig
+from tests.largest import Largest
 from tests.thoughtbubbles.cases import build, rows_of
-
-
-class Largest(TorchDispatchMode):
-    """Records the most elements that any tensor made inside has."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return out
 
 
 def wide_batch(rows, length, words):
