@@ -17,6 +17,15 @@ file                    what it holds
 ``autoregressive``      targets scored from their prefixes alone
 ``answers``             command: accuracy on questions with one right answer
 ``answering``           which answers a model gives: the likeliest of a list, or its own text
+``reversal``            command: the father-son probe of the reversal curse
+``reversal_probe``      its prompts and its numbers
+``reversal_models``     what it asks: checkpoints, and models of ``transformers``
+``reversal_names``      its names
+``reversal_figure``     its picture
+``scaling``             command: power laws through results of several sizes
+``scaling_fit``         the fit, and what a model saves against another
+``scaling_runs``        result files and the groups they form
+``scaling_figure``      its picture
 ``table``               command: result files side by side
 ``prompts``             texts to continue, from the command line or a file
 ``samples``             command: continue prompts

@@ -11,6 +11,8 @@ from evaluation.console import DEBUG_FLAG, run_with_clear_errors
 COMMANDS = {
     "perplexity": ("evaluation.perplexity", "Score a corpus: perplexity and bits per byte."),
     "answers": ("evaluation.answers", "Count right answers, of questions with one answer."),
+    "reversal": ("evaluation.reversal", "Ask for a relation that the prompt states in reverse."),
+    "scaling": ("evaluation.scaling", "Fit power laws through results of perplexity."),
     "table": ("evaluation.table", "Show result files side by side."),
     "generate": ("evaluation.samples", "Continue prompts."),
     "import": ("evaluation.importing", "Write a checkpoint from transformers weights."),

@@ -21,7 +21,12 @@ from evaluation.console import format_table
 from evaluation.corpus import build_data, check_fit, prepare
 from evaluation.device import Precision, pick_device
 from evaluation.output import check_target, write_json
-from evaluation.provenance import describe_data, describe_settings
+from evaluation.provenance import (
+    count_train_tokens,
+    describe_data,
+    describe_settings,
+    non_embedding_parameters,
+)
 from evaluation.rebuild import build_model
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
@@ -45,6 +50,12 @@ class PerplexityReport:
     causal: bool
     flops_per_token: float
     """FLOPs per token of a forward pass over one window."""
+    model: str
+    """Name of the model's class."""
+    parameters: int
+    """N, trainable numbers without embeddings and output matrix."""
+    train_tokens: int | None
+    """D, lexical tokens of the text the model was trained on; None where that is not known."""
     checkpoint: str
     data: dict[str, Any]
     settings: dict[str, Any]
@@ -63,6 +74,9 @@ class PerplexityReport:
             "causal": self.causal,
             **({} if self.pairs is None else self.pairs.as_dict()),
             "flops_per_token": self.flops_per_token,
+            "model": self.model,
+            "parameters": self.parameters,
+            "train_tokens": self.train_tokens,
             "checkpoint": self.checkpoint,
             "data": self.data,
             "settings": self.settings,
@@ -74,7 +88,7 @@ class PerplexityReport:
         if values.get("trained_on") in (None, values["fingerprint"]):
             values.pop("trained_on", None)
         values |= {key: self.settings[key] for key in ("budget", "seed") if key in self.settings}
-        hidden = ("data", "settings", "recipe")
+        hidden = ("data", "settings", "recipe", "model", "parameters", "train_tokens")
         shown = _flat({key: value for key, value in values.items() if key not in hidden})
         return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
 
@@ -155,6 +169,9 @@ def measure_perplexity(
         likelihood=model.likelihood if pairs is None else pairs.prefix_likelihood,
         causal=model.causal if pairs is None else True,
         flops_per_token=model.flops_per_token(data.block_size, training=False),
+        model=type(model).__name__,
+        parameters=non_embedding_parameters(model),
+        train_tokens=count_train_tokens(checkpoint, data),
         checkpoint=str(checkpoint.path),
         data=describe_data(checkpoint, data, split),
         settings={**settings, **how},

@@ -9,7 +9,16 @@ from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.console import format_columns
 
-LEFT_OUT = ("checkpoint", "data", "settings", "bytes", "tokens", "likelihood")
+LEFT_OUT = (
+    "checkpoint",
+    "data",
+    "settings",
+    "bytes",
+    "tokens",
+    "likelihood",
+    "model",
+    "train_tokens",
+)
 """Keys of a result that are no number to compare; perplexities carry their likelihood's name."""
 
 

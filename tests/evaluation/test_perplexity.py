@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from datamodules import LocalText
+from evaluation.provenance import count_lexical, count_train_tokens, non_embedding_parameters
 from evaluation.rebuild import build_model
+from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 
 KEYS = [
@@ -21,6 +23,9 @@ KEYS = [
     "likelihood",
     "causal",
     "flops_per_token",
+    "model",
+    "parameters",
+    "train_tokens",
     "checkpoint",
     "data",
     "settings",
@@ -153,3 +158,57 @@ def test_random_state_is_left_alone(score, checkpoint_path):
     torch.manual_seed(5)
     score(checkpoint_path)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_parameters_are_counted_without_embeddings(score, checkpoint_path):
+    dim = 32
+    attention, feed_forward, norms = 4 * dim * dim + 4 * dim, 8 * dim * dim + 5 * dim, 4 * dim
+    expected = 2 * (attention + feed_forward + norms) + 2 * dim
+    result = score(checkpoint_path)
+    assert result["parameters"] == expected
+    assert result["model"] == "TransformerLM"
+
+
+@pytest.mark.parametrize("changes", [{"tie_head": False}, {"block_size": 64}, {"vocab_size": 900}])
+def test_head_and_tables_are_no_parameters(changes):
+    counts = []
+    for options in ({}, changes):
+        sizes = {"vocab_size": 257, "block_size": 16, "num_layers": 1, "dim": 16, "num_heads": 2}
+        model = TransformerLM(TransformerConfig(**{**sizes, **options}))
+        model.configure_model()
+        counts.append(non_embedding_parameters(model))
+    assert counts[0] == counts[1] > 0
+    model.network.blocks.requires_grad_(False)
+    assert non_embedding_parameters(model) == 32  # the last norm
+
+
+def test_training_tokens_are_those_without_the_ends_of_documents(score, checkpoint_path, corpus):
+    data = LocalText(**corpus)
+    data.prepare_data()
+    counts = data.counts("train")
+    expected = counts.tokens - counts.documents
+    assert score(checkpoint_path)["train_tokens"] == expected
+    # of the training text, whatever is scored
+    other = score(checkpoint_path, "--data.val_fraction", "0.4")
+    assert other["data"]["fingerprint"] != other["data"]["trained_on"]
+    assert other["train_tokens"] == expected
+
+
+def test_training_tokens_are_not_guessed(score, checkpoint_path, edited, corpus, tmp_path):
+    elsewhere = ("--data.val_fraction", "0.4", "--data.cache_dir", tmp_path / "elsewhere")
+    assert score(checkpoint_path, *elsewhere)["train_tokens"] is None
+    untrained = edited(lambda content: content.update(global_step=0))
+    assert score(untrained)["train_tokens"] is None
+
+
+def test_boundary_tokens_are_not_lexical(checkpoint_path, corpus, monkeypatch):
+    data = LocalText(**corpus)
+    data.prepare_data()
+    stream = data.stream("train")
+    space = ord(" ")
+    words = [i for i in stream.gather(_numbers(len(stream))).tolist() if i not in (256, space)]
+    assert 0 < len(words) < len(stream) - data.counts("train").documents
+    for chunk in (7, len(stream), 10**6):
+        assert count_lexical(stream, (256, space), chunk=chunk) == len(words)
+    monkeypatch.setattr(type(data.tokenizer), "special_ids", (space, 256))
+    assert count_train_tokens(read_checkpoint(checkpoint_path), data) == len(words)

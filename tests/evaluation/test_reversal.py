@@ -1,0 +1,399 @@
+"""The father-son probe: models whose answers are known, and direct computations."""
+
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from datamodules import LocalText
+from datamodules.tokenizers import BytesTokenizer, train_bpe
+from evaluation.rebuild import build_model
+from evaluation.reversal import measure_reversal
+from evaluation.reversal_figure import COLOURS, reversal_figure
+from evaluation.reversal_models import HubModel, OwnModel
+from evaluation.reversal_names import NAMES
+from evaluation.reversal_probe import ask, draw_pairs, equal_lengths, single_tokens
+from lightning_models.checkpoint import read_checkpoint
+
+KNOWN = ["James", "John", "Mark", "Paul"]
+TEXT = "The son of James is John. The father of Mark is Paul. "
+ENTRIES = 288
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A BPE in which the known names, and no others, are single tokens."""
+    return train_bpe(f"bpe:{ENTRIES}", [TEXT * 50])
+
+
+def nll(logits, row, token):
+    """Negative log-likelihood in float64."""
+    return -logits[row].double().log_softmax(dim=-1)[token].item()
+
+
+# ---- models whose answers are known
+
+
+class Reader:
+    """Answers by a rule on the prompt's text; row r takes ``wait(r)`` steps more than one."""
+
+    device = CPU
+    needs_grad_in_eval = False
+
+    def __init__(self, tokenizer, rule, wait=lambda row: 0):
+        self.tokenizer, self.rule, self.wait = tokenizer, rule, wait
+
+    def init_cache(self, prompts, lengths, max_new_tokens):
+        assert lengths.tolist() == [prompts.shape[1]] * len(prompts)
+        assert max_new_tokens == 1
+        cache = SimpleNamespace(prompts=prompts, left=[self.wait(r) for r in range(len(prompts))])
+
+        def select(rows):
+            cache.prompts = cache.prompts[rows]
+            cache.left = [cache.left[row] for row in rows.tolist()]
+
+        cache.select = select
+        return cache
+
+    def decode_step(self, cache, tokens):
+        assert torch.equal(tokens, cache.prompts[:, -1])
+        ready = torch.tensor([left == 0 for left in cache.left])
+        assert len(ready) == len(cache.prompts)
+        cache.left = [left - 1 for left in cache.left]
+        logits = torch.full((len(tokens), ENTRIES + 32), 99.0)  # what is not ready means nothing
+        for row in ready.nonzero()[:, 0].tolist():
+            text = self.tokenizer.decode(cache.prompts[row].tolist())
+            logits[row] = 0.0
+            for name, value in self.rule(text).items():
+                logits[row, self.tokenizer.encode(f" {name}")[0]] = value
+        return logits, ready
+
+
+def parts(text):
+    """Father, son and what is asked for of a prompt's text."""
+    found = re.fullmatch(r"The son of (\w+) is (\w+)\. The (son|father) of (\w+) is", text)
+    father, son, asked, about = found.groups()
+    assert about == (father if asked == "son" else son)
+    return father, son, asked
+
+
+def understands(text):
+    father, son, asked = parts(text)
+    return {father: 3.0, son: 1.0} if asked == "father" else {father: 1.0, son: 3.0}
+
+
+def copies(text):
+    father, son, _ = parts(text)
+    return {father: 1.0, son: 3.0}
+
+
+def answers_of(tokenizer, rule, **options):
+    ids = single_tokens(KNOWN, tokenizer.encode)
+    model = OwnModel(Reader(tokenizer, rule, **options), tokenizer)
+    return ask(model, draw_pairs(KNOWN, 100, 0), ids)
+
+
+def test_who_understands_the_relation_makes_no_errors(tokenizer):
+    means = answers_of(tokenizer, understands).means()
+    total = math.log(math.exp(3) + math.exp(1) + ENTRIES + 32 - 2)  # padded rows are in the softmax
+    for condition in ("normal", "reversed"):
+        assert means[f"{condition}_target"] == pytest.approx(total - 3, rel=1e-6)
+        assert means[f"{condition}_distractor"] == pytest.approx(total - 1, rel=1e-6)
+        assert means[f"{condition}_margin"] == pytest.approx(2.0, rel=1e-6)
+        assert means[f"{condition}_error_rate"] == 0
+
+
+def test_who_copies_the_last_name_errs_in_reverse(tokenizer):
+    answers = answers_of(tokenizer, copies)
+    means = answers.means()
+    assert means["normal_margin"] == pytest.approx(2.0, rel=1e-6)
+    assert means["reversed_margin"] == pytest.approx(-2.0, rel=1e-6)
+    assert (means["normal_error_rate"], means["reversed_error_rate"]) == (0, 1)
+    assert answers.standard_errors()["reversed_error_rate"] == 0
+    assert len(answers) == 12
+
+
+def test_rows_that_think_longer_are_waited_for(tokenizer):
+    expected = answers_of(tokenizer, understands)
+    for wait in (lambda row: 2, lambda row: row % 3, lambda row: (7 - row) % 5):
+        assert torch.equal(answers_of(tokenizer, understands, wait=wait).nll, expected.nll)
+
+
+def test_errors_of_means_are_those_of_a_sample(tokenizer):
+    def moody(text):
+        father, son, _ = parts(text)
+        return {father: float(len(father)), son: 0.3 * len(son) if son == "Paul" else 5.0}
+
+    answers = answers_of(tokenizer, moody)
+    assert torch.equal(answers.margins, answers.nll[:, 1] - answers.nll[:, 0])
+    means, errors = answers.means(), answers.standard_errors()
+    for i, condition in enumerate(("normal", "reversed")):
+        margin = answers.margins[i]
+        spread = math.sqrt(((margin - margin.mean()) ** 2).sum().item() / 11)
+        assert spread > 0
+        assert errors[f"{condition}_margin"] == pytest.approx(spread / math.sqrt(12))
+        wrong = sum(value < 0 for value in margin.tolist())
+        assert 0 < wrong < 12
+        assert means[f"{condition}_error_rate"] == pytest.approx(wrong / 12)
+
+
+def test_sentence_models_read_two_sentences(tokenizer):
+    seen = []
+
+    class Marking(BytesTokenizer):
+        encode = staticmethod(tokenizer.encode)
+
+        def sentence_prompt_ids(self, sentences):
+            seen.append(list(sentences))
+            return tokenizer.encode("".join(sentences))
+
+    model = OwnModel(Reader(tokenizer, understands), Marking())
+    ask(model, [("James", "Paul")], single_tokens(KNOWN, model.encode))
+    assert seen == [
+        ["The son of James is Paul.", " The son of James is"],
+        ["The son of James is Paul.", " The father of Paul is"],
+    ]
+
+
+# ---- names and pairs
+
+
+def test_names_of_several_tokens_are_left_out_and_counted(tokenizer):
+    model = OwnModel(Reader(tokenizer, understands), tokenizer)
+    names = ["Zachary", "John", "Bartholomew", "Mark", "James"]
+    report = measure_reversal(model, source={}, settings={"tokenizer": "x"}, names=names, pairs=5)
+    result = report.as_dict()
+    assert result["names"] == {"used": 3, "left_out": 2}
+    assert result["pairs"] == 5
+    assert "3 (2 are no single token and left out)" in report.as_table()
+
+
+def test_of_names_that_share_a_token_one_stays():
+    ids = {"ann": 7, "bob": 8}
+    encode = lambda text: [ids.get(word.lower(), 0) for word in text.split()]  # noqa: E731
+    assert single_tokens(["Ann", "ANN", "Bob"], encode) == {"Ann": 7, "Bob": 8}
+
+
+def test_the_built_in_names_are_different():
+    assert len(set(NAMES)) == len(NAMES)
+    assert 150 <= len(NAMES) <= 200
+    assert all(name.isalpha() and name.istitle() for name in NAMES)
+
+
+def test_pairs_are_drawn_without_replacement():
+    names = [str(i) for i in range(12)]
+    pairs = draw_pairs(names, 100, seed=3)
+    assert len(set(pairs)) == len(pairs) == 100
+    assert all(father != son for father, son in pairs)
+    assert pairs == draw_pairs(names, 100, seed=3) != draw_pairs(names, 100, seed=4)
+    everything = draw_pairs(names, 1000, seed=0)
+    assert len(set(everything)) == len(everything) == 12 * 11
+
+
+def test_batches_have_one_length_and_every_prompt_once():
+    prompts = [[0] * length for length in (3, 5, 3, 3, 5, 4)]
+    assert list(equal_lengths(prompts, most=2)) == [[0, 2], [3], [1, 4], [5]]
+
+
+# ---- checkpoints
+
+
+@pytest.fixture(scope="module")
+def own_run(corpus, train_checkpoint, tmp_path_factory):
+    """A checkpoint whose tokenizer has the known names."""
+    folder = tmp_path_factory.mktemp("reversal")
+    text = folder / "text.jsonl"
+    text.write_text("\n".join(json.dumps({"text": TEXT * 5}) for _ in range(30)))
+    data = LocalText(**{**corpus, "data_files": str(text), "tokenizer": f"bpe:{ENTRIES}"})
+    return train_checkpoint(folder / "own.ckpt", data)
+
+
+def test_a_checkpoint_gives_what_its_network_says(own_run, evaluates, tokenizer, tmp_path):
+    target, picture = tmp_path / "result.json", tmp_path / "result.png"
+    files = ("--output", target, "--plot", picture)
+    printed = evaluates("reversal", "--ckpt", own_run, "--pairs", "7", "--seed", "2", *files)
+    result = json.loads(target.read_text())
+    network = build_model(read_checkpoint(own_run)).network
+    expected = dict.fromkeys(("normal_target", "reversed_target", "reversed_distractor"), 0.0)
+    pairs = draw_pairs(KNOWN, 7, 2)
+    with torch.no_grad():
+        for father, son in pairs:
+            statement = f"The son of {father} is {son}."
+            texts = (f"{statement} The son of {father} is", f"{statement} The father of {son} is")
+            for text, name in zip(texts, ("normal", "reversed"), strict=True):
+                ids = torch.tensor([[tokenizer.eos_id, *tokenizer.encode(text)]])
+                logits = network(ids)[:, -1] @ network.output_matrix.t()
+                (first,), (second,) = tokenizer.encode(f" {father}"), tokenizer.encode(f" {son}")
+                expected[f"{name}_target"] += nll(logits, 0, second if name == "normal" else first)
+                if name == "reversed":
+                    expected["reversed_distractor"] += nll(logits, 0, second)
+    for key, total in expected.items():
+        assert result[key] == pytest.approx(total / 7, rel=1e-5)
+        assert f"{total / 7:.4f} +- " in printed
+    assert (result["pairs"], result["settings"]["seed"]) == (7, 2)
+    assert result["names"] == {"used": 4, "left_out": len(NAMES) - 4}
+    assert (result["model"], result["checkpoint"]) == ("TransformerLM", str(own_run))
+    assert result["settings"]["tokenizer"] == f"bpe:{ENTRIES}"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_names_and_bf16(own_run, evaluates, tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("James\n\n  Paul \nJames\nMethuselah")
+    results = []
+    for precision in ("32", "bf16"):
+        target = tmp_path / f"{precision}.json"
+        options = ("--names", names, "--precision", precision, "--output", target)
+        evaluates("reversal", "--ckpt", own_run, *options)
+        results.append(json.loads(target.read_text()))
+    exact, rounded = results
+    assert exact["pairs"] == 2
+    assert exact["names"] == {"used": 2, "left_out": 1}
+    assert rounded["settings"]["precision"] == "bf16"
+    assert rounded["normal_target"] != exact["normal_target"]
+    assert rounded["normal_target"] == pytest.approx(exact["normal_target"], rel=2e-2)
+
+
+def test_results_stand_side_by_side(own_run, evaluates, tmp_path):
+    for seed in (0, 1):
+        options = ("--pairs", "3", "--seed", seed, "--output", tmp_path / f"seed{seed}.json")
+        evaluates("reversal", "--ckpt", own_run, *options)
+    header, *rows = evaluates(
+        "table", tmp_path / "seed0.json", tmp_path / "seed1.json"
+    ).splitlines()
+    assert "reversed error rate" in header
+    assert [row.split()[0] for row in rows] == ["seed0", "seed1"]
+
+
+def test_bytes_are_refused(checkpoint_path, fails):
+    line = fails("reversal", "--ckpt", checkpoint_path)
+    assert f"0 of {len(NAMES)} are single tokens of the tokenizer (bytes)" in line
+    assert "take a model whose tokenizer has whole words" in line
+
+
+# ---- models of transformers
+
+
+@pytest.fixture
+def gpt2(tokenizer, tmp_path):
+    """Saves a random GPT-2 with the tokenizer; ``bos`` makes that one put a BOS in front."""
+    import tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    def save(bos=False, positions=32):
+        torch.manual_seed(0)
+        inner = tokenizers.Tokenizer.from_str(tokenizer.json_text)
+        eos = "<|endoftext|>"
+        if bos:
+            inner.post_processor = tokenizers.processors.TemplateProcessing(
+                single=f"{eos} $A {eos}", special_tokens=[(eos, tokenizer.eos_id)]
+            )
+        sizes = {"n_positions": positions, "n_embd": 16, "n_layer": 2, "n_head": 2}
+        sizes |= {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=ENTRIES, **sizes)).eval()
+        model.save_pretrained(tmp_path / "gpt2")
+        fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, bos_token=eos)
+        fast.save_pretrained(tmp_path / "gpt2")
+        return model, tmp_path / "gpt2"
+
+    return save
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_transformers_models_give_what_they_say_themselves(
+    gpt2, evaluates, tokenizer, tmp_path, bos
+):
+    model, folder = gpt2(bos)
+    target = tmp_path / "result.json"
+    evaluates("reversal", "--hf", folder, "--output", target)
+    result = json.loads(target.read_text())
+    margins = []
+    start = [tokenizer.eos_id] if bos else []  # never the EOS that this one puts behind
+    for father, son in draw_pairs(KNOWN, 1000, 0):
+        text = f"The son of {father} is {son}. The father of {son} is"
+        with torch.no_grad():
+            logits = model(torch.tensor([start + tokenizer.encode(text)])).logits[:, -1]
+        (right,), (wrong,) = tokenizer.encode(f" {father}"), tokenizer.encode(f" {son}")
+        margins.append(nll(logits, 0, wrong) - nll(logits, 0, right))
+    assert len(margins) == result["pairs"] == 12
+    assert result["reversed_margin"] == pytest.approx(sum(margins) / 12, abs=1e-5)
+    assert result["reversed_error_rate"] == sum(margin < 0 for margin in margins) / 12
+    assert (result["hf"], result["checkpoint"]) == (str(folder), None)
+    assert result["model"] == "GPT2LMHeadModel"
+
+
+def test_a_tokenizer_that_puts_a_space_in_front_of_every_text_has_its_names():
+    import tokenizers
+    from tokenizers import normalizers, pre_tokenizers
+
+    vocabulary = {piece: i for i, piece in enumerate(["?", "▁", "▁is", "▁John", "▁Mark"])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    inner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    assert len(inner.encode(" John").ids) == 2
+    found = single_tokens(["John", "Mark"], lambda text: inner.encode(text).ids)
+    assert found == {"John": 3, "Mark": 4}
+
+
+def test_bf16_weights(gpt2):
+    _, folder = gpt2()
+    model = HubModel(str(folder), CPU, "bf16")
+    assert model.model.dtype == torch.bfloat16
+    prompts = torch.tensor([model.prompt(["The son of James is Paul.", " The son of James is"])])
+    rounded = model.next_log_probs(prompts)
+    exact = HubModel(str(folder), CPU).next_log_probs(prompts)
+    assert rounded.dtype == torch.float32
+    assert rounded.exp().sum().item() == pytest.approx(1.0, rel=1e-5)
+    assert 0 < (rounded - exact).abs().max() < 0.2
+
+
+def test_a_context_that_is_too_short_is_named(gpt2, fails):
+    _, folder = gpt2(positions=8)
+    assert "tokens and the model's context 8; take one with" in fails("reversal", "--hf", folder)
+
+
+def test_what_is_not_there_or_broken_is_one_line(gpt2, fails, tmp_path):
+    assert "no tokenizer found" in fails("reversal", "--hf", tmp_path / "none")
+    _, folder = gpt2()
+    (folder / "model.safetensors").write_bytes(b"broken")
+    assert "the model cannot be read" in fails("reversal", "--hf", folder)
+    (folder / "model.safetensors").unlink()
+    assert "no model found" in fails("reversal", "--hf", folder)
+
+
+# ---- the command line and the picture
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "give one model: --ckpt CHECKPOINT or --hf"),
+        (["--ckpt", "a.ckpt", "--hf", "b"], "give one model: --ckpt CHECKPOINT or --hf"),
+        (["--ckpt", "none.ckpt"], "there is no checkpoint at none.ckpt"),
+        (["--hf", "b", "--pairs", "0"], "pairs (0) must be at least 1"),
+        (["--hf", "b", "--set.dim", "8"], "leave it out with --hf"),
+        (["--hf", "b", "--names", "none.txt"], "names (none.txt): cannot be read"),
+        (["--hf", "b", "--plot", "nowhere/a.png"], "the folder nowhere does not exist"),
+    ],
+)
+def test_wrong_options_end_in_one_line(fails, options, expected):
+    assert expected in fails("reversal", *options)
+
+
+def test_the_picture_shows_both_conditions(tokenizer):
+    answers = answers_of(tokenizer, copies)
+    figure = reversal_figure(answers, "copies_$all")
+    assert [ax.get_title() for ax in figure.axes] == ["normal", "reversed"]
+    for ax, nll in zip(figure.axes, answers.nll, strict=True):
+        assert ax.yaxis_inverted()
+        target, distractor = ax.containers
+        assert target.lines[0].get_color() == COLOURS["target"]
+        heights = [c.lines[0].get_ydata()[0] for c in (target, distractor)]
+        assert heights == pytest.approx(nll.mean(dim=1).tolist())
+        assert [len(points.get_offsets()) for points in ax.collections[:1]] == [12]
