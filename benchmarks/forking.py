@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.measure import compare
 from benchmarks.memory import extra_peak, in_a_process
+from benchmarks.steps import training_step
 from lightning_models import (
     CopyConfig,
     CopyLM,
@@ -74,17 +75,12 @@ def build_step(
     if options.compile:
         assert model.network is not None
         model.network.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    device = torch.device(options.device)
 
-    def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            term = model.loss(batch).terms["nll"]
-        (term.sum / term.normaliser).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss() -> Tensor:
+        term = model.loss(batch).terms["nll"]
+        return term.sum / term.normaliser
 
-    return step
+    return training_step(model, loss, options.device, bf16=bf16)
 
 
 def build_fork_steps(

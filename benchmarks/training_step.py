@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from benchmarks.measure import compare
 from benchmarks.memory import extra_peak, in_a_process
 from benchmarks.peers import gpt2_pair
+from benchmarks.steps import training_step
 from lightning_models.flops import TRAINING_FACTOR
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
@@ -30,14 +31,12 @@ def build_step(side: str, options: argparse.Namespace, vocab: int, bf16: bool) -
     """Returns a function that does one whole training step of ``ours`` or ``theirs``."""
     sizes = options.context, options.layers, options.dim, options.heads
     theirs, ours = gpt2_pair(vocab, *sizes)
-    device = torch.device(options.device)
-    stream = torch.randint(0, vocab, (options.batch, options.context + 1), device=device)
+    stream = torch.randint(0, vocab, (options.batch, options.context + 1), device=options.device)
     batch = {"tokens": stream[:, :-1], "targets": stream[:, 1:].contiguous()}
     module: torch.nn.Module = theirs if side == "theirs" else ours
-    module.to(device).train()
+    module.to(options.device).train()
     if options.compile:
         (theirs if side == "theirs" else ours.network).compile()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
 
     def loss() -> torch.Tensor:
         if side == "theirs":
@@ -46,14 +45,7 @@ def build_step(side: str, options: argparse.Namespace, vocab: int, bf16: bool) -
         term = ours.loss(batch).terms["nll"]
         return term.sum / term.normaliser
 
-    def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            value = loss()
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return training_step(module, loss, options.device, bf16=bf16)
 
 
 def report(options: argparse.Namespace) -> None:
