@@ -10,6 +10,7 @@
 | `answers` | `AnswerDataModule`: questions with marked answers, one a window |
 | `answer_windows` | their rows by number, and batches that say where the answer is |
 | `kinship` | `Kinship`: generated stories about relatives, after CLUTRR |
+| `sentences/` | `Sentences`, `SentenceWindows`: another corpus, cut into sentences |
 | `hub_corpus` | `HubCorpus`: a corpus of the Hugging Face hub, or your copy; token cap |
 | `openwebtext` | `OpenWebText`: the last 100,000 documents validate |
 | `pes2o` | `PeS2o`: papers and abstracts |
@@ -53,6 +54,7 @@ from datamodules.pes2o import PeS2o
 from datamodules.pile import Pile
 from datamodules.prompts import read_prompts
 from datamodules.python_docs import PythonDocs
+from datamodules.sentences import Sentences, SentenceTokenizer, SentenceWindows
 from datamodules.store import Counts, Store, StoreError
 from datamodules.text import TextDataModule
 from datamodules.tokenizers import (
@@ -77,6 +79,9 @@ __all__ = [
     "PeS2o",
     "Pile",
     "PythonDocs",
+    "SentenceTokenizer",
+    "SentenceWindows",
+    "Sentences",
     "Store",
     "StoreError",
     "TextCorpus",

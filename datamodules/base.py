@@ -83,6 +83,10 @@ class LanguageDataModule(TextCorpus):
     def block_size(self) -> int:
         """Positions that a model needs: tokens of a window, slots of a sentence."""
 
+    def row_tokens(self, split: Split) -> int:
+        """Returns how many tokens a row has when a split is scored, on average; here a window's."""
+        return self.block_size
+
     @abstractmethod
     def training_source(self) -> CountedSource:
         """Returns the training batches of this rank by number.

@@ -56,6 +56,8 @@ class TextCorpus(L.LightningDataModule, ABC):
     # Arguments that do not change the stored tokens (the tokenizer is in the fingerprint under its
     # own key). Any other argument of a corpus does, unless it overrides `source`.
     not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir", "num_proc"})
+    # Arguments that are objects: a corpus that has some notes their recipes in hparams itself.
+    object_arguments: ClassVar[tuple[str, ...]] = ()
     # Arguments that name text files of the user's.
     path_arguments: ClassVar[frozenset[str]] = frozenset({"data_files", "val_files", "test_files"})
 
@@ -69,7 +71,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         num_proc: int | None = None,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(logger=False)
+        self.save_hyperparameters(logger=False, ignore=self.object_arguments)
         self.cache_dir = Path(cache_dir).expanduser()
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -243,6 +245,11 @@ class TextCorpus(L.LightningDataModule, ABC):
     @cached_property
     def _store(self) -> Store:
         return Store(self.store_dir)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the text of the prepared corpus was read from, e.g. a commit, in plain values."""
+        return dict(self._store.meta.get("origin", {}))
 
     def counts(self, split: Split) -> Counts:
         """Returns the documents, tokens and UTF-8 bytes of a split of the prepared corpus."""

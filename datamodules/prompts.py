@@ -43,9 +43,10 @@ def _field(path: Path, number: int, line: str) -> str:
 
 
 class PromptSource:
-    """Batches of prompts, each behind an EOS, so that its first token is scored too.
+    """Batches of prompts as a model reads them before it continues them.
 
-    Batches are those of `windows.as_batch`, as wide as their longest prompt, with ``prompt``, the
+    Each stands behind a token of its own (an EOS), so that its first token is scored too. Batches
+    are those of `windows.as_batch`, as wide as their longest prompt, with ``prompt``, the
     list of texts. ``sequence_id`` is the prompt's number in the file.
 
     Args:
@@ -73,11 +74,11 @@ class PromptSource:
     ) -> None:
         self._prompts, self._tokenizer = prompts, tokenizer
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
-        self._ids = tokenizer.encode_batch(list(prompts))
+        self._ids = [tokenizer.prompt_ids(prompt) for prompt in prompts]
         for number, ids in enumerate(self._ids):
-            if len(ids) > block_size:
+            if len(ids) - 1 > block_size:
                 raise ValueError(
-                    f"prompt {number + 1} has {len(ids)} tokens, the model reads block_size="
+                    f"prompt {number + 1} has {len(ids) - 1} tokens, the model reads block_size="
                     f"{block_size}. Shorten it."
                 )
 
@@ -91,11 +92,10 @@ class PromptSource:
         last = len(self._prompts) - 1
         numbers = range(min(first, last), min(first + self._batch_size, last + 1))
         ids = [self._ids[number] for number in numbers]
-        width = 1 + max(1, *map(len, ids))
+        width = max(2, *map(len, ids))
         rows = np.full((len(ids), width), IGNORE, dtype=np.int64)
         for row, tokens in zip(rows, ids, strict=True):
-            row[0] = self._tokenizer.eos_id
-            row[1 : 1 + len(tokens)] = tokens
+            row[: len(tokens)] = tokens
         batch = as_batch(
             rows,
             np.array(numbers),

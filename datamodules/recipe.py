@@ -1,5 +1,6 @@
-"""From an object back to the class path and the plain arguments that rebuild it."""
+"""From an object back to the class path and the plain arguments that rebuild it, and forth."""
 
+import importlib
 import inspect
 import os
 import sys
@@ -46,3 +47,28 @@ def public_path(cls: type) -> str:
         if getattr(sys.modules.get(package), cls.__name__, None) is cls:
             return f"{package}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def build(recipe: Mapping[str, Any], kind: type, key: str) -> Any:
+    """Returns the object of ``{"class_path": ..., "init_args": ...}``.
+
+    Args:
+        recipe: Class path and plain arguments.
+        kind: Class that it must be of.
+        key: What it is for, for messages.
+
+    Raises:
+        ValueError: There is no such class, it is of another kind, or it takes other arguments.
+    """
+    path = str(recipe.get("class_path"))
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None) if module else None
+    except ImportError:
+        found = None
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ValueError(f"{key}.class_path={path!r} is no {kind.__name__} that can be imported.")
+    try:
+        return found(**recipe.get("init_args", {}))
+    except TypeError as error:
+        raise ValueError(f"{key}: cannot build {path}: {error}") from error

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class Tokenizer(ABC):
         gains_from_processes: Whether tokenising costs more than passing text between processes.
     """
 
-    gains_from_processes: ClassVar[bool] = True
+    gains_from_processes: bool = True
 
     name: str
     vocab_size: int
@@ -39,8 +39,8 @@ class Tokenizer(ABC):
         """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""
 
     @abstractmethod
-    def state(self) -> dict[str, str]:
-        """Returns plain strings from which `tokenizer_from_state` rebuilds this tokenizer."""
+    def state(self) -> dict[str, Any]:
+        """Returns plain values from which `tokenizer_from_state` rebuilds this tokenizer."""
 
     @property
     def special_ids(self) -> tuple[int, ...]:

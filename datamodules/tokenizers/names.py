@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from datamodules.tokenizers.interface import (
     BytesTokenizer,
@@ -138,11 +138,11 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def tokenizer_from_state(state: Mapping[str, str]) -> Tokenizer:
+def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
     """Returns the tokenizer that `Tokenizer.state` described.
 
     Raises:
-        ValueError: `state` has another ``kind`` than bytes, tiktoken or json.
+        ValueError: `state` has another ``kind`` than bytes, tiktoken, json or sentences.
     """
     kind = state.get("kind")
     if kind == "bytes":
@@ -151,4 +151,10 @@ def tokenizer_from_state(state: Mapping[str, str]) -> Tokenizer:
         return TiktokenTokenizer(state["name"])
     if kind == "json":
         return JsonTokenizer(state["name"], state["json"])
-    raise ValueError(f"tokenizer state has kind={kind!r}; known are bytes, tiktoken and json.")
+    if kind == "sentences":
+        from datamodules.sentences.tokenizer import SentenceTokenizer
+
+        return SentenceTokenizer.from_state(state)
+    raise ValueError(
+        f"tokenizer state has kind={kind!r}; known are bytes, tiktoken, json and sentences."
+    )

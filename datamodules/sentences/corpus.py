@@ -1,0 +1,235 @@
+"""A corpus whose documents are cut into sentences, made from another corpus.
+
+Two text stores: the inner corpus' own, which a model of plain tokens uses too (its token cap holds
+for both), and beside it one whose documents are marked (see `tokenizer`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from datamodules.corpus import TextCorpus
+from datamodules.recipe import build, public_path
+from datamodules.sentences.splitters import RuleSplitter, parse_splitter
+from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer, check_length
+from datamodules.store import SPLITS, Split, StoreError, TokenStream, fingerprint
+
+_MARKING = 1  # goes up when documents are marked in another way
+
+
+class SentenceCorpus(TextCorpus):
+    """The documents of another corpus, cut into sentences.
+
+    Args:
+        corpus: The corpus of the documents; splits, tokenizer, token cap, cache_dir and num_proc
+            are its. (Also the dict of its class_path and init_args; of its batches nothing is
+            used.)
+        splitter: What finds sentences: 'rules' (sentencex), 'sat' (the paper's; its weights come
+            from the hub), 'sat:' with another model's name or a local folder, or 'spans:25' for
+            spans of 25 tokens.
+        max_sentence_tokens: Most tokens of a sentence (L_max, 64 in the paper); longer ones are cut
+            behind punctuation.
+        language: Language of the texts, for 'rules': a code such as 'en'.
+        **kwargs: See the other base classes.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    object_arguments: ClassVar[tuple[str, ...]] = ("corpus",)
+    # Arguments that are the inner corpus' here.
+    _of_corpus: ClassVar[frozenset[str]] = frozenset(
+        {"tokenizer", "cache_dir", "val_fraction", "test_fraction", "num_proc"}
+    )
+
+    def __init__(
+        self,
+        *,
+        corpus: TextCorpus,
+        splitter: str = "rules",
+        max_sentence_tokens: int = 64,
+        language: str = "en",
+        **kwargs: Any,
+    ) -> None:
+        self.corpus = _built(corpus)
+        self.splitter = parse_splitter(splitter, language)
+        self.max_sentence_tokens = max_sentence_tokens
+        check_length(self.splitter, max_sentence_tokens)
+        super().__init__(
+            tokenizer=str(self.corpus.hparams["tokenizer"]),
+            cache_dir=str(self.corpus.cache_dir),
+            val_fraction=self.corpus.val_fraction,
+            test_fraction=self.corpus.test_fraction,
+            num_proc=self.corpus.num_proc,
+            **kwargs,
+        )
+        # An object would be neither read from a checkpoint nor written to YAML.
+        self.hparams["corpus"] = self.corpus.recipe()
+
+    # Documents
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """Yields the documents in the inner corpus' store, decoded."""
+        return _decoded(self.corpus, split, 0)
+
+    def stored_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields (split, document) for all splits; those already marked are empty."""
+        skip = self._reading.skip
+        for split in SPLITS:
+            for text in _decoded(self.corpus, split, skip):
+                yield split, text
+            skip = max(0, skip - self.corpus.counts(split).documents)
+
+    @cached_property
+    def _reading(self) -> "_Reading":
+        return _Reading(self.corpus)
+
+    def remote(self) -> "_Reading":
+        """Returns where the reading of the inner store stands."""
+        return self._reading
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have documents."""
+        return self.corpus.expects(split)
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives a split without documents some, for messages."""
+        return self.corpus.how_to_get(split)
+
+    def notes(self) -> list[str]:
+        """Returns how sentences differ from the paper's; the inner corpus tells its own notes."""
+        if isinstance(self.splitter, RuleSplitter):
+            return ["Sentences end by the rules of sentencex, in the paper by a SaT model."]
+        return []
+
+    # Names
+
+    @property
+    def vocab_size(self) -> int:
+        """V: the inner one and three markers; known without loading where the inner one is."""
+        return self.corpus.vocab_size + MARKERS
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Name of the marked store: inner fingerprint, splitter, longest sentence."""
+        kind = self.splitter.name.partition(":")[0]
+        name = self.corpus.fingerprint.rpartition("-")[0]
+        return fingerprint(self._description(), f"{name}-{kind}_sentences")
+
+    def source(self) -> dict[str, Any]:
+        """Returns what identifies the marked text."""
+        return {
+            "corpus": self.corpus.fingerprint,
+            "splitter": self.splitter.identity(),
+            "max_sentence_tokens": self.max_sentence_tokens,
+            "marking": _MARKING,
+        }
+
+    @cached_property
+    def tokenizer(self) -> SentenceTokenizer:
+        """The inner tokenizer with markers; a trained one exists once the data are prepared."""
+        return SentenceTokenizer(
+            self.corpus.tokenizer, self.splitter, max_sentence_tokens=self.max_sentence_tokens
+        )
+
+    def _make_tokenizer(self) -> SentenceTokenizer:
+        return self.tokenizer
+
+    # Preparing
+
+    def prepare_data(self) -> None:
+        """Tokenises the inner corpus, then marks its documents, unless that is done.
+
+        Raises:
+            ValueError: A problem of the inner corpus, or the splitter's model cannot be had.
+        """
+        if not self.store_dir.exists():
+            self.splitter.load()  # before the work
+        self.corpus.prepare_data()
+        super().prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the text stores.
+
+        Raises:
+            StoreError: One is missing or damaged.
+        """
+        self.corpus.setup(stage)
+        super().setup(stage)
+
+    # For checkpoints
+
+    def _init_args(self) -> dict[str, Any]:
+        arguments = super()._init_args().items()
+        return {key: value for key, value in arguments if key not in self._of_corpus}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps; of the inner corpus its fingerprint and tokenizer."""
+        inner = {"fingerprint": self.corpus.fingerprint, "tokenizer": self.corpus.tokenizer.state()}
+        return {**super().state_dict(), "corpus": inner}
+
+
+def _built(corpus: TextCorpus | Mapping[str, Any]) -> TextCorpus:
+    """Returns the corpus, built from its class path and arguments where it is not one yet."""
+    built = build(corpus, TextCorpus, "corpus") if isinstance(corpus, Mapping) else corpus
+    if not isinstance(built, TextCorpus) or isinstance(built, SentenceCorpus):
+        raise ValueError(
+            f"corpus={public_path(type(built))} must be a corpus of documents, e.g. class_path: "
+            "datamodules.LocalText."
+        )
+    return built
+
+
+def _decoded(corpus: TextCorpus, split: Split, skip: int) -> Iterator[str]:
+    """Yields the documents in a corpus' store as text, the first `skip` of them empty."""
+    stream = corpus.stream(split)
+    numbers = range(min(skip, stream.num_documents))
+    yield from ("" for _ in numbers)
+    yield from _texts(corpus, stream, len(numbers))
+
+
+def _texts(corpus: TextCorpus, stream: TokenStream, first: int) -> Iterable[str]:
+    ends = stream.document_ends
+    start = int(ends[first - 1]) if first else 0
+    for end in ends[first:]:
+        yield corpus.tokenizer.decode(stream.gather(np.arange(start, end - 1)).tolist())
+        start = int(end)
+
+
+class _Reading:
+    """The inner store as a `preparation.Remote`: a killed preparation does not decode it again.
+
+    Args:
+        corpus: The inner corpus.
+
+    Attributes:
+        skip: Documents that need not be decoded.
+    """
+
+    def __init__(self, corpus: TextCorpus) -> None:
+        self._corpus = corpus
+        self.skip = 0
+
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Returns the inner store's name and what that was read from.
+
+        Raises:
+            StoreError: What is finished was marked from another text.
+        """
+        origin = {"store": self._corpus.fingerprint, **self._corpus.origin}
+        if stored is not None and dict(stored) != origin:
+            raise StoreError(
+                f"An unfinished preparation beside {self._corpus.store_dir} was begun from other "
+                f"text ({stored}) than there is now ({origin}). Delete its folder, *.partial."
+            )
+        return origin
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Leaves out the text of documents in front of a place."""
+        self.skip = int(place["document"])
+
+    def place(self, document: int) -> Mapping[str, Any]:
+        """Returns the place in front of a document."""
+        return {"document": document}

@@ -1,0 +1,226 @@
+"""A tokenizer whose documents are marked: where sentences begin and end, and where text ends."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from datamodules.sentences.splitters import SpanSplitter, Splitter, parse_splitter, tidy
+from datamodules.tokenizers import Tokenizer, tokenizer_from_state
+
+MARKERS = 3  # BOS, EOS and EOD, behind the ids of the inner tokenizer
+# What a token must end in for an over-long sentence to be cut behind it. Hyphens and apostrophes
+# are left out, as they stand inside words.
+_PUNCTUATION = (*",;:.!?\u2026\u2013\u2014\u2015)]}>\u201d\u00bb\u203a", "--", " -", '"')
+_PUNCTUATION += tuple("\u3001\u3002\uff0c\uff1a\uff1b\uff01\uff1f\u300d\u300f\u3011\uff09")
+
+
+class SentenceTokenizer(Tokenizer):
+    """An inner tokenizer, with BOS, EOS and EOD behind its V0 ids.
+
+    A marked document is ``BOS w.. EOS`` for each sentence, ``BOS w.. EOD EOS`` for the last. Its
+    words are those of the whole document, tokenised once by the inner tokenizer: sentences are cut
+    at the borders of tokens, and one that crosses the end of a sentence belongs to the earlier one.
+    (Where the bytes of tokens do not add up to those of the text, as with SentencePiece, sentences
+    are tokenised one by one.) Sentences of more than `max_sentence_tokens` words are cut behind the
+    last punctuation that leaves a piece short enough, else at that many words.
+
+    The store ends each document with `eos_id`, which is EOS: `encode` leaves the last one out.
+
+    Args:
+        inner: Tokenizer of the words.
+        splitter: Finds sentences.
+        max_sentence_tokens: Most words of a sentence.
+
+    Attributes:
+        inner: The same.
+        splitter: The same.
+        max_sentence_tokens: The same.
+        bos_id: Begins a sentence: V0.
+        eos_id: Ends it: V0 + 1.
+        eod_id: In front of the EOS of a document's last sentence: V0 + 2.
+
+    Raises:
+        ValueError: `max_sentence_tokens` is below 1, or below the N of ``spans:N``.
+    """
+
+    def __init__(
+        self, inner: Tokenizer, splitter: Splitter | SpanSplitter, *, max_sentence_tokens: int = 64
+    ) -> None:
+        check_length(splitter, max_sentence_tokens)
+        self.inner, self.splitter = inner, splitter
+        self.max_sentence_tokens = max_sentence_tokens
+        self.name = f"{inner.name} with sentences ({splitter.name})"
+        self.bos_id, self.eos_id, self.eod_id = range(inner.vocab_size, inner.vocab_size + MARKERS)
+        self.vocab_size = inner.vocab_size + MARKERS
+        rules = isinstance(splitter, Splitter)  # splitting is work, too
+        self.gains_from_processes = splitter.gains_from_processes and (
+            rules or inner.gains_from_processes
+        )
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The inner end of text, which no marked document has, and BOS, EOS and EOD."""
+        return (self.inner.eos_id, self.bos_id, self.eos_id, self.eod_id)
+
+    @property
+    def stop_id(self) -> int:
+        """EOD."""
+        return self.eod_id
+
+    def state(self) -> dict[str, Any]:
+        """Returns plain values from which `from_state` rebuilds this tokenizer."""
+        return {
+            "kind": "sentences",
+            "inner": self.inner.state(),
+            "splitter": self.splitter.name,
+            "language": getattr(self.splitter, "language", "en"),
+            "max_sentence_tokens": self.max_sentence_tokens,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "SentenceTokenizer":
+        """Returns the tokenizer that `state` described; a splitter's model is not loaded yet."""
+        return cls(
+            tokenizer_from_state(state["inner"]),
+            parse_splitter(state["splitter"], state["language"]),
+            max_sentence_tokens=state["max_sentence_tokens"],
+        )
+
+    def use_one_core(self) -> None:
+        """Keeps batches on the calling thread."""
+        self.inner.use_one_core()
+
+    def _byte_counts(self) -> Sequence[int]:
+        return [*self.inner.token_bytes.tolist(), *[0] * MARKERS]
+
+    # Text to ids
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the marked document without its last EOS."""
+        return [int(i) for i in self.encode_arrays([text])[0]]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the marked documents as int64 arrays, each without its last EOS."""
+        marked = (self._mark(ids, ends) for ids, ends in self._sentences(texts))
+        return [np.append(ids, self.eod_id) for ids in marked]
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Returns the marked sentences of `text`, the last one open; of no text only BOS."""
+        return self._open(*self._sentences([text])[0])
+
+    def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
+        """Returns `prompt_ids` of a text whose sentences are known; they join to that text."""
+        text = "".join(sentences)
+        ends = tidy(text, np.cumsum([len(s) for s in sentences]).tolist())
+        return self._open(*self._cut([text], self.inner.encode_arrays([text]), [ends])[0])
+
+    def prompt_sentences(self, text: str) -> list[list[int]]:
+        """Returns the words of each sentence of a prompt; of no text one sentence without any."""
+        ids, ends = self._sentences([text])[0]
+        return [[int(i) for i in part] for part in np.split(ids, ends[:-1])]
+
+    def _open(self, ids: np.ndarray, ends: np.ndarray) -> list[int]:
+        return [int(i) for i in self._mark(ids, ends)]
+
+    def _mark(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Returns words with BOS in front of each sentence and EOS behind all but the last."""
+        sentence = np.arange(len(ends))
+        out = np.empty(len(ids) + 2 * len(ends) - 1, dtype=np.int64)
+        lengths = np.diff(ends, prepend=0)
+        out[np.arange(len(ids)) + np.repeat(2 * sentence + 1, lengths)] = ids
+        out[ends - lengths + 2 * sentence] = self.bos_id
+        out[(ends + 2 * sentence + 1)[:-1]] = self.eos_id
+        return out
+
+    def _sentences(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns of each text its words and where, in words, its sentences end."""
+        ids = self.inner.encode_arrays(texts)
+        if isinstance(self.splitter, SpanSplitter):
+            return [(words, self.splitter.token_ends(len(words))) for words in ids]
+        return self._cut(texts, ids, self.splitter.ends(texts))
+
+    def _cut(
+        self, texts: Sequence[str], ids: Sequence[np.ndarray], ends: Sequence[np.ndarray]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns `_sentences` of texts whose sentences end at those characters."""
+        found = []
+        for text, words, characters in zip(texts, ids, ends, strict=True):
+            cuts = _token_ends(text, np.cumsum(self._sizes[words]), characters)
+            if cuts is None:
+                words, cuts = self._one_by_one(text, characters)
+            found.append((words, self._cap(words, cuts)))
+        return found
+
+    def _one_by_one(self, text: str, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns words and ends of sentences that are tokenised each for itself."""
+        starts = np.append(0, ends[:-1])
+        parts = self.inner.encode_arrays([text[a:b] for a, b in zip(starts, ends, strict=True)])
+        cuts = np.unique(np.cumsum([len(part) for part in parts]))
+        return np.concatenate(parts), cuts[cuts > 0] if cuts[-1] else cuts
+
+    def _cap(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Returns the ends with more of them in sentences that are too long."""
+        most, lengths = self.max_sentence_tokens, np.diff(ends, prepend=0)
+        if lengths.max(initial=0) <= most:
+            return ends
+        places = np.arange(1, len(ids) + 1)
+        # Behind the last punctuation up to each word; 0 where there is none.
+        behind = np.maximum.accumulate(np.where(self._punctuation[ids], places, 0))
+        more = []
+        for end, length in zip(ends[lengths > most], lengths[lengths > most], strict=True):
+            start = end - length
+            while end - start > most:
+                cut = behind[start + most - 1]
+                start = cut if cut > start else start + most
+                more.append(start)
+        return np.sort(np.append(ends, more))
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """UTF-8 bytes of each id of the inner tokenizer, (V0,) int64."""
+        return self.inner.token_bytes.numpy()
+
+    @cached_property
+    def _punctuation(self) -> np.ndarray:
+        """Whether each id of the inner tokenizer ends in punctuation, (V0,) bool."""
+        pieces = (self.inner.decode([i]).rstrip() for i in range(self.inner.vocab_size))
+        return np.array([piece.endswith(_PUNCTUATION) and piece != ' "' for piece in pieces])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process needs; it makes the tables of the vocabulary itself."""
+        tables = ("_sizes", "_punctuation", "token_bytes")
+        return {key: value for key, value in vars(self).items() if key not in tables}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids`; markers vanish."""
+        return self.inner.decode([int(i) for i in ids if i < self.bos_id])
+
+
+def check_length(splitter: Splitter | SpanSplitter, max_sentence_tokens: int) -> None:
+    """Raises a ValueError if sentences of such a splitter cannot be that short."""
+    if max_sentence_tokens < 1:
+        raise ValueError(f"max_sentence_tokens={max_sentence_tokens} must be at least 1.")
+    if isinstance(splitter, SpanSplitter) and splitter.length > max_sentence_tokens:
+        raise ValueError(
+            f"splitter={splitter.name!r} makes spans of {splitter.length} tokens, but "
+            f"max_sentence_tokens={max_sentence_tokens}: set it to {splitter.length} or more."
+        )
+
+
+def _token_ends(text: str, sizes: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
+    """Returns where sentences end in tokens; None where tokens and text differ in length.
+
+    Args:
+        text: The text.
+        sizes: UTF-8 bytes up to the end of each token.
+        ends: Where sentences end in characters.
+    """
+    raw = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+    if len(raw) != (sizes[-1] if len(sizes) else 0):
+        return None
+    if len(raw) != len(text):  # from characters to bytes, of which each has one that begins it
+        ends = np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(raw))[ends]
+    cuts = np.searchsorted(sizes, ends) + 1
+    return np.unique(np.minimum(cuts, len(sizes))) if len(ends) else np.zeros(1, dtype=np.int64)
