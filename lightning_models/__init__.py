@@ -6,6 +6,12 @@ The names exported here are the public paths that configs and checkpoints carry.
 from lightning_models.base import LanguageModel
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
+from lightning_models.thought_gestalt import (
+    GistConfig,
+    GistLM,
+    ThoughtGestaltConfig,
+    ThoughtGestaltLM,
+)
 from lightning_models.thoughtbubbles import (
     CopyConfig,
     CopyLM,
@@ -17,12 +23,16 @@ from lightning_models.transformer import TransformerConfig, TransformerLM
 __all__ = [
     "CopyConfig",
     "CopyLM",
+    "GistConfig",
+    "GistLM",
     "LanguageModel",
     "LossOutput",
     "Mean",
     "OptimizerConfig",
     "Scores",
     "Term",
+    "ThoughtGestaltConfig",
+    "ThoughtGestaltLM",
     "ThoughtbubblesConfig",
     "ThoughtbubblesLM",
     "TransformerConfig",

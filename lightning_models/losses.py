@@ -33,14 +33,33 @@ def linear_cross_entropy(
         targets: int64 (...), -100 where nothing is predicted.
         weights: float (...), weight of each target's loss; no gradient flows to it. None: ones.
     """
+    return linear_cross_entropy_each(h, weight, targets, weights)[0]
+
+
+def linear_cross_entropy_each(
+    h: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns what :func:`linear_cross_entropy` does, and the loss of each target.
+
+    The latter are -log p(target) (...) in nats, unweighted, without gradient, 0 where nothing is
+    predicted: what some kinds of targets cost is known without a second pass over the vocabulary.
+
+    Args:
+        h: see there, as the others.
+        weight: (V, D).
+        targets: int64 (...).
+        weights: float (...).
+    """
+    ignored = targets == IGNORE_INDEX
     scale = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights.float()
-    scale = scale.masked_fill(targets == IGNORE_INDEX, 0.0)
+    scale = scale.masked_fill(ignored, 0.0)
     dtype = product_dtype(h)
     if not torch.is_grad_enabled():
         h, weight = h.detach(), weight.detach()  # then nothing asks for gradients
     flat = h.reshape(-1, h.shape[-1]), weight, None, target_index(targets), scale.reshape(-1)
     with torch.autocast(h.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(*flat, None, dtype)
+        total, losses = _LinearCrossEntropy.apply(*flat, None, dtype)
+    return total, losses.view(targets.shape).masked_fill(ignored, 0.0)
 
 
 def linear_mixture_cross_entropy(
@@ -73,11 +92,14 @@ def linear_mixture_cross_entropy(
         h, weight, log_scores = h.detach(), weight.detach(), log_scores.detach()
     flat = h, weight, log_scores, target_index(targets)[owner], scale[owner], owner
     with torch.autocast(h.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(*flat, dtype)
+        return _LinearCrossEntropy.apply(*flat, dtype)[0]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Rows are tokens; with ``log_scores`` and ``owner`` they are the states of mixtures."""
+    """Rows are tokens; with ``log_scores`` and ``owner`` they are the states of mixtures.
+
+    Returns the weighted sum and, without gradient, -log p(target) of each row's own distribution.
+    """
 
     @staticmethod
     def forward(
@@ -89,7 +111,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: Tensor,
         owner: Tensor | None,
         dtype: torch.dtype,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         need_h, need_weight = ctx.needs_input_grad[:2]
         wide = torch.promote_types(weight.dtype, torch.float32)
         states, matrix = h.to(dtype), weight.to(dtype)
@@ -97,8 +119,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
         grad_scores = None if log_scores is None else torch.empty_like(log_scores)
         total = torch.zeros((), dtype=wide, device=h.device)
+        each = torch.zeros(len(h), dtype=wide, device=h.device)
         for rows, first, count in _chunks(h, owner):
             exponentials, mass, losses = _softmax(states[rows], matrix, targets[rows])
+            each[rows] = losses
             factor = scale[rows].to(losses.dtype)
             if log_scores is None or owner is None or grad_scores is None:
                 total += (losses * factor).sum()
@@ -116,13 +140,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 _accumulate(grad_weight, logit_grad, states[rows])
         ctx.save_for_backward(grad_h, grad_weight, grad_scores)
         ctx.weight_dtype = weight.dtype
-        return total.to(torch.promote_types(h.dtype, torch.float32))
+        ctx.mark_non_differentiable(each)
+        return total.to(torch.promote_types(h.dtype, torch.float32)), each
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_h, grad_weight, grad_scores = ctx.saved_tensors
-        (grad,) = grad_outputs
+        grad = grad_outputs[0]
         if grad_h is not None:
             wide = torch.promote_types(grad_h.dtype, torch.float32)
             grad_h = (grad_h.to(wide) * grad).to(grad_h.dtype)

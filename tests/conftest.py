@@ -59,3 +59,27 @@ def make_data(text_file, data_cache):
         return LocalText(data_files=str(text_file), **{**options, **changes})
 
     return make
+
+
+@pytest.fixture
+def make_sentences(make_data):
+    """Builds batches of sentences of 29 bytes on that file; keyword arguments change options."""
+    from datamodules import Sentences
+
+    def make(**changes):
+        options = {"splitter": "spans:29", "max_sentence_tokens": 29, "max_sentences": 5}
+        return Sentences(corpus=make_data(), **{"batch_size": 4, **options, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make_marked_windows(make_data):
+    """Builds windows over sentences of seven bytes on that file."""
+    from datamodules import SentenceWindows
+
+    def make(**changes):
+        options = {"splitter": "spans:7", "block_size": 32, "batch_size": 4}
+        return SentenceWindows(corpus=make_data(), **{**options, **changes})
+
+    return make

@@ -1,7 +1,7 @@
 """Trains every method for two steps and saves its weights; started on one or on two processes.
 
 Usage: python -m torch.distributed.run --nproc_per_node N tests/ddp_worker.py TEXT CACHE OUT
-The batch of all processes together is four windows, whatever N is.
+The batch of all processes together is four windows, or streams, whatever N is.
 """
 
 import os
@@ -11,8 +11,6 @@ from pathlib import Path
 import lightning as L
 import torch
 from methods import METHODS
-
-from datamodules import LocalText
 
 
 def main(text: str, cache: str, out: str) -> None:
@@ -34,13 +32,14 @@ def main(text: str, cache: str, out: str) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        data = LocalText(data_files=text, block_size=32, batch_size=4 // processes, cache_dir=cache)
+        data = method.format.dealt(text, cache, processes)
         trainer.fit(model, data)
         metrics = dict(trainer.callback_metrics)
         (validated,) = trainer.validate(model, data, verbose=False)
         if trainer.is_global_zero:
             metrics = {"train/loss": metrics["train/loss"].item(), **validated}
             saved = {"weights": model.network.state_dict(), "metrics": metrics}
+            saved["sentence_steps"] = getattr(model, "sentence_steps", 0)
             torch.save(saved, Path(out) / f"{method.name}.pt")
 
 

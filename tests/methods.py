@@ -1,35 +1,26 @@
 """Every method and baseline the contract suite runs on: one line adds one."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import torch
+from formats import BLOCK, BYTES, MARKED_WINDOWS, SENTENCES, WINDOWS, Sentences, Windows
 
 from lightning_models import (
     CopyLM,
+    GistLM,
     LanguageModel,
     OptimizerConfig,
     ThoughtbubblesLM,
+    ThoughtGestaltLM,
     TransformerLM,
 )
 
-VOCAB, BLOCK = 257, 32
-SIZES = {"vocab_size": VOCAB, "block_size": BLOCK, "num_layers": 3, "dim": 32, "num_heads": 4}
+__all__ = ["BLOCK", "METHODS", "VOCAB", "Method", "window_batch"]
 
-
-def window_batch(rows: int = 2, length: int = BLOCK, seed: int = 0) -> dict[str, Any]:
-    """A batch of random bytes in the windows format."""
-    stream = torch.randint(
-        0, 256, (rows, length + 1), generator=torch.Generator().manual_seed(seed)
-    )
-    return {
-        "tokens": stream[:, :-1],
-        "targets": stream[:, 1:].clone(),
-        "mask": torch.ones(rows, length, dtype=torch.bool),
-        "sequence_id": torch.arange(rows) + 1000 * seed,
-        "num_bytes": torch.full((rows,), length),
-    }
+VOCAB = BYTES
+SIZES = {"num_layers": 3, "dim": 32, "num_heads": 4}
+window_batch = WINDOWS.batch
 
 
 @dataclass(frozen=True)
@@ -39,16 +30,30 @@ class Method:
     name: str
     model: type[LanguageModel]
     config: dict[str, Any] = field(default_factory=dict)
-    batch: Callable[..., dict[str, Any]] = window_batch
+    format: Windows | Sentences = WINDOWS
     fixed_shapes: bool = True
-    """Whether shapes never depend on values, so that the network compiles into one graph."""
+    """Whether shapes never depend on values, so that the network compiles into one graph (or each
+    of its blocks does, where it compiles those)."""
     warm_up: int = 0
     """Training batches that set running statistics before anything is tested."""
+    noise: dict[str, Any] = field(default_factory=lambda: {"dropout": 0.1})
+    """What makes every random draw of training count."""
+    far_sighted: bool = True
+    """Whether a token of a longer context costs more."""
+
+    @property
+    def reads_windows(self) -> bool:
+        """Whether its batches are rows of tokens."""
+        return isinstance(self.format, Windows)
+
+    def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> dict[str, Any]:
+        """A batch of random bytes."""
+        return self.format.batch(rows, length, seed)
 
     def build(self, seed: int = 0, *, compile: bool = False, **changes: Any) -> LanguageModel:
         """A model with its network, initialised from ``seed``, in training mode."""
         kind = get_type_hints(self.model.__init__)["config"]
-        config = kind(**{**SIZES, **self.config, **changes})
+        config = kind(**{**SIZES, **self.format.sizes, **self.config, **changes})
         torch.manual_seed(seed)
         optimizer = OptimizerConfig(lr=3e-3, warmup=2)
         model = self.model(config, optimizer, compile)
@@ -64,12 +69,29 @@ FORKS = {"fork_layers": (1, 2), "kappa": "2L"}
 BY_THRESHOLD = {"allocation": "threshold"}
 BY_WINDOW = {"allocation": "window_topk", "allocation_window": 8}
 RAGGED = {"fixed_shapes": False, "warm_up": 2}
+GESTALT = {
+    "num_layers": 4,
+    "sentence_layer": 3,
+    "memory_size": 3,
+    "attention_dropout": 0.0,
+    "token_dropout": 0.0,
+    "sentence_dropout": 0.0,
+}
+NOISY = {"dropout": 0.1, "token_dropout": 0.2, "sentence_dropout": 0.2, "warm_in": (20, 40)}
+OF_SENTENCES = {"format": SENTENCES, "noise": NOISY}
+
+
+def gestalt(name: str, **changes: Any) -> Method:
+    """A variant of Thought Gestalt."""
+    far = changes.get("memory") != "none"
+    return Method(name, ThoughtGestaltLM, GESTALT | changes, far_sighted=far, **OF_SENTENCES)
+
 
 METHODS = [
     Method("gpt2", TransformerLM),
     Method("gpt2-rope-nobias", TransformerLM, {"positions": "rope", "bias": False}),
     Method("llama", TransformerLM, LLAMA | {"tie_head": False, "init": "ponderlm"}),
-    Method("llama-window", TransformerLM, LLAMA | {"window": 8}),
+    Method("llama-window", TransformerLM, LLAMA | {"window": 8}, far_sighted=False),
     Method("copy-3", CopyLM, {"copies": 3}),
     Method("copy-2-shared", CopyLM, {"copies": 2, "copy_positions": "shared"}),
     Method("thoughtbubbles", ThoughtbubblesLM, FORKS),
@@ -78,4 +100,12 @@ METHODS = [
     ),
     Method("thoughtbubbles-threshold", ThoughtbubblesLM, FORKS | BY_THRESHOLD, **RAGGED),
     Method("thoughtbubbles-window", ThoughtbubblesLM, FORKS | BY_WINDOW, **RAGGED),
+    Method("gist", GistLM, format=MARKED_WINDOWS),
+    gestalt("thought-gestalt"),
+    gestalt("thought-gestalt-serial", layer_type="serial"),
+    gestalt("thought-gestalt-parallel", layer_type="parallel"),
+    gestalt("thought-gestalt-detached", memory="detached"),
+    gestalt("thought-gestalt-none", memory="none"),
+    gestalt("thought-gestalt-in-context", memory="in_context"),
+    gestalt("thought-gestalt-no-seeding", context_seeding=False),
 ]

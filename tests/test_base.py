@@ -3,10 +3,11 @@
 import lightning as L
 import pytest
 import torch
-from methods import METHODS, window_batch
+from methods import BLOCK, METHODS, window_batch
 
-from lightning_models import LossOutput, Scores, Term, TransformerLM
+from lightning_models import LossOutput, Mean, Scores, Term, TransformerLM
 
+COLUMNS = torch.arange(BLOCK)
 QUIET = {
     "accelerator": "cpu",
     "devices": 1,
@@ -22,6 +23,7 @@ class Penalised(TransformerLM):
     """Adds terms that depend on the model: a mean over the micro-batch, and one over nothing."""
 
     share = 1.0
+    batches = 0
     gradients: list
 
     def loss(self, batch):
@@ -32,7 +34,10 @@ class Penalised(TransformerLM):
             "penalty": Term(self.share * rows * weight[0], rows),
             "rare": Term(weight[1] * 0.0, 0),
         }
-        return LossOutput(terms, {"width": weight.detach().norm()})
+        self.batches += 1
+        places = batch["targets"][: self.batches % 3] % 7  # of one row, two, none
+        share = Mean((places == 0).sum(), places.numel())
+        return LossOutput(terms, {"width": weight.detach().norm(), "sevenths": share})
 
     def on_before_optimizer_step(self, optimizer):
         self.gradients.append(self.network.norm.weight.grad.clone())
@@ -97,12 +102,13 @@ def test_terms_and_statistics_are_logged_over_the_whole_step(make_data, tmp_path
     model = build()
     options = {"accumulate_grad_batches": 2, "max_steps": 1, "default_root_dir": tmp_path}
     trainer = L.Trainer(**QUIET, **options)
-    losses = []
+    losses, parts = [], []
     original = model.loss
 
     def spy(batch):
         output = original(batch)
         losses.append(output.terms["nll"])
+        parts.append(output.stats["sevenths"])
         return output
 
     model.loss = spy
@@ -115,6 +121,52 @@ def test_terms_and_statistics_are_logged_over_the_whole_step(make_data, tmp_path
     assert logged["train/width"] == pytest.approx(32**0.5)
     assert logged["train/bpb"] > 0
     assert logged["train/rare"].isnan()
+    quotients = [part.sum / part.number for part in parts]
+    assert quotients[0] != quotients[1]
+    expected = sum(part.sum for part in parts) / sum(part.number for part in parts)
+    torch.testing.assert_close(logged["train/sevenths"], expected)
+
+
+def scores(log_prob, sequence_term):
+    log_prob = torch.tensor(log_prob)
+    return Scores(log_prob, torch.tensor(sequence_term), (log_prob < 0).sum(dim=1), "exact")
+
+
+def test_all_targets_are_reported_unless_some_are_lexical():
+    mine = scores([[-1.0, -2.0, 0.0], [-4.0, 0.0, 0.0]], [-0.5, -0.25])
+    assert mine.reported({}) == (-7.75, 3)
+    lexical = torch.tensor([[True, False, False], [True, False, False]])
+    nats, number = mine.reported({"lexical": lexical})
+    assert (nats, number) == (-5.75, 2)
+    assert nats.dtype == torch.float64
+    assert mine.total() == -7.75
+
+
+def test_rows_that_fill_up_a_batch_have_no_sequence():
+    mine = scores([[-1.0, -2.0], [0.0, 0.0]], [-0.5, -9.0])
+    for batch in ({}, {"lexical": torch.tensor([[True, True], [False, False]])}):
+        assert mine.reported(batch) == (-3.5, 2)
+
+
+def test_only_lexical_targets_count_in_the_loss_but_all_in_bits_per_byte(make_data, tmp_path):
+    """Every third target of each window is called a boundary."""
+    data, model = make_data(), build(TransformerLM).eval()
+    trainer = L.Trainer(**{**QUIET, "limit_val_batches": 2}, default_root_dir=tmp_path)
+
+    def logged(**changes):
+        loader = data.val_dataloader()
+        rows = [{**batch, **{k: f(batch) for k, f in changes.items()}} for batch in loader]
+        loader = torch.utils.data.DataLoader(rows, batch_size=None)
+        return rows, trainer.validate(model, loader, verbose=False)[0]
+
+    _, plain = logged()
+    rows, marked = logged(lexical=lambda batch: (batch["targets"] >= 0) & (COLUMNS % 3 > 0))
+    assert marked["val/bpb"] == plain["val/bpb"]
+    nats = [-model.score(batch).log_prob[batch["lexical"]].double().sum() for batch in rows[:2]]
+    number = sum(batch["lexical"].sum() for batch in rows[:2])
+    assert marked["val/loss"] == pytest.approx((sum(nats) / number).item(), rel=1e-6)
+    assert marked["val/ppl"] == pytest.approx((sum(nats) / number).exp().item(), rel=1e-5)
+    assert marked["val/loss"] != pytest.approx(plain["val/loss"], rel=1e-6)
 
 
 class ByGradient(TransformerLM):

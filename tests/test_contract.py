@@ -1,12 +1,11 @@
 """What every method and baseline must hold; ``methods.py`` lists them."""
 
-import copy
 import math
 
 import lightning as L
 import pytest
 import torch
-from methods import BLOCK, METHODS, VOCAB
+from methods import BLOCK, METHODS
 
 from callbacks import ResumeState
 from lightning_models.generation import SamplingConfig, generate
@@ -17,6 +16,12 @@ GREEDY = SamplingConfig(temperature=0)
 @pytest.fixture(params=METHODS, ids=lambda method: method.name)
 def method(request):
     return request.param
+
+
+@pytest.fixture
+def make_loaders(method, request):
+    """Builds the datamodule of the method's batches."""
+    return request.getfixturevalue(method.format.fixture)
 
 
 def objective(model, batch):
@@ -39,25 +44,23 @@ def quiet_trainer(tmp_path, **options):
 
 def test_scores_have_the_shape_of_the_targets(method):
     model, batch = method.build().eval(), method.batch()
-    batch["targets"][0, :5] = -100
+    batch["targets"].view(2, -1)[0, :5] = -100
     scores = model.score(batch)
     assert scores.log_prob.shape == batch["targets"].shape
     assert scores.log_prob.dtype == torch.float32
     assert scores.sequence_term.shape == (2,)
     assert scores.kind == model.likelihood
-    assert (scores.log_prob[0, :5] == 0).all()
-    assert (scores.log_prob[0, 5:] < 0).all()
+    assert torch.equal(scores.log_prob < 0, batch["targets"] >= 0)
+    assert (scores.log_prob[batch["targets"] < 0] == 0).all()
+    assert torch.equal(scores.num_targets, (batch["targets"] >= 0).flatten(1).sum(dim=1))
 
 
 def test_a_later_token_never_changes_an_earlier_prediction(method):
     model, batch = method.build().eval(), method.batch()
-    before = model.score(batch).log_prob
-    changed = copy.deepcopy(batch)
-    place = BLOCK // 2
-    changed["tokens"][:, place] = (changed["tokens"][:, place] + 1) % 256
-    after = model.score(changed).log_prob
-    assert not torch.equal(before[:, place:], after[:, place:])
-    same = torch.equal(before[:, :place], after[:, :place])
+    changed, earlier = method.format.change(batch)
+    before, after = (model.score(b).log_prob for b in (batch, changed))
+    assert not torch.equal(before[~earlier], after[~earlier])
+    same = torch.equal(before[earlier], after[earlier])
     assert same == model.causal, "a model that is not causal must show it, or say that it is"
 
 
@@ -81,14 +84,14 @@ def test_one_batch_can_be_learned_by_heart(method):
 def test_every_trainable_parameter_gets_a_gradient(method):
     model = method.build()
     objective(model, method.batch()).backward()
-    parameters = dict(model.network.named_parameters())
-    without = [name for name, p in parameters.items() if p.grad is None or not p.grad.any()]
+    trained = {name: p for name, p in model.network.named_parameters() if p.requires_grad}
+    without = [name for name, p in trained.items() if p.grad is None or not p.grad.any()]
     assert without == []
 
 
 def test_cached_and_uncached_greedy_tokens_are_equal(method):
     model = method.build(seed=1).eval()
-    prompts = [[7, 99, 3, 42, 5], [200], list(range(40, 52))]
+    prompts = method.format.prompts
     cached = generate(model, prompts, max_new_tokens=10, sampling=GREEDY)
     uncached = [list(prompt) for prompt in prompts]
     for _ in range(10):
@@ -102,15 +105,20 @@ def test_decoding_and_scoring_agree(method):
     if model.likelihood != "exact":
         pytest.skip("only exact scores are sums of next-token log-probabilities")
     expected = model.score(batch).log_prob
-    tokens = batch["tokens"]
+    tokens, places = method.format.in_order(batch)
+    targets, expected = batch["targets"].flatten()[places], expected.flatten()[places]
+    found, read = torch.zeros(tokens.shape), [0, 0]  # how many tokens each row has read
     with torch.no_grad():
-        cache = model.init_cache(tokens[:, :1], torch.ones(2, dtype=torch.int64), BLOCK)
-        for place in range(BLOCK):
-            ready = torch.zeros(2, dtype=torch.bool)
-            while not ready.all():
-                logits, ready = model.decode_step(cache, tokens[:, place])
-            log_prob = logits.log_softmax(-1).gather(1, batch["targets"][:, place, None])[:, 0]
-            torch.testing.assert_close(log_prob, expected[:, place], atol=1e-4, rtol=1e-4)
+        cache = model.init_cache(tokens[:, :1], torch.ones(2, dtype=torch.int64), tokens.shape[1])
+        while min(read) < tokens.shape[1]:
+            place = torch.tensor(read).clamp(max=tokens.shape[1] - 1)[:, None]
+            logits, ready = model.decode_step(cache, tokens.gather(1, place)[:, 0])
+            target = targets.gather(1, place).clamp(min=0)
+            mine = logits.log_softmax(-1).gather(1, target)
+            rows = torch.tensor(read) < tokens.shape[1]
+            found[rows] = found[rows].scatter(1, place[rows], mine[rows])
+            read = [count + flag for count, flag in zip(read, ready.tolist(), strict=True)]
+    torch.testing.assert_close(found[targets >= 0], expected[targets >= 0], atol=1e-4, rtol=1e-4)
 
 
 def test_a_batch_of_two_is_two_batches_of_one(method):
@@ -124,16 +132,11 @@ def test_a_batch_of_two_is_two_batches_of_one(method):
 
 def test_padding_changes_nothing(method):
     model, batch = method.build().eval(), method.batch(rows=2, length=20)
-    padded = {
-        "tokens": torch.nn.functional.pad(batch["tokens"], (0, 7)),
-        "targets": torch.nn.functional.pad(batch["targets"], (0, 7), value=-100),
-        "mask": torch.nn.functional.pad(batch["mask"], (0, 7)),
-        "sequence_id": batch["sequence_id"],
-        "num_bytes": batch["num_bytes"],
-    }
+    padded, own = method.format.pad(batch)
     plain, wide = model.score(batch).log_prob, model.score(padded).log_prob
-    torch.testing.assert_close(wide[:, :20], plain, atol=1e-5, rtol=1e-5)
-    assert (wide[:, 20:] == 0).all()
+    torch.testing.assert_close(wide[own], plain, atol=1e-5, rtol=1e-5)
+    wide[own] = 0.0
+    assert not wide.any()
     torch.testing.assert_close(objective(model, padded), objective(model, batch))
 
 
@@ -145,8 +148,9 @@ def test_bf16_autocast_is_close_to_float32(method):
         scores = model.score(batch)
     loss.backward()
     assert loss.item() == pytest.approx(exact, rel=0.02)
-    assert -scores.log_prob.mean().item() == pytest.approx(exact, rel=0.02)
-    gradients = [p.grad for p in model.network.parameters()]
+    mean = -scores.log_prob.sum() / scores.num_targets.sum()
+    assert mean.item() == pytest.approx(exact, rel=0.02)
+    gradients = [p.grad for p in model.network.parameters() if p.requires_grad]
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
 
 
@@ -172,19 +176,19 @@ def test_the_compiled_network_trains_like_the_plain_one(method):
 def test_flops_count_more_context_and_more_training_as_more(method):
     model = method.build()
     short, long = model.flops_per_token(8), model.flops_per_token(BLOCK)
-    assert 0 < short < long or (short == long and model.config.window == 8)
+    assert 0 < short < long or (short == long and not method.far_sighted)
     assert model.flops_per_token(BLOCK, training=True) >= 3 * long
 
 
-def test_a_saved_model_loads_from_its_checkpoint_alone(method, make_data, tmp_path):
-    model, data = method.build(), make_data()
+def test_a_saved_model_loads_from_its_checkpoint_alone(method, make_loaders, tmp_path):
+    model, data = method.build(), make_loaders()
     trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0)
     trainer.fit(model, data)
     path = tmp_path / "model.ckpt"
     trainer.save_checkpoint(path)
     checkpoint = torch.load(path, weights_only=True)
     assert checkpoint["recipe"]["model"]["class_path"] == f"lightning_models.{type(model).__name__}"
-    assert checkpoint["recipe"]["data"]["class_path"] == "datamodules.LocalText"
+    assert checkpoint["recipe"]["data"]["class_path"] == method.format.datamodule
     loaded = type(model).load_from_checkpoint(path, weights_only=True)
     assert loaded.config == model.config
     assert loaded.optimizer_config == model.optimizer_config
@@ -193,14 +197,14 @@ def test_a_saved_model_loads_from_its_checkpoint_alone(method, make_data, tmp_pa
     assert torch.equal(loaded.eval().score(batch).log_prob, expected)
 
 
-def test_a_resumed_run_ends_with_the_same_bits(method, make_data, tmp_path):
+def test_a_resumed_run_ends_with_the_same_bits(method, make_loaders, tmp_path):
     """Stops in the middle of an epoch and of nothing else; dropout makes every draw count."""
     kept = L.pytorch.callbacks.ModelCheckpoint(
         dirpath=tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}"
     )
 
     def run(ckpt_path, *callbacks):
-        model = method.build(dropout=0.1)
+        model = method.build(**method.noise)
         trainer = quiet_trainer(
             tmp_path,
             max_steps=7,
@@ -211,7 +215,7 @@ def test_a_resumed_run_ends_with_the_same_bits(method, make_data, tmp_path):
             callbacks=[ResumeState(), *callbacks],
         )
         torch.manual_seed(5)
-        trainer.fit(model, make_data(batch_size=2), ckpt_path=ckpt_path, weights_only=True)
+        trainer.fit(model, make_loaders(batch_size=2), ckpt_path=ckpt_path, weights_only=True)
         return model, trainer
 
     whole, trainer = run(None, kept)
@@ -224,11 +228,11 @@ def test_a_resumed_run_ends_with_the_same_bits(method, make_data, tmp_path):
         assert torch.equal(mine, theirs), name
 
 
-def test_validation_leaves_training_untouched(method, make_data, tmp_path):
+def test_validation_leaves_training_untouched(method, make_loaders, tmp_path):
     """Trained with and without validation, also between two accumulated micro-batches."""
 
     def train(**options):
-        model = method.build(dropout=0.1)
+        model = method.build(**method.noise)
         torch.manual_seed(5)
         trainer = quiet_trainer(
             tmp_path,
@@ -238,7 +242,7 @@ def test_validation_leaves_training_untouched(method, make_data, tmp_path):
             callbacks=[ResumeState()],
             **options,
         )
-        trainer.fit(model, make_data())
+        trainer.fit(model, make_loaders())
         return model, trainer
 
     (without, _), (interrupted, trainer) = train(limit_val_batches=0), train(val_check_interval=3)
@@ -252,36 +256,39 @@ def test_validation_leaves_training_untouched(method, make_data, tmp_path):
         assert torch.equal(mine, expected), name
 
 
-def test_the_logged_validation_loss_is_the_corpus_mean(method, make_data, tmp_path):
-    model, data = method.build().eval(), make_data()
+def test_the_logged_validation_loss_is_the_corpus_mean(method, make_loaders, tmp_path):
+    model, data = method.build().eval(), make_loaders()
     trainer = quiet_trainer(tmp_path, inference_mode=not model.needs_grad_in_eval)
     (logged,) = trainer.validate(model, data, verbose=False)
-    nats = tokens = num_bytes = 0.0
+    nats = reported = tokens = num_bytes = 0.0
     for batch in data.val_dataloader():
         with torch.no_grad():
             scores = model.score(batch)
-        nats -= scores.log_prob.double().sum().item() + scores.sequence_term.double().sum().item()
-        tokens += (batch["targets"] >= 0).sum().item()
+        counted = batch.get("lexical", batch["targets"] >= 0)
+        term = scores.sequence_term.double().sum().item()
+        nats -= scores.log_prob.double().sum().item() + term
+        reported -= scores.log_prob[counted].double().sum().item() + term
+        tokens += counted.sum().item()
         num_bytes += batch["num_bytes"].sum().item()
-    assert logged["val/loss"] == pytest.approx(nats / tokens, rel=1e-6)
+    assert logged["val/loss"] == pytest.approx(reported / tokens, rel=1e-6)
     assert logged["val/bpb"] == pytest.approx(nats / num_bytes / math.log(2), rel=1e-6)
     name = {"exact": "ppl"}.get(model.likelihood, f"ppl_{model.likelihood}")
     assert logged[f"val/{name.replace('lower_', '')}"] == pytest.approx(
-        math.exp(nats / tokens), rel=1e-5
+        math.exp(reported / tokens), rel=1e-5
     )
 
 
-def test_evaluation_does_not_depend_on_the_batch_size(method, make_data, tmp_path):
+def test_evaluation_does_not_depend_on_the_batch_size(method, make_loaders, tmp_path):
     model, losses = method.build().eval(), []
     trainer = quiet_trainer(tmp_path, inference_mode=not model.needs_grad_in_eval)
     for rows in (1, 5):
-        data = make_data(eval_batch_size=rows)
+        data = make_loaders(eval_batch_size=rows)
         losses.append(trainer.validate(model, data, verbose=False)[0]["val/loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_generated_ids_stay_inside_the_vocabulary(method):
-    model = method.build().eval()
-    rows = generate(model, [[1], [2, 3]], max_new_tokens=20, vocab_size=VOCAB)
+    model, size = method.build().eval(), method.format.sizes["vocab_size"]
+    rows = generate(model, method.format.prompts[:2], max_new_tokens=20, vocab_size=size)
     assert [len(row) for row in rows] == [20, 20]
-    assert all(0 <= token < VOCAB for row in rows for token in row)
+    assert all(0 <= token < size for row in rows for token in row)

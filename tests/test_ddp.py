@@ -43,3 +43,4 @@ def test_two_processes_train_as_one(runs, name):
         torch.testing.assert_close(two["weights"][key], weight, atol=1e-9, rtol=1e-7, msg=key)
     assert two["metrics"]["val/loss"] == pytest.approx(one["metrics"]["val/loss"], rel=1e-6)
     assert two["metrics"]["train/loss"] == pytest.approx(one["metrics"]["train/loss"], rel=1e-6)
+    assert two["sentence_steps"] == one["sentence_steps"]

@@ -9,7 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_models import vocabulary
 from lightning_models.log_probs import token_log_probs
-from lightning_models.losses import linear_cross_entropy, linear_mixture_cross_entropy
+from lightning_models.losses import (
+    linear_cross_entropy,
+    linear_cross_entropy_each,
+    linear_mixture_cross_entropy,
+)
 from tests.reference import cross_entropy as reference
 
 V, D = 11, 6
@@ -57,6 +61,27 @@ def test_value_and_gradients_of_all_logits_at_once(shape, weighted):
     assert mine.shape == ()
     expected = reference.cross_entropy(h, weight, targets, weights)
     assert_equal(with_gradients(mine, h, weight), with_gradients(expected, h, weight))
+
+
+@pytest.mark.usefixtures("chunked")
+def test_the_loss_of_each_target_comes_with_the_sum():
+    """Unweighted, and a constant: whatever is made of it, the gradients are those of the sum."""
+    h, weight, targets, weights = inputs(4, 6)
+    total, each = linear_cross_entropy_each(h, weight, targets, weights)
+    assert_equal([each], [-reference.log_probs(h, weight, targets).detach()])
+    assert not each.requires_grad
+    assert (each[targets == -100] == 0).all()
+    alone = linear_cross_entropy(h, weight, targets, weights)
+    mine = with_gradients(total + each.sum() - each.sum(), h, weight)
+    assert_equal(mine, with_gradients(alone, h, weight), atol=1e-9)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_each_target_costs_no_second_pass():
+    h, weight, targets, weights = inputs(4, 6)
+    with Products() as products:
+        linear_cross_entropy_each(h, weight, targets, weights)
+    assert products.count == 3 * 5  # of 24 rows in chunks of five
 
 
 @pytest.mark.usefixtures("chunked")

@@ -95,6 +95,17 @@ def test_bits_per_byte_only_where_bytes_are_known():
     assert bits(math.log(2)) == 1.0
 
 
+def test_bits_per_byte_count_all_targets_and_the_loss_those_that_are_reported():
+    metrics = StageMetrics()
+    for nats, tokens, num_bytes in BATCHES:
+        reported, whole = torch.tensor([nats, 1.5 * nats], dtype=torch.float64)
+        metrics.add(reported, tokens, torch.tensor([num_bytes]), whole)
+    values, total = metrics.values("exact"), math.fsum(batch[0] for batch in BATCHES)
+    assert values["loss"].item() == pytest.approx(total / 301, rel=1e-7)
+    assert values["ppl"].item() == pytest.approx(math.exp(total / 301), rel=1e-6)
+    assert values["bpb"].item() == pytest.approx(1.5 * total / 806 / math.log(2), rel=1e-6)
+
+
 def test_reset_starts_again():
     metrics = StageMetrics()
     metrics.add(torch.tensor(4.0), 2, torch.tensor([1]))

@@ -50,7 +50,8 @@ class ThoughtGestaltConfig(DecoderConfig):
     eos_weight_epochs: int = 1
     """Epochs in which EOS targets weigh as much as others."""
     checkpoint_sentences: bool = False
-    """Whether to compute each sentence step anew in the backward pass, to save memory."""
+    """Whether to compute each sentence step anew in the backward pass: what is kept then grows with
+    the number of sentences, not of tokens."""
 
     def __post_init__(self) -> None:
         """Checks the dials beside what every decoder checks."""
@@ -77,6 +78,40 @@ class ThoughtGestaltConfig(DecoderConfig):
             raise ValueError(
                 f"block_size ({self.block_size}) must hold BOS, a token, EOD and EOS: at least 4"
             )
+        if self.vocab_size < 4:
+            raise ValueError(
+                f"vocab_size ({self.vocab_size}) must hold a token beside BOS, EOS and EOD: at "
+                "least 4"
+            )
+        if self.eos_weight < 0 or self.eos_weight_epochs < 0:
+            raise ValueError(
+                f"eos_weight ({self.eos_weight}) and eos_weight_epochs ({self.eos_weight_epochs}) "
+                "must not be negative"
+            )
+
+    @property
+    def bos_id(self) -> int:
+        """Id of BOS, which begins a sentence."""
+        return self.vocab_size - 3
+
+    @property
+    def eos_id(self) -> int:
+        """Id of EOS, which ends a sentence."""
+        return self.vocab_size - 2
+
+    @property
+    def eod_id(self) -> int:
+        """Id of EOD, which stands before the EOS of a document's last sentence."""
+        return self.vocab_size - 1
+
+    @property
+    def trains_sentence_head(self) -> bool:
+        """Whether any loss depends on sentence vectors with a gradient."""
+        if self.memory in ("none", "detached"):
+            return False
+        layers = range(1, self.num_layers + 1)
+        read = self.memory == "in_context" or any(map(self.reads_memory, layers))
+        return read or self.context_seeding
 
     def reads_memory(self, layer: int) -> bool:
         """Returns whether layer number ``layer`` (1-based) has cross-attention to memory."""

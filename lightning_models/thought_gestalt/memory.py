@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_models.layers import DecoderConfig, OutputProjection, attend
+from lightning_models.layers import DecoderConfig, OutputProjection, attend, record, wants
 from lightning_models.layers.self_attention import join_heads, split_heads
 from lightning_models.thought_gestalt.packing import Packing
 
@@ -31,17 +31,23 @@ class MemoryAttention(nn.Module):
     """Cross-attention of tokens to sentence vectors, behind a scalar gate g_mem.
 
     A sentence vector is projected once, when it is written: (s + P) W_K = s W_K + P W_K, and the
-    second summand, which depends on the slot only, is added when it is read.
+    second summand, which depends on the slot only, is added when it is read. W_K has no bias: it
+    would add the same to all scores of a query.
+
+    Records ``memory_attention``: ``layer`` (int, 1-based), ``gate`` (g_mem, a scalar) and
+    ``weights`` (P, M_t): how a sentence step's packed slots weigh the sentences in memory, oldest
+    first, mean over heads, before dropout; float32 or better.
     """
 
-    def __init__(self, config: DecoderConfig, gate: float) -> None:
-        """Builds the projections; ``gate`` is the initial value of g_mem."""
+    def __init__(self, config: DecoderConfig, gate: float, layer: int) -> None:
+        """Builds the projections of layer ``layer``; ``gate`` is the initial value of g_mem."""
         super().__init__()
+        self.layer = layer
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
         self.backend = config.attention_backend
         self.query = nn.Linear(config.dim, config.dim, bias=config.bias)
-        self.key = nn.Linear(config.dim, config.dim, bias=config.bias)
+        self.key = nn.Linear(config.dim, config.dim, bias=False)
         self.value = nn.Linear(config.dim, config.dim, bias=config.bias)
         self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
         self.gate = nn.Parameter(torch.tensor(float(gate)))
@@ -54,7 +60,14 @@ class MemoryAttention(nn.Module):
         """Returns P W_K (M, D) of slot positions (M, D)."""
         return nn.functional.linear(positions.to(self.key.weight.dtype), self.key.weight)
 
-    def forward(self, x: Tensor, packing: Packing, keys: Tensor, values: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        packing: Packing,
+        keys: Tensor,
+        values: Tensor,
+        written: Tensor | None = None,
+    ) -> Tensor:
         """Returns g_mem times what the slots (P, D) read from memory.
 
         Args:
@@ -62,12 +75,31 @@ class MemoryAttention(nn.Module):
             packing: where they stand.
             keys: (A, M, D), positions included.
             values: (A, M, D).
+            written: bool (A, M), of which slots of memory there are any; None: all. Rows without
+                any add nothing. With it, nothing is recorded.
         """
         grid = packing.to_grid(self.query(x))
         q, k, v = (split_heads(part, self.num_heads) for part in (grid, keys, values))
+        if wants("memory_attention") and written is None:
+            weights = packing.from_grid(_mean_weights(q, k))
+            record("memory_attention", layer=self.layer, gate=self.gate, weights=weights)
         dropout = self.dropout if self.training else 0.0
-        heads = attend(q, k, v, dropout=dropout, backend=self.backend)
-        return self.gate * self.out(packing.from_grid(join_heads(heads)))
+        mask = None if written is None else written[:, None, None]
+        backend = self.backend if mask is None else "auto"
+        heads = attend(q, k, v, mask=mask, dropout=dropout, backend=backend)
+        read = self.gate * self.out(packing.from_grid(join_heads(heads)))
+        if written is None:
+            return read
+        empty = ~written.any(dim=1)[packing.cell // packing.width]
+        return read.masked_fill(empty[:, None], 0.0)
+
+
+def _mean_weights(q: Tensor, k: Tensor) -> Tensor:
+    """Returns the attention weights (A, U, M) of (A, H, U, C) to (A, H, M, C), mean over heads."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    with torch.autocast(q.device.type, enabled=False):
+        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return scores.softmax(dim=-1).mean(dim=1)
 
 
 class SentenceMemory:

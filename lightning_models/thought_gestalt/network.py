@@ -1,13 +1,22 @@
 """The stack that decodes sentences and writes them to memory, in pure torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_models.layers import FeedForward, SelfAttention, attend, initialise, make_norm
+from lightning_models.flops import linear_flops
+from lightning_models.layers import (
+    FeedForward,
+    SelfAttention,
+    attend,
+    initialise,
+    make_norm,
+    wants,
+)
 from lightning_models.layers.self_attention import join_heads, split_heads
 from lightning_models.thought_gestalt.config import ThoughtGestaltConfig
 from lightning_models.thought_gestalt.memory import (
@@ -17,17 +26,32 @@ from lightning_models.thought_gestalt.memory import (
 )
 from lightning_models.thought_gestalt.packing import Packing, SentenceStep
 
+Result = TypeVar("Result")
+
+BLOCK_VARIANTS = 32
+"""Compiled forms that a block may have: reading memory or not, one stream or many, with or without
+gradients, and so on. More than torch's own limit of 8, behind which the rest would run plain."""
+
+Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
+"""What decoding does with new keys and values (A, H, U, C): keeps them, and returns all that they
+see, with a mask broadcastable to (A, H, U, N); without one, causality is the mask."""
+
 
 class PackedSelfAttention(SelfAttention):
     """Causal self-attention within each sentence, on packed slots."""
 
-    def forward(self, x: Tensor, packing: Packing) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, x: Tensor, packing: Packing, extend: Extend | None = None
+    ) -> Tensor:
         """Returns the attention output (P, D) of normed slots (P, D)."""
         grid = packing.to_grid(self.qkv(x))
         q, k, v = (split_heads(part, self.num_heads) for part in grid.chunk(3, dim=-1))
-        dropout = self.dropout if self.training else 0.0
+        dropout, mask = self.dropout if self.training else 0.0, None
+        if extend is not None:
+            k, v, mask = extend(k, v)
         # what stands behind a sentence's end is hidden by causality
-        heads = attend(q, k, v, causal=True, dropout=dropout, backend=self.backend)
+        backend = self.backend if mask is None else "auto"
+        heads = attend(q, k, v, causal=mask is None, mask=mask, dropout=dropout, backend=backend)
         return self.out(packing.from_grid(join_heads(heads)))
 
 
@@ -37,35 +61,56 @@ class GestaltBlock(nn.Module):
     def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
         """Builds layer number ``layer`` (1-based)."""
         super().__init__()
+        self.dim = config.dim
+        self.prefixed = config.memory == "in_context"
         reads = config.reads_memory(layer)
         looks = config.layer_type != "alternate" or not reads
         self.parallel = config.layer_type == "parallel" and reads
         self.attention_norm = make_norm(config) if looks else None
         self.attention = PackedSelfAttention(config) if looks else None
         self.memory_norm = make_norm(config) if reads and not self.parallel else None
-        self.memory_attention = MemoryAttention(config, config.gate_init) if reads else None
+        self.memory_attention = MemoryAttention(config, config.gate_init, layer) if reads else None
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, packing: Packing, memory: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        packing: Packing,
+        memory: tuple[Tensor, ...] | None,
+        extend: Extend | None = None,
+    ) -> Tensor:
         """Returns the slots (P, D) behind this block.
 
         Args:
             x: slots (P, D).
             packing: where they stand.
-            memory: keys and values (A, M, D) of the sentences before; None: there are none, and
-                reading memory adds nothing.
+            memory: keys and values (A, M, D) of the sentences before, as MemoryAttention takes
+                them; None: there are none, and reading memory adds nothing.
+            extend: earlier slots of the sentences, when decoding.
         """
         before = x
         if self.attention is not None and self.attention_norm is not None:
-            x = x + self.dropout(self.attention(self.attention_norm(x), packing))
+            x = x + self.dropout(self.attention(self.attention_norm(x), packing, extend))
         if self.memory_attention is not None and memory is not None:
             norm = self.attention_norm if self.parallel else self.memory_norm
             assert norm is not None
             read = self.memory_attention(norm(before if self.parallel else x), packing, *memory)
             x = x + self.dropout(read)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def flops(self, slots: int, remembered: int) -> float:
+        """Returns the forward FLOPs for a sentence that finds so many vectors in memory."""
+        rows = slots + remembered * self.prefixed
+        flops = rows * linear_flops(self.feed_forward)
+        if self.attention is not None:
+            flops += rows * linear_flops(self.attention) + 2.0 * self.dim * rows * (rows + 1)
+        reader = self.memory_attention
+        if reader is not None and remembered:
+            flops += slots * (linear_flops(reader.query) + linear_flops(reader.out))
+            flops += 4.0 * self.dim * slots * remembered
+        return flops
 
 
 class SentenceHead(nn.Module):
@@ -104,6 +149,10 @@ class ThoughtGestaltNetwork(nn.Module):
             None if config.tie_head else nn.Linear(config.dim, config.padded_vocab_size, False)
         )
         initialise(self, config)
+        if self.sentence_head is not None and not config.trains_sentence_head:
+            # its gradients would end where memory is written: it stays as it was drawn, and DDP
+            # does not wait for them
+            self.sentence_head.requires_grad_(False)
         sizes = config.memory_size, config.dim
         self.register_buffer("slots", slot_positions(*sizes), persistent=False)
 
@@ -113,32 +162,62 @@ class ThoughtGestaltNetwork(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, steps: Sequence[SentenceStep], dropouts: Sequence[float] = ()) -> Tensor:
-        """Returns the normed states (sum of P, D) of all slots, step behind step.
+        """Returns the normed states (sum of P, D) of all slots, step behind step (see ``run``)."""
+        states = list(self.run(steps, dropouts, lambda step, h: h))
+        return torch.cat(states) if states else self.slots[:0]
+
+    def run(
+        self,
+        steps: Sequence[SentenceStep],
+        dropouts: Sequence[float],
+        consume: Callable[[SentenceStep, Tensor], Result],
+        vectors: list[Tensor] | None = None,
+    ) -> Iterator[Result]:
+        """Yields what ``consume`` makes of every sentence step: the states of one step at a time.
+
+        Under ``recomputes`` the step and ``consume`` are computed anew in the backward pass; until
+        then only its sentence vectors are kept, with their projections for memory.
 
         Args:
             steps: sentence steps of a batch, in order (see ``packing.pack``).
             dropouts: of each step, the share of the full token and sentence dropout, in [0, 1];
                 empty: full.
+            consume: function of a step and its normed states (P, D); tensors that it returns keep
+                their graph.
+            vectors: a list that gets the sentence vectors (A, D) of each step, with their graph.
+                With ``memory: detached`` memory gets detached copies, on which gradients end.
         """
-        memory = SentenceMemory(self._readers(), self.config.memory_size, self.slots)
-        states = []
+        memory = SentenceMemory(self.readers, self.config.memory_size, self.slots)
         for t, step in enumerate(steps):
             share = dropouts[t] if dropouts else 1.0
-            if self.config.checkpoint_sentences and torch.is_grad_enabled():
-                x, sentences = checkpoint(
-                    self._run_step, step, memory.view(), share, use_reentrant=False
-                )
+            if self.recomputes:
+                work = consume, step, memory.view(), share
+                result, sentences = checkpoint(self._run_step, *work, use_reentrant=False)
             else:
-                x, sentences = self._run_step(step, memory, share)
+                result, sentences = self._run_step(consume, step, memory, share)
             if sentences is not None:
                 memory.write(sentences.detach() if self.config.memory == "detached" else sentences)
-            states.append(x)
-        return self.norm(torch.cat(states))
+                if vectors is not None:
+                    vectors.append(sentences)
+            yield result
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass computes each sentence step anew; what is recorded, it doesn't.
+
+        That is so under ``checkpoint_sentences``, where gradients are wanted.
+        """
+        recorded = any(map(wants, ("memory_attention", "sentences", "attention")))
+        return self.config.checkpoint_sentences and torch.is_grad_enabled() and not recorded
 
     def _run_step(
-        self, step: SentenceStep, memory: SentenceMemory, share: float
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the states (P, D) behind the last block, and the sentence vectors (A, D)."""
+        self,
+        consume: Callable[[SentenceStep, Tensor], Result],
+        step: SentenceStep,
+        memory: SentenceMemory,
+        share: float,
+    ) -> tuple[Result, Tensor | None]:
+        """Returns what ``consume`` makes of the normed states, and the sentence vectors (A, D)."""
         rows, config = step.packing.rows, self.config
         x = self._embed(step, memory, share)
         prefix = self._prefix(memory, rows)
@@ -156,7 +235,7 @@ class ThoughtGestaltNetwork(nn.Module):
             x = block(x, packing, read)
             if index + 1 == config.sentence_layer and self.sentence_head is not None:
                 sentences = self.sentence_head(x[ahead + step.eos], share * config.sentence_dropout)
-        return x[ahead:], sentences
+        return consume(step, self.norm(x[ahead:])), sentences
 
     def _embed(self, step: SentenceStep, memory: SentenceMemory, share: float) -> Tensor:
         """Returns token and position embeddings (P, D), BOS replaced by the sentence before."""
@@ -177,6 +256,23 @@ class ThoughtGestaltNetwork(nn.Module):
         vectors = torch.stack([vector[:rows] for vector in memory.vectors], dim=1)
         return vectors + self.slots[: vectors.shape[1]]
 
-    def _readers(self) -> list[MemoryAttention]:
-        blocks = (block.memory_attention for block in self.blocks)
-        return [reader for reader in blocks if isinstance(reader, MemoryAttention)]
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles each block with dynamic shapes; sentences are ragged, and the loop runs plain.
+
+        Takes what ``torch.compile`` takes.
+        """
+        config: Any = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, BLOCK_VARIANTS)
+        for block in self.blocks:
+            block.compile(*args, **{"dynamic": True, **kwargs})
+
+    @property
+    def layers(self) -> list[GestaltBlock]:
+        """The blocks, in order."""
+        return [block for block in self.blocks if isinstance(block, GestaltBlock)]
+
+    @property
+    def readers(self) -> list[MemoryAttention]:
+        """The cross-attentions to memory, in order."""
+        readers = (block.memory_attention for block in self.layers)
+        return [reader for reader in readers if reader is not None]

@@ -5,7 +5,7 @@ its tokens stand one behind the other, packed, and are spread into a grid (strea
 where attention needs rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,7 +56,8 @@ class SentenceStep:
     tokens: Tensor
     """int64 (P,)."""
     targets: Tensor
-    """int64 (P,): the token behind each; -100 at EOS, behind which the next sentence begins."""
+    """int64 (P,): the token behind each, -100 where nothing is predicted, as at EOS, behind which
+    the next sentence begins."""
     positions: Tensor
     """int64 (P,): slot numbers: 0 at BOS, then counting, EOD and EOS in the last two slots."""
     content: Tensor
@@ -76,7 +77,7 @@ LEXICAL, EOS, EOD = 0, 1, 2
 
 
 def pack(
-    tokens: Tensor, lengths: Tensor, is_last: Tensor, slots: int
+    tokens: Tensor, lengths: Tensor, is_last: Tensor, slots: int, targets: Tensor | None = None
 ) -> tuple[list[SentenceStep], Tensor]:
     """Returns the sentence steps of a batch, and the order (B,) in which they take its streams.
 
@@ -85,6 +86,7 @@ def pack(
         lengths: int64 (B, S): slots of each sentence that are used; 0 behind the last sentence.
         is_last: bool (B, S): the sentence ends its document.
         slots: positions that a sentence tensor has (67); EOS stands in the last one, EOD before it.
+        targets: int64 (B, S, U): what each slot predicts, -100 for nothing; None: the token behind.
     """
     order = (lengths > 0).sum(dim=1).argsort(descending=True, stable=True)
     counts = lengths[order].cpu().t().tolist()
@@ -94,7 +96,10 @@ def pack(
         used = [length for length in row_lengths if length > 0]
         if not used:
             break
-        steps.append(_step(tokens, order[: len(used)], used, is_last, slots, t, stride))
+        step = _step(tokens, order[: len(used)], used, is_last, slots, t, stride)
+        if targets is not None:
+            step = replace(step, targets=targets.reshape(-1)[step.source])
+        steps.append(step)
     return steps, order
 
 

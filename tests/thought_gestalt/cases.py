@@ -1,8 +1,13 @@
 """Streams of random sentences, and networks that are not at their initial values."""
 
 import torch
+from formats import marked_documents
 
-from lightning_models.thought_gestalt import ThoughtGestaltConfig, ThoughtGestaltNetwork
+from lightning_models.thought_gestalt import (
+    ThoughtGestaltConfig,
+    ThoughtGestaltLM,
+    ThoughtGestaltNetwork,
+)
 
 SLOTS, VOCAB = 9, 40
 BOS, EOS, EOD = 37, 38, 39
@@ -22,19 +27,7 @@ def streams(shape, seed=0):
 
     The last sentence of every other stream ends its document.
     """
-    generator = torch.Generator().manual_seed(seed)
-    most = max(map(len, shape))
-    tokens = torch.zeros(len(shape), most, SLOTS, dtype=torch.int64)
-    lengths = torch.zeros(len(shape), most, dtype=torch.int64)
-    is_last = torch.zeros(len(shape), most, dtype=torch.bool)
-    for row, sentences in enumerate(shape):
-        is_last[row, len(sentences) - 1] = row % 2 == 0
-        for t, count in enumerate(sentences):
-            words = torch.randint(0, 37, (count,), generator=generator).tolist()
-            slots = [BOS, *words, *([EOD] if is_last[row, t] else []), EOS]
-            tokens[row, t, : len(slots)] = torch.tensor(slots)
-            lengths[row, t] = len(slots)
-    return {"tokens": tokens, "lengths": lengths, "is_last": is_last}
+    return marked_documents(shape, VOCAB - 3, VOCAB, SLOTS, seed, ends=2)
 
 
 def build(seed=0, **changes):
@@ -46,3 +39,22 @@ def build(seed=0, **changes):
         for parameter in network.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return network.double().eval()
+
+
+VARIANTS = {
+    "alternate": {},
+    "serial": {"layer_type": "serial"},
+    "parallel": {"layer_type": "parallel"},
+    "detached": {"memory": "detached"},
+    "none": {"memory": "none"},
+    "in_context": {"memory": "in_context"},
+    "static-bos": {"context_seeding": False},
+    "deep-head": {"sentence_head_depth": 2, "sentence_layer": 4},
+}
+
+
+def gestalt(seed=0, **changes):
+    """The same network in its LightningModule."""
+    model = ThoughtGestaltLM(ThoughtGestaltConfig(**{**SIZES, **changes}))
+    model.network = build(seed, **changes)
+    return model.eval()

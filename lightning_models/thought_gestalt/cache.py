@@ -1,0 +1,224 @@
+"""What decoding keeps: the open sentence of every row, and the sentence vectors behind it."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lightning_models.thought_gestalt.network import Extend, ThoughtGestaltNetwork
+from lightning_models.thought_gestalt.packing import Packing, pack
+from lightning_models.thought_gestalt.row_memory import RowMemory
+from lightning_models.thought_gestalt.slots import (
+    OpenSentences,
+    Slots,
+    complete_sentences,
+    split_text,
+)
+
+
+class LayerSlots:
+    """Keys and values of the open sentences in one layer, (B, H, capacity, C) each."""
+
+    def __init__(self, batch: int, capacity: int) -> None:
+        """Starts empty; the first entries fix shape and dtype."""
+        self._batch, self._capacity = batch, capacity
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def append(self, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Writes k, v (B, H, 1, C) behind the ``filled`` (B,) entries of each row.
+
+        Returns all keys and values, and which of them the new slots see (B, 1, 1, capacity).
+        """
+        buffers = self._room(k, v)
+        index = filled[:, None, None, None].expand_as(k)
+        for buffer, new in zip(buffers, (k, v), strict=True):
+            buffer.scatter_(2, index, new)
+        places = torch.arange(self._capacity, device=k.device)
+        return *buffers, (places <= filled[:, None])[:, None, None]
+
+    def begin(self, k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Writes the first entries k, v (R, H, T, C) of ``rows`` (R,), who see just these."""
+        for buffer, new in zip(self._room(k, v), (k, v), strict=True):
+            buffer[rows, :, : new.shape[2]] = new
+        return k, v, None
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices)."""
+        self._batch = len(rows)
+        if self._buffers is not None:
+            keys, values = self._buffers
+            self._buffers = keys[rows], values[rows]
+
+    def _room(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self._buffers is None:
+            shape = self._batch, k.shape[1], self._capacity, k.shape[3]
+            self._buffers = k.new_zeros(shape), v.new_zeros(shape)
+        return self._buffers
+
+
+class GestaltCache:
+    """Texts that are decoded sentence by sentence, each row at its own pace (see ``slots``).
+
+    A step is one pass of one slot of every row. What a row keeps does not grow with its text: the
+    slots of its open sentence, and M sentence vectors with their projections.
+    """
+
+    def __init__(self, network: ThoughtGestaltNetwork, batch: int) -> None:
+        """Starts ``batch`` texts, nothing read; see :meth:`prefill`."""
+        config, device = network.config, network.slots.device
+        self._sentences = OpenSentences(config, batch, device)
+        self._memory = RowMemory(network.readers, network.slots, batch)
+        self._prefixed = config.memory == "in_context"
+        capacity = config.block_size + (config.memory_size if self._prefixed else 0)
+        self._layers = [LayerSlots(batch, capacity) for _ in network.blocks]
+        self._filled = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._states: Tensor | None = None
+
+    @classmethod
+    @torch.no_grad()
+    def prefill(
+        cls, network: ThoughtGestaltNetwork, prompts: Tensor, lengths: Tensor, max_new_tokens: int
+    ) -> "GestaltCache":
+        """Returns the cache after all but the last token of each right-padded prompt (B, P).
+
+        Complete sentences go through the packed network, the open one slot by slot. Documents
+        before a prompt's last one leave nothing and are not read.
+
+        Args:
+            network: in eval mode.
+            prompts: int64 (B, P), marked ids or plain ones; BOS may be missing anywhere.
+            lengths: int64 (B,).
+            max_new_tokens: any number; what is kept does not depend on it.
+        """
+        rows = zip(prompts.tolist(), lengths.tolist(), strict=True)
+        texts = [split_text(ids[: length - 1], network.config) for ids, length in rows]
+        cache = cls(network, len(prompts))
+        if network.sentence_head is not None:
+            cache._read_complete(network, [complete for complete, _ in texts])
+        cache._read_open(network, [words for _, words in texts])
+        return cache
+
+    @torch.no_grad()
+    def step(self, network: ThoughtGestaltNetwork, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Processes the next slot of each row, towards ``tokens`` (B,).
+
+        Returns:
+            Normed states (B, D), and which rows have used up their token (B,) bool: the state of
+            such a row predicts what follows it.
+        """
+        return self._step(network, tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices), in that order."""
+        self._sentences.select(rows)
+        self._memory.select(rows)
+        for layer in self._layers:
+            layer.select(rows)
+        self._filled = self._filled[rows]
+        if self._states is not None:
+            self._states = self._states[rows]
+
+    def _read_complete(
+        self, network: ThoughtGestaltNetwork, texts: Sequence[Sequence[Sequence[int]]]
+    ) -> None:
+        """Writes the vectors of complete sentences to memory."""
+        tokens, lengths = complete_sentences(texts, network.config)
+        device, last = network.slots.device, torch.zeros_like(lengths, dtype=torch.bool)
+        steps, order = pack(
+            tokens.to(device), lengths.to(device), last.to(device), network.config.block_size
+        )
+        vectors: list[Tensor] = []
+        for _ in network.run(steps, (), lambda step, states: None, vectors):
+            pass
+        remaining = torch.tensor([len(sentences) for sentences in texts])[order.cpu()]
+        for t, sentences in enumerate(vectors):
+            kept = (remaining[: len(sentences)] - t <= network.config.memory_size).nonzero()[:, 0]
+            kept = kept.to(device)
+            self._memory.write(order[kept], sentences[kept])
+
+    def _read_open(self, network: ThoughtGestaltNetwork, texts: Sequence[Sequence[int]]) -> None:
+        """Processes the slots of open sentences, BOS first, towards the first word."""
+        queues = [[*words[:1], *words] for words in texts]
+        lengths = torch.tensor([len(queue) for queue in queues])
+        tokens = torch.zeros(len(queues), int(lengths.max()), dtype=torch.int64)
+        for row, queue in enumerate(queues):
+            tokens[row, : len(queue)] = torch.tensor(queue)
+        tokens, lengths = tokens.to(network.slots.device), lengths.to(network.slots.device)
+        for place, column in enumerate(tokens.unbind(dim=1)):
+            self._step(network, column, place < lengths)
+
+    def _step(
+        self, network: ThoughtGestaltNetwork, tokens: Tensor, active: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Does :meth:`step` in the rows in ``active`` (B,), and leaves the others as they are."""
+        slots = self._sentences.next(tokens)
+        moves = active & ~slots.repeats
+        if self._prefixed:
+            self._begin(network, slots.begins & moves)
+        packing = _whole(len(tokens), 1, tokens.device)
+        extends = [partial(layer.append, filled=self._filled) for layer in self._layers]
+        x, sentences = self._stack(network, self._embed(network, slots), packing, extends)
+        self._close(network, sentences, slots, moves)
+        states = network.norm(x)
+        if self._states is not None:
+            states = torch.where(moves[:, None], states, self._states)
+        self._states = states
+        filled = (self._filled + 1).masked_fill(slots.closes, 0)
+        self._filled = torch.where(moves, filled, self._filled)
+        self._sentences.advance(tokens, slots, moves)
+        return states, slots.ready
+
+    def _embed(self, network: ThoughtGestaltNetwork, slots: Slots) -> Tensor:
+        """Returns the input of the first block (B, D)."""
+        x = network.embedding(slots.tokens) + network.position(slots.positions)
+        latest = self._memory.latest() if network.config.context_seeding else None
+        if latest is None:
+            return x
+        seeded = slots.begins & (self._memory.counts > 0)
+        return torch.where(seeded[:, None], latest.to(x.dtype), x)
+
+    def _begin(self, network: ThoughtGestaltNetwork, begins: Tensor) -> None:
+        """Processes the sentence vectors in front of the sentences that begin, bool (B,)."""
+        rows = (begins & (self._memory.counts > 0)).nonzero()[:, 0]
+        if not len(rows):
+            return
+        vectors = self._memory.vectors(rows)
+        width = vectors.shape[1]
+        extends = [partial(layer.begin, rows=rows) for layer in self._layers]
+        x = (vectors + network.slots[:width]).flatten(0, 1)
+        self._stack(network, x, _whole(len(rows), width, x.device), extends)
+        self._filled[rows] = self._memory.counts[rows]
+
+    def _close(
+        self, network: ThoughtGestaltNetwork, sentences: Tensor, slots: Slots, moves: Tensor
+    ) -> None:
+        """Writes closed sentences to memory; at the end of a document, empties it."""
+        rows = (slots.closes & moves).nonzero()[:, 0]
+        if len(rows) and network.sentence_head is not None:
+            self._memory.write(rows, network.sentence_head(sentences[rows], 0.0))
+        self._memory.forget(slots.forgets & moves)
+
+    def _stack(
+        self,
+        network: ThoughtGestaltNetwork,
+        x: Tensor,
+        packing: Packing,
+        extends: Sequence[Extend],
+    ) -> tuple[Tensor, Tensor]:
+        """Returns slots (P, D) behind the last block, and behind the sentence layer."""
+        sentences, reader = x, 0
+        for index, (block, extend) in enumerate(zip(network.layers, extends, strict=True)):
+            memory = None
+            if block.memory_attention is not None:
+                memory = self._memory.read(reader)
+                reader += 1
+            x = block(x, packing, memory, extend)
+            if index + 1 == network.config.sentence_layer:
+                sentences = x
+        return x, sentences
+
+
+def _whole(rows: int, width: int, device: torch.device) -> Packing:
+    """Returns the packing of a grid (rows, width) in which every cell is a slot."""
+    return Packing(torch.arange(rows * width, device=device), rows, width)

@@ -1,0 +1,286 @@
+"""Thought Gestalt as a LightningModule."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_models.base import LanguageModel
+from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
+from lightning_models.layers import record, segment_sum, wants
+from lightning_models.log_probs import token_entropies, token_log_probs
+from lightning_models.losses import linear_cross_entropy, linear_cross_entropy_each
+from lightning_models.optim import OptimizerConfig
+from lightning_models.outputs import LossOutput, Mean, Scores, Term
+from lightning_models.thought_gestalt.cache import GestaltCache
+from lightning_models.thought_gestalt.config import ThoughtGestaltConfig
+from lightning_models.thought_gestalt.network import ThoughtGestaltNetwork
+from lightning_models.thought_gestalt.packing import EOD, EOS, LEXICAL, SentenceStep, pack
+
+KINDS = {"lexical": LEXICAL, "eos": EOS, "eod": EOD}
+"""Kinds of targets, as ``step_normalisers`` and statistics call them."""
+
+SENTENCE_SLOTS = 27
+"""Slots of a sentence of average length: about 25 tokens (section 2.2), BOS and EOS."""
+
+
+class ThoughtGestaltLM(LanguageModel):
+    """Decoder of one sentence at a time that reads vectors of the earlier ones.
+
+    *Modeling Language as a Sequence of Thoughts* (Borazjanizadeh and McClelland).
+    Takes batches of sentences: ``tokens`` (B, S, U), ``lengths`` and ``is_last`` (B, S),
+    ``targets`` (B, S, U); in training ``sentence_steps`` too, the most that any rank has.
+    """
+
+    config: ThoughtGestaltConfig
+    network: ThoughtGestaltNetwork
+
+    def __init__(
+        self,
+        config: ThoughtGestaltConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: shape of the network, memory, dropouts and their schedule.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network's blocks with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+        self.sentence_steps = 0
+        """Sentence steps of training so far, over all batches; the same on all ranks."""
+
+    def build_network(self) -> ThoughtGestaltNetwork:
+        """Returns a freshly initialised network."""
+        return ThoughtGestaltNetwork(self.config)
+
+    def configure_model(self) -> None:
+        """Builds the network (once); compiles its blocks.
+
+        Raises:
+            ValueError: if the strategy shards parameters: processes meet at every call of a block,
+                but the streams of each have their own number of sentences.
+        """
+        if getattr(self, "_device_mesh", None) is not None:
+            raise ValueError(
+                "strategy: the parameters of Thought Gestalt cannot be sharded, because processes "
+                "differ in their number of sentence steps; set trainer.strategy=ddp"
+            )
+        super().configure_model()
+
+    # ---- training
+
+    def loss(self, batch: dict[str, Any]) -> LossOutput:
+        """Returns the cross-entropy of all targets, those of EOS at their weight (section 2.3).
+
+        In training it also counts the sentence steps. Statistics: ``lexical_loss``, ``eos_loss``
+        and ``eod_loss``, nats per target of that kind, unweighted, and ``sentence_steps``, those of
+        training so far (what is logged is the mean over the optimiser step's micro-batches).
+
+        Records ``sentences``: ``vectors``, a list of the sentence vectors (A, D) of every sentence
+        step, and ``nll``, a list of the summed losses of each step's targets in nats, both part of
+        the graph. With ``memory: detached`` what is read later are detached copies: the loss of a
+        later step does not depend on the vectors then. Without memory there are none.
+        """
+        steps = self._steps(batch)
+        weights = self._target_weights()
+        total, sums = self._losses(steps, self._dropout_shares(batch, len(steps)), weights)
+        if len(steps) < 2 and torch.is_grad_enabled():
+            # nothing was read from memory; DDP waits for a gradient of every parameter
+            idle = [p.sum() for p in self.network.parameters() if p.requires_grad]
+            total = total + 0.0 * torch.stack(idle).sum()
+        counts = _kind_counts(steps, self.device)
+        # NOTE(paper): what the weighted sum is divided by is not published. Here it is the sum of
+        # the weights, so that the loss stays a mean when EOS targets begin to weigh less.
+        normaliser = (counts * weights).sum()
+        over = {name: self._weight(name) for name in KINDS}
+        stats: dict[str, Tensor | Mean] = {
+            f"{name}_loss": Mean(sums[kind], counts[kind]) for name, kind in KINDS.items()
+        }
+        stats["sentence_steps"] = torch.tensor(self.sentence_steps, device=self.device)
+        return LossOutput({"nll": Term(total, normaliser, over)}, stats)
+
+    def _losses(
+        self, steps: list[SentenceStep], shares: list[float], weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the weighted sum over all targets, with its graph, and each kind's sum (3,)."""
+        matrix = self.network.output_matrix
+
+        def consume(step: SentenceStep, h: Tensor) -> tuple[Tensor, Tensor]:
+            return _kind_losses(h, matrix, step.targets, step.target_kind, weights)
+
+        if not steps:
+            sums = torch.zeros(1 + len(KINDS), dtype=torch.float32, device=self.device)
+            return sums[0], sums[1:]
+        if self.network.recomputes:
+            parts = zip(*self.network.run(steps, shares, consume), strict=True)
+            total, sums = (torch.stack(part).sum(dim=0) for part in parts)
+            return total, sums
+        vectors: list[Tensor] = []
+        states = list(self.network.run(steps, shares, lambda step, h: h, vectors))
+        if wants("sentences"):
+            nll = [
+                linear_cross_entropy(h, matrix, step.targets)
+                for h, step in zip(states, steps, strict=True)
+            ]
+            record("sentences", vectors=vectors, nll=nll)
+        targets = torch.cat([step.targets for step in steps])
+        kinds = torch.cat([step.target_kind for step in steps])
+        return _kind_losses(torch.cat(states), matrix, targets, kinds, weights)
+
+    def _steps(self, batch: dict[str, Any]) -> list[SentenceStep]:
+        slots = self.config.block_size
+        sentences = batch["tokens"], batch["lengths"], batch["is_last"]
+        return pack(*sentences, slots, batch.get("targets"))[0]
+
+    def _weight(self, kind: str) -> float:
+        """Returns the weight of a kind of targets in the current epoch."""
+        if kind != "eos" or self._trainer is None:
+            return 1.0
+        early = self._trainer.current_epoch < self.config.eos_weight_epochs
+        return 1.0 if early else self.config.eos_weight
+
+    def _target_weights(self) -> Tensor:
+        """Returns the weights (3,) of the kinds of targets."""
+        weights = {number: self._weight(name) for name, number in KINDS.items()}
+        values = [weights[number] for number in sorted(weights)]
+        return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+    # ---- the warm-in of token and sentence dropout
+
+    def _dropout_shares(self, batch: dict[str, Any], number: int) -> list[float]:
+        """Returns the share of each of a batch's ``number`` sentence steps, and counts them.
+
+        Only where the model trains: elsewhere nothing is counted and no share is asked for.
+        """
+        if not (self.training and torch.is_grad_enabled()):
+            return []
+        first = self.sentence_steps
+        self.sentence_steps += int(batch.get("sentence_steps", number))
+        half, full = self.config.warm_in
+        done: list[float] = [*range(first, first + number)]
+        if full <= 1:
+            done = [self._progress()] * number
+        return [0.5 * (step >= half) + 0.5 * (step >= full) for step in done]
+
+    def _progress(self) -> float:
+        """Returns how much of the run is behind, in [0, 1]; 1 without a run."""
+        if self._trainer is None:
+            return 1.0
+        steps = self._trainer.estimated_stepping_batches
+        if math.isinf(steps):
+            raise ValueError(
+                f"warm_in ({list(self.config.warm_in)}) are fractions of a run that has no end; "
+                "set trainer.max_steps or trainer.max_epochs, or warm_in in sentence steps"
+            )
+        return self._trainer.global_step / steps
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the sentence steps so far to what the base saves."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["sentence_steps"] = self.sentence_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on counting where the checkpoint stopped."""
+        super().on_load_checkpoint(checkpoint)
+        self.sentence_steps = checkpoint.get("sentence_steps", 0)
+
+    # ---- evaluation and decoding
+
+    def score(self, batch: dict[str, Any]) -> Scores:
+        """Returns exact log-probabilities of the targets of whole documents.
+
+        One sentence step's states are held at a time, and no graph where no gradient is asked for.
+        Records ``entropy``: ``entropy`` (B, S, U) of the next-token distributions in nats, nan
+        where no slot is used.
+        """
+        targets, matrix = batch["targets"], self.network.output_matrix
+        log_prob = targets.new_zeros(targets.numel(), dtype=torch.float32)
+        entropy = torch.full_like(log_prob, torch.nan)
+
+        def consume(step: SentenceStep, h: Tensor) -> None:
+            log_prob[step.source] = token_log_probs(h, matrix, step.targets)
+            if wants("entropy"):
+                entropy[step.source] = token_entropies(h, matrix)
+
+        for _ in self.network.run(self._steps(batch), (), consume):
+            pass
+        if wants("entropy"):
+            record("entropy", entropy=entropy.view_as(targets))
+        num_targets = (targets >= 0).flatten(1).sum(dim=1)
+        no_term = log_prob.new_zeros(len(targets))
+        return Scores(log_prob.view_as(targets), no_term, num_targets, self.likelihood)
+
+    @property
+    def context_limit(self) -> None:
+        """There is no limit: memory forgets, and positions number the slots of one sentence."""
+        return
+
+    def check_context(self, length: int) -> None:
+        """Accepts any length; how long a sentence may be is for the decoding cache to check."""
+
+    def init_cache(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> GestaltCache:
+        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        with torch.compiler.set_stance("force_eager"):  # single slots, and caches, in plain code
+            return GestaltCache.prefill(self.network, prompts, lengths, max_new_tokens)
+
+    def decode_step(self, cache: GestaltCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns next-token logits (B, V) after ``tokens`` (B,), and which rows are ready."""
+        with torch.compiler.set_stance("force_eager"):
+            h, ready = cache.step(self.network, tokens)
+        return (h @ self.network.output_matrix.to(h.dtype).t()).float(), ready
+
+    # ---- cost
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per slot, BOS and EOS included, of documents of ``context`` slots.
+
+        Sentences are taken to have ``SENTENCE_SLOTS`` slots (those of a sentence tensor at most);
+        what is done once a sentence (its vector, and the vector's keys and values) is shared among
+        them. Memory fills up as the document goes on: longer documents read more of it.
+        """
+        config = self.config
+        slots = min(SENTENCE_SLOTS, config.block_size)
+        sentences = max(1.0, context / slots)
+        full = config.memory_size
+        # how many sentences find m others in memory, the last one in part
+        sizes = [(m, min(1.0, max(0.0, sentences - m))) for m in range(full)]
+        sizes.append((full, max(0.0, sentences - full)))
+        stack = sum(
+            share * block.flops(slots, m) for block in self.network.layers for m, share in sizes
+        )
+        stack, written = stack / sentences / slots, self._write_flops() / slots
+        head = head_flops(config)
+        if not training:
+            return stack + written + head
+        if config.checkpoint_sentences:  # computed twice: blocks, and the head with its gradients
+            return TRAINING_FACTOR * (written + 2 * head) + (TRAINING_FACTOR + 1) * stack
+        return TRAINING_FACTOR * (stack + written + head)
+
+    def _write_flops(self) -> float:
+        """Returns the FLOPs of making a sentence vector and projecting it for every reader."""
+        if self.network.sentence_head is None:
+            return 0.0
+        flops = linear_flops(self.network.sentence_head)
+        for reader in self.network.readers:
+            flops += linear_flops(reader.key) + linear_flops(reader.value)
+        return flops
+
+
+def _kind_losses(
+    h: Tensor, matrix: Tensor, targets: Tensor, kinds: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the weighted sum of losses with its graph, and each kind's plain sum (3,)."""
+    total, each = linear_cross_entropy_each(h, matrix, targets, weights[kinds])
+    return total, segment_sum(each, kinds, len(weights))
+
+
+def _kind_counts(steps: list[SentenceStep], device: torch.device) -> Tensor:
+    """Returns how many targets there are of each kind, float64 (3,)."""
+    counts = torch.zeros(len(KINDS), dtype=torch.float64, device=device)
+    for step in steps:
+        counts.index_add_(0, step.target_kind, (step.targets >= 0).double())
+    return counts

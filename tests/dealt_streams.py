@@ -1,0 +1,59 @@
+"""Fixed batches of sentences, dealt to the ranks row by row."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from formats import SENTENCES, marked_documents
+
+from datamodules.loader import BatchLoader, TrainingSource
+
+SHAPES = [
+    [[6, 3, 9], [4], [2, 2, 7, 1], [5, 8]],
+    [[3, 3], [1], [9], [4]],  # one rank has streams of one sentence only
+    [[2, 6, 1], [7, 5], [3], [8, 2, 2, 1]],
+    [[1, 1], [2], [5, 5, 5], [6]],
+]
+"""Numbers of content tokens of the four streams of each batch."""
+
+
+class DealtStreams(L.LightningDataModule):
+    """Batch n of all ranks together is the n-th of SHAPES, however many ranks there are."""
+
+    def train_dataloader(self) -> BatchLoader:
+        """Batches with the counts of their optimiser step."""
+        accumulate = self.trainer.accumulate_grad_batches
+        source = TrainingSource(self, epoch_batches=len(SHAPES), accumulate=accumulate)
+        return BatchLoader(source)
+
+    def val_dataloader(self) -> BatchLoader:
+        """The same rows without them."""
+        return BatchLoader(self)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(SHAPES)
+
+    def whole(self, n: int) -> dict[str, Any]:
+        """The batch of all ranks."""
+        size = SENTENCES.sizes["vocab_size"], SENTENCES.sizes["block_size"]
+        return marked_documents(SHAPES[n], size[0] - 3, *size, seed=n, ends=2)
+
+    def counts(self, n: int) -> dict[str, float]:
+        """Targets of each kind in the batch of all ranks."""
+        targets, bos = self.whole(n)["targets"], SENTENCES.sizes["vocab_size"] - 3
+        kinds = {
+            "targets": targets >= 0,
+            "lexical": (targets >= 0) & (targets < bos),
+            "eos": targets == bos + 1,
+            "eod": targets == bos + 2,
+        }
+        return {name: float(kind.sum()) for name, kind in kinds.items()}
+
+    def batch(self, n: int) -> dict[str, Any]:
+        """This rank's rows."""
+        whole = self.whole(n)
+        rows = torch.arange(self.trainer.global_rank, 4, self.trainer.world_size)
+        return {key: value[rows] for key, value in whole.items()} | {
+            "sentence_steps": whole["lengths"].shape[1]
+        }

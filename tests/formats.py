@@ -1,0 +1,193 @@
+"""The two forms that batches have, and what the contract suite does with either."""
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+from torch.nn import functional as F
+
+Batch = dict[str, Any]
+BLOCK = 32
+"""Slots of a window, and of a sentence tensor."""
+BYTES = 257
+"""The byte tokenizer's vocabulary: 256 and the end of a text."""
+
+
+class Windows:
+    """Rows of tokens (B, T)."""
+
+    sizes: ClassVar = {"vocab_size": BYTES, "block_size": BLOCK}
+    fixture = "make_data"
+    """Builds the datamodule; ``batch_size`` and ``eval_batch_size`` count rows."""
+    datamodule = "datamodules.LocalText"
+    prompts: ClassVar = [[7, 99, 3, 42, 5], [200], list(range(40, 52))]
+
+    def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> Batch:
+        """Random bytes."""
+        generator = torch.Generator().manual_seed(seed)
+        stream = torch.randint(0, 256, (rows, length + 1), generator=generator)
+        return {
+            "tokens": stream[:, :-1],
+            "targets": stream[:, 1:].clone(),
+            "mask": torch.ones(rows, length, dtype=torch.bool),
+            "sequence_id": torch.arange(rows) + 1000 * seed,
+            "num_bytes": torch.full((rows,), length),
+        }
+
+    def dealt(self, text: str, cache: str, processes: int) -> Any:
+        """A datamodule whose batches are four rows over all processes together."""
+        from datamodules import LocalText
+
+        size = {"block_size": BLOCK, "batch_size": 4 // processes}
+        return LocalText(data_files=text, cache_dir=cache, **size)
+
+    def change(self, batch: Batch) -> tuple[Batch, torch.Tensor]:
+        """The batch with one other token a row, and which targets are predicted before it."""
+        changed, place = copy.deepcopy(batch), batch["tokens"].shape[1] // 2
+        changed["tokens"][:, place] = (changed["tokens"][:, place] + 1) % 256
+        before = torch.arange(batch["tokens"].shape[1]) < place
+        return changed, before.expand_as(batch["tokens"])
+
+    def pad(self, batch: Batch) -> tuple[Batch, tuple[slice, ...]]:
+        """The batch with more padding, and where its own targets stand then."""
+        wide = {key: F.pad(batch[key], (0, 7)) for key in ("tokens", "mask")}
+        wide["targets"] = F.pad(batch["targets"], (0, 7), value=-100)
+        return {**batch, **wide}, (slice(None), slice(batch["tokens"].shape[1]))
+
+    def in_order(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (B, N) as they are read, and where they stand in the flattened batch."""
+        return batch["tokens"], torch.arange(batch["tokens"].numel()).view_as(batch["tokens"])
+
+
+class MarkedWindows(Windows):
+    """Windows over sentences between BOS and EOS: every eighth token ends one."""
+
+    sizes: ClassVar = {"vocab_size": BYTES + 3, "block_size": BLOCK}
+    fixture = "make_marked_windows"
+    datamodule = "datamodules.SentenceWindows"
+
+    def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> Batch:
+        """Random bytes with EOS and BOS among them."""
+        batch = super().batch(rows, length, seed)
+        place = torch.arange(length)
+        for key, shift in (("tokens", 0), ("targets", 1)):
+            for at, boundary in ((5, BYTES + 1), (6, BYTES)):
+                batch[key][:, (place + shift) % 8 == at] = boundary
+        return {**batch, "lexical": batch["targets"] < BYTES}
+
+    def dealt(self, text: str, cache: str, processes: int) -> Any:
+        """A datamodule whose batches are four rows over all processes together."""
+        from datamodules import SentenceWindows
+
+        corpus = super().dealt(text, cache, processes)
+        size = {"block_size": BLOCK, "batch_size": 4 // processes}
+        return SentenceWindows(corpus=corpus, splitter="spans:7", **size)
+
+    def pad(self, batch: Batch) -> tuple[Batch, tuple[slice, ...]]:
+        """The batch with more padding, and where its own targets stand then."""
+        wide, own = super().pad(batch)
+        return {**wide, "lexical": F.pad(batch["lexical"], (0, 7))}, own
+
+
+class Sentences:
+    """Documents of sentences (B, S, U) between BOS and EOS, EOD at a document's end."""
+
+    sizes: ClassVar = {"vocab_size": BYTES + 3, "block_size": BLOCK}
+    fixture = "make_sentences"
+    datamodule = "datamodules.Sentences"
+    prompts: ClassVar = [
+        [257, 7, 99, 3, 258, 257, 42, 5],
+        [257],
+        [257, *range(40, 49), 258, 257, 1, 258, 257, 9, 9, 4, 258, 257],
+    ]
+    words = (6, 3, 9, 1, 5)
+    """Content tokens of one sentence after the other."""
+
+    def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> Batch:
+        """Random bytes: about ``length`` slots in each but the last row, which is shorter."""
+        shape = []
+        for row in range(rows):
+            limit, counts = length if row + 1 < rows else 2 * length // 3, []
+            while sum(counts) + 2 * len(counts) + 3 < limit:
+                counts.append(self.words[(len(counts) + row) % len(self.words)])
+            shape.append(counts)
+        return marked_documents(shape, 256, self.sizes["vocab_size"], BLOCK, seed)
+
+    def dealt(self, text: str, cache: str, processes: int) -> Any:
+        """A datamodule whose batches are four fixed streams over all processes together."""
+        from dealt_streams import DealtStreams
+
+        return DealtStreams()
+
+    def change(self, batch: Batch) -> tuple[Batch, torch.Tensor]:
+        """The batch with one other word in each row's second sentence."""
+        changed, sentence, place = copy.deepcopy(batch), 1, 1
+        changed["tokens"][:, sentence, place] = (changed["tokens"][:, sentence, place] + 1) % 256
+        _, most, width = batch["tokens"].shape
+        before = torch.arange(most * width).view(most, width) < sentence * width + place
+        return changed, before.expand_as(batch["tokens"])
+
+    def pad(self, batch: Batch) -> tuple[Batch, tuple[slice, ...]]:
+        """One row, two sentences and three slots more, all of them filling."""
+        rows, most, width = batch["tokens"].shape
+        filled = {key: F.pad(batch[key], (0, 3, 0, 2, 0, 1)) for key in ("tokens", "mask")}
+        filled["lexical"] = F.pad(batch["lexical"], (0, 3, 0, 2, 0, 1))
+        filled["targets"] = F.pad(batch["targets"], (0, 3, 0, 2, 0, 1), value=-100)
+        filled |= {key: F.pad(batch[key], (0, 2, 0, 1)) for key in ("lengths", "is_last")}
+        filled |= {key: F.pad(batch[key], (0, 1)) for key in ("sequence_id", "num_bytes")}
+        return filled, (slice(rows), slice(most), slice(width))
+
+    def in_order(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (B, N) as they are read, and where they stand in the flattened batch.
+
+        Behind a short row's end its last slot is read again and again.
+        """
+        places = torch.arange(batch["tokens"].numel()).view_as(batch["tokens"])
+        rows = [own[mask] for own, mask in zip(places, batch["mask"], strict=True)]
+        places = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+        last = torch.stack([row[-1] for row in rows])[:, None]
+        places = torch.where(places < 0, last, places)
+        return batch["tokens"].flatten()[places], places
+
+
+def marked_documents(
+    shape: list[list[int]], words: int, vocab: int, slots: int, seed: int = 0, ends: int = 1
+) -> Batch:
+    """Rows of sentences of random words.
+
+    Args:
+        shape: numbers of content tokens (1 to ``slots - 3``), one list a row.
+        words: content tokens are below this.
+        vocab: BOS, EOS and EOD are its last three.
+        slots: width U.
+        seed: of the words.
+        ends: every ``ends``-th row ends with its document.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    bos, eos, eod = vocab - 3, vocab - 2, vocab - 1
+    most = max(map(len, shape))
+    tokens = torch.zeros(len(shape), most, slots, dtype=torch.int64)
+    targets = torch.full_like(tokens, -100)
+    lengths = torch.zeros(len(shape), most, dtype=torch.int64)
+    is_last = torch.zeros(len(shape), most, dtype=torch.bool)
+    for row, sentences in enumerate(shape):
+        is_last[row, len(sentences) - 1] = row % ends == 0
+        for t, count in enumerate(sentences):
+            content = torch.randint(0, words, (count,), generator=generator).tolist()
+            used = torch.tensor([bos, *content, *([eod] if is_last[row, t] else []), eos])
+            lengths[row, t] = len(used)
+            tokens[row, t, : len(used)] = used
+            targets[row, t, : len(used) - 1] = used[1:]
+    return {
+        "tokens": tokens,
+        "lengths": lengths,
+        "is_last": is_last,
+        "targets": targets,
+        "mask": torch.arange(slots) < lengths[..., None],
+        "lexical": (targets >= 0) & (targets < bos),
+        "sequence_id": torch.arange(len(shape)) + 1000 * seed,
+        "num_bytes": torch.tensor([sum(sentences) for sentences in shape]),
+    }
+
+
+WINDOWS, MARKED_WINDOWS, SENTENCES = Windows(), MarkedWindows(), Sentences()

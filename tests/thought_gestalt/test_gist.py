@@ -1,0 +1,182 @@
+"""GPT-2 with gist masking against a loop over tokens, and its decoding against its scores."""
+
+import pytest
+import torch
+
+from lightning_models import TransformerConfig, TransformerLM
+from lightning_models.generation import SamplingConfig, generate
+from lightning_models.thought_gestalt.baselines import GistConfig, GistLM, gist_mask
+from tests.reference.gist import LiteralGist, visible
+
+VOCAB, LENGTH = 20, 24
+BOS, EOS, EOD = 17, 18, 19
+GREEDY = SamplingConfig(temperature=0)
+ROPE = {"positions": "rope", "norm": "rms", "activation": "swiglu", "bias": False}
+
+
+def build(kind=GistLM, config=GistConfig, **changes):
+    """A model in evaluation mode whose biases and norms are random too."""
+    sizes = {"vocab_size": VOCAB, "block_size": LENGTH, "num_layers": 3, "dim": 16, "num_heads": 2}
+    torch.manual_seed(0)
+    model = kind(config(**{**sizes, **changes}))
+    model.configure_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def window(rows=3, seed=0):
+    """Marked sentences, cut anywhere; the rows' sentences differ in length."""
+    generator = torch.Generator().manual_seed(seed)
+    stream = []
+    while len(stream) <= rows * LENGTH:
+        count = int(torch.randint(1, 7, (), generator=generator))
+        words = torch.randint(0, 17, (count,), generator=generator).tolist()
+        stream += [BOS, *words, *([EOD] if count == 3 else []), EOS]
+    tokens = torch.tensor(stream[: rows * LENGTH]).view(rows, LENGTH)
+    targets = torch.tensor(stream[1 : rows * LENGTH + 1]).view(rows, LENGTH)
+    return {"tokens": tokens, "targets": targets}
+
+
+def all_log_probs(model, tokens):
+    with torch.no_grad():
+        return (model.network(tokens) @ model.network.output_matrix.t()).log_softmax(-1)
+
+
+def test_own_sentence_and_earlier_ends():
+    tokens = [5, EOS, BOS, 1, EOD, EOS, BOS, 2, 3]
+    (mask,) = gist_mask(torch.tensor([tokens]) == EOS, torch.arange(len(tokens)))[0]
+    seen = [row.nonzero()[:, 0].tolist() for row in mask]
+    assert seen[0] == [0]
+    assert seen[1] == [0, 1]
+    assert seen[4] == [1, 2, 3, 4]
+    assert seen[8] == [1, 5, 6, 7, 8]
+    assert seen == [visible(tokens, place, EOS) for place in range(len(tokens))]
+
+
+@pytest.mark.parametrize("backend", ["math", "sdpa"])
+def test_losses_and_gradients_of_the_loop_over_tokens(backend):
+    model, batch = build(attention_backend=backend).double(), window()
+    parameters = list(model.network.parameters())
+    output = model.loss(batch)
+    assert output.terms["nll"].normaliser == batch["targets"].numel()
+    literal = LiteralGist(model.network, EOS)
+    rows = zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True)
+    expected = torch.stack([literal.losses(*row) for row in rows])
+    torch.testing.assert_close(output.terms["nll"].sum.double(), expected.sum())
+    torch.testing.assert_close(-model.score(batch).log_prob.double(), expected, rtol=1e-6, atol=0)
+    mine = torch.autograd.grad(output.terms["nll"].sum, parameters)
+    theirs = torch.autograd.grad(expected.sum(), parameters)
+    for ours, exact in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(ours.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+def reach(model, tokens, place):
+    """Places whose embeddings the states behind the last token depend on, layer by layer alone."""
+    x = model.network.embed(tokens, torch.arange(tokens.shape[1])).detach().requires_grad_()
+    mask = gist_mask(tokens == EOS, torch.arange(tokens.shape[1]))
+    (gradient,) = torch.autograd.grad(model.network.blocks[0](x, mask=mask)[0, place].sum(), x)
+    return gradient[0].any(dim=-1).nonzero()[:, 0].tolist()
+
+
+def test_a_layer_reads_what_the_mask_says():
+    model, tokens = build(), window()["tokens"][:1]
+    for place in range(LENGTH):
+        assert reach(model, tokens, place) == visible(tokens[0].tolist(), place, EOS)
+
+
+@pytest.mark.parametrize("changes", [{}, ROPE], ids=["gpt2", "rope"])
+def test_later_tokens_change_nothing(changes):
+    model, tokens = build(**changes), window()["tokens"]
+    before = all_log_probs(model, tokens)
+    for place in (3, 11, 20):
+        for token in (0, EOS):
+            changed = tokens.clone()
+            changed[:, place] = torch.where(tokens[:, place] == token, 1, token)
+            after = all_log_probs(model, changed)
+            torch.testing.assert_close(after[:, :place], before[:, :place])
+            assert not torch.equal(after[:, place:], before[:, place:])
+
+
+def test_a_closed_sentence_is_reached_through_its_end_only():
+    """Without another layer between, its words do not matter; its EOS does."""
+    model = build(num_layers=1)
+    tokens = torch.tensor([[BOS, 1, 2, EOS, BOS, 3, 4]])
+    before = all_log_probs(model, tokens)
+    words = all_log_probs(model, torch.tensor([[BOS, 9, 8, EOS, BOS, 3, 4]]))
+    torch.testing.assert_close(words[:, 3:][:, 1:], before[:, 4:])
+    assert not torch.allclose(words[:, 3], before[:, 3])
+    deep = build(num_layers=2)
+    first = all_log_probs(deep, tokens)[:, 4:]
+    assert not torch.allclose(all_log_probs(deep, tokens.where(tokens != 1, 9))[:, 4:], first)
+
+
+def test_without_ends_it_is_the_plain_decoder():
+    gist, plain = build(), build(TransformerLM, TransformerConfig)
+    tokens = torch.randint(0, 17, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(all_log_probs(gist, tokens), all_log_probs(plain, tokens))
+    tokens[:, 5] = EOS
+    assert not torch.allclose(all_log_probs(gist, tokens), all_log_probs(plain, tokens))
+    assert gist.flops_per_token(LENGTH) == plain.flops_per_token(LENGTH)
+
+
+@pytest.mark.parametrize("changes", [{}, ROPE], ids=["gpt2", "rope"])
+@pytest.mark.parametrize("lengths", [(1, 4, 9), (6, 6, 6)], ids=str)
+def test_steps_are_the_whole_row(changes, lengths):
+    """Prompts of their own lengths, and rows that leave the batch."""
+    model, tokens = build(**changes), window()["tokens"]
+    expected = all_log_probs(model, tokens)
+    prompts, widest = torch.tensor(lengths), max(lengths)
+    with torch.no_grad():
+        cache = model.init_cache(tokens[:, :widest], prompts, LENGTH - widest + 1)
+    rows, places = torch.arange(3), prompts - 1
+    for step in range(LENGTH - widest):
+        if step == 7:
+            kept = torch.tensor([2, 0])
+            cache.select(kept)
+            rows, places = rows[kept], places[kept]
+        with torch.no_grad():
+            logits, ready = model.decode_step(cache, tokens[rows, places])
+        assert ready.all()
+        torch.testing.assert_close(
+            logits.log_softmax(-1), expected[rows, places], atol=1e-5, rtol=1e-5
+        )
+        places = places + 1
+
+
+def test_cached_greedy_is_uncached_greedy():
+    model = build()
+    prompts = [[BOS, 1, 2, EOS, BOS, 4], [BOS], [BOS, 3, EOD, EOS]]
+    mine = generate(model, prompts, max_new_tokens=12, sampling=GREEDY, vocab_size=VOCAB)
+    for prompt, new in zip(prompts, mine, strict=True):
+        tokens = list(prompt)
+        for _ in range(12):
+            last = all_log_probs(model, torch.tensor([tokens]))[0, -1]
+            tokens.append(int(last[:VOCAB].argmax()))
+        assert new == tokens[len(prompt) :]
+
+
+def test_autocast_decodes_in_half_precision():
+    model, tokens = build(), window()["tokens"]
+    exact = all_log_probs(model, tokens)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        cache = model.init_cache(tokens[:, :5], torch.tensor([5, 2, 3]), 4)
+        logits, _ = model.decode_step(cache, tokens[[0, 1, 2], [4, 1, 2]])
+    assert logits.dtype == torch.float32
+    close = {"atol": 0.3, "rtol": 0.1}
+    torch.testing.assert_close(logits.log_softmax(-1), exact[[0, 1, 2], [4, 1, 2]], **close)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": 4}, r"window \(4\) must be null"),
+        ({"vocab_size": 3}, r"vocab_size \(3\) must hold BOS, EOS and EOD"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range(changes, message):
+    sizes = {"vocab_size": VOCAB, "block_size": LENGTH}
+    with pytest.raises(ValueError, match=message):
+        GistConfig(**{**sizes, **changes})
