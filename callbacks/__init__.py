@@ -14,11 +14,13 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
 | ``Termination`` | SIGTERM: a checkpoint, then the end |
 | ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
+| ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |
 | ``Samples`` | text samples behind validations |
 | ``Predictions`` | what ``predict`` writes |
 """
 
 from callbacks.fork_analysis import ForkAnalysis
+from callbacks.gate_analysis import GateAnalysis
 from callbacks.gradient_norm import GradientNorm
 from callbacks.nonfinite import NonFinite, NonFiniteError
 from callbacks.optimizer_settings import KeepOptimizerSettings
@@ -33,6 +35,7 @@ from callbacks.throughput import Throughput
 
 __all__ = [
     "ForkAnalysis",
+    "GateAnalysis",
     "GradientNorm",
     "KeepOptimizerSettings",
     "NonFinite",

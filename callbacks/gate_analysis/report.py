@@ -1,0 +1,131 @@
+"""What an analysis found, as scalars and tables, and where these and the pictures are written."""
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from callbacks.fork_analysis.figures import as_pixels, as_png
+from callbacks.gate_analysis.ages import Ages, Findings
+from callbacks.gate_analysis.history import History, shares_over
+
+TAG = "gate_analysis"
+"""Pictures are below it in TensorBoard; the folder of the files has this name too."""
+
+
+def scalars(findings: Findings, memory_size: int | None) -> dict[str, float]:
+    """Returns values by tag.
+
+    ``memory_attention/layer_<l>/mean_age`` (sentences) and ``.../entropy`` (nats),
+    ``gradient_reach/age_1`` (nats per unit of a sentence vector) and
+    ``gradient_reach/beyond_memory``, the share of the reach that is behind the memory's size.
+    """
+    values: dict[str, float] = {}
+    for layer in sorted(findings.attention):
+        values[f"memory_attention/layer_{layer}/mean_age"] = findings.mean_age(layer)
+        values[f"memory_attention/layer_{layer}/entropy"] = findings.entropy(layer)
+    if findings.reach.number:
+        values["gradient_reach/age_1"] = float(findings.reach.means[0])
+        beyond = None if memory_size is None else findings.beyond(memory_size)
+        if beyond is not None:
+            values["gradient_reach/beyond_memory"] = beyond
+    return values
+
+
+def tables(findings: Findings, memory_size: int | None) -> dict[str, str]:
+    """Returns the CSV files of an analysis, by name."""
+    values = scalars(findings, memory_size)
+    found = {"scalars.csv": [{"name": tag, "value": value} for tag, value in values.items()]}
+    if findings.reach.number:
+        found["reach.csv"] = _reach_records(findings.reach, memory_size)
+    if findings.attention:
+        found["attention.csv"] = [
+            record
+            for layer in sorted(findings.attention)
+            for record in _attention_records(layer, findings.attention[layer])
+        ]
+    return {name: _csv(records) for name, records in found.items()}
+
+
+def _reach_records(reach: Ages, memory_size: int | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "age": age,
+            "gradient_norm": norm,
+            "streams": int(count),
+            "in_memory": "" if memory_size is None else int(age <= memory_size),
+        }
+        for age, (norm, count) in enumerate(zip(reach.means, reach.counts, strict=True), start=1)
+    ]
+
+
+def _attention_records(layer: int, ages: Ages) -> list[dict[str, Any]]:
+    """Returns the weight of each age: over all slots, and over those who see so far back."""
+    columns = zip(ages.spread, ages.means, ages.counts, strict=True)
+    return [
+        {"layer": layer, "age": age, "weight": weight, "weight_if_there": mean, "slots": int(slots)}
+        for age, (weight, mean, slots) in enumerate(columns, start=1)
+    ]
+
+
+def run_tables(gates: History, norms: History) -> dict[str, str]:
+    """Returns the CSV files of a training so far, by name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    if gates.rows:
+        found["gates.csv"] = gates.records("gate")
+    if norms.rows:
+        found["gradient_norms.csv"] = norms.records("norm", "component")
+        by_component = shares_over(norms)
+        found["gradient_share.csv"] = [
+            {"step": step, "sentence_steps": sentence_steps}
+            | {component: float(values[row]) for component, values in by_component.items()}
+            for row, (step, sentence_steps) in enumerate(
+                zip(norms.steps, norms.sentence_steps, strict=True)
+            )
+        ]
+    return {name: _csv(records) for name, records in found.items()}
+
+
+def write_files(
+    folder: Path, prefix: str, texts: Mapping[str, str], pictures: Mapping[str, Any]
+) -> None:
+    """Writes tables and pictures as ``<folder>/<prefix><name>``, each whole or not at all.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
+    contents = {name: text.encode() for name, text in texts.items()}
+    contents |= {f"{name}.png": as_png(figure) for name, figure in pictures.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        path = folder / f"{prefix}{name}"
+        part = path.with_name(path.name + ".part")
+        part.write_bytes(content)
+        os.replace(part, path)
+
+
+def log(
+    loggers: Sequence[Any], values: Mapping[str, float], pictures: Mapping[str, Any], step: int
+) -> None:
+    """Hands scalars to all loggers, and pictures to those that take any (TensorBoard)."""
+    for logger in loggers:
+        if values:
+            logger.log_metrics(dict(values), step)
+        writer: Any = getattr(logger, "experiment", None)
+        if hasattr(writer, "add_image"):
+            for name, figure in pictures.items():
+                writer.add_image(f"{TAG}/{name}", as_pixels(figure), step, dataformats="HWC")
+
+
+def _csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table with one line a record; numbers have 6 digits."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(records[0] if records else ())
+    for record in records:
+        writer.writerow(
+            f"{value:.6g}" if isinstance(value, float) else value for value in record.values()
+        )
+    return file.getvalue()
