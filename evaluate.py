@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint: ``python evaluate.py perplexity | generate | import --help``."""
+"""Evaluates a checkpoint; ``python evaluate.py --help`` lists the commands."""
 
 import sys
 

@@ -4,7 +4,7 @@ import importlib
 
 from studies.study import Study, StudyError
 
-STUDIES = ("thoughtbubbles",)
+STUDIES = ("thoughtbubbles", "thought_gestalt")
 """Modules of this package, each with a ``STUDY``."""
 
 

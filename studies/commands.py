@@ -18,7 +18,7 @@ def training_settings(study: Study, run: Run) -> dict[str, Any]:
         "seed_everything": run.seed,
         "model": dict(run.model),
         "data": _data(study, run),
-        "trainer": {**study.trainer, "num_sanity_val_steps": 0, **_length(study)},
+        "trainer": {**study.trainer, "num_sanity_val_steps": 0, **_length(study), **_watch(run)},
         "checkpoint": {"save_top_k": 0, **_saving(study)},
         "samples": {"every_n_validations": 0},  # their time would count as training
     }
@@ -30,6 +30,10 @@ def _data(study: Study, run: Run) -> dict[str, Any]:
     if run.data is None:
         return corpus
     return {**run.data, "init_args": {**run.data["init_args"], "corpus": corpus}}
+
+
+def _watch(run: Run) -> dict[str, Any]:
+    return {"callbacks": [dict(callback) for callback in run.callbacks]} if run.callbacks else {}
 
 
 def _interval(study: Study) -> int:

@@ -64,6 +64,8 @@ class Run:
     data: Settings | None = None
     """Class path and init arguments of a data module that takes the study's text, with the study's
     ``data`` arguments, as its ``corpus``; None: the text's own module, with those arguments."""
+    callbacks: tuple[Settings, ...] = ()
+    """Callbacks that watch the training, class paths and init arguments."""
     seed: int = 0
     """Of everything random but the data order, which is the same for all."""
     cost: float = 1.0

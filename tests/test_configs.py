@@ -11,7 +11,7 @@ from training import LatentCLI, main
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(
     path
-    for room in ("transformer", "thoughtbubbles")
+    for room in ("transformer", "thoughtbubbles", "thought_gestalt")
     for path in (ROOT / "configs" / room).iterdir()
 )
 TINY = [
@@ -19,9 +19,6 @@ TINY = [
     "--model.config.dim=16",
     "--model.config.num_heads=2",
     "--model.config.ffn_dim=32",
-    "--data.tokenizer=bytes",
-    "--data.block_size=16",
-    "--data.batch_size=2",
     "--trainer.accelerator=cpu",
     "--trainer.devices=1",
     "--trainer.max_steps=2",
@@ -32,8 +29,19 @@ TINY = [
     "--samples.max_new_tokens=4",
 ]
 
-OF_CLASS = {"ThoughtbubblesLM": ["--model.config.fork_layers=[0]"]}
+OF_MODEL = {
+    "ThoughtbubblesLM": ["--model.config.fork_layers=[0]"],
+    "ThoughtGestaltLM": ["--model.config.sentence_layer=1"],
+}
 """What one layer needs beside TINY."""
+
+WINDOWS = ["--data.block_size=16", "--data.batch_size=2"]
+OF_DATA = {
+    "PythonDocs": ["--data.tokenizer=bytes", *WINDOWS],
+    "SentenceWindows": ["--data.corpus.tokenizer=bytes", *WINDOWS],
+    "Sentences": ["--data.corpus.tokenizer=bytes", "--data.batch_size=2"],
+}
+"""Small data of each kind."""
 
 
 def ids(path):
@@ -88,8 +96,14 @@ def test_the_commands_that_texts_name_are_understood(command, monkeypatch):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=ids)
 def test_it_trains_two_steps_when_tiny(path, data_cache, tmp_path):
-    folders = [f"--trainer.default_root_dir={tmp_path}", f"--data.cache_dir={data_cache}"]
-    kind = re.search(r"class_path: lightning_models\.(\w+)", path.read_text())[1]
-    assert main(["fit", f"--config={path}", *TINY, *OF_CLASS.get(kind, []), *folders]) == 0
+    text = path.read_text()
+    model, data = (
+        re.search(rf"class_path: {package}\.(\w+)", text)[1]
+        for package in ("lightning_models", "datamodules")
+    )
+    cache = "data.corpus.cache_dir" if "corpus:" in text else "data.cache_dir"
+    folders = [f"--trainer.default_root_dir={tmp_path}", f"--{cache}={data_cache}"]
+    small = [*TINY, *OF_MODEL.get(model, []), *OF_DATA[data]]
+    assert main(["fit", f"--config={path}", *small, *folders]) == 0
     (last,) = tmp_path.rglob("last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 2

@@ -1,5 +1,6 @@
 """Every command of the README works, shortened and in a folder of its own."""
 
+import json
 import random
 import re
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from datamodules.tokenizers import train_bpe
 from evaluation.cli import main as evaluate
 from training import LatentCLI
 from training import main as train
@@ -24,6 +26,7 @@ SHORT = [
     "--trainer.num_sanity_val_steps=0",
     "--samples.max_new_tokens=4",
 ]
+SAYS = {"table": "nats per token", "reversal": "margin", "scaling": "exponent"}
 ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
 
 
@@ -88,9 +91,12 @@ def test_training_commands(command, folder, monkeypatch, capsys):
 def test_evaluation_commands(command, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = split(command)
+    entries = 288 if words[0] == "reversal" else 257
+    words = [save_gpt2(folder, entries) if word.isupper() else word for word in words]
     if words[0] == "import":
-        words = [save_gpt2(folder) if word.isupper() else word for word in words]
         words += ["--tokenizer", "bytes"]
+    if words[0] == "scaling":
+        save_results(folder)
     if words[0] == "table":  # of what the commands before have written
         for name in words[1:]:
             if not (folder / name).exists():
@@ -102,18 +108,36 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
         assert (folder / words[words.index("--output") + 1]).stat().st_size > 0
     elif "--predictions.output" in words:
         assert len((folder / "out.jsonl").read_text().splitlines()) == 2
-    elif words[0] == "table":
-        assert "nats per token" in capsys.readouterr().out
+    elif words[0] in SAYS:
+        assert SAYS[words[0]] in capsys.readouterr().out
     else:
         assert "The function" in capsys.readouterr().out
 
 
-def save_gpt2(folder):
-    from transformers import GPT2Config, GPT2LMHeadModel
+def save_gpt2(folder, entries=257):
+    """A model of ``entries``, and a tokenizer of so many that knows a few names."""
+    import tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-    sizes = {"vocab_size": 257, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder / "gpt2")
-    return str(folder / "gpt2")
+    place = folder / f"gpt2-{entries}"
+    sizes = {"vocab_size": entries, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(place)
+    if entries > 257:
+        bpe = train_bpe(f"bpe:{entries}", ["The son of James is John. The father of Mark is Paul."])
+        inner = tokenizers.Tokenizer.from_str(bpe.json_text)
+        fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|endoftext|>")
+        fast.save_pretrained(place)
+    return str(place)
+
+
+def save_results(folder):
+    """Results of two runs each, as ``evaluate.py perplexity`` writes them."""
+    for name, factor in (("plain", 1.0), ("gestalt", 0.9)):
+        for tokens in (1000, 8000):
+            result = {"nats_per_token": factor * 9 / tokens**0.1, "parameters": 5, "tokens": 9}
+            result |= {"train_tokens": tokens, "model": name, "likelihood": "exact", "data": {}}
+            path = folder / "runs" / f"{name}_{tokens}.json"
+            path.write_text(json.dumps(result))
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])

@@ -93,6 +93,13 @@ def test_data_of_its_own_take_the_text_as_their_corpus(study):
     assert data["init_args"] == {"splitter": "rules", "corpus": text}
 
 
+def test_a_run_may_be_watched(study):
+    watch = {"class_path": "callbacks.GateAnalysis", "init_args": {"every_n_validations": 0}}
+    watched = replace(study.runs[0], callbacks=(watch,))
+    assert training_settings(study, watched)["trainer"]["callbacks"] == [watch]
+    assert "callbacks" not in training_settings(study, study.runs[0])["trainer"]
+
+
 def test_own_text(text_file, tmp_path):
     study = replace(STUDY, text=Text(files=(str(text_file),), separator="@"))
     data = built(study, study.runs[0], tmp_path).datamodule
