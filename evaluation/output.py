@@ -8,26 +8,30 @@ from pathlib import Path
 from typing import Any
 
 
-def check_target(target: str | Path) -> Path:
+def check_target(target: str | Path, key: str = "output") -> Path:
     """Returns the path of a file to be written, having tried that its folder takes files.
 
     Called before the work starts, so that hours of it are not lost.
+
+    Args:
+        target: the file.
+        key: the option that names it, for messages.
 
     Raises:
         ValueError: if the folder is missing or refuses files, or the target is a folder.
     """
     path = Path(target)
     if path.is_dir():
-        raise ValueError(f"output ({path}) is a folder; name a file in it")
+        raise ValueError(f"{key} ({path}) is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise ValueError(f"output ({path}): the folder {path.parent} does not exist; create it")
+        raise ValueError(f"{key} ({path}): the folder {path.parent} does not exist; create it")
     trial = _beside(path)
     try:
         trial.touch()
         trial.unlink()
     except OSError as error:
         raise ValueError(
-            f"output ({path}): cannot write to the folder {path.parent} ({error.strerror}); "
+            f"{key} ({path}): cannot write to the folder {path.parent} ({error.strerror}); "
             "choose another one"
         ) from error
     return path

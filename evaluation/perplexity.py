@@ -49,7 +49,7 @@ class PerplexityReport:
     """Kind of the likelihood: exact, lower_bound, estimate or noncausal."""
     causal: bool
     flops_per_token: float
-    """FLOPs per token of a forward pass over one window."""
+    """FLOPs per token of a forward pass over one window, or one document of average length."""
     model: str
     """Name of the model's class."""
     parameters: int
@@ -168,7 +168,7 @@ def measure_perplexity(
         pairs=pairs,
         likelihood=model.likelihood if pairs is None else pairs.prefix_likelihood,
         causal=model.causal if pairs is None else True,
-        flops_per_token=model.flops_per_token(data.block_size, training=False),
+        flops_per_token=model.flops_per_token(data.row_tokens(split), training=False),
         model=type(model).__name__,
         parameters=non_embedding_parameters(model),
         train_tokens=count_train_tokens(checkpoint, data),

@@ -163,7 +163,7 @@ def run(settings: Namespace) -> None:
     """Asks the model, prints a table and writes the files that are asked for."""
     _check(settings)
     target = None if settings.output is None else check_target(settings.output)
-    picture = None if settings.plot is None else check_target(settings.plot)
+    picture = None if settings.plot is None else check_target(settings.plot, "plot")
     names = read_names(settings.names)
     import_packages(settings.packages)
     model, source, how = _load_own(settings) if settings.hf is None else _load_hub(settings)

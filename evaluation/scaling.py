@@ -143,7 +143,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 def run(settings: Namespace) -> None:
     """Fits the curves, prints them and writes the files that are asked for."""
     target = None if settings.output is None else check_target(settings.output)
-    picture = None if settings.plot is None else check_target(settings.plot)
+    picture = None if settings.plot is None else check_target(settings.plot, "plot")
     report = fit_scaling(read_runs(settings.runs, settings.x), settings.x, settings.baseline)
     print(report.as_table())
     if target is not None:
