@@ -42,7 +42,7 @@ def _optimizer(kind: str, config: dict[str, Any]) -> dict[str, Any]:
 def _gestalt(
     name: str, title: str, *, splitter: str = "rules", cost: float = 2.0, **own: Any
 ) -> Run:
-    sentences = {"splitter": splitter, "batch_tokens": 8192, "batch_size": 32}
+    sentences = {"splitter": splitter, "batch_tokens": 4096, "batch_size": 32}
     return Run(
         name=name,
         title=title,
@@ -88,16 +88,16 @@ STUDY = Study(
     data={
         "tokenizer": "bpe:1024",
         "block_size": 512,
-        "batch_size": 16,
+        "batch_size": 8,
         "report": "lexical",
         "val_fraction": 0.05,
         "test_fraction": 0.1,
     },
     reading=(
         "by sentences (splitter `rules`, at most 64 tokens; batches of at most 32 streams and "
-        "8,192 lexical tokens), GPT-2 in packed windows of 512 tokens, 16 in a batch"
+        "4,096 lexical tokens), GPT-2 in packed windows of 512 tokens, 8 in a batch"
     ),
     trainer={"gradient_clip_val": 1.0},
-    epochs=4,
+    epochs=3,
     curve="val/loss",
 )
