@@ -14,6 +14,7 @@ from lightning_models.losses import (
     linear_cross_entropy_each,
     linear_mixture_cross_entropy,
 )
+from tests.largest import Largest
 from tests.reference import cross_entropy as reference
 
 V, D = 11, 6
@@ -306,21 +307,6 @@ def test_gradients_that_are_not_asked_for_cost_nothing(wanted):
     with Products() as products:
         linear_cross_entropy(h, weight, targets)
     assert products.count == {"neither": 1, "both": 3}.get(wanted, 2)
-
-
-class Largest(TorchDispatchMode):
-    """Records the most elements that any tensor made inside has."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return out
 
 
 @pytest.mark.parametrize("autocast", [False, True])
