@@ -1,6 +1,5 @@
 """The callback that analyses forks behind validations and tests."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -8,7 +7,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from callbacks.fork_analysis.report import Report, log, write_files
+from callbacks.analysis import Analysis
+from callbacks.analysis_files import write_files
+from callbacks.fork_analysis.report import Report, log
 from callbacks.fork_analysis.statistics import ForkRecorder, real_tokens
 from callbacks.samples import undisturbed
 
@@ -18,7 +19,7 @@ STREAMS = 4
 """Streams of a token to reckon with there."""
 
 
-class ForkAnalysis(L.Callback):
+class ForkAnalysis(Analysis):
     """Shows where a model forks, and what its forks are good for.
 
     On the first batches of a validation or test it scores the text once more and reports, by fork
@@ -59,31 +60,14 @@ class ForkAnalysis(L.Callback):
         ):
             if value < least:
                 raise ValueError(f"{name} ({value}) must be at least {least}")
+        super().__init__(every_n_validations)
         self.num_batches = num_batches
-        self.every_n_validations = every_n_validations
         self.reference_ckpt = reference_ckpt
         self.html_rows = html_rows
         self.attention = attention
-        self._validations = 0
-        self._loaded_step = 0
-        self._folder = Path()
         self._reference: Any = None
         self._recorder: ForkRecorder | None = None
         self._unable = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns how many validations have passed."""
-        return {"validations": self._validations}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Counts on from the checkpoint."""
-        self._validations = state_dict["validations"]
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Notes the step that is evaluated; the trainer knows it in training only."""
-        self._loaded_step = 0 if trainer.state.fn == "fit" else checkpoint["global_step"]
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Finds the folder and loads the reference.
@@ -91,10 +75,7 @@ class ForkAnalysis(L.Callback):
         Raises:
             ValueError: if the reference cannot be read or has another vocabulary.
         """
-        folder = trainer.log_dir  # the same on all ranks: this broadcasts it
-        if not isinstance(folder, str | Path):  # no logger, or the stand-in of fast_dev_run
-            folder = trainer.default_root_dir
-        self._folder = Path(folder) / "fork_analysis"
+        self._folder = self._find_folder(trainer, "fork_analysis")
         if self.reference_ckpt is not None and self._reference is None:
             self._reference = self._load_reference(pl_module)
 
@@ -112,10 +93,7 @@ class ForkAnalysis(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins an analysis if this validation's turn has come."""
-        turn = trainer.state.fn != "fit"
-        if not turn and self.every_n_validations:
-            turn = (self._validations + 1) % self.every_n_validations == 0
-        self._begin(turn and not trainer.sanity_checking)
+        self._begin(self._is_due(trainer))
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins an analysis."""
@@ -149,8 +127,7 @@ class ForkAnalysis(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Reports, on rank 0."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._validations += 1
+        self._count(trainer)
         self._report(trainer, pl_module, "val")
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -218,7 +195,7 @@ class ForkAnalysis(L.Callback):
         recorder, self._recorder = self._recorder, None
         if recorder is None or not recorder.rows or not trainer.is_global_zero:
             return
-        step = self._loaded_step or trainer.global_step
+        step = self._step(trainer)
         tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
         report = Report(
             title=f"Forks of {type(pl_module).__name__}, step {step} ({stage})",
@@ -228,7 +205,7 @@ class ForkAnalysis(L.Callback):
             shown_rows=0 if tokenizer is None else self.html_rows,
         )
         try:
-            write_files(report, self._folder, f"{stage}-step={step}")
+            write_files(self._folder, f"{stage}-step={step}-", report.files(), report.pictures)
         except OSError as error:  # a full disk must not end the training
             rank_zero_warn(f"fork analysis: {self._folder} cannot be written to: {error}")
         for logger in trainer.loggers:

@@ -1,6 +1,5 @@
 """Pictures of an analysis. They are drawn without pyplot, so that no global state is touched."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,24 +9,9 @@ from callbacks.fork_analysis.entropy import WINDOW, Parabola, Windows
 from callbacks.fork_analysis.statistics import TokenRow
 
 BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d97b29", "#3f9c6b", "#8a8f98"
-DPI = 120
 MOST_POINTS = 4000  # of a scatter plot
 LINE_TOKENS, LINES = 48, 3  # of the map of tokens
 LABEL_CHARACTERS = 10
-
-
-def as_png(figure: Any) -> bytes:
-    """Returns the figure as a PNG file."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=DPI)
-    return file.getvalue()
-
-
-def as_pixels(figure: Any) -> np.ndarray:
-    """Returns the figure as uint8 (height, width, 3)."""
-    figure.set_dpi(DPI)
-    figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
 def entropy_figure(panels: Mapping[str, tuple[Windows, Parabola | None]]) -> Any:

@@ -1,17 +1,14 @@
 """What an analysis found, as scalars, tables, pictures and text, and where that is written."""
 
-import csv
-import io
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from callbacks.analysis_files import as_csv, as_pixels
 from callbacks.fork_analysis import figures
 from callbacks.fork_analysis.entropy import Parabola, Windows, fit_parabola, windows
 from callbacks.fork_analysis.page import page
@@ -79,9 +76,9 @@ class Report:
         shown = self.rows[: self.shown_rows]
         scalars = [{"name": tag, "value": value} for tag, value in self.scalars().items()]
         return {
-            "scalars.csv": _csv(scalars),
-            "windows.csv": _csv(self._window_records()),
-            "tokens.csv": _csv(self._token_records()),
+            "scalars.csv": as_csv(scalars),
+            "windows.csv": as_csv(self._window_records()),
+            "tokens.csv": as_csv(self._token_records()),
             "text.html": page(self.title, self.measures, shown, self._texts),
         }
 
@@ -111,22 +108,6 @@ class Report:
         return records
 
 
-def write_files(report: Report, folder: Path, prefix: str) -> None:
-    """Writes tables, page and pictures as ``<folder>/<prefix>-<name>``, each whole or not at all.
-
-    Raises:
-        OSError: if a file cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    contents = {name: text.encode() for name, text in report.files().items()}
-    contents |= {f"{n}.png": figures.as_png(figure) for n, figure in report.pictures.items()}
-    for name, content in contents.items():
-        path = folder / f"{prefix}-{name}"
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(content)
-        os.replace(part, path)
-
-
 def log(report: Report, writer: Any, step: int) -> None:
     """Hands scalars, histograms and pictures to a TensorBoard writer, all below ``forks/``."""
     for tag, value in report.scalars().items():
@@ -135,29 +116,13 @@ def log(report: Report, writer: Any, step: int) -> None:
     for number, counts in enumerate(streams, start=1):
         writer.add_histogram(f"forks/layer{number}/streams", counts, step)
     for name, figure in report.pictures.items():
-        writer.add_image(f"forks/{name}", figures.as_pixels(figure), step, dataformats="HWC")
+        writer.add_image(f"forks/{name}", as_pixels(figure), step, dataformats="HWC")
 
 
 def _records(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns one dict a line of a table that is given by columns of the same length."""
     lines = zip(*columns.values(), strict=True)
     return [dict(zip(columns, line, strict=True)) for line in lines]
-
-
-def _csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a table with one line a record; numbers of 6 digits, nan as an empty field."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(records[0] if records else ())
-    for record in records:
-        writer.writerow(map(_field, record.values()))
-    return file.getvalue()
-
-
-def _field(value: Any) -> Any:
-    if not isinstance(value, float):
-        return value
-    return f"{value:.6g}" if math.isfinite(value) else ""
 
 
 def _mean(values: np.ndarray) -> float:

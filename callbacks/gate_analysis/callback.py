@@ -9,6 +9,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from callbacks.analysis import Analysis
+from callbacks.analysis_files import write_files
 from callbacks.gate_analysis import history, report
 from callbacks.gate_analysis.ages import Findings, add_reach, cut
 from callbacks.gate_analysis.figures import pictures, run_pictures
@@ -21,7 +23,7 @@ USUAL_MEMORY = 40
 """Sentences that a memory of unknown size is taken to hold."""
 
 
-class GateAnalysis(L.Callback):
+class GateAnalysis(Analysis):
     """Shows how a model learns to use its memory of sentences (Thought Gestalt).
 
     Every few optimiser steps: the gate g_mem of every layer that reads memory, behind the step
@@ -77,16 +79,13 @@ class GateAnalysis(L.Callback):
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name} ({value}) must be at least {least}")
+        super().__init__(every_n_validations)
         self.output = output
         self.every_n_steps = every_n_steps
         self.num_batches = num_batches
-        self.every_n_validations = every_n_validations
         self.max_sentences = max_sentences
         self.max_streams = max_streams
         self.probes = probes
-        self._validations = 0
-        self._loaded_step = 0
-        self._folder = Path()
         self._gates, self._norms = History(), History()
         self._has_gates: bool | None = None
         self._unable = False
@@ -95,23 +94,14 @@ class GateAnalysis(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows so far, and how many validations have passed."""
-        return {
-            "validations": self._validations,
-            "gates": self._gates.state(),
-            "gradient_norms": self._norms.state(),
-        }
+        rows = {"gates": self._gates.state(), "gradient_norms": self._norms.state()}
+        return {**super().state_dict(), **rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from the checkpoint."""
-        self._validations = state_dict["validations"]
+        super().load_state_dict(state_dict)
         self._gates = History.from_state(state_dict["gates"])
         self._norms = History.from_state(state_dict["gradient_norms"])
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Notes the step that is evaluated; the trainer knows it in training only."""
-        self._loaded_step = 0 if trainer.state.fn == "fit" else checkpoint["global_step"]
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Finds the folder.
@@ -119,10 +109,7 @@ class GateAnalysis(L.Callback):
         Raises:
             ValueError: if ``output`` cannot be written to.
         """
-        folder = trainer.log_dir  # the same on all ranks: this broadcasts it
-        if not isinstance(folder, str | Path):  # no logger, or the stand-in of fast_dev_run
-            folder = trainer.default_root_dir
-        self._folder = Path(folder) / report.TAG
+        self._folder = self._find_folder(trainer, report.TAG)
         self._has_gates, self._unable, self._loaded_step = None, False, 0
         if self.output is not None:
             self._folder = Path(self.output).expanduser()
@@ -195,10 +182,7 @@ class GateAnalysis(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins an analysis if this validation's turn has come."""
-        turn = trainer.state.fn != "fit"
-        if not turn and self.every_n_validations:
-            turn = (self._validations + 1) % self.every_n_validations == 0
-        self._findings = Findings() if turn and not trainer.sanity_checking else None
+        self._findings = Findings() if self._is_due(trainer) else None
 
     def on_validation_batch_end(
         self,
@@ -217,8 +201,7 @@ class GateAnalysis(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Reports what all ranks have found, on rank 0."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._validations += 1
+        self._count(trainer)
         own, self._findings = self._findings, None
         if own is None:
             return
@@ -286,12 +269,9 @@ class GateAnalysis(L.Callback):
             self._write("", report.run_tables(self._gates, self._norms), drawn)
             report.log(trainer.loggers, {}, drawn, max(0, self._step(trainer) - 1))
 
-    def _step(self, trainer: L.Trainer) -> int:
-        return self._loaded_step or trainer.global_step
-
     def _write(self, prefix: str, texts: Mapping[str, str], drawn: Mapping[str, Any]) -> None:
         try:
-            report.write_files(self._folder, prefix, texts, drawn)
+            write_files(self._folder, prefix, texts, drawn)
         except OSError as error:  # a full disk must not end the training
             rank_zero_warn(f"gate analysis: {self._folder} cannot be written to: {error}")
 

@@ -1,13 +1,9 @@
-"""What an analysis found, as scalars and tables, and where these and the pictures are written."""
+"""What an analysis found, as scalars and tables, and for loggers."""
 
-import csv
-import io
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from callbacks.fork_analysis.figures import as_pixels, as_png
+from callbacks.analysis_files import as_csv, as_pixels
 from callbacks.gate_analysis.ages import Ages, Findings
 from callbacks.gate_analysis.history import History, shares_over
 
@@ -46,7 +42,7 @@ def tables(findings: Findings, memory_size: int | None) -> dict[str, str]:
             for layer in sorted(findings.attention)
             for record in _attention_records(layer, findings.attention[layer])
         ]
-    return {name: _csv(records) for name, records in found.items()}
+    return {name: as_csv(records) for name, records in found.items()}
 
 
 def _reach_records(reach: Ages, memory_size: int | None) -> list[dict[str, Any]]:
@@ -85,25 +81,7 @@ def run_tables(gates: History, norms: History) -> dict[str, str]:
                 zip(norms.steps, norms.sentence_steps, strict=True)
             )
         ]
-    return {name: _csv(records) for name, records in found.items()}
-
-
-def write_files(
-    folder: Path, prefix: str, texts: Mapping[str, str], pictures: Mapping[str, Any]
-) -> None:
-    """Writes tables and pictures as ``<folder>/<prefix><name>``, each whole or not at all.
-
-    Raises:
-        OSError: if a file cannot be written.
-    """
-    contents = {name: text.encode() for name, text in texts.items()}
-    contents |= {f"{name}.png": as_png(figure) for name, figure in pictures.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        path = folder / f"{prefix}{name}"
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(content)
-        os.replace(part, path)
+    return {name: as_csv(records) for name, records in found.items()}
 
 
 def log(
@@ -117,15 +95,3 @@ def log(
         if hasattr(writer, "add_image"):
             for name, figure in pictures.items():
                 writer.add_image(f"{TAG}/{name}", as_pixels(figure), step, dataformats="HWC")
-
-
-def _csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a table with one line a record; numbers have 6 digits."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(records[0] if records else ())
-    for record in records:
-        writer.writerow(
-            f"{value:.6g}" if isinstance(value, float) else value for value in record.values()
-        )
-    return file.getvalue()

@@ -12,9 +12,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from methods import METHODS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks import ForkAnalysis
+from callbacks import ForkAnalysis, analysis_files
 from callbacks.fork_analysis import callback as module
-from callbacks.fork_analysis import figures
 from callbacks.fork_analysis.callback import rows_of
 from training.cli import LatentCLI
 
@@ -52,7 +51,7 @@ def analyse(make_data, make_trainer, tmp_path, monkeypatch):
         analysis = ForkAnalysis(**{"num_batches": 1, **options})
         trainer = make_trainer(analysis, **(trainer or {}))
         # drawing takes longer than all the rest
-        monkeypatch.setattr(figures, "as_png", lambda figure: b"")
+        monkeypatch.setattr(analysis_files, "as_png", lambda figure: b"")
         trainer.validate(model or build(), data or make_data(), verbose=False)
         return written(tmp_path / "fork_analysis", step=0)
 

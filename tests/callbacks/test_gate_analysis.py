@@ -13,9 +13,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from callbacks import GateAnalysis, NonFinite
+from callbacks import GateAnalysis, NonFinite, analysis_files
 from callbacks.gate_analysis import callback as module
-from callbacks.gate_analysis import report
 from callbacks.gate_analysis.history import gates
 from lightning_models import (
     OptimizerConfig,
@@ -79,7 +78,7 @@ def names(folder, prefix=""):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(report, "as_png", lambda figure: b"")
+    monkeypatch.setattr(analysis_files, "as_png", lambda figure: b"")
     monkeypatch.setattr(module, "pictures", lambda *_: {})
     monkeypatch.setattr(
         module, "run_pictures", lambda gates, norms: {"gates": 0} if gates.rows else {}
