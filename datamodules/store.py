@@ -12,6 +12,7 @@ A store is a folder::
         journal.jsonl          which documents the shards of each number hold
         train-order-0-3        only of many documents: their order for seed 0 in epoch 3, made when
                                it is needed and safe to delete
+        train-sentences        only of a large marked split: where its sentences end, likewise
 
 A split may have any number of shards, each complete in itself: readers see one stream.
 `preparation` writes the folder under another name and renames it when it is whole, under a file

@@ -14,7 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from datamodules.loader import Batch
-from datamodules.sentences.bucketing import Batches, Bounds, distribute, number_of_batches
+from datamodules.sentences.bucketing import Batches, distribute, number_of_batches
+from datamodules.sentences.dealing import Bounds
 from datamodules.sentences.grids import empty_batch, stored_batch, with_bytes, written_batch
 from datamodules.sentences.index import SentenceIndex
 from datamodules.sentences.streams import Curriculum, Streams, cut_documents

@@ -14,36 +14,26 @@ always ends well:
   fill a batch to more than W - m, so at most P / C batches are of the first kind, and at most
   total / (W - m + 1) of the second: it cannot happen with more batches than the sum of both.
 - With fewer, `number_of_batches` gives enough for `even_batches`.
+
+NOTE(paper): there total / budget batches are estimated, and what becomes of streams without a place
+is not said. Here are 2 % more and one (whole streams never fill them to the last word), and no
+stream is lost, so that an epoch is an epoch.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from datamodules.sentences.dealing import Bounds, deal
 from datamodules.sentences.even_batches import deal_evenly
 from datamodules.sentences.index import SentenceIndex
-from datamodules.sentences.streams import Streams, longest_prefix, runs
+from datamodules.sentences.streams import Streams, joined, runs
 
 BUCKET = 5  # sentences that the streams of a bucket differ by, at most
-SLACK = 1.02  # more batches than the words fill: whole streams never fill them exactly
+SLACK = 1.02  # batches, where 1 would have to be filled to the last word
 
 # Second half of the Philox keys; `windows`, `document_order` and `shuffling` have the others.
 _STREAMS, _BATCHES = 4, 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What a batch of one device may hold.
-
-    Attributes:
-        lexical: Most words.
-        streams: Most streams.
-        sentence: Most words of any sentence.
-    """
-
-    lexical: int
-    streams: int
-    sentence: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +107,7 @@ def distribute(
     """
     streams = at_least(streams, index, number)
     shuffled = streams[_bucket_order(streams.sentences, seed, epoch)]
-    dealt = _deal(shuffled, index, number, bounds)
+    dealt = deal(shuffled, index, number, bounds)
     if dealt is None:
         dealt = deal_evenly(shuffled, index, number=number)
         assert _within(*dealt, number, bounds), "number_of_batches gave too few"
@@ -134,17 +124,16 @@ def at_least(streams: Streams, index: SentenceIndex, number: int) -> Streams:
         raise ValueError(
             f"batch_tokens, batch_size: an epoch has {number} batches (over all devices), each of "
             f"which needs a sentence, but the train split has only {int(streams.sentences.sum())}. "
-            "Use more text or fewer devices."
+            "Raise them, or use more text or fewer devices."
         )
     while len(streams) < number:
-        order = np.argsort(-streams.sentences, kind="stable")[: number - len(streams)]
-        longest = streams[order[streams.sentences[order] > 1]]
-        rest = np.ones(len(streams), dtype=bool)
-        rest[order[streams.sentences[order] > 1]] = False
+        order = np.argsort(-streams.sentences, kind="stable")
+        longest = streams[order[: number - len(streams)]]
+        longest = longest[longest.sentences > 1]
         middle = longest.first + longest.sentences // 2
-        halves = runs(index, longest.first, middle)
-        halves += runs(index, middle, longest.first + longest.sentences)
-        streams = streams[rest] + halves
+        parts = [runs(index, longest.first, middle)]
+        parts += [runs(index, middle, longest.first + longest.sentences)]
+        streams = joined([streams[order[len(longest) :]], *parts])
     return streams
 
 
@@ -157,63 +146,6 @@ def _bucket_order(sentences: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     keys = philox.random_raw(len(sentences)) >> bits
     keys |= (bucket.max(initial=0) - bucket) << (np.uint64(63) - bits) << np.uint64(1)
     return np.argsort(keys, kind="stable")
-
-
-def _deal(
-    streams: Streams, index: SentenceIndex, number: int, bounds: Bounds
-) -> tuple[Streams, np.ndarray] | None:
-    """Returns the streams, some of them cut, and the batch of each; None: a sentence fits nowhere.
-
-    In each round every batch that may take one more is dealt a stream, the fullest batch the
-    shortest of them. One that fits nowhere is cut: its beginning fills a batch up, the rest waits
-    with those that did not fit.
-    """
-    room, slots = np.full(number, bounds.lexical), np.full(number, bounds.streams)
-    placed, batches = [streams[:0]], [np.empty(0, dtype=np.int64)]
-    waiting, begin = streams[:0], 0
-    while len(waiting) or begin < len(streams):
-        open_batches = np.flatnonzero((slots > 0) & (room > 0))
-        if not len(open_batches):
-            return None
-        end = begin + max(0, len(open_batches) - len(waiting))
-        now, begin = waiting + streams[begin:end], end
-        now = now[np.argsort(-now.lexical, kind="stable")]
-        to = open_batches[np.argsort(-room[open_batches], kind="stable")][: len(now)]
-        fitting, rest = _fit(now[: len(to)], index, room[to])
-        taken = fitting.sentences > 0
-        if not taken.any():
-            return None  # not even the first sentence of the longest, where there is most room
-        fitting, to = fitting[taken], to[taken]
-        placed.append(fitting)
-        batches.append(to)
-        room[to] -= fitting.lexical
-        slots[to] -= 1
-        waiting = rest + now[len(taken) :]
-    return sum(placed[1:], placed[0]), np.concatenate(batches)
-
-
-def _fit(streams: Streams, index: SentenceIndex, room: np.ndarray) -> tuple[Streams, Streams]:
-    """Returns what of each stream is placed, nothing or all or a beginning, and what is left.
-
-    Args:
-        streams: The longest first.
-        index: Sentences of the split.
-        room: Words that its batch has room for, the most first.
-    """
-    whole, nowhere = streams.lexical <= room, streams.lexical > room[0]
-    sentences = np.where(whole, streams.sentences, 0)
-    lexical = np.where(whole, streams.lexical, 0)
-    if nowhere.any():
-        first = streams.first[nowhere]
-        end = longest_prefix(index, first, first + streams.sentences[nowhere], room[nowhere])
-        sentences[nowhere], lexical[nowhere] = end - first, index.lexical(first, end)
-    fitting = Streams(first=streams.first, sentences=sentences, lexical=lexical)
-    rest = Streams(
-        first=streams.first + sentences,
-        sentences=streams.sentences - sentences,
-        lexical=streams.lexical - lexical,
-    )
-    return fitting, rest[rest.sentences > 0]
 
 
 def _within(streams: Streams, batch: np.ndarray, number: int, bounds: Bounds) -> bool:

@@ -4,7 +4,7 @@ Two text stores: the inner corpus' own, which a model of plain tokens uses too (
 for both), and beside it one whose documents are marked (see `tokenizer`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from datamodules.corpus import TextCorpus
 from datamodules.recipe import build, public_path
 from datamodules.sentences.splitters import RuleSplitter, parse_splitter
 from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer, check_length
-from datamodules.store import SPLITS, Split, StoreError, TokenStream, fingerprint
+from datamodules.store import SPLITS, Split, StoreError, fingerprint
 
 _MARKING = 1  # goes up when documents are marked in another way
 
@@ -67,6 +67,7 @@ class SentenceCorpus(TextCorpus):
         )
         # An object would be neither read from a checkpoint nor written to YAML.
         self.hparams["corpus"] = self.corpus.recipe()
+        self.hparams["splitter"] = self.splitter.name  # with the absolute path of a folder
 
     # Documents
 
@@ -154,10 +155,15 @@ class SentenceCorpus(TextCorpus):
         """Opens the text stores.
 
         Raises:
-            StoreError: One is missing or damaged.
+            StoreError: One is missing or damaged, or they are of different text.
         """
         self.corpus.setup(stage)
         super().setup(stage)
+        if self.origin != self._reading.pin(None):
+            raise StoreError(
+                f"{self.store_dir} was not made from what {self.corpus.store_dir} holds now "
+                "(a repository with another commit). Delete the first; it is prepared anew."
+            )
 
     # For checkpoints
 
@@ -185,12 +191,8 @@ def _built(corpus: TextCorpus | Mapping[str, Any]) -> TextCorpus:
 def _decoded(corpus: TextCorpus, split: Split, skip: int) -> Iterator[str]:
     """Yields the documents in a corpus' store as text, the first `skip` of them empty."""
     stream = corpus.stream(split)
-    numbers = range(min(skip, stream.num_documents))
-    yield from ("" for _ in numbers)
-    yield from _texts(corpus, stream, len(numbers))
-
-
-def _texts(corpus: TextCorpus, stream: TokenStream, first: int) -> Iterable[str]:
+    first = min(skip, stream.num_documents)
+    yield from [""] * first
     ends = stream.document_ends
     start = int(ends[first - 1]) if first else 0
     for end in ends[first:]:

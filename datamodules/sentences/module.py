@@ -5,8 +5,8 @@ from typing import Any
 
 from datamodules.base import LanguageDataModule
 from datamodules.sentences.batches import DocumentSource, SentencePromptSource, StreamSource
-from datamodules.sentences.bucketing import Bounds
 from datamodules.sentences.corpus import SentenceCorpus
+from datamodules.sentences.dealing import Bounds
 from datamodules.sentences.index import SentenceIndex
 from datamodules.sentences.streams import Curriculum
 from datamodules.sentences.tokenizer import MARKERS
@@ -17,11 +17,12 @@ class Sentences(SentenceCorpus, LanguageDataModule):
     """A corpus as batches of sentences (Thought Gestalt, section 2.1 and App. B.1).
 
     Training documents are cut into streams of at most S sentences, and streams are dealt to batches
-    of at most `batch_tokens` words and `batch_size` streams; S grows by `curriculum_step` every
-    `curriculum_epochs` epochs. Evaluation scores whole documents.
+    of at most `batch_tokens` lexical tokens and `batch_size` streams; S grows by `curriculum_step`
+    every `curriculum_epochs` epochs. Evaluation scores whole documents.
 
     Args:
-        batch_tokens: Most words of a device's batch when training (the paper's is unpublished).
+        batch_tokens: Most lexical tokens (all but BOS, EOS and EOD) of a device's batch when
+            training; the paper's number is unpublished.
         batch_size: Most streams of a device's batch when training.
         max_sentences: Most sentences of a stream in the first epochs (S).
         curriculum_step: How much S grows; 0: not at all.

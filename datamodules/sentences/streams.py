@@ -4,6 +4,7 @@ Memory is empty where a stream begins. How long streams may be grows with the ep
 which streams an epoch has is a pure function of its number.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,13 +58,14 @@ class Streams:
             first=self.first[which], sentences=self.sentences[which], lexical=self.lexical[which]
         )
 
-    def __add__(self, other: "Streams") -> "Streams":
-        """Returns these streams, then the others."""
-        return Streams(
-            first=np.concatenate([self.first, other.first]),
-            sentences=np.concatenate([self.sentences, other.sentences]),
-            lexical=np.concatenate([self.lexical, other.lexical]),
-        )
+
+def joined(parts: Sequence[Streams]) -> Streams:
+    """Returns the streams of all parts, in that order."""
+    return Streams(
+        first=np.concatenate([part.first for part in parts]),
+        sentences=np.concatenate([part.sentences for part in parts]),
+        lexical=np.concatenate([part.lexical for part in parts]),
+    )
 
 
 def runs(index: SentenceIndex, first: np.ndarray, stop: np.ndarray) -> Streams:
@@ -92,7 +94,8 @@ def cut_documents(index: SentenceIndex, *, max_sentences: int, max_lexical: int)
     if not len(over):
         return streams
     kept = streams[~np.isin(document, over)]
-    streams = kept + _cut_twice(index, begins[over], stops[over], max_sentences, max_lexical)
+    anew = _cut_twice(index, begins[over], stops[over], max_sentences, max_lexical)
+    streams = joined([kept, anew])
     return streams[np.argsort(streams.first, kind="stable")]
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.sentences.splitters import SpanSplitter, Splitter, parse_splitter, tidy
+from datamodules.sentences.splitter import Splitter, tidy
+from datamodules.sentences.splitters import SpanSplitter, parse_splitter
 from datamodules.tokenizers import Tokenizer, tokenizer_from_state
 
 MARKERS = 3  # BOS, EOS and EOD, behind the ids of the inner tokenizer

@@ -9,9 +9,10 @@ import datasets
 import numpy as np
 import pytest
 
-from datamodules import LocalText, hub_revision
+from datamodules import LocalText, Sentences, hub_revision
 from datamodules import hub as reading
 from datamodules.preparation import prepare_store
+from datamodules.sentences import SentenceIndex
 from datamodules.store import Split, Store, TokenStream
 from datamodules.tokenizers import BytesTokenizer
 
@@ -39,6 +40,66 @@ def corpus(tmp_path: Path, lines: Path) -> Callable[..., LocalText]:
         return data
 
     return make
+
+
+STORY = (
+    "Mr. Smith went out. He saw a fox, a hen and a very long queue of people that waited for bread!"
+    '\n\nWhy did they wait? "Nobody knows," she said.  It rained; \u00fcber all, \u4f60\u597d. '
+)
+
+
+@pytest.fixture
+def stories(tmp_path: Path) -> Path:
+    """40 numbered documents of 4 to 36 sentences as jsonl."""
+    path = tmp_path / "stories.jsonl"
+    texts = [f"Story {i} begins. " + STORY * (i % 9 + 1) for i in range(40)]
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    return path
+
+
+@pytest.fixture
+def sentences(tmp_path: Path, stories: Path) -> Callable[..., Sentences]:
+    """Returns a function that makes prepared `Sentences` of `stories`."""
+
+    def make(tokenizer: str = "bytes", *, kind: type = Sentences, **options) -> Sentences:
+        cache = str(tmp_path / "cache")
+        inner = LocalText(data_files=str(stories), tokenizer=tokenizer, cache_dir=cache)
+        data = kind(corpus=inner, **options)
+        data.prepare_data()
+        data.setup()
+        return data
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_index() -> Callable[..., SentenceIndex]:
+    """Returns a function from the words of each sentence of each document to their index."""
+
+    def make(documents: list[list[int]]) -> SentenceIndex:
+        marked = []
+        for words in documents:
+            for n in words:
+                marked += [1, *[0] * n, 2]
+            marked[-1:] = [3, 2]  # EOD in front of the last EOS
+        lengths = [sum(words) + 2 * len(words) + 1 for words in documents]
+        stream = MemoryStream(np.array(marked, dtype=np.int64), np.cumsum(lengths))
+        return SentenceIndex(stream, eos_id=2)
+
+    return make
+
+
+class MemoryStream:
+    """Tokens and document ends of a `TokenStream`, without files."""
+
+    def __init__(self, tokens, document_ends):
+        self.tokens, self.document_ends = tokens, document_ends
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def gather(self, positions):
+        return self.tokens[positions]
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from training import LatentCLI
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DATA = sorted((CONFIGS / "data").glob("*.yaml"))
+FOR_SENTENCES = [path for path in DATA if "sentences" in path.stem]
 
 
 def test_there_is_one_for_every_corpus():
@@ -26,7 +27,23 @@ def test_it_is_a_data_section_that_leaves_windows_to_the_method(path):
     assert not {"block_size", "batch_size", "tokenizer", "train_windows"} & set(settings)
 
 
-@pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FOR_SENTENCES, ids=lambda path: path.stem)
+def test_one_for_sentences_leaves_their_splitting_to_the_method(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    method = CONFIGS / "thought_gestalt" / "spans25_85m.yaml"
+    arguments = [f"--config={method}", f"--config={path}"]
+    cli = LatentCLI([*arguments, "--trainer.accelerator=cpu", "--trainer.devices=1"], run=False)
+    data, expected = cli.datamodule, yaml.safe_load(path.read_text())["data"]["init_args"]["corpus"]
+    assert type(data).__name__ == "Sentences"
+    assert (data.splitter.name, data.block_size) == ("spans:25", 28)
+    assert data.vocab_size == cli.model.config.vocab_size == 50260
+    recipe = data.recipe()["init_args"]["corpus"]
+    assert recipe["class_path"] == expected["class_path"]
+    given = {key: recipe["init_args"][key] for key in expected["init_args"]}
+    assert given == expected["init_args"]
+
+
+@pytest.mark.parametrize("path", [p for p in DATA if p not in FOR_SENTENCES], ids=lambda p: p.stem)
 def test_it_combines_with_a_method(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     method = CONFIGS / "transformer" / "thoughtbubbles_150m.yaml"

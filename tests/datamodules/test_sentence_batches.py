@@ -1,0 +1,283 @@
+"""Batches of sentences: training by streams, evaluation by documents, prompts."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import Sentences
+from datamodules.loader import BatchLoader, TrainingSource
+from datamodules.sentences import batches as building
+from datamodules.sentences.batches import DocumentSource, StreamSource
+from datamodules.sentences.dealing import Bounds
+from datamodules.sentences.streams import Curriculum
+from datamodules.windows import IGNORE
+
+BOS, EOS, EOD = 257, 258, 259
+OPTIONS = {"batch_tokens": 400, "batch_size": 6, "max_sentences": 4, "curriculum_step": 3}
+
+
+@pytest.fixture
+def data(sentences) -> Sentences:
+    return sentences(**OPTIONS, curriculum_epochs=2, eval_batch_size=3)
+
+
+def source(data, rank=0, world_size=1, seed=0) -> StreamSource:
+    return StreamSource(
+        data.sentences("train"),
+        bounds=Bounds(lexical=400, streams=6, sentence=64),
+        curriculum=Curriculum(max_sentences=4, step=3, epochs=2),
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def equal(first: dict, second: dict) -> bool:
+    assert first.keys() == second.keys()
+    return all(
+        torch.equal(value, second[key]) if isinstance(value, torch.Tensor) else value == second[key]
+        for key, value in first.items()
+    )
+
+
+def rows(batch) -> list[list[tuple[list[int], bool]]]:
+    """The used slots of each sentence of each row, and whether it is its document's last."""
+    found = []
+    for tokens, lengths, last in zip(
+        batch["tokens"], batch["lengths"], batch["is_last"], strict=True
+    ):
+        used = int((lengths > 0).sum())
+        assert (lengths[:used] > 0).all()
+        assert not last[used:].any()
+        row = [(tokens[s, : lengths[s]].tolist(), bool(last[s])) for s in range(used)]
+        found.append(row)
+    return found
+
+
+def check_grid(batch, is_open=False) -> None:
+    """Checks every slot of a batch against its sentence."""
+    B, S, U = batch["tokens"].shape
+    for b, row in enumerate(rows(batch)):
+        for s in range(S):
+            ids, last = row[s] if s < len(row) else ([], False)
+            open_end = is_open and s == len(row) - 1
+            words = ids[1 : -2 if last else -1]
+            if ids:
+                assert ids == [BOS, *words, *([EOD] if last else []), EOS]
+            targets = ids[1:-1] if open_end else ids[1:]
+            assert batch["targets"][b, s].tolist() == targets + [IGNORE] * (U - len(targets))
+            assert batch["mask"][b, s].tolist() == [True] * len(ids) + [False] * (U - len(ids))
+            lexical = [True] * len(words) + [False] * (U - len(words))
+            assert batch["lexical"][b, s].tolist() == lexical
+    assert batch["lengths"].max() == U
+    assert batch["sequence_id"].shape == (B,)
+
+
+# Training
+
+
+def test_training_batches_hold_the_stored_sentences(data):
+    training = data.training_source()
+    stream, index = data.stream("train"), data.sentences("train")
+    for n in range(4):
+        batch = training.batch(n)
+        check_grid(batch)
+        for number, row in zip(batch["sequence_id"].tolist(), rows(batch), strict=True):
+            joined = [i for ids, _ in row for i in ids]
+            start = int(index.starts(np.array(number)))
+            assert joined == stream.gather(np.arange(start, start + len(joined))).tolist()
+            assert any(last for _, last in row[:-1]) is False
+    dtypes = {key: value.dtype for key, value in batch.items() if key != "sentence_steps"}
+    ints = dict.fromkeys(["tokens", "lengths", "targets", "sequence_id"], torch.int64)
+    assert dtypes == {**ints, **dict.fromkeys(["is_last", "mask", "lexical"], torch.bool)}
+
+
+def test_every_epoch_has_every_sentence_once(data):
+    training = data.training_source()
+    everything = np.arange(len(data.sentences("train"))).tolist()
+    for epoch in range(3):
+        seen = []
+        for n in range(epoch * len(training), (epoch + 1) * len(training)):
+            first, sentences = training.streams(n)
+            seen += [i for f, s in zip(first, sentences, strict=True) for i in range(f, f + s)]
+        assert sorted(seen) == everything
+
+
+def test_streams_grow_with_the_epochs_and_batches_stay_as_many(data):
+    training = data.training_source()
+    longest = [
+        max(training.batch(e * len(training) + n)["lengths"].shape[1] for n in range(len(training)))
+        for e in range(5)
+    ]
+    assert longest[0] == longest[1] == 4
+    assert longest[2] == longest[3] > 4
+    assert longest[4] > longest[2]
+
+
+def test_counts_are_those_of_the_batches_of_all_ranks(data):
+    ranks = [source(data, rank, 3) for rank in range(3)]
+    for n in range(len(ranks[0]) + 2):
+        parts = [rank.batch(n) for rank in ranks]
+        targets = torch.cat([part["targets"].flatten() for part in parts])
+        counts = {
+            "targets": (targets >= 0).sum(),
+            "lexical": sum(part["lexical"].sum() for part in parts),
+            "eos": (targets == EOS).sum(),
+            "eod": (targets == EOD).sum(),
+        }
+        assert {rank.counts(n) == counts for rank in ranks} == {True}
+        steps = max(part["tokens"].shape[1] for part in parts)
+        assert {part["sentence_steps"] for part in parts} == {steps}
+        assert all(part["lexical"].sum() <= 400 and len(part["tokens"]) <= 6 for part in parts)
+
+
+def test_ranks_partition_the_streams(data):
+    ranks = [source(data, rank, 3) for rank in range(3)]
+    assert len({len(rank) for rank in ranks}) == 1
+    first = [
+        number
+        for rank in ranks
+        for n in range(len(rank))
+        for number in rank.batch(n)["sequence_id"]
+    ]
+    index = data.sentences("train")
+    assert len(first) == len(set(map(int, first)))
+    covered = sum(
+        len(row) for rank in ranks for n in range(len(rank)) for row in rows(rank.batch(n))
+    )
+    assert covered == len(index)
+
+
+@pytest.mark.parametrize("n", [0, 3, 40, 100])
+def test_batch_n_is_the_same_after_a_restart(data, n):
+    first = source(data, 1, 2)
+    for m in (0, 1, n + 1):
+        first.batch(m)
+    batch = first.batch(n)
+    assert equal(source(data, 1, 2).batch(n), batch)
+    assert equal(pickle.loads(pickle.dumps(first)).batch(n), batch)
+    assert not equal(source(data, 1, 2, seed=1).batch(n), batch)
+
+
+def test_a_pickled_source_is_small(data):
+    training = data.training_source()
+    training.batch(0)
+    assert len(pickle.dumps(training)) < 2000
+
+
+def test_normalisers_of_accumulated_batches(data):
+    training = data.training_source()
+    source = TrainingSource(training, epoch_batches=len(training), accumulate=2)
+    totals = source.batch(1)["step_normalisers"]
+    assert totals["micro_batches"] == 2
+    for name in ("targets", "lexical", "eos", "eod"):
+        assert totals[name] == training.counts(0)[name] + training.counts(1)[name]
+    assert totals["targets"] == totals["lexical"] + totals["eos"] + totals["eod"]
+
+
+def test_loading_processes_give_the_same_batches(data):
+    alone = list(BatchLoader(data.training_source()))
+    shared = list(BatchLoader(data.training_source(), num_workers=2))
+    assert len(alone) == len(data.training_source())
+    assert all(equal(a, b) for a, b in zip(alone, shared, strict=True))
+
+
+# Evaluation
+
+
+def evaluation(data, rank=0, world_size=1, batch_size=3) -> DocumentSource:
+    return DocumentSource(
+        data.sentences("train"),
+        batch_size=batch_size,
+        token_bytes=data.tokenizer.token_bytes,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 3), (2, 3), (3, 5), (5, 100)])
+def test_evaluation_scores_every_target_once(data, world_size, batch_size):
+    ranks = [evaluation(data, rank, world_size, batch_size) for rank in range(world_size)]
+    assert len({len(rank) for rank in ranks}) == 1
+    batches = [rank.batch(n) for rank in ranks for n in range(len(rank))]
+    documents, sizes = [], 0
+    for batch in batches:
+        check_grid(batch)
+        assert len(batch["tokens"]) <= batch_size
+        for number, row in zip(batch["sequence_id"].tolist(), rows(batch), strict=True):
+            if number < 0:
+                assert row == []
+                continue
+            assert [last for _, last in row] == [False] * (len(row) - 1) + [True]
+            documents.append((number, [i for ids, _ in row for i in ids]))
+        sizes += int(batch["num_bytes"].sum())
+    stream = data.stream("train")
+    ids = stream.gather(np.arange(len(stream)))
+    expected = [part.tolist() for part in np.split(ids, stream.document_ends)[:-1]]
+    assert [ids for _, ids in sorted(documents)] == expected
+    assert sizes == data.counts("train").utf8_bytes
+    # all tokens but the BOS in front of each sentence
+    targets = sum(int((batch["targets"] >= 0).sum()) for batch in batches)
+    assert targets == len(stream) - len(data.sentences("train"))
+
+
+def test_the_longest_documents_are_scored_first_and_evenly(data):
+    sizes = [evaluation(data).batch(n)["tokens"].shape[1] for n in range(len(evaluation(data)))]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 2 * sizes[-1]
+    pair = [evaluation(data, rank, 2) for rank in range(2)]
+    widths = [[rank.batch(n)["tokens"].shape[1] for rank in pair] for n in range(len(pair[0]) - 1)]
+    assert all(abs(a - b) <= 6 for a, b in widths)
+
+
+def test_a_very_long_document_is_scored_alone(data, monkeypatch):
+    monkeypatch.setattr(building, "_MOST_SENTENCES", 60)
+    whole = evaluation(data, batch_size=50)
+    sizes = [whole.batch(n)["lengths"].shape for n in range(len(whole))]
+    assert all(rows == 1 or rows * width <= 60 for rows, width in sizes)
+    assert sum(rows for rows, _ in sizes) == data.counts("train").documents
+
+
+def test_a_rank_without_documents_has_a_row_without_sentences(data):
+    ranks = [evaluation(data, rank, 50) for rank in range(50)]
+    assert {len(rank) for rank in ranks} == {1}
+    batch = ranks[-1].batch(0)
+    check_grid_of_nothing = {key: value.sum().item() for key, value in batch.items()}
+    assert batch["tokens"].shape == (1, 1, 1)
+    assert check_grid_of_nothing["lengths"] == check_grid_of_nothing["num_bytes"] == 0
+    assert not batch["mask"].any()
+    assert batch["targets"].tolist() == [[[IGNORE]]]
+    assert batch["sequence_id"].tolist() == [-1]
+    assert batch.keys() == ranks[0].batch(0).keys()
+
+
+def test_evaluation_batches_of_the_module(data):
+    batches = list(data.val_dataloader())
+    assert sum(len(batch["tokens"]) for batch in batches) == data.counts("val").documents
+    assert {len(batch["tokens"]) for batch in batches[:-1]} <= {3}
+
+
+# Prompts
+
+
+def test_prompts_are_documents_whose_last_sentence_is_open(data):
+    prompts = ["He ran. It", "Done.", "A long sentence without an end", "He said. "]
+    batches = [data.prompt_source(prompts).batch(n) for n in range(2)]
+    assert [batch["prompt"] for batch in batches] == [prompts[:3], prompts[3:]]
+    for batch in batches:
+        check_grid(batch, is_open=True)
+        for prompt, row, size in zip(batch["prompt"], rows(batch), batch["num_bytes"], strict=True):
+            assert data.tokenizer.decode([i for ids, _ in row for i in ids]) == prompt
+            assert int(size) == len(prompt)
+            assert [i for ids, _ in row for i in ids][:-1] == data.tokenizer.prompt_ids(prompt)
+    assert batches[1]["sequence_id"].tolist() == [3]
+    assert not batches[0]["is_last"].any()
+
+
+def test_an_empty_prompt_is_a_sentence_without_targets(data):
+    batch = data.prompt_source([""]).batch(0)
+    check_grid(batch, is_open=True)
+    assert rows(batch) == [[([BOS, EOS], False)]]
+    assert (batch["targets"] == IGNORE).all()

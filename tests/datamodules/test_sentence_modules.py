@@ -1,0 +1,174 @@
+"""`Sentences` and `SentenceWindows` as data modules: arguments, order, command line."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from datamodules import LocalText, Sentences, SentenceWindows
+from training import LatentCLI
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_sentences": 0}, "max_sentences=0 must be at least 1"),
+        ({"curriculum_step": -1}, "curriculum_step=-1 must be at least 0"),
+        ({"curriculum_epochs": 0}, "curriculum_epochs=0 must be at least 1"),
+        (
+            {"curriculum_limit": 29},
+            "curriculum_limit=29 must be at least max_sentences=30, or null",
+        ),
+        ({"batch_tokens": 63}, "batch_tokens=63 must be at least max_sentence_tokens=64"),
+        ({"batch_size": 0, "batch_tokens": 9}, "batch_size=0 .*; batch_tokens=9"),
+        ({"splitter": "dots"}, "splitter='dots' is not known"),
+        ({"splitter": "spans:65"}, "max_sentence_tokens=64: set it to 65 or more"),
+        ({"language": "English"}, "language='English' must be a code"),
+    ],
+)
+def test_arguments_out_of_range_are_told(stories, options, message):
+    with pytest.raises(ValueError, match=message):
+        Sentences(corpus=LocalText(data_files=str(stories)), **options)
+
+
+def test_sizes_are_known_without_preparing(stories, tmp_path):
+    inner = LocalText(data_files=str(stories), tokenizer="gpt2", cache_dir=str(tmp_path))
+    data = Sentences(corpus=inner)
+    assert (data.vocab_size, data.block_size) == (50260, 67)
+    assert Sentences(corpus=inner, max_sentence_tokens=32).block_size == 35
+    assert (data.batch_size, data.eval_batch_size, data.batch_tokens) == (64, 64, 8192)
+
+
+def test_the_order_has_all_that_decides_a_batch(sentences):
+    data = sentences()
+    assert data.order() == {
+        "batch_tokens": 8192,
+        "batch_size": 64,
+        "max_sentences": 30,
+        "curriculum_step": 12,
+        "curriculum_epochs": 5,
+        "curriculum_limit": None,
+        "seed": 0,
+    }
+    state = data.state_dict()
+    changed = sentences(batch_tokens=4096, curriculum_limit=60)
+    with pytest.warns(UserWarning, match=r"batch_tokens was 8192, is 4096; curriculum_limit was"):
+        changed.load_state_dict(state)
+    with pytest.warns(UserWarning, match="another text, split or tokenizer"):
+        sentences(splitter="spans:9").load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sentences(num_workers=1).load_state_dict(state)
+
+
+def test_a_split_that_is_too_small_is_told_at_once(sentences):
+    data = sentences(batch_tokens=64)
+    assert len(data.training_source()) > 100
+    (path,) = data.store_dir.parent.parent.glob("stories.jsonl")
+    path.write_text('{"text": "One. Two."}\n' * 3)
+    inner = LocalText(data_files=str(path), cache_dir=str(data.cache_dir))
+    tiny = Sentences(corpus=inner, max_sentence_tokens=1, batch_tokens=1, splitter="spans:1")
+    tiny.prepare_data()
+    with pytest.raises(ValueError, match="batch_tokens, batch_size: an epoch has 11 batches"):
+        tiny.training_source()
+
+
+# Windows
+
+
+def test_windows_of_marked_text_report_words(sentences):
+    data = sentences(kind=SentenceWindows, block_size=48, batch_size=4)
+    tokenizer = data.tokenizer
+    special = torch.tensor(tokenizer.special_ids)
+    words = markers = 0
+    for batch in data.val_dataloader():
+        targets = batch["targets"]
+        marked = torch.isin(targets, special)
+        assert (batch["lexical"] == (targets >= 0) & ~marked).all()
+        words, markers = words + int(batch["lexical"].sum()), markers + int(marked.sum())
+    flat = data.corpus.counts("val")
+    assert words == flat.tokens - flat.documents
+    assert words + markers == data.counts("val").tokens
+    assert "lexical" not in next(iter(data.train_dataloader()))
+    first = next(iter(data.val_dataloader()))["tokens"][0]
+    assert first[:2].tolist() == [tokenizer.eos_id, tokenizer.bos_id]
+    assert sentences(kind=SentenceWindows, report="all").report == "all"
+
+
+def test_prompts_of_windows_begin_as_documents_do(sentences):
+    data = sentences(kind=SentenceWindows, block_size=48)
+    ids = data.tokenizer.prompt_ids("He ran. It")
+    batch = data.prompt_source(["He ran. It", ""]).batch(0)
+    assert batch["tokens"][0].tolist() == ids[:-1]
+    assert batch["targets"][0].tolist() == ids[1:]
+    assert batch["tokens"][1, 0] == data.tokenizer.bos_id
+    assert (batch["targets"][1] < 0).all()
+
+
+# The command line
+
+MODEL = ["--model.config.num_layers=2", "--model.config.dim=16", "--model.config.num_heads=2"]
+
+
+def build(*arguments: str) -> LatentCLI:
+    quiet = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.logger=false"]
+    return LatentCLI([*MODEL, *quiet, *arguments], run=False)
+
+
+def test_a_corpus_on_the_command_line(stories, tmp_path):
+    cli = build(
+        "--data=datamodules.Sentences",
+        "--data.corpus=datamodules.LocalText",
+        f"--data.corpus.data_files={stories}",
+        f"--data.corpus.cache_dir={tmp_path}",
+        "--data.splitter=spans:9",
+        "--data.max_sentence_tokens=13",
+    )
+    data = cli.datamodule
+    inner = LocalText(data_files=str(stories), cache_dir=str(tmp_path))
+    assert type(data) is Sentences
+    assert data.corpus.fingerprint == inner.fingerprint
+    assert data.recipe()["init_args"]["corpus"] == inner.recipe()
+    assert dict(data.hparams)["corpus"] == inner.recipe()
+    assert (cli.model.config.vocab_size, cli.model.config.block_size) == (260, 16)
+
+
+def test_a_corpus_in_a_config(stories, tmp_path):
+    corpus = {
+        "class_path": "datamodules.LocalText",
+        "init_args": {
+            "data_files": str(stories),
+            "tokenizer": "bpe:300",
+            "cache_dir": str(tmp_path),
+        },
+    }
+    settings = {"corpus": corpus, "block_size": 20, "seed": 3}
+    content = {"data": {"class_path": "datamodules.SentenceWindows", "init_args": settings}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    data = build(f"--config={config}").datamodule
+    assert type(data) is SentenceWindows
+    assert (data.block_size, data.report, data.seed, data.vocab_size) == (20, "lexical", 3, 303)
+    again = build(f"--config={config}", "--data.corpus.tokenizer=bytes").datamodule
+    assert again.vocab_size == 260
+    assert again.corpus.hparams["data_files"] == str(stories)
+
+
+def test_what_is_the_inner_corpus_cannot_be_given_twice(stories):
+    arguments = ["--data=datamodules.Sentences", "--data.corpus=datamodules.LocalText"]
+    for key in ("tokenizer=bytes", "cache_dir=x", "val_fraction=0.1", "num_proc=1"):
+        with pytest.raises((SystemExit, Exception), match=key.partition("=")[0]):
+            build(*arguments, f"--data.corpus.data_files={stories}", f"--data.{key}")
+
+
+def test_training_batches_follow_the_trainer(sentences, tmp_path):
+    """A loader that starts in the middle gives what follows there."""
+    data = sentences(batch_tokens=400, batch_size=6)
+    loader = data.train_dataloader()
+    expected = [batch["sequence_id"].tolist() for batch in loader]
+    again = data.train_dataloader()
+    again.load_state_dict({"next_batch": 3})
+    assert [batch["sequence_id"].tolist() for batch in again] == expected[3:]
+    assert np.ravel(expected[0]).tolist() != expected[1]
