@@ -39,6 +39,8 @@ class LanguageDataModule(TextCorpus):
         ValueError: An argument is out of its range; the message lists all of them.
     """
 
+    rows: ClassVar[str] = "windows"
+    """What the rows of batches are."""
     not_in_source: ClassVar[frozenset[str]] = TextCorpus.not_in_source | {
         "batch_size",
         "eval_batch_size",

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datamodules import LanguageDataModule, TextCorpus, Tokenizer, tokenizer_from_state
+from datamodules import LanguageDataModule, Sentences, TextCorpus, Tokenizer, tokenizer_from_state
+from datamodules.sentences.tokenizer import MARKERS
 from evaluation.classes import resolve_class
 from evaluation.output import write_atomically
 from lightning_models import LanguageModel
@@ -76,8 +77,10 @@ def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
     """Checks, before anything is prepared, that the model can read the data's windows.
 
     Raises:
-        ValueError: if vocabulary or window length do not fit; the message has both values.
+        ValueError: if kind, vocabulary or length of their rows do not fit; the message has both
+            values.
     """
+    model.check_data(data)
     config = model.config
     if data.vocab_size != config.vocab_size:
         raise ValueError(
@@ -86,9 +89,12 @@ def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
             "was trained with"
         )
     if config.positions == "learned" and data.block_size > config.block_size:
+        key, fitting = "block_size", config.block_size
+        if isinstance(data, Sentences):
+            key, fitting = "max_sentence_tokens", fitting - MARKERS
         raise ValueError(
             f"block_size ({data.block_size}) of the data is longer than the {config.block_size} "
-            f"positions that the model has learned; set --data.block_size {config.block_size}"
+            f"positions that the model has learned; set --data.{key} {fitting}"
         )
 
 

@@ -46,20 +46,17 @@ def describe_settings(
 
 
 def non_embedding_parameters(model: LanguageModel) -> int:
-    """Returns N, the trainable numbers outside token and position embeddings and output matrix.
+    """Returns N, the numbers outside token and position embeddings and output matrix.
 
-    As Kaplan et al. (arXiv 2001.08361) count and the papers quote sizes; biases and norms are in.
+    As Kaplan et al. (arXiv 2001.08361) count and the papers quote sizes; biases, norms and frozen
+    weights are in.
 
     Args:
         model: its output matrix, where it has one, is ``model.network.output_matrix``.
     """
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     tables.add(id(getattr(model.network, "output_matrix", None)))
-    return sum(
-        parameter.numel()
-        for parameter in model.parameters()
-        if parameter.requires_grad and id(parameter) not in tables
-    )
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tables)
 
 
 def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int | None:

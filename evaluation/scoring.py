@@ -89,8 +89,9 @@ def score_batches(
     nats = torch.zeros(2, dtype=torch.float64, device=model.device)  # reported, all
     tokens, num_bytes, counted, lexical = 0, 0, True, False
     for batch in tqdm(batches, total=num_batches, desc="scoring", unit=" batches", disable=None):
+        batch = _to(model, batch)
         scores = score_batch(model, batch, precision)
-        reported, count = scores.reported(_to(model, batch))
+        reported, count = scores.reported(batch)
         nats -= torch.stack((reported, scores.total()))
         tokens += int(count)
         lexical = lexical or "lexical" in batch

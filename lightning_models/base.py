@@ -37,6 +37,8 @@ class LanguageModel(L.LightningModule, ABC):
 
     needs_grad_in_eval: ClassVar[bool] = False
     """Whether scoring runs backward passes (inference by gradient)."""
+    reads: ClassVar[str] = "windows"
+    """What batches hold: windows of tokens, or sentences (see ``datamodules``)."""
 
     def __init__(
         self, config: DecoderConfig, optimizer: OptimizerConfig, compile: bool = False
@@ -195,6 +197,20 @@ class LanguageModel(L.LightningModule, ABC):
                 f"prompt and continuation need {length} positions, the model has learned "
                 f"{self.config.block_size} (block_size); shorten the prompt or max_new_tokens"
             )
+
+    def check_data(self, data: Any) -> None:
+        """Raises ValueError if the rows of a data module are not what this model reads."""
+        rows = getattr(data, "rows", self.reads)
+        if rows != self.reads:
+            raise ValueError(
+                f"data ({type(data).__name__}) are {rows}, and {type(self).__name__} reads "
+                f"{self.reads}: choose data of that kind (datamodules.Sentences has sentences, "
+                "SentenceWindows and the corpora windows)"
+            )
+
+    def setup(self, stage: str) -> None:
+        """Checks that the trainer's data are what this model reads."""
+        self.check_data(getattr(self.trainer, "datamodule", None))
 
     # ---- steps
 

@@ -74,8 +74,7 @@ def render(study: Study, results: Sequence[Result], links: Sequence[str], folder
         f"## Results\n\n{_means(seeds)} {_LEGEND}\n\n{summary_table(study, results)}",
         f"## Validation\n\n{_validation(study)}\n\n"
         f"![Validation loss against tokens and compute]({folder}/{CURVES})",
-        f"## Every run\n\nBehind ± is a standard error over the sampled positions.\n\n"
-        f"{seeds_table(study, results)}",
+        f"## Every run\n\n{_errors(results)}{seeds_table(study, results)}",
         *([_analyses(links)] if links else []),
         END,
     ]
@@ -88,8 +87,15 @@ def _means(seeds: Sequence[int]) -> str:
     return f"Means over the seeds {_listed(seeds)}, in brackets the smallest and the largest value."
 
 
+def _errors(results: Sequence[Result]) -> str:
+    """Says what stands behind ±, where anything does."""
+    contents = [content for result in results for content in result.evaluations.values()]
+    sampled = any("standard_error" in content for content in contents)
+    return "Behind ± is a standard error over the sampled positions.\n\n" if sampled else ""
+
+
 _LEGEND = (
-    "bpb: bits per byte, lower is better. FLOPs count forward passes over whole windows "
+    "bpb: bits per byte, lower is better. FLOPs count forward passes over whole rows "
     "(inference), and forward and backward passes (training). Wall time is that of the whole "
     "training process, start-up and validations included."
 )

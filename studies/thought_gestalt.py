@@ -62,7 +62,7 @@ STUDY = Study(
         "Does a memory of sentence vectors that gradients flow through help (*Modeling Language as "
         "a Sequence of Thoughts*), against memory without gradients, against no memory, and "
         "against the matched GPT-2? Decoders of 6 layers and width 96; sentence vectors behind "
-        "layer 3, M = 40, streams of 30 sentences.\n\n"
+        "layer 3, M = 40, streams of at most 30 sentences.\n\n"
         "*Perplexity* counts lexical tokens only, as the paper does: the tokens that end sentences "
         "and documents are left out. All models have the very same lexical tokens, those of the "
         "documents held out for the test. *Bits per byte* counts the boundaries too: for Thought "

@@ -207,3 +207,13 @@ def test_the_recipe_rebuilds_both_configurations():
     assert isinstance(arguments["config"], dict)
     again = type(model)(**arguments)
     assert (again.config, again.optimizer_config) == (model.config, model.optimizer_config)
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test"])
+def test_data_of_the_other_kind_are_refused(verb, make_data, make_sentences, tmp_path):
+    by_name = {method.name: method for method in METHODS}
+    trainer = L.Trainer(**QUIET, max_steps=1, default_root_dir=tmp_path)
+    pairs = [("gpt2", make_sentences(), "Sentences"), ("thought-gestalt", make_data(), "LocalText")]
+    for name, data, kind in pairs:
+        with pytest.raises(ValueError, match=rf"data \({kind}\) are .* choose data of that kind"):
+            getattr(trainer, verb)(by_name[name].build(), data)

@@ -227,7 +227,8 @@ class LatentCLI(LightningCLI):
         if config.on_conflict == "checkpoint":
             config.model = self._saved.model
             for conflict in self._conflicts:
-                if conflict.key.startswith("data."):
+                # what only one of two classes of data takes cannot be carried over
+                if conflict.key.startswith("data.") and not conflict.one_sided:
                     config[conflict.key] = conflict.checkpoint
         rank_zero_info(f"on_conflict={config.on_conflict}:\n{as_table(self._conflicts)}")
 
@@ -244,6 +245,7 @@ class LatentCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds data, model and trainer."""
         super().instantiate_classes()
+        self.model.check_data(self.datamodule)
         if self._saved_run is None:
             if self.subcommand in EVALUATION_CALLBACKS:
                 rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")

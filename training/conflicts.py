@@ -7,10 +7,19 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from datamodules.sentences import parse_splitter
+
 OPTIMIZER_PREFIX = "model.init_args.optimizer."
 
 # Of the data, only what the model is built for must agree; other text is a fair choice.
-DATA_KEYS = ("data.init_args.block_size", "data.init_args.tokenizer")
+SPLITTER_KEY = "data.init_args.splitter"
+DATA_KEYS = (
+    "data.init_args.block_size",
+    "data.init_args.tokenizer",
+    "data.init_args.corpus.init_args.tokenizer",  # of sentences
+    "data.init_args.max_sentence_tokens",
+    SPLITTER_KEY,
+)
 
 # The data decide these; they are not typed.
 LINKED_KEYS = ("model.init_args.config.vocab_size", "model.init_args.config.block_size")
@@ -32,6 +41,11 @@ class Conflict:
     typed: Any
     checkpoint: Any
 
+    @property
+    def one_sided(self) -> bool:
+        """Whether only one of the two has this argument at all."""
+        return ABSENT in (self.typed, self.checkpoint)
+
 
 def find_conflicts(typed: Namespace, saved: Namespace) -> list[Conflict]:
     """Returns the model's arguments, and ``DATA_KEYS``, that differ, in the order of the config.
@@ -39,17 +53,27 @@ def find_conflicts(typed: Namespace, saved: Namespace) -> list[Conflict]:
     Args:
         typed: the parsed ``model`` and ``data``, the checkpoint's values where none were typed.
         saved: the checkpoint's, parsed in the same way.
+
+    Raises:
+        ValueError: a typed splitter is not known.
     """
     ours, theirs = dict(_leaves(typed)), dict(_leaves(saved))
     return [
         Conflict(key, ours.get(key, ABSENT), theirs.get(key, ABSENT))
         for key in dict.fromkeys([*ours, *theirs])
-        if _matters(key) and ours.get(key, ABSENT) != theirs.get(key, ABSENT)
+        if _matters(key)
+        and _meaning(key, ours.get(key, ABSENT)) != _meaning(key, theirs.get(key, ABSENT))
     ]
 
 
 def _matters(key: str) -> bool:
     return key in DATA_KEYS or (key.startswith("model.") and key not in LINKED_KEYS)
+
+
+def _meaning(key: str, value: Any) -> Any:
+    """Returns what a value stands for: ``sat``, and a relative folder, are short names."""
+    splits = key == SPLITTER_KEY and isinstance(value, str) and value != ABSENT
+    return parse_splitter(value).name if splits else value
 
 
 def _leaves(namespace: Namespace, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -34,6 +34,8 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         ValueError: An argument is out of its range; the message lists all of them.
     """
 
+    rows = "sentences"
+
     def __init__(
         self,
         *,

@@ -44,7 +44,7 @@ class ThoughtGestaltConfig(DecoderConfig):
     """Dropout on the state at EOS before the sentence head, when warmed in."""
     warm_in: tuple[float, float] = (2000, 7000)
     """Sentence steps from which these two dropouts have half, and their full rate. Numbers up to 1
-    are fractions of all sentence steps of the run."""
+    are fractions of the run's optimiser steps."""
     eos_weight: float = 0.05
     """Weight of EOS targets in the training loss, behind the first eos_weight_epochs."""
     eos_weight_epochs: int = 1
@@ -70,6 +70,11 @@ class ThoughtGestaltConfig(DecoderConfig):
                 raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
         if len(self.warm_in) != 2 or not 0 <= self.warm_in[0] <= self.warm_in[1]:
             raise ValueError(f"warm_in ({list(self.warm_in)}) must be two numbers, the later last")
+        if self.layer_type != "alternate" and self.memory in ("none", "in_context"):
+            raise ValueError(
+                f"layer_type ({self.layer_type}) has no effect with memory ({self.memory}), which "
+                "has no cross-attention; leave it out"
+            )
         if self.positions != "learned":
             raise ValueError(
                 f"positions ({self.positions}) must be learned: they number the sentence's slots"

@@ -33,6 +33,7 @@ class ThoughtGestaltLM(LanguageModel):
     ``targets`` (B, S, U); in training ``sentence_steps`` too, the most that any rank has.
     """
 
+    reads = "sentences"
     config: ThoughtGestaltConfig
     network: ThoughtGestaltNetwork
 

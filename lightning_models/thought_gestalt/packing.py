@@ -96,7 +96,7 @@ def pack(
         used = [length for length in row_lengths if length > 0]
         if not used:
             break
-        step = _step(tokens, order[: len(used)], used, is_last, slots, t, stride)
+        step = _step(tokens, lengths, order[: len(used)], used, is_last, slots, t, stride)
         if targets is not None:
             step = replace(step, targets=targets.reshape(-1)[step.source])
         steps.append(step)
@@ -105,6 +105,7 @@ def pack(
 
 def _step(
     tokens: Tensor,
+    lengths: Tensor,
     streams: Tensor,
     used: list[int],
     is_last: Tensor,
@@ -114,7 +115,7 @@ def _step(
 ) -> SentenceStep:
     device = tokens.device
     total, width = sum(used), max(used)
-    sizes = torch.tensor(used).to(device)
+    sizes = lengths[streams, t]  # ``used`` once more, without a copy to the device
     row = torch.repeat_interleave(torch.arange(len(used), device=device), sizes, output_size=total)
     starts = sizes.cumsum(0) - sizes
     place = torch.arange(total, device=device) - starts[row]

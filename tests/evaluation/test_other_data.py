@@ -86,6 +86,15 @@ def test_windows_beyond_learned_positions_are_refused(fails, checkpoint_path):
     assert "block_size (33) of the data is longer than the 32 positions" in line
 
 
+def test_sentences_are_no_windows(fails, checkpoint_path, other_file, tmp_path):
+    cache = tmp_path / "untouched"
+    words = ["--data", "datamodules.Sentences", "--data.corpus", "datamodules.LocalText"]
+    words += ["--data.corpus.data_files", other_file, "--data.corpus.cache_dir", cache]
+    line = fails("perplexity", "--ckpt", checkpoint_path, *words)
+    assert "data (Sentences) are sentences, and TransformerLM reads windows" in line
+    assert not cache.exists()
+
+
 def test_a_checkpoint_without_data_asks_for_them(fails, edited, score, other_file, tmp_path):
     path = edited(lambda content: content["recipe"].update(data=None))
     assert "trained without a datamodule; name the data with --data" in fails(

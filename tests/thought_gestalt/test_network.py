@@ -121,3 +121,36 @@ def test_dropouts_follow_their_share_and_spare_boundaries():
     assert 0.7 < zero[steps[0].content].double().mean() <= 1.0
     assert not zero[~steps[0].content].any()
     assert network._embed(steps[0], memory, 0.0).any(dim=1).all()
+
+
+def test_words_are_dropped_without_a_scale():
+    network, batch = build(token_dropout=0.5, attention_dropout=0.0).train(), streams([[6] * 3] * 8)
+    (step, *_), _ = pack(batch["tokens"], batch["lengths"], batch["is_last"], SLOTS)
+    memory = SentenceMemory([], 3, network.slots)
+    words, exact = (network._embed(step, memory, share) for share in (1.0, 0.0))
+    kept = network.embedding(step.tokens).any(dim=1) & (words == exact).all(dim=1)
+    assert 0.3 < kept[step.content].double().mean() < 0.7
+    torch.testing.assert_close(words[~kept], network.position(step.positions[~kept]))
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_attention_dropout_reaches_both_attentions(layer):
+    """Layer 1 looks within the sentence, layer 2 into memory."""
+    network, batch = build(attention_dropout=0.5), streams([[5] * 4])
+    block = network.blocks[layer - 1]
+    attention = block.memory_attention if layer == 2 else block.attention
+    still = packed_losses(network, batch)
+    attention.train()
+    assert packed_losses(network, batch) != still
+    attention.dropout = 0.0
+    assert packed_losses(network, batch) == still
+
+
+def test_sentence_dropout_is_in_front_of_the_head():
+    """At a rate near 1 nothing is left of the state, and its bias is what a deep head adds."""
+    head = build(sentence_head_depth=2).sentence_head.train()
+    head.layers[2].eval()
+    x = torch.randn(5, 16, dtype=torch.float64)
+    nothing = head(x, 1.0)
+    assert nothing.any()
+    torch.testing.assert_close(nothing, head.layers(torch.zeros_like(x)))
