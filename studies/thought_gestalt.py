@@ -75,6 +75,23 @@ STUDY = Study(
             model=_optimizer("TransformerLM", SHAPE),
             evaluations=(LEXICAL,),
         ),
+        Run(
+            name="gpt2_short",
+            title="GPT-2, windows of 128",
+            model=_optimizer("TransformerLM", SHAPE),
+            data={"init_args": {"block_size": 128, "batch_size": 32}},
+            evaluations=(LEXICAL,),
+        ),
+        Run(
+            name="boundaries",
+            title="GPT-2 with sentence boundaries, windows of 128",
+            model=_optimizer("TransformerLM", SHAPE),
+            data={
+                "class_path": "datamodules.SentenceWindows",
+                "init_args": {"splitter": "rules", "block_size": 128, "batch_size": 32},
+            },
+            evaluations=(LEXICAL,),
+        ),
         _gestalt("gestalt", "Thought Gestalt"),
         _gestalt("detached", "memory detached", memory="detached"),
         _gestalt("none", "no memory", memory="none", cost=1.6),
@@ -95,7 +112,8 @@ STUDY = Study(
     },
     reading=(
         "by sentences (splitter `rules`, at most 64 tokens; batches of at most 32 streams and "
-        "4,096 lexical tokens), GPT-2 in packed windows of 512 tokens, 8 in a batch"
+        "4,096 lexical tokens); GPT-2 in packed windows of 512 tokens, 8 in a batch, or of 128, 32 "
+        "in a batch"
     ),
     trainer={"gradient_clip_val": 1.0},
     epochs=3,
