@@ -52,6 +52,9 @@ def public_path(cls: type) -> str:
 def build(recipe: Mapping[str, Any], kind: type, key: str) -> Any:
     """Returns the object of ``{"class_path": ..., "init_args": ...}``.
 
+    A recipe may come out of a checkpoint, which must not import any module that lies around: the
+    class is of this package, or of a module that is imported already.
+
     Args:
         recipe: Class path and plain arguments.
         kind: Class that it must be of.
@@ -63,11 +66,16 @@ def build(recipe: Mapping[str, Any], kind: type, key: str) -> Any:
     path = str(recipe.get("class_path"))
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name, None) if module else None
+        own = module.partition(".")[0] == __name__.partition(".")[0]
+        place = importlib.import_module(module) if own else sys.modules.get(module)
     except ImportError:
-        found = None
+        place = None
+    found = getattr(place, name, None)
     if not (isinstance(found, type) and issubclass(found, kind)):
-        raise ValueError(f"{key}.class_path={path!r} is no {kind.__name__} that can be imported.")
+        raise ValueError(
+            f"{key}.class_path={path!r} is no {kind.__name__} of datamodules, or of a module that "
+            "is imported already. If it is your own, import its module first."
+        )
     try:
         return found(**recipe.get("init_args", {}))
     except TypeError as error:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import LanguageDataModule
-from evaluation.classes import import_packages, resolve_class
+from evaluation.classes import import_packages, refuse_foreign_classes, resolve_class
 from evaluation.device import Device, Precision
 from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
 
@@ -67,6 +67,7 @@ def add_data_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     checkpoint = checkpoint_in(argv)
     if checkpoint is not None and checkpoint.data_recipe is not None:
         resolve_class(checkpoint.data_recipe["class_path"], LanguageDataModule)
+        refuse_foreign_classes(checkpoint.data_recipe)
         parser.set_defaults({"data": checkpoint.data_recipe})
 
 

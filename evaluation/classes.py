@@ -7,7 +7,7 @@ the user has already imported, and only subclasses of the expected base are retu
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_models.checkpoint import CheckpointError
@@ -53,6 +53,23 @@ def resolve_class(class_path: str, base: type) -> Any:
     if not (isinstance(found, type) and issubclass(found, base)):
         raise CheckpointError(f"{class_path} is not a {base.__name__}, so it is not built")
     return found
+
+
+def refuse_foreign_classes(value: Any) -> None:
+    """Refuses nested arguments that name a class which `resolve_class` does not find.
+
+    The parser would import its module: a corpus within a recipe as well as the data themselves.
+
+    Raises:
+        CheckpointError: if there is one.
+    """
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            resolve_class(str(value["class_path"]), object)
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            refuse_foreign_classes(item)
 
 
 def _import_own(module_path: str) -> Any:

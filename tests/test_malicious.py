@@ -161,7 +161,7 @@ def test_an_honest_checkpoint_still_loads(trained):
     assert model.network is not None
 
 
-@pytest.mark.parametrize("place", ["model", "data", "nested"])
+@pytest.mark.parametrize("place", ["model", "data", "nested", "corpus"])
 def test_a_class_path_imports_nothing(place, trained, trace, tmp_path, monkeypatch, capfd):
     """Plain strings are enough to make a parser import a module that lies around."""
     (tmp_path / "lies_around.py").write_text(f"open({str(trace)!r}, 'w')\nclass Thing: pass\n")
@@ -171,6 +171,9 @@ def test_a_class_path_imports_nothing(place, trained, trace, tmp_path, monkeypat
     if place == "nested":
         nested = {"class_path": "lies_around.Thing", "init_args": {}}
         recipe["model"]["init_args"]["optimizer"] = nested
+    elif place == "corpus":
+        corpus = {"class_path": "lies_around.Thing", "init_args": {}}
+        recipe["data"] = {"class_path": "datamodules.Sentences", "init_args": {"corpus": corpus}}
     else:
         recipe[place]["class_path"] = "lies_around.Thing"
     path = tmp_path / "evil.ckpt"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from datamodules.document_order import permutation
 from datamodules.loader import Batch
 from datamodules.sentences.bucketing import Batches, distribute, number_of_batches
 from datamodules.sentences.dealing import Bounds
@@ -126,10 +127,12 @@ class StreamSource:
 
 
 class DocumentSource:
-    """Evaluation batches of one rank: whole documents, each on one rank, the longest first.
+    """Evaluation batches of one rank: whole documents, each on one rank.
 
-    So batches are even, and what does not fit into memory shows at once. A rank for which there is
-    no document left gets a row without sentences.
+    The documents of a batch have similar lengths. The longest come first, so that what does not fit
+    into memory shows at once; the other batches come in a drawn order, always the same, so that
+    some of them stand for all. A rank for which there is no document left gets a row without
+    sentences.
 
     Args:
         index: Sentences of the split.
@@ -155,6 +158,8 @@ class DocumentSource:
         self._sentences = np.diff(stops, prepend=0)
         self._order = np.argsort(-self._sentences, kind="stable")
         self._begins = self._group(batch_size)
+        rest = permutation(max(0, len(self._begins) - 1), seed=0, epoch=0)
+        self._turns = np.append(0, 1 + rest)
 
     def _group(self, batch_size: int) -> list[int]:
         """Returns where in the order each batch of all ranks begins."""
@@ -175,8 +180,9 @@ class DocumentSource:
         Also ``num_bytes`` (B,) int64, UTF-8 bytes of the targets. ``sequence_id`` is the document's
         number in the split, -1 in a row without sentences.
         """
-        end = self._begins[n + 1] if n + 1 < len(self._begins) else len(self._order)
-        documents = self._order[self._begins[n] + self._rank : end : self._world_size]
+        turn = int(self._turns[n])
+        end = self._begins[turn + 1] if turn + 1 < len(self._begins) else len(self._order)
+        documents = self._order[self._begins[turn] + self._rank : end : self._world_size]
         if not len(documents):
             return with_bytes(empty_batch(), self._token_bytes)
         rows = self._first[documents], self._sentences[documents], documents

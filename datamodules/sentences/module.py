@@ -26,7 +26,8 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         batch_size: Most streams of a device's batch when training.
         max_sentences: Most sentences of a stream in the first epochs (S).
         curriculum_step: How much S grows; 0: not at all.
-        curriculum_epochs: After how many epochs it grows.
+        curriculum_epochs: After how many epochs it grows; passes over the data, which are the
+            trainer's epochs unless limit_train_batches makes those shorter.
         curriculum_limit: Largest S; null: it grows on.
         **kwargs: See `SentenceCorpus` and `LanguageDataModule`; eval_batch_size counts documents.
 

@@ -159,6 +159,16 @@ def test_batches_are_evenly_filled_with_words_and_long_streams(text):
     assert min(long) > 0.7 * np.mean(long)
 
 
+def test_the_longest_bucket_is_dealt_first_and_shuffled_inside():
+    sentences = np.random.default_rng(0).integers(1, 31, size=500)
+    order = bucketing._bucket_order(sentences, 3, 1)
+    assert sorted(order.tolist()) == list(range(500))
+    buckets = np.split(sentences[order], np.flatnonzero(np.diff((sentences[order] - 1) // 5)) + 1)
+    assert [(b.min(), b.max()) for b in buckets] == [(n + 1, n + 5) for n in range(25, -1, -5)]
+    assert all((np.diff(b) > 0).any() and (np.diff(b) < 0).any() for b in buckets)
+    assert order.tolist() != bucketing._bucket_order(sentences, 3, 2).tolist()
+
+
 def test_an_epoch_is_a_pure_function_of_seed_and_epoch(text):
     def of(**options):
         return [sorted(batch) for batch in spans(deal(text, **options))]

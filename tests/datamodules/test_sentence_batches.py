@@ -1,6 +1,7 @@
 """Batches of sentences: training by streams, evaluation by documents, prompts."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from datamodules import Sentences
 from datamodules.loader import BatchLoader, TrainingSource
 from datamodules.sentences import batches as building
-from datamodules.sentences.batches import DocumentSource, StreamSource
+from datamodules.sentences.batches import DocumentSource, SentencePromptSource, StreamSource
 from datamodules.sentences.dealing import Bounds
 from datamodules.sentences.streams import Curriculum
 from datamodules.windows import IGNORE
@@ -23,11 +24,11 @@ def data(sentences) -> Sentences:
     return sentences(**OPTIONS, curriculum_epochs=2, eval_batch_size=3)
 
 
-def source(data, rank=0, world_size=1, seed=0) -> StreamSource:
+def source(data, rank=0, world_size=1, seed=0, longest=4) -> StreamSource:
     return StreamSource(
         data.sentences("train"),
         bounds=Bounds(lexical=400, streams=6, sentence=64),
-        curriculum=Curriculum(max_sentences=4, step=3, epochs=2),
+        curriculum=Curriculum(max_sentences=longest, step=3, epochs=2),
         seed=seed,
         rank=rank,
         world_size=world_size,
@@ -105,6 +106,39 @@ def test_every_epoch_has_every_sentence_once(data):
         assert sorted(seen) == everything
 
 
+def test_seed_and_epoch_decide_the_order(data, sentences):
+    def epoch(training, number):
+        begin = number * len(training)
+        return [training.streams(begin + n)[0].tolist() for n in range(len(training))]
+
+    training, other = data.training_source(), sentences(**OPTIONS, seed=1).training_source()
+    assert epoch(training, 0) != epoch(training, 1)  # of one stage: the same streams
+    assert len(other) == len(training)
+    assert epoch(other, 0) != epoch(training, 0)
+
+
+def test_streams_grow_up_to_their_limit(sentences):
+    data = sentences(**OPTIONS, curriculum_epochs=1, curriculum_limit=6)
+    training = data.training_source()
+    longest = [
+        max(training.streams(e * len(training) + n)[1].max() for n in range(len(training)))
+        for e in range(3)
+    ]
+    assert longest == [4, 6, 6]
+
+
+def test_ranks_are_those_of_the_trainer(data):
+    prompts = ["One.", "Two.", "Three.", "Four.", "Five."]
+    for rank in range(2):
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
+        assert equal(data.training_source().batch(1), source(data, rank, 2).batch(1))
+        assert len(data.training_source()) == len(source(data, rank, 2))
+        assert equal(data.evaluation_source("train").batch(1), evaluation(data, rank, 2).batch(1))
+        asked = data.prompt_source(prompts)
+        found = [asked.batch(n)["sequence_id"].tolist() for n in range(len(asked))]
+        assert found == [[[0, 1, 2]], [[3, 4]]][rank]
+
+
 def test_streams_grow_with_the_epochs_and_batches_stay_as_many(data):
     training = data.training_source()
     longest = [
@@ -117,7 +151,8 @@ def test_streams_grow_with_the_epochs_and_batches_stay_as_many(data):
 
 
 def test_counts_are_those_of_the_batches_of_all_ranks(data):
-    ranks = [source(data, rank, 3) for rank in range(3)]
+    ranks = [source(data, rank, 3, longest=30) for rank in range(3)]
+    widths = set()
     for n in range(len(ranks[0]) + 2):
         parts = [rank.batch(n) for rank in ranks]
         targets = torch.cat([part["targets"].flatten() for part in parts])
@@ -131,6 +166,8 @@ def test_counts_are_those_of_the_batches_of_all_ranks(data):
         steps = max(part["tokens"].shape[1] for part in parts)
         assert {part["sentence_steps"] for part in parts} == {steps}
         assert all(part["lexical"].sum() <= 400 and len(part["tokens"]) <= 6 for part in parts)
+        widths.add(len({part["tokens"].shape[1] for part in parts}))
+    assert widths != {1}  # ranks had streams of other lengths
 
 
 def test_ranks_partition_the_streams(data):
@@ -224,9 +261,14 @@ def test_evaluation_scores_every_target_once(data, world_size, batch_size):
 
 
 def test_the_longest_documents_are_scored_first_and_evenly(data):
-    sizes = [evaluation(data).batch(n)["tokens"].shape[1] for n in range(len(evaluation(data)))]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] > 2 * sizes[-1]
+    source = evaluation(data)
+    counts = [(source.batch(n)["lengths"] > 0).sum(dim=1).tolist() for n in range(len(source))]
+    longest = [max(rows) for rows in counts]
+    assert longest[0] == max(longest) > 2 * min(longest)
+    assert longest != sorted(longest, reverse=True), "a part of the batches stands for all"
+    ordered = sorted(counts, key=lambda rows: (max(rows), min(rows)), reverse=True)
+    lasts = [min(rows) for rows in ordered]
+    assert all(last >= max(rows) for last, rows in zip(lasts, ordered[1:], strict=False))
     pair = [evaluation(data, rank, 2) for rank in range(2)]
     widths = [[rank.batch(n)["tokens"].shape[1] for rank in pair] for n in range(len(pair[0]) - 1)]
     assert all(abs(a - b) <= 6 for a, b in widths)
@@ -281,3 +323,14 @@ def test_an_empty_prompt_is_a_sentence_without_targets(data):
     check_grid(batch, is_open=True)
     assert rows(batch) == [[([BOS, EOS], False)]]
     assert (batch["targets"] == IGNORE).all()
+
+
+def test_ranks_share_the_prompts(data):
+    prompts = [f"Number {n}." for n in range(7)]
+    ranks = [
+        SentencePromptSource(prompts, data.tokenizer, batch_size=2, rank=rank, world_size=3)
+        for rank in range(3)
+    ]
+    assert {len(rank) for rank in ranks} == {2}
+    numbers = [[rank.batch(n)["sequence_id"].tolist() for rank in ranks] for n in range(2)]
+    assert numbers == [[[0, 1], [2, 3], [4, 5]], [[6], [6], [6]]]  # the last one is repeated

@@ -1,5 +1,6 @@
 """Marked stores beside the inner corpus' own: same words, shared, resumed, rebuilt."""
 
+import importlib
 import io
 import json
 import pickle
@@ -225,6 +226,19 @@ def test_a_corpus_may_be_a_dict(stories, tmp_path):
 def test_unusable_recipes_of_a_corpus(recipe, message):
     with pytest.raises(ValueError, match=message):
         Sentences(corpus=recipe)
+
+
+def test_a_recipe_imports_no_module_that_lies_around(tmp_path, monkeypatch):
+    trace, module = tmp_path / "trace", tmp_path / "lying_around.py"
+    mine = "from datamodules import LocalText\nclass Mine(LocalText): pass\n"
+    module.write_text(f"open({str(trace)!r}, 'w')\n{mine}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = {"class_path": "lying_around.Mine", "init_args": {"data_files": str(module)}}
+    with pytest.raises(ValueError, match=r"corpus.class_path='lying_around.Mine'.*import its mod"):
+        Sentences(corpus=recipe)
+    assert not trace.exists()
+    importlib.import_module("lying_around")
+    assert type(Sentences(corpus=recipe).corpus).__name__ == "Mine"
 
 
 def test_sentences_of_sentences_are_refused(sentences):

@@ -119,6 +119,8 @@ def build(*arguments: str) -> LatentCLI:
 
 def test_a_corpus_on_the_command_line(stories, tmp_path):
     cli = build(
+        "--model=lightning_models.ThoughtGestaltLM",
+        "--model.config.sentence_layer=1",
         "--data=datamodules.Sentences",
         "--data.corpus=datamodules.LocalText",
         f"--data.corpus.data_files={stories}",

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 import yaml
+from jsonargparse import Namespace
 
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
 from tests.training.conftest import checkpoint_folder, load
 from training import main
+from training.conflicts import as_table, find_conflicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,3 +182,60 @@ def test_another_typed_class_is_a_conflict(start_of_other, capsys):
     assert main(["validate", start_of_other, typed]) == 2
     rows = [line.split() for line in capsys.readouterr().err.splitlines()]
     assert ["model.class_path", "lightning_models.TransformerLM", f"{__name__}.OtherLM"] in rows
+
+
+def sentences(**changes) -> Namespace:
+    """Parsed model and data of a run on sentences, with other arguments of the data."""
+    corpus = Namespace(
+        class_path="datamodules.LocalText",
+        init_args=Namespace(tokenizer=changes.pop("tokenizer", "bpe:300"), data_files="a.txt"),
+    )
+    arguments = {
+        "corpus": corpus,
+        "splitter": "sat:sat-3l-sm",
+        "max_sentence_tokens": 64,
+        "seed": 0,
+    }
+    data = Namespace(class_path="datamodules.Sentences", init_args=Namespace(**arguments | changes))
+    return Namespace(model=Namespace(class_path="lightning_models.TransformerLM"), data=data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({"tokenizer": "bytes"}, ["data.corpus.tokenizer", "bytes", "bpe:300"]),
+        ({"splitter": "rules"}, ["data.splitter", "rules", "sat:sat-3l-sm"]),
+        ({"max_sentence_tokens": 32}, ["data.max_sentence_tokens", "32", "64"]),
+    ],
+)
+def test_what_makes_sentences_must_agree(changes, row):
+    conflicts = find_conflicts(sentences(**changes), sentences())
+    assert [line.split() for line in as_table(conflicts).splitlines()][1:] == [row]
+
+
+def test_other_names_of_the_same_splitter_are_no_conflict(tmp_path, monkeypatch):
+    assert find_conflicts(sentences(splitter="sat", seed=3), sentences()) == []
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    saved = sentences(splitter=f"sat:{tmp_path / 'model'}")
+    assert find_conflicts(sentences(splitter="sat:model"), saved) == []
+    with pytest.raises(ValueError, match="splitter='dots' is not known"):
+        find_conflicts(sentences(splitter="dots"), saved)
+
+
+def test_what_other_data_do_not_take_is_not_carried_over(start, text_file, tmp_path, capsys):
+    """block_size of the checkpoint's windows is no argument of sentences."""
+    corpus = {"data_files": str(text_file), "cache_dir": str(tmp_path)}
+    data = {"corpus": {"class_path": "datamodules.LocalText", "init_args": corpus}}
+    path = tmp_path / "data.yaml"
+    path.write_text(
+        yaml.safe_dump({"data": {"class_path": "datamodules.Sentences", "init_args": data}})
+    )
+    typed = [start, f"--config={path}", "--trainer.accelerator=cpu"]
+    assert main(["validate", *typed]) == 2
+    rows = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert ["data.block_size", "(none)", "32"] in rows
+    assert main(["validate", *typed, "--on_conflict=checkpoint"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: data")  # of sentences, which this model does not read
+    assert "(none)" not in error
