@@ -82,16 +82,6 @@ STUDY = Study(
             data={"init_args": {"block_size": 128, "batch_size": 32}},
             evaluations=(LEXICAL,),
         ),
-        Run(
-            name="boundaries",
-            title="GPT-2 with sentence boundaries, windows of 128",
-            model=_optimizer("TransformerLM", SHAPE),
-            data={
-                "class_path": "datamodules.SentenceWindows",
-                "init_args": {"splitter": "rules", "block_size": 128, "batch_size": 32},
-            },
-            evaluations=(LEXICAL,),
-        ),
         _gestalt("gestalt", "Thought Gestalt"),
         _gestalt("detached", "memory detached", memory="detached"),
         _gestalt("none", "no memory", memory="none", cost=1.6),
