@@ -19,7 +19,6 @@ from datamodules.store import Counts, Store
 from datamodules.tokenising import WorkerDiedError, chunks, encode_in_order
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
-ROOT = Path(__file__).parents[2]
 SPLIT_CYCLE = ("train", "train", "val", "train", "test")
 DOCUMENTS = [
     (SPLIT_CYCLE[i % 5], f"Document {i} of the corpus. " * (i % 11) + "x" * (i % 3))
@@ -251,7 +250,7 @@ Stopping(**{options!r}, num_proc=2).prepare_data()
 def _kill_at(stop: int, marker: Path, options: dict) -> None:
     """Prepares in another process up to a document, and kills that process there."""
     script = SCRIPT.format(stop=stop, marker=str(marker), options=options)
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     _wait_for(marker.exists)
     workers = psutil.Process(process.pid).children()
     assert len(workers) == 2
