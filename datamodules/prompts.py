@@ -42,7 +42,35 @@ def _field(path: Path, number: int, line: str) -> str:
     return str(row["prompt"])
 
 
-class PromptSource:
+class DealtPrompts:
+    """Which prompts are in which batch of a rank.
+
+    Args:
+        prompts: Texts.
+        batch_size: Rows of a batch; rows that would lie behind the last prompt are left out, but
+            every rank has equally many batches, so that the last may repeat a prompt.
+        rank: This process among `world_size`.
+        world_size: Processes that share the prompts.
+    """
+
+    def __init__(
+        self, prompts: Sequence[str], *, batch_size: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._prompts, self._batch_size = prompts, batch_size
+        self._rank, self._world_size = rank, world_size
+
+    def __len__(self) -> int:
+        """Returns the batches of each rank."""
+        return -(-len(self._prompts) // (self._batch_size * self._world_size))
+
+    def _numbers(self, n: int) -> range:
+        """Returns the numbers of the prompts of batch `n` of this rank."""
+        first = (n * self._world_size + self._rank) * self._batch_size
+        last = len(self._prompts) - 1
+        return range(min(first, last), min(first + self._batch_size, last + 1))
+
+
+class PromptSource(DealtPrompts):
     """Batches of prompts as a model reads them before it continues them.
 
     Each stands behind a token of its own (an EOS), so that its first token is scored too. Batches
@@ -53,8 +81,7 @@ class PromptSource:
         prompts: Texts.
         tokenizer: Encodes them.
         block_size: Longest prompt that the model can read, in tokens.
-        batch_size: Rows of a batch; rows that would lie behind the last prompt are left out, but
-            every rank has equally many batches, so that the last may repeat a prompt.
+        batch_size: Rows of a batch; see `DealtPrompts`.
         rank: This process among `world_size`.
         world_size: Processes that share the prompts.
 
@@ -72,8 +99,8 @@ class PromptSource:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._prompts, self._tokenizer = prompts, tokenizer
-        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        super().__init__(prompts, batch_size=batch_size, rank=rank, world_size=world_size)
+        self._tokenizer = tokenizer
         self._ids = [tokenizer.prompt_ids(prompt) for prompt in prompts]
         for number, ids in enumerate(self._ids):
             if len(ids) - 1 > block_size:
@@ -82,15 +109,9 @@ class PromptSource:
                     f"{block_size}. Shorten it."
                 )
 
-    def __len__(self) -> int:
-        """Returns the batches of each rank."""
-        return -(-len(self._prompts) // (self._batch_size * self._world_size))
-
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank."""
-        first = (n * self._world_size + self._rank) * self._batch_size
-        last = len(self._prompts) - 1
-        numbers = range(min(first, last), min(first + self._batch_size, last + 1))
+        numbers = self._numbers(n)
         ids = [self._ids[number] for number in numbers]
         width = max(2, *map(len, ids))
         rows = np.full((len(ids), width), IGNORE, dtype=np.int64)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from datamodules.document_order import permutation
 from datamodules.loader import Batch
+from datamodules.prompts import DealtPrompts
 from datamodules.sentences.bucketing import Batches, distribute, number_of_batches
 from datamodules.sentences.dealing import Bounds
 from datamodules.sentences.grids import empty_batch, stored_batch, with_bytes, written_batch
@@ -189,7 +190,7 @@ class DocumentSource:
         return with_bytes(stored_batch(self._index, *rows), self._token_bytes)
 
 
-class SentencePromptSource:
+class SentencePromptSource(DealtPrompts):
     """Batches of prompts as documents whose last sentence is open.
 
     Batches are those of `grids.grid_batch` with ``num_bytes`` and ``prompt``, the list of texts.
@@ -199,8 +200,7 @@ class SentencePromptSource:
     Args:
         prompts: Texts.
         tokenizer: Marks them.
-        batch_size: Rows of a batch; rows that would lie behind the last prompt are left out, but
-            every rank has equally many batches, so that the last may repeat a prompt.
+        batch_size: Rows of a batch; see `DealtPrompts`.
         rank: This process among `world_size`.
         world_size: Processes that share the prompts.
     """
@@ -214,19 +214,13 @@ class SentencePromptSource:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._prompts, self._tokenizer = prompts, tokenizer
-        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        super().__init__(prompts, batch_size=batch_size, rank=rank, world_size=world_size)
+        self._tokenizer = tokenizer
         self._sentences = [tokenizer.prompt_sentences(prompt) for prompt in prompts]
-
-    def __len__(self) -> int:
-        """Returns the batches of each rank."""
-        return -(-len(self._prompts) // (self._batch_size * self._world_size))
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank."""
-        first = (n * self._world_size + self._rank) * self._batch_size
-        last = len(self._prompts) - 1
-        numbers = range(min(first, last), min(first + self._batch_size, last + 1))
+        numbers = self._numbers(n)
         batch = written_batch(
             [self._sentences[number] for number in numbers],
             numbers,
