@@ -43,7 +43,7 @@ demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
 # Evidence for a method: several runs, an hour at most; stopped ones go on. TEXT: globs of your own
 # text, TEXT_NAME: what the report calls it.
 study: $(READY)
-	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')
+	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)') $(if $(JOBS),--jobs $(JOBS))
 
 test: check
 	$(RUN) -m pytest

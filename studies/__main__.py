@@ -2,16 +2,18 @@
 
 import argparse
 import glob
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from studies.catalogue import STUDIES, find_study
 from studies.commands import ROOT
-from studies.processes import CommandError
+from studies.processes import CommandError, Execute, execute
 from studies.report import check_report, write_report
 from studies.results import collect
 from studies.runner import run_study
@@ -55,7 +57,9 @@ def _run(args: Sequence[str] | None) -> None:
     print(f"{len(runs)} runs of {study.length} in {folder}")
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
-        run_study(study, folder, only=options.only)
+        run_study(
+            study, folder, only=options.only, jobs=options.jobs, execute=_executor(options.jobs)
+        )
     finally:
         signal.signal(signal.SIGTERM, previous)
     write_report(study, collect(study, folder), output)
@@ -70,6 +74,12 @@ def _output(options: argparse.Namespace, folder: Path, *, whole: bool) -> Path:
         return ROOT / "docs" / "results" / f"{options.method}.md"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / "report.md"
+
+
+def _executor(jobs: int) -> Execute:
+    """Returns what runs a command; several at a time share the processors."""
+    threads = None if jobs == 1 else max(1, (os.cpu_count() or 1) // jobs)
+    return partial(execute, threads=threads)
 
 
 def _stop(*_: Any) -> None:
@@ -90,6 +100,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=_numbers, help="Separated by commas, e.g. 0,1.")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="A run to take; repeatable."
+    )
+    parser.add_argument(
+        "--jobs",
+        type=_count,
+        default=1,
+        help="Runs under way at a time; small models fill several processors better that way.",
     )
     parser.add_argument(
         "--output",
@@ -127,6 +143,13 @@ def _absolute(patterns: Sequence[str]) -> tuple[str, ...]:
 
 def _numbers(typed: str) -> tuple[int, ...]:
     return tuple(int(part) for part in typed.split(","))
+
+
+def _count(typed: str) -> int:
+    number = int(typed)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
+    return number
 
 
 if __name__ == "__main__":

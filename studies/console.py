@@ -7,47 +7,59 @@ from studies.study import Run
 
 
 class Progress:
-    """Prints ``[2/8] name, seed 0 ... 1:35; about 12 min left``."""
+    """Prints ``[2/8] name, seed 0 ... 1:35; about 12 min left``.
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        """Takes the runs in their order."""
-        self._runs = list(runs)
-        self._number = 0
-        self._start = 0.0
+    Where several runs are under way, each of their steps has a line of its own.
+    """
+
+    def __init__(self, runs: Sequence[Run], jobs: int = 1) -> None:
+        """Takes the runs in their order, and how many are done at a time."""
+        self._coming = list(runs)
+        self._costs = {run.name: run.cost for run in runs}
+        self._jobs = jobs
+        self._titles = {
+            run.folder: f"[{number}/{len(runs)}] {run.name}, seed {run.seed}"
+            for number, run in enumerate(runs, start=1)
+        }
+        self._starts: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
 
     def begin(self, run: Run) -> None:
         """Tells that a run begins."""
-        self._number += 1
-        self._start = time.monotonic()
-        print(f"[{self._number}/{len(self._runs)}] {run.name}, seed {run.seed}", end="", flush=True)
+        self._starts[run.folder] = time.monotonic()
+        if self._jobs == 1:
+            print(self._titles[run.folder], end="", flush=True)
 
-    def step(self, name: str) -> None:
+    def step(self, run: Run, name: str) -> None:
         """Tells what the run does now."""
-        print(f" ... {name}", end="", flush=True)
+        if self._jobs == 1:
+            print(f" ... {name}", end="", flush=True)
+        else:
+            print(f"{self._titles[run.folder]} ... {name}", flush=True)
 
     def end(self, run: Run, *, did_nothing: bool) -> None:
         """Tells that a run is done, and what time the others will take."""
+        title = "" if self._jobs == 1 else self._titles[run.folder]
+        self._coming.remove(run)
         if did_nothing:
-            print(": done before", flush=True)
+            print(f"{title}: done before", flush=True)
             return
-        seconds = time.monotonic() - self._start
+        seconds = time.monotonic() - self._starts[run.folder]
         self._seconds[run.name] = seconds
         left = self.left()
         rest = "" if left is None else f"; about {max(1, round(left / 60))} min left"
-        print(f": {clock(seconds)}{rest}", flush=True)
+        print(f"{title}: {clock(seconds)}{rest}", flush=True)
 
     def left(self) -> float | None:
-        """Returns the seconds that the runs still to come will take; None behind the last one.
+        """Returns the seconds that the runs not yet done will take; None behind the last one.
 
         A run takes as long as it did with another seed, or else as its declared cost says.
         """
-        coming = self._runs[self._number :]
-        if not coming or not self._seconds:
+        if not self._coming or not self._seconds:
             return None
-        cost = sum({r.name: r.cost for r in self._runs if r.name in self._seconds}.values())
-        unit = sum(self._seconds.values()) / cost
-        return sum(self._seconds.get(run.name, run.cost * unit) for run in coming)
+        unit = sum(self._seconds.values()) / sum(self._costs[name] for name in self._seconds)
+        costs = (self._seconds.get(run.name, run.cost * unit) for run in self._coming)
+        return sum(costs) / self._jobs
 
 
 def clock(seconds: float) -> str:

@@ -28,7 +28,7 @@ FLOOR = "train/kl_floor/token"
 TEST = Evaluation(name="test", options={"split": "test"})
 SWEEP = tuple(
     Evaluation(name=f"test_{steps}", options={"split": "test", "set.inner_steps": steps})
-    for steps in (0, 4, 16, 32)
+    for steps in (0, 4, 32)
 )
 INNER_NOISE = Evaluation(name="test_inner", options={"split": "test", "set.bound_noise": "inner"})
 PRIOR = Evaluation(

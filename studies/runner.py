@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from studies.commands import (
     training_settings,
 )
 from studies.console import Progress
-from studies.processes import Execute, execute
+from studies.processes import Execute, execute, stop_running
 from studies.study import Analysis, Evaluation, Run, Study, StudyError
 
 CONFIG, RECORD = "config.yaml", "record.json"
@@ -83,7 +84,12 @@ class RunFolder:
 
 
 def run_study(
-    study: Study, folder: Path, *, only: Sequence[str] = (), execute: Execute = execute
+    study: Study,
+    folder: Path,
+    *,
+    only: Sequence[str] = (),
+    jobs: int = 1,
+    execute: Execute = execute,
 ) -> None:
     """Trains, evaluates and analyses what is not done yet, a line on the console for each run.
 
@@ -91,6 +97,7 @@ def run_study(
         study: what to run.
         folder: a folder for each run is made in it.
         only: names of runs to take; none: all.
+        jobs: how many runs are under way at a time.
         execute: runs a command.
 
     Raises:
@@ -100,7 +107,7 @@ def run_study(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".lock", timeout=0):
-            _run_all(study, folder, study.seeded(only), execute)
+            _Runner(study, folder, study.seeded(only), jobs, execute).run()
     except Timeout as error:
         raise StudyError(
             f"{folder} is in use by another study that runs; wait for it, or choose another "
@@ -108,22 +115,49 @@ def run_study(
         ) from error
 
 
-def _run_all(study: Study, folder: Path, runs: Sequence[Run], execute: Execute) -> None:
-    progress = Progress(runs)
-    for run in runs:
-        progress.begin(run)
-        place = RunFolder(folder / run.folder)
-        steps = _Steps(study, run, place, execute, progress)
+class _Runner:
+    """The runs of a study, so many at a time."""
+
+    def __init__(
+        self, study: Study, folder: Path, runs: Sequence[Run], jobs: int, execute: Execute
+    ) -> None:
+        self._study, self._folder, self._runs = study, folder, runs
+        self._jobs, self._execute = jobs, execute
+        self._progress = Progress(runs, jobs)
+
+    def run(self) -> None:
+        if self._jobs == 1:
+            for run in self._runs:
+                self._do(run)
+            return
+        with ThreadPoolExecutor(self._jobs) as pool:
+            futures = [pool.submit(self._do, run) for run in self._runs]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                stop_running()
+                raise
+        for run in self._runs:  # a run that an analysis refers to may have ended later
+            self._steps(run).analyse_all()
+
+    def _do(self, run: Run) -> None:
+        self._progress.begin(run)
+        steps = self._steps(run)
         try:
             steps.train()
             for evaluation in run.evaluations:
                 steps.evaluate(evaluation)
-            for analysis in run.analyses:
-                steps.analyse(analysis)
+            steps.analyse_all()
         except BaseException:
             print(flush=True)
             raise
-        progress.end(run, did_nothing=not steps.did)
+        self._progress.end(run, did_nothing=not steps.did)
+
+    def _steps(self, run: Run) -> "_Steps":
+        place = RunFolder(self._folder / run.folder)
+        return _Steps(self._study, run, place, self._execute, self._progress)
 
 
 class _Steps:
@@ -175,6 +209,10 @@ class _Steps:
             command = evaluate_command(evaluation, self._trained(), output)
             self._once(evaluation.name, command, settings)
 
+    def analyse_all(self) -> None:
+        for analysis in self._run.analyses:
+            self.analyse(analysis)
+
     def analyse(self, analysis: Analysis) -> None:
         folder = self._place.analysis(analysis)
         settings = analysis_settings(analysis, folder, self._checkpoint_of)
@@ -193,7 +231,7 @@ class _Steps:
 
     def _begin(self, name: str) -> None:
         self.did = True
-        self._progress.step(name)
+        self._progress.step(self._run, name)
 
     def _checkpoint_of(self, name: str) -> Path | None:
         """Returns the checkpoint of another run with this seed, if that is trained."""

@@ -14,7 +14,7 @@ def progress(study, monkeypatch):
 
     def run(place, seconds, **how):
         shown.begin(study.seeded()[place])
-        shown.step("train")
+        shown.step(study.seeded()[place], "train")
         now[0] += seconds
         shown.end(study.seeded()[place], did_nothing=how.get("did_nothing", False))
 
@@ -40,6 +40,18 @@ def test_runs_that_were_done_before_tell_nothing_about_time(progress, capsys):
     run(0, 0.1, did_nothing=True)
     assert shown.left() is None
     assert capsys.readouterr().out == "[1/4] plain, seed 0 ... train: done before\n"
+
+
+def test_several_runs_at_a_time_have_whole_lines(study, capsys):
+    shown, (first, second, *_) = Progress(study.seeded(), jobs=2), study.seeded()
+    shown.begin(first)
+    shown.begin(second)
+    shown.step(first, "train")
+    shown.end(first, did_nothing=True)
+    shown.end(second, did_nothing=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["[1/4] plain, seed 0 ... train", "[1/4] plain, seed 0: done before"]
+    assert lines[2] == "[2/4] copy, seed 0: done before"
 
 
 def test_clock():

@@ -22,7 +22,7 @@ def pretend(study, commands, results, monkeypatch, tmp_path):
     monkeypatch.setattr(command_line, "collect", lambda study, folder: results())
     real = command_line.run_study
     monkeypatch.setattr(
-        command_line, "run_study", lambda *args, **kw: real(*args, **kw, execute=commands)
+        command_line, "run_study", lambda *args, **kw: real(*args, **{**kw, "execute": commands})
     )
 
     def run(*words, output="report.md"):

@@ -2,10 +2,12 @@
 
 import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from studies.processes import CommandError, execute
+from studies.processes import CommandError, execute, stop_running
 
 
 def test_output_goes_to_the_log(tmp_path):
@@ -24,6 +26,25 @@ def test_a_failure_tells_the_command_and_its_last_lines(tmp_path):
     assert "| 99\n" in message
     assert "| 50\n" not in message
     assert f"{sys.executable} -u -c" in message
+
+
+def test_threads_are_limited(tmp_path):
+    code = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    execute([sys.executable, "-c", code], tmp_path / "log", threads=3)
+    assert (tmp_path / "log").read_text() == "3\n"
+
+
+def test_commands_of_other_threads_can_be_stopped(tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        code = "import time; print('up', flush=True); time.sleep(60)"
+        future = pool.submit(execute, [sys.executable, "-c", code], tmp_path / "log")
+        while not future.done() and not (
+            (tmp_path / "log").exists() and (tmp_path / "log").read_text()
+        ):
+            time.sleep(0.01)
+        stop_running()
+        with pytest.raises(CommandError, match="code -15"):
+            future.result(timeout=30)
 
 
 PATIENT = """

@@ -36,6 +36,24 @@ def test_everything_is_done_once_in_order(study, commands, tmp_path, capsys):
     assert capsys.readouterr().out.count("done before") == 4
 
 
+def test_several_runs_at_a_time_do_the_same(study, commands, tmp_path):
+    run_study(study, tmp_path / "one", execute=commands)
+    alone = sorted(commands.kinds)
+    commands.seen.clear()
+    run_study(study, tmp_path / "two", jobs=2, execute=commands)
+    # an analysis may have to wait for the run it refers to, and is then done again
+    assert sorted(set(commands.kinds)) == sorted(set(alone))
+    reference = (tmp_path / "two" / "copy-seed0" / "looks" / "config.yaml").read_text()
+    assert str(RunFolder(tmp_path / "two" / "plain-seed0").checkpoint) in reference
+
+
+def test_a_failure_stops_the_runs_that_have_not_begun(study, commands, tmp_path):
+    commands.failing = {"fit": ValueError("broken")}
+    with pytest.raises(ValueError, match="broken"):
+        run_study(study, tmp_path, jobs=2, execute=commands)
+    assert len(commands.seen) <= 3
+
+
 def test_a_stopped_training_goes_on_from_its_checkpoint(study, commands, tmp_path):
     commands.failing = {"copy-seed0": KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
