@@ -7,6 +7,7 @@ from lightning_models.base import LanguageModel
 from lightning_models.latent_thought import LatentThoughtConfig, LatentThoughtLM
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
+from lightning_models.ponderlm import PonderConfig, PonderLM, PonderLM2, PonderLM2Config
 from lightning_models.thought_gestalt import (
     GistConfig,
     GistLM,
@@ -32,6 +33,10 @@ __all__ = [
     "LossOutput",
     "Mean",
     "OptimizerConfig",
+    "PonderConfig",
+    "PonderLM",
+    "PonderLM2",
+    "PonderLM2Config",
     "Scores",
     "Term",
     "ThoughtGestaltConfig",

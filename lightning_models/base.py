@@ -133,6 +133,16 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns FLOPs per token of a forward pass, or of a training step (with the backward)."""
 
+    def generation_flops(self, context: int, steps: float | None = None) -> float:
+        """Returns the FLOPs of generating a token in a context of ``context`` tokens.
+
+        Args:
+            context: tokens.
+            steps: additional steps that a token takes on average, for methods whose tokens take
+                them; None: the most.
+        """
+        return self.flops_per_token(context)
+
     def published_flops_per_token(self, context: int) -> float | None:
         """Returns training FLOPs per token as the method's paper counts, where that differs."""
         return None

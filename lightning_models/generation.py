@@ -107,6 +107,8 @@ def generate(
     rows = list(range(len(prompts)))  # which prompt each remaining row belongs to
     while True:
         logits, ready = model.decode_step(cache, tokens)
+        if not bool(ready.any()):
+            continue
         chosen = sampler.choose(logits[:, :vocab_size], ready, rows)
         tokens = torch.where(ready, chosen, tokens)
         for row, token, is_ready in zip(rows, tokens.tolist(), ready.tolist(), strict=True):

@@ -12,6 +12,8 @@ from lightning_models import (
     LanguageModel,
     LatentThoughtLM,
     OptimizerConfig,
+    PonderLM,
+    PonderLM2,
     ThoughtbubblesLM,
     ThoughtGestaltLM,
     TransformerLM,
@@ -90,6 +92,8 @@ LATENT = {
     "resample_every": 1,
     "encoder_layers": 2,
 }
+PONDER = {"thinking_steps": 2, "eval_iterations": None}
+PASSES = {"training_factor": 0.0}  # iterations to convergence are counted as their limit
 BOUND = {"far_sighted": False, "training_factor": 1.0}
 
 
@@ -125,6 +129,9 @@ METHODS = [
     gestalt("thought-gestalt-none", memory="none"),
     gestalt("thought-gestalt-in-context", memory="in_context"),
     gestalt("thought-gestalt-no-seeding", context_seeding=False),
+    Method("ponderlm", PonderLM, PONDER | {"router_init": "uniform"}, **PASSES),
+    Method("ponderlm-sequential", PonderLM, PONDER | {"inference": "sequential"}, **PASSES),
+    Method("ponderlm2", PonderLM2, PONDER | {"prefill": "sequential"}, **PASSES),
     latent("latent-thought"),
     latent("latent-thought-shared", latents="shared", noise="resampled", latent_positions="spread"),
     latent("latent-thought-trajectory", slow_gradient="trajectory", inner_schedule="cosine"),

@@ -77,6 +77,8 @@ def attend(
     rules = _Rules(causal, window, mask, dropout, 1 / math.sqrt(channels))
     if backend == "math":
         return _math(q, k, v, rules, key_bias)
+    if key_bias is not None and backend == "sdpa" and _is_single(q, key_bias):
+        return _sdpa(q, k, v, rules, key_bias)
     if key_bias is not None:
         q, k, v = append_bias_channels(q, k, v, key_bias)
     kernel = {"sdpa": _sdpa, "flex": _flex, "flash_attn": _flash}[backend]
@@ -153,14 +155,25 @@ def _math(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | Non
     return F.dropout(weights, rules.dropout).to(v.dtype) @ v
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: _Rules) -> Tensor:
+def _is_single(q: Tensor, key_bias: Tensor) -> bool:
+    """Whether one query a row reads cached keys: a mask is then cheaper than copying the cache."""
+    graph = torch.is_grad_enabled() and key_bias.requires_grad
+    return q.shape[2] == 1 and q.dtype in (torch.float32, torch.float64) and not graph
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | None = None) -> Tensor:
     square = q.shape[2] == k.shape[2]
     plain = rules.causal and square and rules.window is None and rules.mask is None
+    mask = None if plain else _allowed(q, k, rules)
+    if key_bias is not None:
+        bias = key_bias[:, None, None].to(q.dtype)
+        mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+        plain = False  # a single query sees all keys that the mask leaves
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=None if plain else _allowed(q, k, rules),
+        attn_mask=mask,
         is_causal=plain,
         dropout_p=rules.dropout,
         scale=rules.scale,

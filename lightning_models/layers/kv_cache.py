@@ -64,6 +64,19 @@ class KVCache:
         self.lengths = self.lengths + counts
         self._refresh()
 
+    def keep(self, kept: Tensor) -> Tensor:
+        """Keeps those of the N entries just written that are marked, bool (B, N), in their order.
+
+        For passes whose entries are not all kept; instead of :meth:`advance`. Returns the order
+        (B, N) of the new entries: indices of those kept, then of the others.
+        """
+        order = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices
+        source, target = self.lengths[:, None] + order, self.positions(kept.shape[1])
+        for layer in self.layers:
+            layer.move(source, target)
+        self.advance(kept.sum(dim=1))
+        return order
+
     def select(self, rows: Tensor) -> None:
         """Keeps only ``rows`` (int64 indices), in that order."""
         self.lengths = self.lengths[rows]
@@ -90,6 +103,17 @@ class LayerCache:
         if self._buffers is not None:
             keys, values = self._buffers
             self._buffers = keys[rows], values[rows]
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copies the entries at ``source`` (B, N) of each row to ``target`` (B, N)."""
+        if self._buffers is None:
+            return
+        for buffer in self._buffers:
+            from_, to = (
+                index[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3])
+                for index in (source, target)
+            )
+            buffer.scatter_(2, to, buffer.gather(2, from_))
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Writes k, v (B, H, T, C) behind each row's entries; returns all up to the longest row.

@@ -36,6 +36,8 @@ class SelfAttention(nn.Module):
         self.window = config.window
         self.dropout = config.attention_dropout
         self.backend = config.attention_backend
+        self.query_scale = 1.0
+        """Factor on queries, beside 1/sqrt(C)."""
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
         self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
 
@@ -44,7 +46,7 @@ class SelfAttention(nn.Module):
         q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(x).chunk(3, dim=-1))
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
-        return q, k, v
+        return (q if self.query_scale == 1.0 else q * self.query_scale), k, v
 
     def forward(
         self,

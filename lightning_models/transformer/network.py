@@ -21,8 +21,8 @@ class TransformerConfig(DecoderConfig):
     """A plain decoder: the defaults are GPT-2's; LLaMA style is rms, swiglu, rope, no bias."""
 
 
-class TransformerNetwork(nn.Module):
-    """Embeddings, L pre-norm blocks, final norm; the caller applies the output matrix."""
+class Backbone(nn.Module):
+    """Embeddings, L pre-norm blocks, final norm; what they are applied to is the subclass' own."""
 
     block_class = Block
 
@@ -46,19 +46,6 @@ class TransformerNetwork(nn.Module):
     def output_matrix(self) -> Tensor:
         """The matrix (V, D) from normed states to logits."""
         return self.embedding.weight if self.head is None else self.head.weight
-
-    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Returns the normed states (B, T, D) of ``tokens`` (B, T).
-
-        Rows padded on the right need no mask: causality hides the padding. With a cache, tokens
-        stand behind each row's entries; the caller then advances the cache.
-        """
-        num_new = tokens.shape[1]
-        if cache is None:
-            positions, mask = torch.arange(num_new, device=tokens.device), None
-        else:
-            positions, mask = cache.positions(num_new), cache.mask(num_new, self.config.window)
-        return self.run(self.embed(tokens, positions), positions, cache=cache, mask=mask)
 
     def run(
         self,
@@ -98,3 +85,20 @@ class TransformerNetwork(nn.Module):
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """Returns an empty cache with room for ``capacity`` tokens a row."""
         return KVCache(self.config.num_layers, batch, capacity, self.embedding.weight.device)
+
+
+class TransformerNetwork(Backbone):
+    """The plain decoder; the caller applies the output matrix."""
+
+    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Returns the normed states (B, T, D) of ``tokens`` (B, T).
+
+        Rows padded on the right need no mask: causality hides the padding. With a cache, tokens
+        stand behind each row's entries; the caller then advances the cache.
+        """
+        num_new = tokens.shape[1]
+        if cache is None:
+            positions, mask = torch.arange(num_new, device=tokens.device), None
+        else:
+            positions, mask = cache.positions(num_new), cache.mask(num_new, self.config.window)
+        return self.run(self.embed(tokens, positions), positions, cache=cache, mask=mask)
