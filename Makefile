@@ -41,12 +41,12 @@ demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
 	@cat docs/next-steps.txt
 
 # Evidence for a method: several runs, an hour at most; stopped ones go on. TEXT: globs of your own
-# text, TEXT_NAME: what the report calls it.
+# text, TEXT_NAME: what the report calls it, JOBS: runs at a time.
 study: $(READY)
-	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)') $(if $(JOBS),--jobs $(JOBS))
+	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))
 
 test: check
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-slow: $(READY)
 	$(RUN) -m pytest -m slow
