@@ -16,6 +16,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
 | ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |
 | ``PosteriorAnalysis`` | how latent vectors are inferred, and T_fast swept; added by hand |
+| ``StepAllocation`` | where a pondering model spends its steps; added by hand |
 | ``Samples`` | text samples behind validations |
 | ``Predictions`` | what ``predict`` writes |
 """
@@ -32,6 +33,7 @@ from callbacks.progress import Progress
 from callbacks.resume_state import ResumeState
 from callbacks.samples import Samples
 from callbacks.save_checkpoints import SaveCheckpoints
+from callbacks.step_allocation import StepAllocation
 from callbacks.termination import Terminated, Termination
 from callbacks.throughput import Throughput
 
@@ -49,6 +51,7 @@ __all__ = [
     "ResumeState",
     "Samples",
     "SaveCheckpoints",
+    "StepAllocation",
     "Terminated",
     "Termination",
     "Throughput",

@@ -1,27 +1,70 @@
 """What analyses that run behind validations have in common."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_warn
+
+from callbacks.analysis_files import as_pixels, write_files
+from callbacks.output_folder import check_folder
+from callbacks.samples import undisturbed
+from callbacks.trainer_state import gather
 
 
 class Analysis(L.Callback):
-    """Runs behind every n-th validation of a training, and behind each standalone one.
+    """Looks at the first batches of every n-th validation of a training, and of standalone ones.
 
-    How many validations have passed is in checkpoints.
+    Each analysis says what it has found before the first batch (``_begin``), what it looks at in a
+    batch (``_look_at``) and how it reports (``_report``). How many validations have passed is in
+    checkpoints.
     """
 
-    def __init__(self, every_n_validations: int) -> None:
-        """Chooses how often.
+    tag: ClassVar[str]
+    """Name of the files' folder; pictures are below it in TensorBoard."""
+
+    def __init__(
+        self, every_n_validations: int, num_batches: int, output: str | None = None
+    ) -> None:
+        """Chooses how often, how much, and where to.
 
         Args:
             every_n_validations: of the validations within training; 0: never there.
+            num_batches: of a validation.
+            output: folder of the files; null: the one of that name in the run's log folder.
+
+        Raises:
+            ValueError: if a number is too low.
         """
+        check_least("num_batches", num_batches, 1)
+        check_least("every_n_validations", every_n_validations, 0)
         self.every_n_validations = every_n_validations
+        self.num_batches = num_batches
+        self.output = output
         self._validations = 0
         self._loaded_step = 0
         self._folder = Path()
+        self._findings: Any = None
+        self._unable = False
+
+    # ---- what an analysis says
+
+    def _begin(self) -> Any:
+        """Returns findings in which there is nothing yet; others can be merged into them."""
+        raise NotImplementedError
+
+    def _look_at(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Any
+    ) -> None:
+        """Adds what is found in a batch; called on all ranks, with the model in eval mode."""
+        raise NotImplementedError
+
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Any) -> None:
+        """Reports the findings of all ranks; called on rank 0."""
+        raise NotImplementedError
+
+    # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how many validations have passed."""
@@ -37,27 +80,125 @@ class Analysis(L.Callback):
         """Notes the step that is evaluated; the trainer knows it in training only."""
         self._loaded_step = 0 if trainer.state.fn == "fit" else checkpoint["global_step"]
 
-    def _find_folder(self, trainer: L.Trainer, name: str) -> Path:
-        """Returns the folder of that name in the log folder, the same on all ranks."""
+    # ---- hooks
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finds the folder, the same on all ranks.
+
+        Raises:
+            ValueError: if ``output`` cannot be written to.
+        """
+        self._unable, self._loaded_step = False, 0
         folder = trainer.log_dir  # this broadcasts it
         if not isinstance(folder, str | Path):  # no logger, or the stand-in of fast_dev_run
             folder = trainer.default_root_dir
-        return Path(folder) / name
+        self._folder = Path(folder) / self.tag
+        if self.output is not None:
+            self._folder = Path(self.output).expanduser()
+            check_folder(f"{self.tag}.output", self._folder)
 
-    def _is_due(self, trainer: L.Trainer) -> bool:
-        """Returns whether the validation that begins is to be analysed."""
-        if trainer.sanity_checking:
-            return False
-        if trainer.state.fn != "fit":
-            return True
-        every = self.every_n_validations
-        return bool(every) and (self._validations + 1) % every == 0
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begins an analysis if this validation's turn has come."""
+        due = not trainer.sanity_checking and self._is_turn(trainer, self.every_n_validations)
+        self._findings = self._begin() if due else None
 
-    def _count(self, trainer: L.Trainer) -> None:
-        """Counts a validation that ends."""
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Analyses the first batches."""
+        if self._findings is None or self._unable:
+            return
+        if batch_idx < self.num_batches and dataloader_idx == 0:
+            with undisturbed(pl_module):
+                self._look_at(trainer, pl_module, batch, self._findings)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Reports what all ranks have found, on rank 0."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._validations += 1
+        self._conclude(trainer, pl_module)
+
+    def _conclude(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ends an analysis, if one has begun."""
+        own, self._findings = self._findings, None
+        if own is None:
+            return
+        findings = self._merged(own)
+        if trainer.is_global_zero:
+            self._report(trainer, pl_module, findings)
+
+    def _merged(self, own: Any) -> Any:
+        """Returns what all ranks have found, each its own."""
+        findings = self._begin()
+        for each in gather(own):
+            findings.merge(each)
+        return findings
+
+    # ---- when
+
+    def _is_turn(self, trainer: L.Trainer, every: int) -> bool:
+        """Returns whether the validation in work is every n-th one of a training, or standalone."""
+        if trainer.state.fn != "fit":
+            return True
+        return bool(every) and (self._validations + 1) % every == 0
 
     def _step(self, trainer: L.Trainer) -> int:
         """Returns the optimiser step of the weights that are looked at."""
         return self._loaded_step or trainer.global_step
+
+    def _log_step(self, trainer: L.Trainer) -> int:
+        """Returns the step of the scalars logged with this validation, counted from 0."""
+        return max(0, self._step(trainer) - 1)
+
+    # ---- where to
+
+    def _prefix(self, trainer: L.Trainer) -> str:
+        """Returns how the names of this validation's, or test's, files begin."""
+        stage = "test" if trainer.state.fn == "test" else "val"
+        return f"{stage}-step={self._step(trainer)}-"
+
+    def _write(self, prefix: str, texts: Mapping[str, str], drawn: Mapping[str, Any]) -> None:
+        """Writes files and pictures; a full disk must not end the training."""
+        try:
+            write_files(self._folder, prefix, texts, drawn)
+        except OSError as error:
+            self._warn(f"{self._folder} cannot be written to: {error}")
+
+    def _log(
+        self, trainer: L.Trainer, values: Mapping[str, float], drawn: Mapping[str, Any]
+    ) -> None:
+        """Hands scalars to all loggers, and pictures to those that take any (TensorBoard)."""
+        step = self._log_step(trainer)
+        for logger in trainer.loggers:
+            if values:
+                logger.log_metrics(dict(values), step)
+            writer: Any = getattr(logger, "experiment", None)
+            if hasattr(writer, "add_image"):
+                for name, figure in drawn.items():
+                    pixels = as_pixels(figure)
+                    writer.add_image(f"{self.tag}/{name}", pixels, step, dataformats="HWC")
+
+    def _give_up(self, reason: str) -> None:
+        """Leaves this and later batches out, and says so."""
+        self._unable = True
+        self._warn(reason)
+
+    def _warn(self, message: str) -> None:
+        rank_zero_warn(f"{self._name}: {message}")
+
+    @property
+    def _name(self) -> str:
+        """How messages begin."""
+        return self.tag.replace("_", " ")
+
+
+def check_least(name: str, value: float | None, least: int) -> None:
+    """Raises ValueError if the argument of that name, where there is one, is below ``least``."""
+    if value is not None and value < least:
+        raise ValueError(f"{name} ({value}) must be at least {least}")

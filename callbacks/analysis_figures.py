@@ -2,6 +2,8 @@
 
 from typing import Any
 
+BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d97b29", "#3f9c6b", "#8a8f98"
+
 
 def panels(
     width: float, height: float, columns: int, rows: int = 1, **options: Any

@@ -68,6 +68,11 @@ def checkpoint_to_resume(trainer: L.Trainer) -> str | None:
     return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
 
 
+def tokenizer_of(trainer: L.Trainer) -> Any:
+    """Returns the tokenizer of the data module; None where there is none."""
+    return getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
+
+
 def gather(value: Any) -> list[Any]:
     """Returns the value of each rank, in the order of ranks."""
     if not (dist.is_available() and dist.is_initialized()):

@@ -7,7 +7,7 @@ file                                may import (beside the standard library)
 ``losses metrics optim ...``        torch, torchmetrics, numpy, layers and each other
 ``base.py``                         lightning and all of those
 ``<room>/module.py``                the same, base, its own room, the transformer room
-``<room>/baselines.py``             as module.py, without lightning
+``<room>/baselines``                as module.py, without lightning; a file or a folder
 ``<room>/import_weights.py``        as other files, with its own module.py and transformers
 ``<room>/`` other files             no lightning, no base, no module.py: layers, losses and so on,
                                     its own room, the transformer room's network
@@ -173,7 +173,9 @@ def allows(parts, found):
         return ours or (name == "base" and library == "lightning")
     if parts[1] == "layers":
         return library == "torch" or under(module, "lightning_models.layers")
-    return room_allows(parts[1], name if len(parts) == 3 else "", found)
+    if len(parts) > 3:  # a folder of the room, by what it is called
+        name = parts[2] if parts[2] in MODULE_FILES else ""
+    return room_allows(parts[1], name, found)
 
 
 def breaches(root):

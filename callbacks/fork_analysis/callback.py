@@ -4,14 +4,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from callbacks.analysis import Analysis
-from callbacks.analysis_files import write_files
+from callbacks.analysis import Analysis, check_least
+from callbacks.batch_parts import real_tokens, rows_of
 from callbacks.fork_analysis.report import Report, log
-from callbacks.fork_analysis.statistics import ForkRecorder, real_tokens
-from callbacks.samples import undisturbed
+from callbacks.fork_analysis.statistics import ForkRecorder, TokenRow
+from callbacks.trainer_state import tokenizer_of
 
 MOST_WEIGHTS = 1 << 26
 """Attention weights of one layer to be held at once; rows are scored so many at a time."""
@@ -34,6 +33,8 @@ class ForkAnalysis(Analysis):
     several ranks the text is that of rank 0. A model without forks is told of once and left alone.
     """
 
+    tag = "fork_analysis"
+
     def __init__(
         self,
         num_batches: int = 4,
@@ -53,21 +54,12 @@ class ForkAnalysis(Analysis):
             html_rows: rows that are written out token by token.
             attention: whether to look at attention weights; that runs the slow attention backend.
         """
-        for name, value, least in (
-            ("num_batches", num_batches, 1),
-            ("every_n_validations", every_n_validations, 0),
-            ("html_rows", html_rows, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} ({value}) must be at least {least}")
-        super().__init__(every_n_validations)
-        self.num_batches = num_batches
+        super().__init__(every_n_validations, num_batches)
+        check_least("html_rows", html_rows, 0)
         self.reference_ckpt = reference_ckpt
         self.html_rows = html_rows
         self.attention = attention
         self._reference: Any = None
-        self._recorder: ForkRecorder | None = None
-        self._unable = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Finds the folder and loads the reference.
@@ -75,7 +67,7 @@ class ForkAnalysis(Analysis):
         Raises:
             ValueError: if the reference cannot be read or has another vocabulary.
         """
-        self._folder = self._find_folder(trainer, "fork_analysis")
+        super().setup(trainer, pl_module, stage)
         if self.reference_ckpt is not None and self._reference is None:
             self._reference = self._load_reference(pl_module)
 
@@ -89,28 +81,11 @@ class ForkAnalysis(Analysis):
             )
         return reference
 
-    # ---- hooks
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begins an analysis if this validation's turn has come."""
-        self._begin(self._is_due(trainer))
+    # ---- tests too
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins an analysis."""
-        self._begin(True)
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Analyses the first batches."""
-        if batch_idx < self.num_batches and dataloader_idx == 0:
-            self._analyse(trainer, pl_module, batch)
+        self.on_validation_start(trainer, pl_module)
 
     def on_test_batch_end(
         self,
@@ -122,39 +97,34 @@ class ForkAnalysis(Analysis):
         dataloader_idx: int = 0,
     ) -> None:
         """Analyses the first batches."""
-        if batch_idx < self.num_batches and dataloader_idx == 0:
-            self._analyse(trainer, pl_module, batch)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Reports, on rank 0."""
-        self._count(trainer)
-        self._report(trainer, pl_module, "val")
+        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Reports, on rank 0."""
-        self._report(trainer, pl_module, "test")
+        self._conclude(trainer, pl_module)
 
     # ---- work
 
-    def _begin(self, wanted: bool) -> None:
-        self._recorder = ForkRecorder(self.attention) if wanted and not self._unable else None
+    def _begin(self) -> ForkRecorder:
+        return ForkRecorder(self.attention)
 
-    def _analyse(self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any]) -> None:
+    def _look_at(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: ForkRecorder
+    ) -> None:
         """Scores the batch once more; on all ranks, as sharded models need all."""
-        recorder = self._recorder
-        if recorder is None:
-            return
         step = self._rows_at_once(pl_module, batch["tokens"])
-        with undisturbed(pl_module):
-            for start in range(0, len(batch["tokens"]), step):
-                part = rows_of(batch, start, start + step)
-                recorder.begin()
-                pl_module.recorded(part, **recorder.consumers())
-                if not recorder.end(part):
-                    self._give_up(pl_module)
-                    return
-            if self._reference is not None and trainer.is_global_zero:
-                self._add_reference(pl_module.device, batch)
+        for start in range(0, len(batch["tokens"]), step):
+            part = rows_of(batch, start, start + step)
+            findings.begin()
+            pl_module.recorded(part, **findings.consumers())
+            if not findings.end(part):
+                self._give_up(
+                    f"{type(pl_module).__name__} records no forks (no method that forks, or no "
+                    "fork layers), so there is nothing to analyse"
+                )
+                return
+        if self._reference is not None and trainer.is_global_zero:
+            self._add_reference(pl_module.device, batch, findings.rows)
 
     def _rows_at_once(self, pl_module: Any, tokens: Tensor) -> int:
         """Returns how many rows to score at a time; the same on all ranks."""
@@ -163,64 +133,45 @@ class ForkAnalysis(Analysis):
         weights = pl_module.config.num_heads * (STREAMS * tokens[0].numel()) ** 2
         return max(1, MOST_WEIGHTS // weights)
 
-    def _give_up(self, pl_module: L.LightningModule) -> None:
-        self._unable, self._recorder = True, None
-        rank_zero_warn(
-            f"fork analysis: {type(pl_module).__name__} records no forks (no method that forks, or "
-            "no fork layers), so there is nothing to analyse"
-        )
-
-    def _add_reference(self, device: torch.device, batch: dict[str, Any]) -> None:
+    def _add_reference(
+        self, device: torch.device, batch: dict[str, Any], rows: list[TokenRow]
+    ) -> None:
         """Adds the reference's entropies to the rows of the batch, the latest that were added."""
         found: list[Tensor] = []
         self._reference.to(device)
         self._reference.recorded(batch, entropy=lambda entropy: found.append(entropy))
         self._reference.cpu()
         if not found:
-            rank_zero_warn(
-                f"fork analysis: {type(self._reference).__name__} of reference_ckpt records no "
-                "entropies, so there is nothing to compare with"
+            self._warn(
+                f"{type(self._reference).__name__} of reference_ckpt records no entropies, so "
+                "there is nothing to compare with"
             )
             self._reference = None
             return
-        assert self._recorder is not None
         mask, entropy = real_tokens(batch), found[-1].double().cpu().numpy()
         new = [values[real] for values, real in zip(entropy, mask, strict=True) if real.any()]
-        rows = self._recorder.rows
         first = len(rows) - len(new)
         for i, values in enumerate(new, start=first):
             rows[i] = rows[i].with_reference(values)
 
-    def _report(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        recorder, self._recorder = self._recorder, None
-        if recorder is None or not recorder.rows or not trainer.is_global_zero:
+    def _merged(self, own: ForkRecorder) -> ForkRecorder:
+        """Returns what this rank has found: the text is that of rank 0."""
+        return own
+
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: ForkRecorder) -> None:
+        if not findings.rows:
             return
-        step = self._step(trainer)
-        tokenizer = getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]
+        step, stage = self._step(trainer), "test" if trainer.state.fn == "test" else "val"
+        tokenizer = tokenizer_of(trainer)
         report = Report(
             title=f"Forks of {type(pl_module).__name__}, step {step} ({stage})",
-            measures=recorder.measures,
-            rows=recorder.rows,
+            measures=findings.measures,
+            rows=findings.rows,
             tokenizer=tokenizer,
             shown_rows=0 if tokenizer is None else self.html_rows,
         )
-        try:
-            write_files(self._folder, f"{stage}-step={step}-", report.files(), report.pictures)
-        except OSError as error:  # a full disk must not end the training
-            rank_zero_warn(f"fork analysis: {self._folder} cannot be written to: {error}")
+        self._write(self._prefix(trainer), report.files(), report.pictures)
         for logger in trainer.loggers:
             writer = getattr(logger, "experiment", None)
             if hasattr(writer, "add_histogram"):
-                # the step of the scalars logged with this validation, counted from 0
-                log(report, writer, max(0, step - 1))
-
-
-def rows_of(batch: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Returns the rows from ``start`` up to ``stop`` of everything in a batch that has rows."""
-    rows = len(batch["tokens"])
-
-    def part(value: Any) -> Any:
-        has_rows = isinstance(value, Tensor | list) and len(value) == rows
-        return value[start:stop] if has_rows else value
-
-    return {key: part(value) for key, value in batch.items()}
+                log(report, writer, self._log_step(trainer))

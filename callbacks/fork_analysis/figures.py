@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from callbacks.analysis_figures import panels
+from callbacks.analysis_figures import BLUE, GREEN, GREY, ORANGE, panels
 from callbacks.fork_analysis.entropy import WINDOW, Parabola, Windows
 from callbacks.fork_analysis.statistics import TokenRow
+from callbacks.token_text import short_label
 
-BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d97b29", "#3f9c6b", "#8a8f98"
 MOST_POINTS = 4000  # of a scatter plot
 LINE_TOKENS, LINES = 48, 3  # of the map of tokens
-LABEL_CHARACTERS = 10
 
 
 def entropy_figure(found: Mapping[str, tuple[Windows, Parabola | None]]) -> Any:
@@ -89,7 +88,7 @@ def tokens_figure(row: TokenRow, texts: Sequence[str]) -> Any:
             row.streams[:, start:stop], cmap="Blues", vmin=0.4, vmax=most + 0.8, aspect="auto"
         )
         _write_counts(ax, row.streams[:, start:stop], most)
-        labels = [_label(text) for text in texts[start:stop]]
+        labels = [short_label(text) for text in texts[start:stop]]
         ax.set_xticks(range(stop - start), labels, rotation=90, fontsize=7, parse_math=False)
         ax.set_yticks(range(layers), [f"fork layer {i + 1}" for i in range(layers)], fontsize=8)
         ax.set_xlim(-0.5, LINE_TOKENS - 0.5)
@@ -103,16 +102,6 @@ def _write_counts(ax: Any, streams: np.ndarray, most: int) -> None:
     for (layer, token), count in np.ndenumerate(streams):
         color = "white" if count > 0.6 * most else "#203040"
         ax.text(token, layer, str(count), ha="center", va="center", fontsize=6.5, color=color)
-
-
-def _label(text: str) -> str:
-    """Returns a token's text in the characters that matplotlib's own font has."""
-    text = text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}").replace("\t", "→")
-    text = text.replace(" ", "\N{OPEN BOX}" if text.isspace() else " ")
-    known = [
-        c if c.isprintable() and (c < "\u0590" or c in "␣↵→∎▯") else "\N{MIDDLE DOT}" for c in text
-    ]
-    return "".join(known).strip()[:LABEL_CHARACTERS]
 
 
 def layers_figure(measures: Sequence[Mapping[str, float]], rows: Sequence[TokenRow]) -> Any:

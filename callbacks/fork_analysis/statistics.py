@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from callbacks.batch_parts import real_tokens
+
 MEASURES = {
     "per_token": "forks per token behind the fork layer",
     "created": "new forks per token",
@@ -223,12 +225,6 @@ class ForkRecorder:
         p = streams.log_p.detach().double().exp()
         of_forks = _by_token(streams, p, forks) / (self._streams[-1] - 1)
         return _by_token(streams, p, streams.original), of_forks
-
-
-def real_tokens(batch: dict[str, Any]) -> np.ndarray:
-    """Returns bool (B, T): where the batch has tokens rather than padding."""
-    mask: Tensor = batch.get("mask", torch.ones_like(batch["tokens"], dtype=torch.bool))
-    return mask.cpu().numpy()
 
 
 def _numpy(values: Tensor) -> np.ndarray:

@@ -1,23 +1,17 @@
 """The callback that follows memory gates through training and analyses memory at validations."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from callbacks.analysis import Analysis
-from callbacks.analysis_files import write_files
+from callbacks.analysis import Analysis, check_least
 from callbacks.gate_analysis import history, report
 from callbacks.gate_analysis.ages import Findings, add_reach, cut
 from callbacks.gate_analysis.figures import pictures, run_pictures
 from callbacks.gate_analysis.history import History, Place
-from callbacks.output_folder import check_folder
-from callbacks.samples import undisturbed
-from callbacks.trainer_state import gather, log_interval
+from callbacks.trainer_state import log_interval
 
 USUAL_MEMORY = 40
 """Sentences that a memory of unknown size is taken to hold."""
@@ -44,6 +38,8 @@ class GateAnalysis(Analysis):
     what it has nothing for is left out.
     """
 
+    tag = "gate_analysis"
+
     def __init__(
         self,
         output: str | None = None,
@@ -69,28 +65,21 @@ class GateAnalysis(Analysis):
             probes: sentences, evenly spread over the second half of the longest document, from
                 whose loss gradients go back; each costs a backward pass.
         """
+        super().__init__(every_n_validations, num_batches, output)
         for name, value, least in (
             ("every_n_steps", every_n_steps, 0),
-            ("num_batches", num_batches, 1),
-            ("every_n_validations", every_n_validations, 0),
             ("max_sentences", max_sentences, 2),
             ("max_streams", max_streams, 1),
             ("probes", probes, 1),
         ):
-            if value is not None and value < least:
-                raise ValueError(f"{name} ({value}) must be at least {least}")
-        super().__init__(every_n_validations)
-        self.output = output
+            check_least(name, value, least)
         self.every_n_steps = every_n_steps
-        self.num_batches = num_batches
         self.max_sentences = max_sentences
         self.max_streams = max_streams
         self.probes = probes
         self._gates, self._norms = History(), History()
         self._has_gates: bool | None = None
-        self._unable = False
         self._pending: dict[Place, float] | None = None
-        self._findings: Findings | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows so far, and how many validations have passed."""
@@ -109,11 +98,8 @@ class GateAnalysis(Analysis):
         Raises:
             ValueError: if ``output`` cannot be written to.
         """
-        self._folder = self._find_folder(trainer, report.TAG)
-        self._has_gates, self._unable, self._loaded_step = None, False, 0
-        if self.output is not None:
-            self._folder = Path(self.output).expanduser()
-            check_folder("gate_analysis.output", self._folder)
+        super().setup(trainer, pl_module, stage)
+        self._has_gates = None
 
     # ---- gates and gradients, in training
 
@@ -152,7 +138,7 @@ class GateAnalysis(Analysis):
         if shares is not None:  # none of a step that is dropped as its gradient is not finite
             self._norms.add(step, sentence_steps, norms)
             values |= {f"gradient_share/{part}": share for part, share in shares.items()}
-        report.log(trainer.loggers, values, {}, max(0, step - 1))
+        self._log(trainer, values, {})
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the rows up to the end."""
@@ -170,48 +156,22 @@ class GateAnalysis(Analysis):
         if self._has_gates is None:
             self._has_gates = bool(history.gates(pl_module))
             if not self._has_gates:
-                rank_zero_warn(
-                    f"gate analysis: {type(pl_module).__name__} has no memory gates (no method "
-                    "with a memory of sentences, or none that is read by cross-attention): gates, "
-                    "gradient shares and attention to memory are left out, and the reach of "
-                    "gradients too unless sentence vectors are recorded"
+                self._warn(
+                    f"{type(pl_module).__name__} has no memory gates (no method with a memory of "
+                    "sentences, or none that is read by cross-attention): gates, gradient shares "
+                    "and attention to memory are left out, and the reach of gradients too unless "
+                    "sentence vectors are recorded"
                 )
         return self._has_gates
 
     # ---- reach and attention, at validations
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begins an analysis if this validation's turn has come."""
-        self._findings = Findings() if self._is_due(trainer) else None
+    def _begin(self) -> Findings:
+        return Findings()
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def _look_at(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        """Analyses the first batches."""
-        if self._findings is None or self._unable:
-            return
-        if batch_idx < self.num_batches and dataloader_idx == 0:
-            self._look_at(pl_module, batch, self._findings)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Reports what all ranks have found, on rank 0."""
-        self._count(trainer)
-        own, self._findings = self._findings, None
-        if own is None:
-            return
-        findings = Findings()
-        for each in gather(own):
-            findings.merge(each)
-        if trainer.is_global_zero:
-            self._report(trainer, findings, _memory_size(pl_module))
-
-    def _look_at(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
         """Analyses a batch; if that cannot be, this and later ones are left out."""
         gates, problem = self._looks_for_gates(pl_module), ""
         try:
@@ -219,13 +179,12 @@ class GateAnalysis(Analysis):
             if self._unable and gates:
                 problem = f"{type(pl_module).__name__} records nothing about its memory"
         except torch.OutOfMemoryError:
-            self._unable = True
             problem = (
                 "the graph of the analysed sentences does not fit the device; lower max_streams "
                 f"({self.max_streams}) or max_sentences ({self._sentences(pl_module)})"
             )
         if problem:
-            rank_zero_warn(f"gate analysis: no reach and no attention any more: {problem}")
+            self._give_up(f"no reach and no attention any more: {problem}")
 
     def _analyse(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> bool:
         """Runs the batch once more, with graph; returns whether this model is worth another one."""
@@ -236,7 +195,7 @@ class GateAnalysis(Analysis):
         def take(*, vectors: list[Tensor], nll: list[Tensor], **_: Any) -> None:
             found.append((list(vectors), list(nll)))
 
-        with undisturbed(pl_module), torch.inference_mode(False):
+        with torch.inference_mode(False):
             part = cut(batch, self.max_streams, self._sentences(pl_module))
             if not part["lengths"].any():
                 return True
@@ -252,28 +211,20 @@ class GateAnalysis(Analysis):
 
     # ---- reporting, on rank 0
 
-    def _report(self, trainer: L.Trainer, findings: Findings, memory_size: int | None) -> None:
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> None:
         self._report_run(trainer)
         if findings:
-            step = self._step(trainer)
+            memory_size = _memory_size(pl_module)
             drawn = pictures(findings, memory_size)
-            self._write(f"val-step={step}-", report.tables(findings, memory_size), drawn)
-            # the step of the scalars logged with this validation, counted from 0
-            values = report.scalars(findings, memory_size)
-            report.log(trainer.loggers, values, drawn, max(0, step - 1))
+            self._write(self._prefix(trainer), report.tables(findings, memory_size), drawn)
+            self._log(trainer, report.scalars(findings, memory_size), drawn)
 
     def _report_run(self, trainer: L.Trainer) -> None:
         """Writes the rows of the training so far; those of a checkpoint, where one is validated."""
         drawn = run_pictures(self._gates, self._norms)
         if drawn:
             self._write("", report.run_tables(self._gates, self._norms), drawn)
-            report.log(trainer.loggers, {}, drawn, max(0, self._step(trainer) - 1))
-
-    def _write(self, prefix: str, texts: Mapping[str, str], drawn: Mapping[str, Any]) -> None:
-        try:
-            write_files(self._folder, prefix, texts, drawn)
-        except OSError as error:  # a full disk must not end the training
-            rank_zero_warn(f"gate analysis: {self._folder} cannot be written to: {error}")
+            self._log(trainer, {}, drawn)
 
 
 def _sentence_steps(pl_module: L.LightningModule) -> int:

@@ -1,14 +1,10 @@
-"""What an analysis found, as scalars and tables, and for loggers."""
+"""What an analysis found, as scalars and tables."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from callbacks.analysis_files import as_csv, as_pixels
+from callbacks.analysis_files import as_csv
 from callbacks.gate_analysis.ages import Ages, Findings
 from callbacks.gate_analysis.history import History, shares_over
-
-TAG = "gate_analysis"
-"""Pictures are below it in TensorBoard; the folder of the files has this name too."""
 
 
 def scalars(findings: Findings, memory_size: int | None) -> dict[str, float]:
@@ -82,16 +78,3 @@ def run_tables(gates: History, norms: History) -> dict[str, str]:
             )
         ]
     return {name: as_csv(records) for name, records in found.items()}
-
-
-def log(
-    loggers: Sequence[Any], values: Mapping[str, float], pictures: Mapping[str, Any], step: int
-) -> None:
-    """Hands scalars to all loggers, and pictures to those that take any (TensorBoard)."""
-    for logger in loggers:
-        if values:
-            logger.log_metrics(dict(values), step)
-        writer: Any = getattr(logger, "experiment", None)
-        if hasattr(writer, "add_image"):
-            for name, figure in pictures.items():
-                writer.add_image(f"{TAG}/{name}", as_pixels(figure), step, dataformats="HWC")

@@ -8,12 +8,11 @@ paper                                            where
 ===============================================  ===================================================
 eq. 5 over the steps of fast learning            ``findings.Findings.inner``
 section 2.2, posterior collapse                  ``report.layers``, after Burda et al. 2016
-T_fast at test time (Figs. 4 and 5 vary that of  ``dial.dialled``, ``findings.Findings.sweep``
+T_fast at test time (Figs. 4 and 5 vary that of  ``findings.Findings.sweep``
 training)
 ===============================================  ===================================================
 """
 
 from callbacks.posterior_analysis.callback import PosteriorAnalysis
-from callbacks.posterior_analysis.dial import dialled
 
-__all__ = ["PosteriorAnalysis", "dialled"]
+__all__ = ["PosteriorAnalysis"]

@@ -1,21 +1,16 @@
 """The callback that analyses how latent vectors are inferred, at validations."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks.analysis import Analysis
-from callbacks.analysis_files import write_files
-from callbacks.output_folder import check_folder
+from callbacks.analysis import Analysis, check_least
+from callbacks.dial import dialled, has_dial
 from callbacks.posterior_analysis import report
-from callbacks.posterior_analysis.dial import dialled, has_dial
 from callbacks.posterior_analysis.figures import pictures
 from callbacks.posterior_analysis.findings import Findings
 from callbacks.posterior_analysis.passes import Pass
-from callbacks.samples import undisturbed
-from callbacks.trainer_state import gather
 
 DIAL = "inner_steps"
 """Field of a configuration that the sweep turns."""
@@ -38,6 +33,8 @@ class PosteriorAnalysis(Analysis):
     model without posteriors is told of once and left alone.
     """
 
+    tag = "posterior_analysis"
+
     def __init__(
         self,
         output: str | None = None,
@@ -58,21 +55,12 @@ class PosteriorAnalysis(Analysis):
             sweep_every_n_validations: do so at every n-th validation of a training, where that is
                 analysed; 0: at none of them, only at the verb validate.
         """
-        for name, value, least in (
-            ("num_batches", num_batches, 1),
-            ("every_n_validations", every_n_validations, 0),
-            ("steps", min(steps, default=0), 0),
-            ("sweep_every_n_validations", sweep_every_n_validations, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} ({value}) must be at least {least}")
-        super().__init__(every_n_validations)
-        self.output = output
-        self.num_batches = num_batches
+        super().__init__(every_n_validations, num_batches, output)
+        check_least("steps", min(steps, default=None), 0)
+        check_least("sweep_every_n_validations", sweep_every_n_validations, 0)
         self.steps = tuple(steps)
         self.sweep_every_n_validations = sweep_every_n_validations
-        self._findings: Findings | None = None
-        self._unable = self._fixed = self._sweeps = False
+        self._fixed = self._sweeps = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Finds the folder.
@@ -80,64 +68,30 @@ class PosteriorAnalysis(Analysis):
         Raises:
             ValueError: if ``output`` cannot be written to.
         """
-        self._folder = self._find_folder(trainer, report.TAG)
-        self._unable, self._fixed, self._loaded_step = False, False, 0
-        if self.output is not None:
-            self._folder = Path(self.output).expanduser()
-            check_folder("posterior_analysis.output", self._folder)
-
-    # ---- hooks
+        super().setup(trainer, pl_module, stage)
+        self._fixed = False
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins an analysis if this validation's turn has come."""
-        self._findings = Findings() if self._is_due(trainer) else None
-        self._sweeps = bool(self.steps) and self._is_sweep_due(trainer)
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Analyses the first batches."""
-        if self._findings is None or self._unable:
-            return
-        if batch_idx < self.num_batches and dataloader_idx == 0:
-            with undisturbed(pl_module):
-                self._look_at(pl_module, batch, self._findings)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Reports what all ranks have found, on rank 0."""
-        self._count(trainer)
-        own, self._findings = self._findings, None
-        if own is None:
-            return
-        findings = Findings()
-        for each in gather(own):
-            findings.merge(each)
-        if trainer.is_global_zero and findings:
-            self._report(trainer, findings)
-
-    def _is_sweep_due(self, trainer: L.Trainer) -> bool:
-        if trainer.state.fn != "fit":
-            return True
-        every = self.sweep_every_n_validations
-        return bool(every) and (self._validations + 1) % every == 0
+        super().on_validation_start(trainer, pl_module)
+        turn = self._is_turn(trainer, self.sweep_every_n_validations)
+        self._sweeps = bool(self.steps) and turn
 
     # ---- work
 
-    def _look_at(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
+    def _begin(self) -> Findings:
+        return Findings()
+
+    def _look_at(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+    ) -> None:
         """Scores a batch once more, and where it is the sweep's turn, several times."""
         seen = Pass()
         pl_module.recorded(batch, **seen.consumers())
         if seen.posterior is None:
-            self._unable = True
-            rank_zero_warn(
-                f"posterior analysis: {type(pl_module).__name__} records no posterior (no method "
-                "that infers latent vectors), so there is nothing to analyse"
+            self._give_up(
+                f"{type(pl_module).__name__} records no posterior (no method that infers latent "
+                "vectors), so there is nothing to analyse"
             )
             return
         findings.add(seen)
@@ -151,7 +105,7 @@ class PosteriorAnalysis(Analysis):
             if seen is None:
                 self._fixed = True
                 rank_zero_info(
-                    f"posterior analysis: {type(pl_module).__name__} takes no inner steps with "
+                    f"{self._name}: {type(pl_module).__name__} takes no inner steps with "
                     "this configuration, so there is no sweep over their number"
                 )
                 return
@@ -169,11 +123,8 @@ class PosteriorAnalysis(Analysis):
             flops = pl_module.flops_per_token(pl_module.config.block_size)
         return (seen, flops) if len(seen.steps) == steps else None
 
-    def _report(self, trainer: L.Trainer, findings: Findings) -> None:
-        step, drawn = self._step(trainer), pictures(findings)
-        try:
-            write_files(self._folder, f"val-step={step}-", report.tables(findings), drawn)
-        except OSError as error:  # a full disk must not end the training
-            rank_zero_warn(f"posterior analysis: {self._folder} cannot be written to: {error}")
-        # the step of the scalars logged with this validation, counted from 0
-        report.log(trainer.loggers, report.scalars(findings), drawn, max(0, step - 1))
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> None:
+        if findings:
+            drawn = pictures(findings)
+            self._write(self._prefix(trainer), report.tables(findings), drawn)
+            self._log(trainer, report.scalars(findings), drawn)

@@ -1,16 +1,14 @@
-"""What an analysis found, as scalars and tables, and for loggers."""
+"""What an analysis found, as scalars and tables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from callbacks.analysis_files import as_csv, as_pixels
+from callbacks.analysis_files import as_csv
 from callbacks.posterior_analysis.findings import Findings
 
-TAG = "posterior_analysis"
-"""Pictures are below it in TensorBoard; the folder of the files has this name too."""
 ACTIVE_VARIANCE = 0.01
 """A coordinate is active if its posterior mean varies more over texts (Burda et al. 2016)."""
 ACTIVE_KL = 0.01
@@ -164,15 +162,3 @@ def sweep(findings: Findings) -> Records:
         | {name: float(nats.per_token()[name]) for name in ("nll", "kl")}
         for steps, nats in sorted(findings.sweep.items())
     ]
-
-
-def log(
-    loggers: Sequence[Any], values: Mapping[str, float], pictures: Mapping[str, Any], step: int
-) -> None:
-    """Hands scalars to all loggers, and pictures to those that take any (TensorBoard)."""
-    for logger in loggers:
-        logger.log_metrics(dict(values), step)
-        writer: Any = getattr(logger, "experiment", None)
-        if hasattr(writer, "add_image"):
-            for name, figure in pictures.items():
-                writer.add_image(f"{TAG}/{name}", as_pixels(figure), step, dataformats="HWC")

@@ -13,8 +13,8 @@ from methods import METHODS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from callbacks import ForkAnalysis, analysis_files
+from callbacks.batch_parts import rows_of
 from callbacks.fork_analysis import callback as module
-from callbacks.fork_analysis.callback import rows_of
 from training.cli import LatentCLI
 
 BY_NAME = {method.name: method for method in METHODS}

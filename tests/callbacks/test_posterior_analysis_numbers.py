@@ -1,17 +1,15 @@
 """What the analysis of posteriors measures, by hand and against direct computations."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from methods import METHODS
-from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from callbacks.posterior_analysis import dialled, report
-from callbacks.posterior_analysis.dial import has_dial
+from callbacks.dial import dialled
+from callbacks.posterior_analysis import report
 from callbacks.posterior_analysis.findings import Findings
 from callbacks.posterior_analysis.passes import Pass
 from lightning_models.layers import record, recording
@@ -214,67 +212,7 @@ def test_a_record_may_say_how_many_vectors_a_layer_has():
     assert len(report.layers(handed(**wide, latents_per_layer=2))) == 2
 
 
-# ---- another setting, for a moment
-
-
-@dataclass(frozen=True)
-class Config:
-    width: int = 1
-    depth: int = 2
-
-    def __post_init__(self):
-        if self.depth < 0:
-            raise ValueError(f"depth ({self.depth}) must not be negative")
-
-
-class Part(nn.Module):
-    def __init__(self, config=None):
-        super().__init__()
-        if config is not None:
-            self.config = config
-
-
-def nested():
-    model, config = Part(Config()), Config()
-    model.add_module("own", Part(model.config))
-    model.own.add_module("deep", Part(model.config))
-    model.add_module("other", Part(config))
-    model.add_module("none", Part())
-    return model
-
-
-def test_every_holder_of_the_configuration_sees_the_change():
-    model = nested()
-    before = [vars(module).get("config") for module in model.modules()]
-    with dialled(model, "depth", 5):
-        assert [part.config.depth for part in (model, model.own, model.own.deep)] == [5, 5, 5]
-        assert model.other.config.depth == 2  # an equal one that is not its own
-        assert model.config.width == 1
-    after = [vars(module).get("config") for module in model.modules()]
-    assert all(one is two for one, two in zip(before, after, strict=True))
-
-
-def test_the_configuration_is_put_back_after_an_error():
-    model = nested()
-    config = model.config
-    with pytest.raises(KeyError), dialled(model, "depth", 5):
-        raise KeyError
-    assert model.config is model.own.config is model.own.deep.config is config
-    with pytest.raises(ValueError, match=r"depth \(-1\)"), dialled(model, "depth", -1):
-        pass
-    assert model.config is config
-
-
-def test_a_configuration_without_the_field_is_refused():
-    model = nested()
-    assert has_dial(model, "depth")
-    assert not has_dial(model, "inner_steps")
-    assert not has_dial(model.none, "depth")
-    with (
-        pytest.raises(ValueError, match="inner_steps: the configuration of Part has no such"),
-        dialled(model, "inner_steps", 1),
-    ):
-        pass
+# ---- what it leaves alone
 
 
 def test_flops_follow_the_dial():

@@ -10,6 +10,7 @@ PART = "\N{WHITE VERTICAL RECTANGLE}"
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MOST_BYTES = 4  # of a character in UTF-8
+LABEL_CHARACTERS = 10
 
 
 def pieces(tokenizer: Any, ids: Iterable[int]) -> list[str]:
@@ -42,3 +43,13 @@ def pieces(tokenizer: Any, ids: Iterable[int]) -> list[str]:
         else:
             shown = sound
     return out
+
+
+def short_label(text: str) -> str:
+    """Returns a token's text in the characters that matplotlib's own font has."""
+    text = text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}").replace("\t", "→")
+    text = text.replace(" ", "\N{OPEN BOX}" if text.isspace() else " ")
+    known = [
+        c if c.isprintable() and (c < "\u0590" or c in "␣↵→∎▯") else "\N{MIDDLE DOT}" for c in text
+    ]
+    return "".join(known).strip()[:LABEL_CHARACTERS]
