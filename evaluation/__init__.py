@@ -14,6 +14,8 @@ file                    what it holds
 ``provenance``          what a result says about where it comes from
 ``scoring``             sums over a corpus, and the numbers that follow from them
 ``perplexity``          command: score a corpus
+``perplexity_report``   its numbers
+``thinking``            additional steps of a model, and what they cost a generated token
 ``autoregressive``      targets scored from their prefixes alone
 ``zero_shot``           command: score sets of texts of other kinds, detokenised
 ``zero_shot_report``    its numbers
@@ -47,6 +49,10 @@ file                    what it holds
 ``compute``             command: what the FLOPs of models are spent on
 ``compute_count``       its numbers
 ``compute_figure``      its picture
+``sweep``               command: perplexity against steps and FLOPs, of several checkpoints
+``sweep_points``        its points, and which of them no other one beats
+``sweep_table``         its table
+``sweep_figure``        its picture
 ``run_folders``         runs and checkpoints by folder, file or pattern
 ``run_labels``          what runs are called: by what their models differ in
 ``event_files``         what a run has logged

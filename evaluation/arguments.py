@@ -1,7 +1,7 @@
 """Options that commands share."""
 
 from argparse import ArgumentParser as PlainParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -17,6 +17,11 @@ Split = Literal["train", "val", "test"]
 def add_model_arguments(parser: ArgumentParser) -> None:
     """Declares which checkpoint to load, and how."""
     parser.add_argument("--ckpt", type=str, required=True, help="Checkpoint file (.ckpt).")
+    add_run_arguments(parser)
+
+
+def add_run_arguments(parser: ArgumentParser) -> None:
+    """Declares how models run, whichever they are."""
     parser.add_argument(
         "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
     )
@@ -49,9 +54,13 @@ def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
     return read_checkpoint(found.ckpt)
 
 
-def add_data_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_data_arguments(
+    parser: ArgumentParser,
+    argv: Sequence[str],
+    find: Callable[[Sequence[str]], Checkpoint | None] = checkpoint_in,
+) -> None:
     """Declares which data to score, and how much; see ``add_corpus_arguments``."""
-    add_corpus_arguments(parser, argv)
+    add_corpus_arguments(parser, argv, find)
     parser.add_argument(
         "--batch_size", type=int | None, default=None, help="Windows per batch (null: as trained)."
     )
@@ -60,8 +69,18 @@ def add_data_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
 
 
-def add_corpus_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
-    """Declares which data to read; data options default to those in the checkpoint."""
+def add_corpus_arguments(
+    parser: ArgumentParser,
+    argv: Sequence[str],
+    find: Callable[[Sequence[str]], Checkpoint | None] = checkpoint_in,
+) -> None:
+    """Declares which data to read; data options default to those in the checkpoint.
+
+    Args:
+        parser: of the command.
+        argv: the command line.
+        find: returns the checkpoint that it names, or None.
+    """
     parser.add_subclass_arguments(
         LanguageDataModule,
         "data",
@@ -69,7 +88,7 @@ def add_corpus_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="Corpus to read. What is not given is taken from the checkpoint's own data.",
     )
     parser.add_argument("--split", type=Split, default="val", help="Documents to read.")
-    checkpoint = checkpoint_in(argv)
+    checkpoint = find(argv)
     if checkpoint is not None and checkpoint.data_recipe is not None:
         resolve_class(checkpoint.data_recipe["class_path"], LanguageDataModule)
         refuse_foreign_classes(checkpoint.data_recipe)

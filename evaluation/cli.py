@@ -17,6 +17,7 @@ COMMANDS = {
     "reversal": ("evaluation.reversal", "Ask for a relation that the prompt states in reverse."),
     "scaling": ("evaluation.scaling", "Fit power laws through results of perplexity."),
     "curves": ("evaluation.curves", "Draw training curves over tokens and FLOPs."),
+    "sweep": ("evaluation.sweep", "Compare perplexity with the steps and FLOPs it takes."),
     "compute": ("evaluation.compute", "Show what the FLOPs of models are spent on."),
     "table": ("evaluation.table", "Show result files side by side."),
     "generate": ("evaluation.samples", "Continue prompts."),

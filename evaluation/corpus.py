@@ -106,6 +106,15 @@ def prepare(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
     """
     data.prepare_data()
     data.setup("validate")
+    check_tokenizer(data, checkpoint)
+
+
+def check_tokenizer(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
+    """Checks that prepared data have the tokenizer that a checkpoint was trained with.
+
+    Raises:
+        ValueError: if its ids mean other text.
+    """
     saved = checkpoint.data_state.get("tokenizer")
     if not saved or _content(saved) == _content(data.tokenizer.state()):
         return

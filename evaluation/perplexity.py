@@ -1,7 +1,6 @@
 """``evaluate.py perplexity``: what a checkpoint's model makes of a corpus."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -17,10 +16,10 @@ from evaluation.arguments import (
 )
 from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
 from evaluation.classes import import_packages
-from evaluation.console import format_table
 from evaluation.corpus import build_data, check_fit, prepare
 from evaluation.device import Precision, pick_device
 from evaluation.output import check_target, write_json
+from evaluation.perplexity_report import Mode, PerplexityReport
 from evaluation.provenance import (
     count_train_tokens,
     describe_data,
@@ -29,92 +28,13 @@ from evaluation.provenance import (
 )
 from evaluation.rebuild import build_model
 from evaluation.scoring import Totals, score_batches
+from evaluation.thinking import StepCounter, Thinking
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
-
-Mode = Literal["blockwise", "autoregressive"]
+from lightning_models.layers import recording
 
 DEFAULT_POSITIONS = 2048
 """Targets that autoregressive mode draws, where the command line does not say."""
-
-NO_BLOCKWISE = "none (a part belongs to whole windows)"
-"""What the table has where the likelihood of a window is not that of its targets alone."""
-
-
-@dataclass(frozen=True)
-class PerplexityReport:
-    """The numbers of one model on one corpus, and everything needed to repeat them."""
-
-    totals: Totals
-    pairs: PairedScores | None
-    """What autoregressive mode measured; None in blockwise mode."""
-    likelihood: str
-    """Kind of the likelihood: exact, lower_bound, estimate or noncausal."""
-    causal: bool
-    flops_per_token: float
-    """FLOPs per token of a forward pass over one window, or one document of average length."""
-    model: str
-    """Name of the model's class."""
-    parameters: int
-    """N, trainable numbers without embeddings and output matrix."""
-    train_tokens: int | None
-    """D, lexical tokens of the text the model was trained on; None where that is not known."""
-    checkpoint: str
-    data: dict[str, Any]
-    settings: dict[str, Any]
-
-    @property
-    def mode(self) -> Mode:
-        """How targets were scored: windows in one pass, or each behind its own prefix."""
-        return "blockwise" if self.pairs is None else "autoregressive"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values under the keys of the JSON file."""
-        return {
-            "mode": self.mode,
-            **self.totals.as_dict(self.likelihood),
-            "likelihood": self.likelihood,
-            "causal": self.causal,
-            **({} if self.pairs is None else self.pairs.as_dict()),
-            "flops_per_token": self.flops_per_token,
-            "model": self.model,
-            "parameters": self.parameters,
-            "train_tokens": self.train_tokens,
-            "checkpoint": self.checkpoint,
-            "data": self.data,
-            "settings": self.settings,
-        }
-
-    def as_table(self) -> str:
-        """Returns the result for people."""
-        values = {**self.as_dict(), **self.data, "flops_per_token": f"{self.flops_per_token:.4g}"}
-        if values.get("trained_on") in (None, values["fingerprint"]):
-            values.pop("trained_on", None)
-        if self.pairs is not None and self.pairs.blockwise is None:
-            values |= dict.fromkeys(("blockwise", "difference"), NO_BLOCKWISE)
-        values |= {key: self.settings[key] for key in ("budget", "seed") if key in self.settings}
-        hidden = ("data", "settings", "recipe", "model", "parameters", "train_tokens")
-        shown = _flat({key: value for key, value in values.items() if key not in hidden})
-        return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dict without dicts in it: their keys behind their name."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = value if isinstance(value, dict) else None
-        flat |= {key: value} if inner is None else {f"{key}_{k}": v for k, v in inner.items()}
-    return flat
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "unknown"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def measure_perplexity(
@@ -154,11 +74,14 @@ def measure_perplexity(
         )
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     pairs: PairedScores | None = None
+    thinking: Thinking | None = None
     how: dict[str, Any] = {}
     if getattr(model.config, "uses_budget", False):  # also where it is as trained
         how["budget"] = model.config.budget
     if mode == "blockwise":
-        totals = _blockwise_totals(model, data, source, count, precision)
+        steps = StepCounter()
+        totals = _blockwise_totals(model, data, source, count, precision, steps)
+        thinking = steps.priced(model, data.row_tokens(split))
     else:
         drawn = draw_targets(source, batches=count, positions=positions, seed=seed)
         size = data.eval_batch_size
@@ -174,6 +97,7 @@ def measure_perplexity(
         likelihood=model.likelihood if pairs is None else pairs.prefix_likelihood,
         causal=model.causal if pairs is None else True,
         flops_per_token=model.flops_per_token(data.row_tokens(split), training=False),
+        thinking=thinking,
         model=type(model).__name__,
         parameters=non_embedding_parameters(model),
         train_tokens=count_train_tokens(checkpoint, data),
@@ -189,10 +113,13 @@ def _blockwise_totals(
     source: BatchSource,
     count: int,
     precision: Precision,
+    steps: StepCounter,
 ) -> Totals:
     on_gpu = model.device.type == "cuda"
     loader = BatchLoader(source, start=lambda: 0, num_workers=data.num_workers, pin_memory=on_gpu)
-    return score_batches(model, islice(loader, count), precision=precision, num_batches=count)
+    batches = steps.watch(islice(loader, count))
+    with recording(thinking_steps=steps.count):
+        return score_batches(model, batches, precision=precision, num_batches=count)
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:

@@ -43,20 +43,21 @@ def find_runs(words: Sequence[str]) -> list[TrainedRun]:
     ]
 
 
-def find_checkpoints(words: Sequence[str]) -> list[Checkpoint]:
+def find_checkpoints(words: Sequence[str], key: str = "runs") -> list[Checkpoint]:
     """Returns the checkpoints that the command line names, each once, in its order.
 
     Args:
         words: checkpoint files, folders of runs (the furthest checkpoint of each run below it), or
             patterns.
+        key: the option that has them, for messages.
 
     Raises:
         ValueError: if a word leads to no checkpoint, or one is damaged.
     """
     found: dict[Path, Checkpoint] = {}
-    for path in (path for word in words for path in _paths(word)):
-        places = _logs_below(path) or [path]
-        for checkpoint in map(_checkpoint_at, places):
+    for path in (path for word in words for path in _paths(word, key)):
+        for place in _logs_below(path) or [path]:
+            checkpoint = _checkpoint_at(place, key)
             found.setdefault(checkpoint.path.resolve(), checkpoint)
     return list(found.values())
 
@@ -84,11 +85,11 @@ def _shared(rows: Sequence[Sequence[str]]) -> int:
     return count
 
 
-def _paths(word: str) -> list[Path]:
+def _paths(word: str, key: str = "runs") -> list[Path]:
     path = Path(word).expanduser()
     found = [path] if path.exists() else [Path(p) for p in glob.glob(str(path), recursive=True)]
     if not found:
-        raise ValueError(f"runs ({word}): there is no such file or folder")
+        raise ValueError(f"{key} ({word}): there is no such file or folder")
     return sorted(found)
 
 
@@ -110,7 +111,7 @@ def _logs_below(path: Path) -> list[Path]:
     return sorted({file.parent for file in path.rglob(PATTERN)})
 
 
-def _checkpoint_at(path: Path) -> Checkpoint:
+def _checkpoint_at(path: Path, key: str) -> Checkpoint:
     """Returns the checkpoint of a file, or the furthest one of a folder."""
     try:
         return read_checkpoint(path)
@@ -118,7 +119,7 @@ def _checkpoint_at(path: Path) -> Checkpoint:
         if not path.is_dir():
             raise
         raise ValueError(
-            f"runs ({path}): there is no whole checkpoint below this folder; name the folder of a "
+            f"{key} ({path}): there is no whole checkpoint below this folder; name the folder of a "
             "run or a checkpoint file"
         ) from error
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from datamodules.zero_shot import zero_shot_set
 from evaluation.console import format_columns, format_table
-from evaluation.perplexity import PerplexityReport
+from evaluation.perplexity_report import PerplexityReport
 from evaluation.scoring import PERPLEXITY_KEYS
 
 

@@ -7,7 +7,20 @@ from lightning_models.base import LanguageModel
 from lightning_models.latent_thought import LatentThoughtConfig, LatentThoughtLM
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
-from lightning_models.ponderlm import PonderConfig, PonderLM, PonderLM2, PonderLM2Config
+from lightning_models.ponderlm import (
+    LoopedConfig,
+    LoopedLM,
+    MoRConfig,
+    MoRLM,
+    PauseConfig,
+    PauseLM,
+    PonderConfig,
+    PonderLM,
+    PonderLM1,
+    PonderLM1Config,
+    PonderLM2,
+    PonderLM2Config,
+)
 from lightning_models.thought_gestalt import (
     GistConfig,
     GistLM,
@@ -30,11 +43,19 @@ __all__ = [
     "LanguageModel",
     "LatentThoughtConfig",
     "LatentThoughtLM",
+    "LoopedConfig",
+    "LoopedLM",
     "LossOutput",
     "Mean",
+    "MoRConfig",
+    "MoRLM",
     "OptimizerConfig",
+    "PauseConfig",
+    "PauseLM",
     "PonderConfig",
     "PonderLM",
+    "PonderLM1",
+    "PonderLM1Config",
     "PonderLM2",
     "PonderLM2Config",
     "Scores",

@@ -4,7 +4,7 @@ import importlib
 
 from studies.study import Study, StudyError
 
-STUDIES = ("thoughtbubbles", "thought_gestalt", "latent_thought")
+STUDIES = ("thoughtbubbles", "thought_gestalt", "latent_thought", "ponderlm")
 """Modules of this package, each with a ``STUDY``."""
 
 

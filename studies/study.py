@@ -100,6 +100,8 @@ class Column:
     """Key in the JSON file; a dot leads into a nested value."""
     digits: int = 4
     """Decimals."""
+    unit: float = 1.0
+    """What it is shown in multiples of, e.g. 1e6 for millions."""
 
 
 @dataclass(frozen=True, kw_only=True)

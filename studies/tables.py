@@ -53,11 +53,11 @@ def inference_flops(result: Result) -> float | None:
 
 
 def value_of(column: Column, result: Result) -> float | None:
-    """Returns a column's number; None where it was not measured."""
+    """Returns a column's number in its unit; None where it was not measured."""
     value: Any = result.evaluations.get(column.evaluation)
     for key in column.key.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
-    return None if value is None else float(value)
+    return None if value is None else float(value) / column.unit
 
 
 def error_of(column: Column, result: Result) -> float | None:

@@ -11,8 +11,12 @@ from lightning_models import (
     GistLM,
     LanguageModel,
     LatentThoughtLM,
+    LoopedLM,
+    MoRLM,
     OptimizerConfig,
+    PauseLM,
     PonderLM,
+    PonderLM1,
     PonderLM2,
     ThoughtbubblesLM,
     ThoughtGestaltLM,
@@ -93,6 +97,8 @@ LATENT = {
     "encoder_layers": 2,
 }
 PONDER = {"thinking_steps": 2, "eval_iterations": None}
+REPEATED = {"thinking_steps": 2}
+MOR = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}
 PASSES = {"training_factor": 0.0}  # iterations to convergence are counted as their limit
 BOUND = {"far_sighted": False, "training_factor": 1.0}
 
@@ -132,6 +138,11 @@ METHODS = [
     Method("ponderlm", PonderLM, PONDER | {"router_init": "uniform"}, **PASSES),
     Method("ponderlm-sequential", PonderLM, PONDER | {"inference": "sequential"}, **PASSES),
     Method("ponderlm2", PonderLM2, PONDER | {"prefill": "sequential"}, **PASSES),
+    Method("ponderlm1", PonderLM1, REPEATED),
+    Method("looped", LoopedLM, REPEATED),
+    Method("pause", PauseLM, REPEATED),
+    Method("mixture-of-recursions", MoRLM, MOR),
+    Method("mixture-of-recursions-topk", MoRLM, MOR | {"eval_routing": "topk"}),
     latent("latent-thought"),
     latent("latent-thought-shared", latents="shared", noise="resampled", latent_positions="spread"),
     latent("latent-thought-trajectory", slow_gradient="trajectory", inner_schedule="cosine"),

@@ -11,7 +11,7 @@ from training import LatentCLI, main
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(
     path
-    for room in ("transformer", "thoughtbubbles", "thought_gestalt", "latent_thought")
+    for room in ("transformer", "thoughtbubbles", "thought_gestalt", "latent_thought", "ponderlm")
     for path in (ROOT / "configs" / room).iterdir()
 )
 TINY = [

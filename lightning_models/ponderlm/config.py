@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_models.layers import DecoderConfig
+from lightning_models.transformer.network import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class PonderingConfig(DecoderConfig):
+class PonderingConfig(TransformerConfig):
     """A LLaMA-style decoder that takes K additional computation steps a token.
 
     Defaults of the shape's style are those of the PonderLM papers' public code: RMSNorm, SwiGLU,

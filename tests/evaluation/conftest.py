@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from datamodules import LocalText
-from lightning_models import LatentThoughtLM, OptimizerConfig, TransformerLM
+from lightning_models import LatentThoughtLM, OptimizerConfig, PonderLM, TransformerLM
 
 SIZES = {"num_layers": 2, "dim": 32, "num_heads": 2}
 LATENT = {"latents_per_layer": 2, "inner_steps": 2, "prior_layers": 1, "window": 16}
@@ -77,6 +77,13 @@ def latent_path(corpus, train_checkpoint, tmp_path_factory):
         weight.mul_(4 if weight.dim() > 1 else 1)
     torch.save(content, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def ponder_path(corpus, train_checkpoint, tmp_path_factory):
+    """A checkpoint of PonderLM-3 on bytes with at most two additional steps; not to be changed."""
+    path = tmp_path_factory.mktemp("ponder") / "ponder.ckpt"
+    return train_checkpoint(path, LocalText(**corpus), PonderLM, thinking_steps=2)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 
 from studies import StudyError, Text
 from studies.report import BEGIN, END, check_report, render, write_report
+from studies.study import Column
 from studies.tables import seeds_table, summary_table
 
 
@@ -52,6 +53,13 @@ def test_one_seed_has_no_range_and_a_missing_baseline_no_ratio(study, results):
     line = cells(summary_table(study, alone), 0)
     assert line["bpb"] == "2.25, not causal"
     assert line["wall time / baseline"] == "-"
+
+
+def test_numbers_are_shown_in_their_unit(study, results):
+    column = Column(title="M", evaluation="blockwise", key="flops_per_token", digits=1, unit=1e6)
+    wide = replace(study, columns=(column,))
+    assert cells(summary_table(wide, results()), 0)["M"] == "2.0 (2.0 to 2.0)"
+    assert cells(seeds_table(wide, results()), 1)["M"] == "2.0"
 
 
 def test_zero_has_no_sign(study, results):

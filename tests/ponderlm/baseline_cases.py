@@ -1,0 +1,205 @@
+"""The baselines at a small size with lively weights, and what all of their tests ask of them."""
+
+import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_models.layers import Rope
+from lightning_models.ponderlm import repeated
+from lightning_models.transformer import network as transformer_network
+from tests.reference import ponderlm as reference
+
+V = 11
+SIZES = {
+    "vocab_size": V,
+    "vocab_multiple": 1,
+    "block_size": 8,
+    "num_layers": 2,
+    "dim": 8,
+    "num_heads": 2,
+    "ffn_dim": 12,
+    "thinking_steps": 2,
+}
+COUNTED = {
+    torch.ops.aten.addmm_: lambda into, left, right, out_shape=None, **_: (
+        2 * left[0] * left[1] * right[1]
+    )
+}
+"""Torch's counter knows only the other form of this product."""
+
+
+def exactly(monkeypatch):
+    """Rotary tables, and all that is made inside, in float64; for a fixture to yield from."""
+    for module in (transformer_network, repeated):
+        monkeypatch.setattr(module, "rope_tables", exact_rope_tables)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def exact_rope_tables(positions, head_dim, base=10000.0):
+    """``layers.rope_tables`` in float64."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    angles = positions.double()[..., None] * base**-exponent
+    angles = torch.cat((angles, angles), dim=-1).reshape(-1, 1, positions.shape[-1], head_dim)
+    return Rope(angles.cos(), angles.sin())
+
+
+def build(model, kind, seed=0, **changes):
+    """A model in evaluation mode; every weight is drawn anew, wide enough to matter."""
+    lm = model(kind(**{**SIZES, **changes}))
+    lm.configure_model()
+    enliven(lm.network, seed)
+    return lm.eval()
+
+
+def enliven(network, seed=0):
+    """Draws all parameters anew, norms around 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(1 + 0.3 * drawn if "norm" in name else 0.4 * drawn)
+
+
+def rows_of(lengths, seed=0, vocab=V):
+    """A batch of random rows of these lengths, padded on the right."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = len(lengths), max(lengths)
+    tokens = torch.randint(0, vocab, shape, generator=generator)
+    targets = torch.randint(0, vocab, shape, generator=generator)
+    mask = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+    return {"tokens": tokens, "targets": targets.masked_fill(~mask, -100), "mask": mask}
+
+
+# ---- by the equations
+
+
+def blocks(weights, config, x, positions):
+    """All blocks, before the final norm, on inputs (N, D) that see themselves and earlier ones."""
+    mask = reference.mask_matrix([torch.zeros((), dtype=torch.float64)] * len(positions))
+    for layer in range(config.num_layers):
+        name = f"blocks.{layer}"
+        normed = reference.norm(weights, config, x, f"{name}.attention_norm")
+        args = positions, mask, f"{name}.attention"
+        x = x + reference.attention(weights, config, normed, *args)
+        normed = reference.norm(weights, config, x, f"{name}.feed_forward_norm")
+        x = x + reference.swiglu(weights, normed, f"{name}.feed_forward")
+    return x
+
+
+def embedded(weights, config, tokens):
+    """Inputs (N, D)."""
+    return torch.stack([reference.embed(weights, config, token) for token in tokens])
+
+
+def cross_entropies(weights, config, h, targets, normed=False):
+    """Losses (N,) of states (N, D), 0 where there is no target."""
+    h = h if normed else reference.norm(weights, config, h, "norm")
+    losses = [
+        reference.cross_entropy(weights, state, target) if target >= 0 else state.sum() * 0
+        for state, target in zip(h, targets, strict=True)
+    ]
+    return torch.stack(losses)
+
+
+def own_rows(batch):
+    """Lists of tokens and of targets of each row, without padding."""
+    for tokens, targets, mask in zip(batch["tokens"], batch["targets"], batch["mask"], strict=True):
+        yield tokens[mask].tolist(), targets[mask].tolist()
+
+
+def check_loss_and_gradients(model, by_depth, batch):
+    """The summed loss and the gradient of every weight, against ``by_depth(weights, ...)``.
+
+    ``by_depth`` (weights, config, tokens, targets) returns the losses (T,) behind each depth.
+    """
+    weights = reference.leaves(model.network.state_dict())
+    rows = [by_depth(weights, model.config, *row)[-1].sum() for row in own_rows(batch)]
+    expected = sum(rows)
+    expected.backward()
+    loss = model.loss(batch).terms["nll"].sum
+    loss.backward()
+    torch.testing.assert_close(loss, expected, atol=1e-9, rtol=1e-9)
+    for name, parameter in model.network.named_parameters():
+        torch.testing.assert_close(parameter.grad, weights[name].grad, atol=1e-8, rtol=1e-8)
+
+
+def recorded(model, batch):
+    """Scores, and the recorded statistics by their names."""
+    found = {}
+
+    def keep(name):
+        return lambda **values: found.update({name: values})
+
+    names = ("thinking_steps", "depth_losses", "entropy")
+    return model.recorded(batch, **{name: keep(name) for name in names}), found
+
+
+def check_depths(model, by_depth, batch):
+    """Scores and recorded statistics against ``by_depth``; see above."""
+    scores, found = recorded(model, batch)
+    assert torch.equal(scores.log_prob, model.score(batch).log_prob)
+    losses = found["depth_losses"]["losses"]
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses[..., -1], -scores.log_prob)
+    weights = reference.leaves(model.network.state_dict())
+    for number, (tokens, targets) in enumerate(own_rows(batch)):
+        with torch.no_grad():
+            expected = torch.stack(by_depth(weights, model.config, tokens, targets), dim=-1)
+        own = losses[number, : len(tokens)].double()
+        torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
+        assert not losses[number, len(tokens) :].any()
+    odds = F.log_softmax(logits_of(model, batch["tokens"]), dim=-1)
+    entropy = -(odds.exp() * odds).sum(dim=-1)
+    seen = batch["mask"]
+    torch.testing.assert_close(found["entropy"]["entropy"][seen], entropy[seen])
+    return found["thinking_steps"]
+
+
+def logits_of(model, tokens):
+    """Logits (B, T, V) of scoring."""
+    with torch.no_grad():
+        states, _ = model.read({"tokens": tokens}, every_depth=False)
+        return states @ model.network.output_matrix.t()
+
+
+def check_decoding(model, tokens):
+    """Steps of rows with prompts of 1, 3 and 2 tokens, one of which leaves, against scoring."""
+    expected = logits_of(model, tokens).log_softmax(-1)
+    with torch.no_grad():
+        cache = model.init_cache(tokens[:, :3], torch.tensor([1, 3, 2]), 5)
+        rows, places = [0, 1, 2], [0, 2, 1]
+        for step in range(5):
+            if step == 2:
+                cache.select(torch.tensor([2, 0]))
+                rows, places = [2, 0], [places[2], places[0]]
+            logits, ready = model.decode_step(cache, tokens[rows, places])
+            assert ready.all()
+            found = logits.log_softmax(-1).double()
+            torch.testing.assert_close(found, expected[rows, places].double(), atol=1e-5, rtol=1e-5)
+            places = [place + 1 for place in places]
+    return cache
+
+
+# ---- compute
+
+
+def unseen_flops(config, rows, lengths):
+    """What the math kernel spends on keys behind the query, in passes of these lengths."""
+    return sum(
+        config.num_layers * 4 * config.dim * rows * length * (length - 1) // 2 for length in lengths
+    )
+
+
+def counted_flops(model, batch, lengths, training):
+    """Torch's count of a forward pass with all logits, or of a training step."""
+    factor = 3 if training else 1
+    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+        if training:
+            sum(term.sum for term in model.loss(batch).terms.values()).backward()
+        else:
+            logits_of(model, batch["tokens"])
+    unseen = unseen_flops(model.config, len(batch["tokens"]), lengths)
+    return counter.get_total_flops() - factor * unseen

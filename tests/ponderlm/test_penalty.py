@@ -1,0 +1,182 @@
+"""The minimum-ponder penalty against the slow version."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lightning_models.ponderlm.penalty import minimum_ponder_penalty
+from tests.ponderlm.cases import (
+    EXACT,
+    believed,
+    build,
+    config_of,
+    row_of,
+    rows_of,
+    some_tokens,
+    weights_of,
+)
+from tests.reference import ponderlm as reference
+
+CASES = {
+    "ours": {"penalty": "ours"},
+    "ours-flat": {"penalty": "ours", "penalty_beta": 3.0},
+    "ours-far": {"penalty": "ours", "penalty_theta": 0.4, "penalty_beta": 5.0},
+    "paper": {"penalty": "paper"},
+    "paper-shifted": {"penalty": "paper", "penalty_theta": 2.0, "penalty_beta": 4.0},
+    "expected-steps": {"penalty": "expected_steps"},
+}
+LOSSES = ([2.0, 1.02, 1.01, 1.0], [1.9, 1.2, 0.6, 0.4], [1.0, 1.04, 1.3, 1.1], [9.0, 5.0, 4.0, 3.0])
+
+
+def some_tails(number, seed=0):
+    """log w (N, 4) that takes gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    g = 2 * torch.randn(number, 4, generator=generator, dtype=torch.float64)
+    return torch.stack([reference.tail_log(row) for row in g]).requires_grad_()
+
+
+def slow_penalty(log_tail, losses, config):
+    w = [row.exp() for row in log_tail]
+    if config.penalty == "expected_steps":
+        return sum(sum(own[1:]) for own in w) / len(w)
+    counts = [math.floor(f * len(w)) for f in reference.fractions(config, losses)]
+    return reference.bottom(w, counts)
+
+
+@pytest.mark.parametrize("losses", LOSSES)
+@pytest.mark.parametrize("case", CASES)
+def test_value_and_gradient(case, losses):
+    """lambda times the sum of means, and its slope in log w, from none of the tokens to all."""
+    config = config_of(thinking_steps=3, penalty_weight=0.3, **CASES[case])
+    fast, slow = some_tails(11), some_tails(11)
+    measured = torch.tensor(losses, dtype=torch.float64, requires_grad=True)
+    found = minimum_ponder_penalty(fast, measured, config)
+    expected = 0.3 * slow_penalty(slow, losses, config)
+    torch.testing.assert_close(found.value, expected, **EXACT)
+    found.value.backward()
+    assert measured.grad is None, "the losses only count"
+    if expected.requires_grad:
+        expected.backward()
+    slope = torch.zeros_like(slow) if slow.grad is None else slow.grad
+    torch.testing.assert_close(fast.grad, slope, **EXACT)
+    if case == "expected-steps":
+        assert found.ratios is found.fractions is found.counts is None
+        return
+    f = reference.fractions(config, losses)
+    torch.testing.assert_close(found.fractions, torch.tensor(f, dtype=torch.float64), **EXACT)
+    assert found.counts.tolist() == [math.floor(value * 11) for value in f]
+
+
+def test_the_cases_differ():
+    """None, some and all of the tokens are penalised somewhere."""
+    counts = set()
+    for case, losses in itertools.product(CASES, LOSSES):
+        config = config_of(thinking_steps=3, **CASES[case])
+        if config.penalty != "expected_steps":
+            f = reference.fractions(config, losses)
+            counts |= {math.floor(value * 11) for value in f}
+    assert {0, 10} < counts
+    assert len(counts) > 5
+
+
+def test_the_printed_penalty_is_inert():
+    """T7: exactly 0, not nan, at losses of 2 nats and more."""
+    config, log_tail = config_of(thinking_steps=3, penalty="paper"), some_tails(100)
+    losses = torch.tensor([5.0, 4.0, 3.0, 2.0], dtype=torch.float64)
+    found = minimum_ponder_penalty(log_tail, losses, config)
+    found.value.backward()
+    assert found.value == 0
+    assert (log_tail.grad == 0).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_to_penalise(case):
+    """T7: rows without a target, and no steps to take, are 0 with finite gradients."""
+    for steps, masked in ((2, True), (0, False)):
+        model, batch = build(thinking_steps=steps, **CASES[case]), rows_of([3])
+        if masked:
+            batch["targets"] = torch.full_like(batch["targets"], -100)
+        term = model.train().loss(batch).terms["penalty"]
+        assert term.sum == 0
+        assert term.normaliser == 1
+        term.sum.backward()
+        for name, parameter in model.network.named_parameters():
+            assert parameter.grad is None or (parameter.grad == 0).all(), name
+
+
+def slow_rows(model, batch, iterations):
+    """Final passes of all rows with their targets."""
+    weights, rows = weights_of(model), []
+    for row in range(len(batch["tokens"])):
+        tokens, targets = row_of(batch, row)
+        passes = reference.jacobi(weights, model.config, tokens, iterations)
+        rows.append((passes[-1], targets))
+    return weights, rows
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("penalty", ["ours", "paper"])
+def test_statistics_of_training(penalty, every):
+    """What steps the tokens take, losses behind each depth, and what comes of them."""
+    beta, theta = (10.0, 1.5) if penalty == "paper" else (3.0, 0.1)
+    options = {"penalty": penalty, "penalty_beta": beta, "penalty_theta": theta}
+    model = build(depth_losses_every=every, jacobi_iterations=(1, 1), router=1.5, **options)
+    batch = believed(model, rows_of([4, 3]))
+    batch["targets"][0, 1] = -100
+    output = model.train().loss(batch)
+    weights, rows = slow_rows(model, batch, 1)
+    stats = {
+        name: (value.sum / value.number).item() if isinstance(value, tuple) else value.item()
+        for name, value in output.stats.items()
+    }
+    w = torch.cat([done.log_tail[torch.tensor(targets) >= 0].exp() for done, targets in rows])
+    assert stats.pop("expected_steps") == pytest.approx(w[:, 1:].sum(dim=1).mean().item())
+    executed = (w >= model.config.tau).sum(dim=1) - 1.0
+    assert stats.pop("executed_steps") == pytest.approx(executed.mean().item())
+    c, found = reference.mean_losses(weights, model.config, rows), []
+    for depth, value in enumerate(c):
+        assert stats.pop(f"depth_{depth}/nll") == pytest.approx(value, rel=1e-5)
+        found.append(stats.pop(f"depth_{depth}/rho"))
+    u = [value - c[-1] * (penalty == "ours") for value in c]
+    rho = [1 - 1 / (1 + math.exp(-beta * (value - theta))) for value in u]
+    assert found == pytest.approx(rho, rel=1e-4)
+    for k, f in enumerate(reference.fractions(model.config, c), start=1):
+        assert stats.pop(f"depth_{k}/fraction") == pytest.approx(f, rel=1e-4)
+        assert stats.pop(f"depth_{k}/penalised") == math.floor(6 * f)
+    assert not stats
+
+
+def test_so_many_targets_measured():
+    """``depth_losses_every``: the first of each group, over rows, counting targets only."""
+    batch, numbers = rows_of([3, 2]), {}
+    batch["targets"][0, 0] = -100
+    for every in (1, 2, 3, 9):
+        output = build(depth_losses_every=every).train().loss(batch)
+        numbers[every] = int(output.stats["depth_0/nll"].number)
+    assert numbers == {1: 4, 2: 2, 3: 2, 9: 1}
+
+
+def test_no_penalty():
+    """Weight 0: no such term; the losses behind each depth are logged only if asked for."""
+    batch = rows_of([3])
+    for asked in (False, True):
+        model = build(penalty_weight=0.0, log_depth_losses=asked)
+        output = model.train().loss(batch)
+        assert set(output.terms) == {"nll"}
+        assert ("depth_0/nll" in output.stats) is asked
+        assert not any("rho" in name for name in output.stats)
+
+
+@pytest.mark.usefixtures("exact")
+def test_the_penalty_reaches_the_output_matrix_never():
+    """Gradients flow through w alone: into the router, and into what it looks at."""
+    model, batch = build(penalty_beta=1e-3), rows_of([4])
+    batch["targets"][0] = torch.tensor(some_tokens(4, 5))
+    model.train().loss(batch).terms["penalty"].sum.backward()
+    grads = {name: p.grad for name, p in model.network.named_parameters()}
+    assert grads["head.weight"] is None or (grads["head.weight"] == 0).all()
+    for name in ("router.weight", "router.bias", "norm.weight", "blocks.0.attention.qkv.weight"):
+        assert grads[name].norm() > 0
