@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lightning_models.ponderlm.config import PonderConfig
 
-FLOOR = -1e4
+FLOOR = -1e3
 """Attention bias of slots that are not there: exp of it is 0 in every precision, gradients too."""
 
 

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_models.layers import Rope
-from lightning_models.ponderlm import repeated
+from lightning_models.ponderlm.baselines import repeated
 from lightning_models.transformer import network as transformer_network
 from tests.reference import ponderlm as reference
 
