@@ -17,8 +17,8 @@ from torch import Tensor
 from benchmarks.measure import seconds
 from lightning_models import PonderLM
 from lightning_models.generation import Sampler, SamplingConfig, generate
+from lightning_models.layers import recording
 from lightning_models.ponderlm import sequential
-from lightning_models.ponderlm.cache import SlotCache
 from lightning_models.ponderlm.router import Steps, executed_steps
 from lightning_models.vocabulary import logits
 
@@ -65,9 +65,8 @@ def _generate(
     model: PonderLM, prompts: list[list[int]], depth: Any, options: argparse.Namespace
 ) -> tuple[float, float]:
     """Returns seconds per new token of a row behind the prompt, and the mean steps executed."""
-    told = _Told(model, depth)
-    slots = 0
-    with told:
+    taken: list[int] = []
+    with _Told(model, depth):
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=options.device)
         tokens = torch.tensor(prompts, device=options.device)
         start = seconds(lambda: model.init_cache(tokens, lengths, options.new))
@@ -78,29 +77,22 @@ def _generate(
             )
 
         whole = seconds(run)
-        slots = told.slots
-    count = len(prompts) * options.new
-    return (whole - start) / options.new, slots / count - 1
+        with recording(generated_steps=lambda steps: taken.extend(steps.tolist())):
+            run()
+    return (whole - start) / options.new, statistics.mean(taken)
 
 
 class _Told:
-    """A router that says what it is told; counts the slots of rows that are generated."""
+    """A router that says what it is told."""
 
     def __init__(self, model: PonderLM, depth: Any) -> None:
-        self.model, self.depth, self.slots = model, depth, 0
-        self._advance = sequential.advance
+        self.model, self.depth = model, depth
 
     def __enter__(self) -> None:
         self.model.network.route = self._route  # type: ignore[method-assign]
-        sequential.advance = self._counted  # type: ignore[assignment]
 
     def __exit__(self, *_: object) -> None:
         del self.model.network.route
-        sequential.advance = self._advance
-
-    def _counted(self, network: Any, cache: SlotCache, *rest: Any) -> Tensor:
-        self.slots += len(cache.slot)
-        return self._advance(network, cache, *rest)
 
     def _route(self, first: Tensor) -> Steps:
         most = self.model.config.thinking_steps

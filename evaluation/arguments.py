@@ -57,7 +57,7 @@ def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
 def add_data_arguments(
     parser: ArgumentParser,
     argv: Sequence[str],
-    find: Callable[[Sequence[str]], Checkpoint | None] = checkpoint_in,
+    find: Callable[[Sequence[str]], Checkpoint | None] | None = None,
 ) -> None:
     """Declares which data to score, and how much; see ``add_corpus_arguments``."""
     add_corpus_arguments(parser, argv, find)
@@ -72,14 +72,14 @@ def add_data_arguments(
 def add_corpus_arguments(
     parser: ArgumentParser,
     argv: Sequence[str],
-    find: Callable[[Sequence[str]], Checkpoint | None] = checkpoint_in,
+    find: Callable[[Sequence[str]], Checkpoint | None] | None = None,
 ) -> None:
     """Declares which data to read; data options default to those in the checkpoint.
 
     Args:
         parser: of the command.
         argv: the command line.
-        find: returns the checkpoint that it names, or None.
+        find: returns the checkpoint that it names, or None; by default that of ``--ckpt``.
     """
     parser.add_subclass_arguments(
         LanguageDataModule,
@@ -88,7 +88,7 @@ def add_corpus_arguments(
         help="Corpus to read. What is not given is taken from the checkpoint's own data.",
     )
     parser.add_argument("--split", type=Split, default="val", help="Documents to read.")
-    checkpoint = find(argv)
+    checkpoint = (find or checkpoint_in)(argv)
     if checkpoint is not None and checkpoint.data_recipe is not None:
         resolve_class(checkpoint.data_recipe["class_path"], LanguageDataModule)
         refuse_foreign_classes(checkpoint.data_recipe)

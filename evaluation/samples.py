@@ -14,9 +14,11 @@ from evaluation.device import Precision, autocast, pick_device
 from evaluation.output import check_target, write_jsonl
 from evaluation.prompts import collect_prompts
 from evaluation.rebuild import build_model
+from evaluation.thinking import GeneratedSteps
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig
+from lightning_models.layers import recording
 
 GROUP = 32
 """Prompts decoded at once: few enough for the caches of a GPT-2 to fit a small GPU."""
@@ -119,16 +121,19 @@ def run(settings: Namespace) -> None:
         tokenizer = load_tokenizer(settings.tokenizer)
     model = build_model(checkpoint, settings["set"]).to(device)
     check_vocabulary(model, tokenizer)
-    rows = []
-    for prompt, continuation in continue_prompts(
-        model,
-        tokenizer,
-        prompts,
-        max_new_tokens=settings.max_new_tokens,
-        sampling=sampling,
-        precision=settings.precision,
-    ):
-        print(f"--- {prompt}\n{continuation}")
-        rows.append({"prompt": prompt, "continuation": continuation})
+    rows, taken = [], GeneratedSteps()
+    with recording(generated_steps=taken.count):
+        for prompt, continuation in continue_prompts(
+            model,
+            tokenizer,
+            prompts,
+            max_new_tokens=settings.max_new_tokens,
+            sampling=sampling,
+            precision=settings.precision,
+        ):
+            print(f"--- {prompt}\n{continuation}")
+            rows.append({"prompt": prompt, "continuation": continuation})
+    if taken.mean is not None:
+        print(f"--- {taken.mean:.2f} additional steps a token")
     if target is not None:
         write_jsonl(target, rows)

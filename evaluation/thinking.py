@@ -47,6 +47,24 @@ def price_steps(model: LanguageModel, context: int, steps: float) -> Thinking:
     )
 
 
+class GeneratedSteps:
+    """Counts the additional steps of generated tokens, where a model records them."""
+
+    def __init__(self) -> None:
+        """Starts at none."""
+        self._steps = self._tokens = 0
+
+    def count(self, steps: Tensor) -> None:
+        """Takes the steps, int64 (n,), that tokens have taken."""
+        self._steps += int(steps.sum())
+        self._tokens += len(steps)
+
+    @property
+    def mean(self) -> float | None:
+        """Steps per generated token; None if nothing was recorded."""
+        return self._steps / self._tokens if self._tokens else None
+
+
 class StepCounter:
     """Sums the additional steps of all targets, where a model records ``thinking_steps``."""
 

@@ -18,7 +18,7 @@ def main(text: str, cache: str, out: str) -> None:
     torch.set_num_threads(1)
     processes = int(os.environ["WORLD_SIZE"])
     for method in METHODS:
-        model = method.build()
+        model = method.build(**method.alone)
         trainer = L.Trainer(
             accelerator="cpu",
             devices=processes,

@@ -45,6 +45,8 @@ class Method:
     """Training batches that set running statistics before anything is tested."""
     noise: dict[str, Any] = field(default_factory=lambda: {"dropout": 0.1})
     """What makes every random draw of training count."""
+    alone: dict[str, Any] = field(default_factory=dict)
+    """What makes the objective of a batch that of its parts, where parts are compared."""
     far_sighted: bool = True
     """Whether a token of a longer context costs more."""
     training_factor: float = 3.0
@@ -100,6 +102,7 @@ PONDER = {"thinking_steps": 2, "eval_iterations": None}
 REPEATED = {"thinking_steps": 2}
 MOR = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}
 PASSES = {"training_factor": 0.0}  # iterations to convergence are counted as their limit
+PENALISED = {**PASSES, "alone": {"penalty_weight": 0.0}}
 BOUND = {"far_sighted": False, "training_factor": 1.0}
 
 
@@ -135,8 +138,8 @@ METHODS = [
     gestalt("thought-gestalt-none", memory="none"),
     gestalt("thought-gestalt-in-context", memory="in_context"),
     gestalt("thought-gestalt-no-seeding", context_seeding=False),
-    Method("ponderlm", PonderLM, PONDER | {"router_init": "uniform"}, **PASSES),
-    Method("ponderlm-sequential", PonderLM, PONDER | {"inference": "sequential"}, **PASSES),
+    Method("ponderlm", PonderLM, PONDER | {"router_init": "uniform"}, **PENALISED),
+    Method("ponderlm-sequential", PonderLM, PONDER | {"inference": "sequential"}, **PENALISED),
     Method("ponderlm2", PonderLM2, PONDER | {"prefill": "sequential"}, **PASSES),
     Method("ponderlm1", PonderLM1, REPEATED),
     Method("looped", LoopedLM, REPEATED),

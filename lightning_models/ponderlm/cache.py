@@ -39,8 +39,6 @@ class SlotCache:
         """What the output matrix will be applied to: of PonderLM-3, the sum so far."""
         self.steps: Steps | None = None
         """The token's step distribution, known behind slot 0."""
-        self.executed = torch.zeros(rows, dtype=torch.int64, device=device)
-        """Slots computed since the cache was made, that is, beyond what reading a prompt took."""
 
     def add_bias(self, bias: Tensor) -> None:
         """Writes the bias (B, N) of the next N entries of each row."""
@@ -70,7 +68,7 @@ class SlotCache:
     def select(self, rows: Tensor) -> None:
         """Keeps only ``rows`` (int64 indices), in that order."""
         self.kv.select(rows)
-        for name in ("token", "slot", "last", "state", "read_out", "executed"):
+        for name in ("token", "slot", "last", "state", "read_out"):
             setattr(self, name, getattr(self, name)[rows])
         if self.bias is not None:
             self.bias = self.bias[rows]

@@ -1,7 +1,9 @@
 """The configurations of PonderLM-3 and of what its family has in common."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_models.transformer.network import TransformerConfig
 
@@ -71,11 +73,12 @@ class PonderLM2Config(PonderingConfig):
     def __post_init__(self) -> None:
         """Checks the iterations beside what the family checks."""
         super().__post_init__()
-        low, high = self.jacobi_iterations
-        if not 0 <= low <= high:
+        span: Any = self.jacobi_iterations
+        whole = isinstance(span, Sequence) and all(type(end) is int for end in span)
+        if not whole or len(span) != 2 or not 0 <= span[0] <= span[1]:
             raise ValueError(
-                f"jacobi_iterations ({low}, {high}) must be two whole numbers of at least 0, the "
-                "lower one first"
+                f"jacobi_iterations ({span}) must be two whole numbers of at least 0, the lower "
+                "one first"
             )
         if self.eval_iterations is not None and self.eval_iterations < 0:
             raise ValueError(
@@ -129,6 +132,10 @@ class PonderConfig(PonderLM2Config):
     def __post_init__(self) -> None:
         """Checks router and penalty beside what PonderLM-2 checks."""
         super().__post_init__()
+        for key in ("router_bias", "alpha", "penalty_weight", "penalty_beta", "penalty_theta"):
+            value = getattr(self, key)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{key} ({value}) must be a finite number")
         if not 0 <= self.tau < 1:
             raise ValueError(f"tau ({self.tau}) must be in [0, 1)")
         if self.penalty_weight < 0:

@@ -24,6 +24,7 @@ class Slots(Protocol):
     """A network whose passes are iterated."""
 
     config: PonderLM2Config
+    sharded: bool
 
     def one_pass(self, x: Tensor, latents: Tensor, steps: Steps | None) -> Tensor:
         """Returns the outputs (B, T, S, D) of S slots a token."""
@@ -50,11 +51,19 @@ def iterate(network: Slots, x: Tensor, iterations: int | None) -> Iterate:
         network: its ``one_pass`` and router.
         x: embedded tokens (B, T, D).
         iterations: J; None: until nothing changes any more.
+
+    Raises:
+        ValueError: if it is None and parameters are sharded.
     """
     config, most = network.config, network.config.thinking_steps
     found = Iterate(x.new_empty(*x.shape[:2], 0, x.shape[2]), None, 0)
     if most == 0:
         return found
+    if iterations is None and network.sharded:
+        raise ValueError(
+            "eval_iterations (null) iterates as often as each rank's texts need, which sharded "
+            "parameters do not allow; set a number"
+        )
     limit = most * x.shape[1] if iterations is None else iterations
     total = most + limit + 1
     for number in range(most + limit):

@@ -19,7 +19,7 @@ from lightning_models.ponderlm.jacobi import draw_iterations, record_states
 from lightning_models.ponderlm.network import Pondered, PonderNetwork, SlotNetwork
 from lightning_models.ponderlm.penalty import minimum_ponder_penalty
 from lightning_models.ponderlm.router import partial_states
-from lightning_models.vocabulary import IGNORE_INDEX, logits
+from lightning_models.vocabulary import logits
 
 
 class PonderLM2(LanguageModel):
@@ -55,15 +55,23 @@ class PonderLM2(LanguageModel):
     # ---- training
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
-        """Returns the summed cross-entropy of the last pass, and what else the method adds."""
+        """Returns the summed cross-entropy of the last pass, and what else the method adds.
+
+        Where it is measured, the cross-entropy behind each number of steps is logged beside.
+        """
         pondered: Pondered = self.network(batch["tokens"], self._iterations())
         targets = batch["targets"]
         nll = linear_cross_entropy(pondered.read_out, self.network.output_matrix, targets)
-        number = (targets >= 0).sum()
-        output = LossOutput({"nll": Term(nll, number, "targets")})
-        if self.config.measures_depths:
-            self._measure_depths(pondered, targets, output)
+        output = LossOutput({"nll": Term(nll, (targets >= 0).sum(), "targets")})
+        measured = self.config.measures_depths
+        losses = self._measure_depths(pondered, targets, output) if measured else None
+        self._add(pondered, targets, losses, output)
         return output
+
+    def _add(
+        self, pondered: Pondered, targets: Tensor, losses: Tensor | None, output: LossOutput
+    ) -> None:
+        """Adds terms and statistics of the method's own."""
 
     def _iterations(self) -> int | None:
         """Returns J: drawn in training, the same on all ranks, else as configured."""
@@ -74,20 +82,22 @@ class PonderLM2(LanguageModel):
 
     def _measure_depths(self, pondered: Pondered, targets: Tensor, output: LossOutput) -> Tensor:
         """Returns the mean cross-entropy behind each number of steps (K+1,), and logs it."""
-        every, seen = self.config.depth_losses_every, targets
+        every = self.config.depth_losses_every
+        with torch.no_grad():
+            states = self._stopped(pondered)
         if every > 1:
-            number = (targets >= 0).flatten().cumsum(0).view_as(targets)
-            seen = targets.masked_fill(number % every != 1, IGNORE_INDEX)
-        count = (seen >= 0).sum()
-        sums = self._depth_losses(pondered, seen).sum(dim=(0, 1))
+            valid = (targets >= 0).nonzero(as_tuple=True)
+            chosen = tuple(index[::every] for index in valid)
+            states, targets = states[chosen], targets[chosen]
+        count = (targets >= 0).sum()
+        sums = self._depth_losses(states, targets).flatten(0, -2).sum(dim=0)
         for steps, total in enumerate(sums):
             output.stats[f"depth_{steps}/nll"] = Mean(total, count)
         return sums / count.clamp(min=1)
 
     @torch.no_grad()
-    def _depth_losses(self, pondered: Pondered, targets: Tensor) -> Tensor:
-        """Returns the cross-entropy (B, T, K+1) of each target behind at most i steps, in nats."""
-        states = self._stopped(pondered)
+    def _depth_losses(self, states: Tensor, targets: Tensor) -> Tensor:
+        """Returns the cross-entropy (..., K+1) in nats of targets (...) behind states of steps."""
         matrix, count = self.network.output_matrix, states.shape[-2]
         losses = [-token_log_probs(states[..., i, :], matrix, targets) for i in range(count)]
         return torch.stack(losses, dim=-1)
@@ -103,9 +113,10 @@ class PonderLM2(LanguageModel):
 
         Records ``thinking_steps``: ``executed`` (B, T) int64, additional steps of each token, and
         ``most``, K; ``depth_losses``: ``losses`` (B, T, K+1), cross-entropy in nats if tokens
-        stopped after i steps; ``entropy``: ``entropy`` (B, T) of the next-token distributions, in
-        nats; ``states``, see ``jacobi.record_states``; ``router`` where there is one:
-        ``log_steps`` and ``log_tail`` (B, T, K+1).
+        stopped after i steps (of PonderLM-3 with partial sums of their own mass: the last differs
+        from the score by the order of tau); ``entropy``: ``entropy`` (B, T) of the next-token
+        distributions, in nats; ``states``, see ``jacobi.record_states``; ``router`` where there is
+        one: ``log_steps`` and ``log_tail`` (B, T, K+1).
         """
         pondered, targets = self._ponder(batch), batch["targets"]
         record("thinking_steps", executed=pondered.executed, most=self.config.thinking_steps)
@@ -113,7 +124,8 @@ class PonderLM2(LanguageModel):
             steps = pondered.steps
             record("router", log_steps=steps.log_steps, log_tail=steps.log_tail)
         if wants("depth_losses"):
-            record("depth_losses", losses=self._depth_losses(pondered, targets))
+            losses = self._depth_losses(self._stopped(pondered), targets)
+            record("depth_losses", losses=losses)
         matrix = self.network.output_matrix
         if wants("entropy"):
             record("entropy", entropy=token_entropies(pondered.read_out, matrix))
@@ -152,8 +164,13 @@ class PonderLM2(LanguageModel):
         """Computes one slot of each row; ready are those whose token has taken its last step.
 
         Returns next-token logits (B, V), zeros in rows that are not ready.
+
+        Records ``generated_steps``: ``steps`` int64, the additional steps that each token which is
+        through has taken.
         """
         ready = sequential.advance(self.network, cache, tokens)
+        if wants("generated_steps"):
+            record("generated_steps", steps=cache.last[ready])
         matrix = self.network.output_matrix
         out = torch.zeros(len(tokens), len(matrix), device=tokens.device)
         if bool(ready.any()):
@@ -212,23 +229,17 @@ class PonderLM(PonderLM2):
         """Returns the router's parameters."""
         return self.network.router.parameters()
 
-    def loss(self, batch: dict[str, Any]) -> LossOutput:
-        """Returns the cross-entropy of the integrated states and the penalty on later steps.
+    def _add(
+        self, pondered: Pondered, targets: Tensor, losses: Tensor | None, output: LossOutput
+    ) -> None:
+        """Adds the penalty, and logs the steps that tokens take.
 
-        Logged beside: ``expected_steps`` sum_{k >= 1} w_k and ``executed_steps`` of tau, and of
-        the penalty rho_i, f_k and n_k.
+        ``expected_steps`` is sum_{k >= 1} w_k, ``executed_steps`` those of tau; beside them rho_i,
+        f_k and n_k of the penalty.
         """
-        pondered: Pondered = self.network(batch["tokens"], self._iterations())
-        targets, config = batch["targets"], self.config
-        nll = linear_cross_entropy(pondered.read_out, self.network.output_matrix, targets)
-        output = LossOutput({"nll": Term(nll, (targets >= 0).sum(), "targets")})
         self._log_steps(pondered, targets, output)
-        losses = None
-        if config.measures_depths:
-            losses = self._measure_depths(pondered, targets, output)
-        if config.penalty_weight:
+        if self.config.penalty_weight:
             self._penalise(pondered, targets, losses, output)
-        return output
 
     def _log_steps(self, pondered: Pondered, targets: Tensor, output: LossOutput) -> None:
         assert pondered.steps is not None

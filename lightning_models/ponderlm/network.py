@@ -11,8 +11,8 @@ from lightning_models.ponderlm.config import PonderConfig, PonderLM2Config
 from lightning_models.ponderlm.router import Router, Steps, integrate, slot_bias
 from lightning_models.transformer.network import Backbone
 
-PASS_LENGTHS = 16
-"""Variants of a compiled block: numbers of slots, with and without bias and gradients."""
+BLOCK_VARIANTS = 32
+"""Graphs of a compiled block: numbers of slots, with and without bias, gradients, cache."""
 
 
 class Pondered(NamedTuple):
@@ -38,7 +38,7 @@ class SlotNetwork(Backbone):
     config: PonderLM2Config
 
     def forward(
-        self, tokens: Tensor, iterations: int | None = None, cache: KVCache | None = None
+        self, tokens: Tensor, iterations: int | None, cache: KVCache | None = None
     ) -> Pondered:
         """Returns the states of ``tokens`` (B, T), rows padded on the right.
 
@@ -101,7 +101,7 @@ class SlotNetwork(Backbone):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles each block, which all passes share; takes what ``torch.compile`` takes."""
         config: Any = torch._dynamo.config
-        config.recompile_limit = max(config.recompile_limit, PASS_LENGTHS)
+        config.recompile_limit = max(config.recompile_limit, BLOCK_VARIANTS)
         for block in self.blocks:
             block.compile(*args, **kwargs)
 

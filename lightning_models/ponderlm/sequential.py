@@ -14,7 +14,16 @@ from lightning_models.ponderlm.router import Steps
 
 
 def new_cache(network: SlotNetwork, rows: int, num_tokens: int) -> SlotCache:
-    """Returns an empty cache with room for all slots of ``num_tokens`` tokens a row."""
+    """Returns an empty cache with room for all slots of ``num_tokens`` tokens a row.
+
+    Raises:
+        ValueError: if parameters are sharded: rows of each rank take steps of their own.
+    """
+    if network.sharded:
+        raise ValueError(
+            "PonderLM generates and scores slot by slot (inference: sequential) with whole "
+            "parameters only; use one device, or ddp"
+        )
     config, weight = network.config, network.embedding.weight
     capacity = num_tokens * (config.thinking_steps + 1)
     kv = KVCache(config.num_layers, rows, capacity, weight.device)
@@ -47,7 +56,6 @@ def advance(
     _route(network, cache, h, fresh)
     cache.read_out = torch.where(active[:, None], _read_out(cache, h), cache.read_out)
     cache.state = torch.where(active[:, None], h, cache.state)
-    cache.executed = cache.executed + active
     ready = active & (cache.slot == cache.last)
     cache.token = cache.token + ready
     cache.slot = torch.where(ready, 0, cache.slot + active)
@@ -110,7 +118,6 @@ def read_prompt(
             advance(network, cache, prompts.gather(1, place)[:, 0], active)
     else:
         _read_in_parallel(network, cache, prompts, lengths)
-    cache.executed = torch.zeros_like(cache.executed)
 
 
 def _read_in_parallel(

@@ -94,3 +94,11 @@ def test_measuring_asks_for_nothing_afterwards(checkpoint_path, corpus):
     report = measure_perplexity(checkpoint, build_model(checkpoint), data, limit_batches=1)
     assert report.thinking is None
     record("thinking_steps", executed=None, most=None)  # nobody is there to fail on it
+
+
+def test_generation_tells_the_steps_it_took(evaluates, ponder_path, checkpoint_path):
+    words = ["--prompt", "a", "--max_new_tokens", "5", "--temperature", "0"]
+    out = evaluates("generate", "--ckpt", ponder_path, *words, "--set.tau", "0")
+    most = read_checkpoint(ponder_path).model_recipe["init_args"]["config"]["thinking_steps"]
+    assert f"--- {most:.2f} additional steps a token" in out
+    assert "additional" not in evaluates("generate", "--ckpt", checkpoint_path, *words)

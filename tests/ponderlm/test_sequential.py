@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from callbacks.dial import dialled
+from lightning_models.layers import recording
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.ponderlm import PonderLM, PonderLM2
 from tests.ponderlm.cases import (
@@ -188,7 +189,6 @@ def test_skipped_slots_leave_no_keys(prefill):
             for k in range(1 + thought.executed)
         ]
         assert cache.bias[row, : sum(counts)].tolist() == pytest.approx(expected)
-    assert cache.executed.tolist() == [0, 0], "counts what is generated"
 
 
 def test_both_ways_to_read_a_prompt_are_one():
@@ -286,7 +286,8 @@ def test_dials_are_read_anew():
 def test_logits_of_rows_that_still_think():
     """They are zeros, and the row is not ready."""
     model = build(thinking_steps=1, tau=0.0)
-    with torch.no_grad():
+    taken = []
+    with torch.no_grad(), recording(generated_steps=lambda steps: taken.extend(steps.tolist())):
         cache = model.init_cache(torch.tensor([[3]]), torch.tensor([1]), 1)
         first, ready = model.decode_step(cache, torch.tensor([3]))
         assert not ready.any()
@@ -294,4 +295,4 @@ def test_logits_of_rows_that_still_think():
         second, ready = model.decode_step(cache, torch.tensor([3]))
     assert ready.all()
     assert second.shape == (1, V)
-    assert cache.executed.tolist() == [2]
+    assert taken == [1]

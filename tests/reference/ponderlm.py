@@ -106,8 +106,7 @@ def tail_naive(s):
 
 def tail_log(g):
     """log w_k = log sum_{j >= k} exp(g_j) - log sum_j exp(g_j)."""
-    rows = [log_sum_exp(g[k:]) - log_sum_exp(g) for k in range(len(g))]
-    return torch.stack(rows)
+    return torch.stack([log_sum_exp(g[k:]) - log_sum_exp(g) for k in range(len(g))])
 
 
 def log_sum_exp(g):
@@ -141,17 +140,21 @@ def key_bias(config, log_tail, k, tau):
     return log_tail[k - 1] if config.mask_index == "literal" else log_tail[k]
 
 
+def bias_in(config, done, t, k, tau):
+    """The bias of a slot by the router behind a pass; 0 without one."""
+    known = done is not None and done.log_tail is not None
+    return key_bias(config, done.log_tail[t] if known else None, k, tau)
+
+
 def place(config, t, k):
     """The rotary position of slot k of token t."""
-    sequential = config.latent_positions == "sequential"
-    return t * (config.thinking_steps + 1) + k if sequential else t
+    return t if config.latent_positions == "shared" else t * (config.thinking_steps + 1) + k
 
 
 def mask_matrix(biases):
     """M + G (N, N): a query a row, a key a column; causal, and every row has the keys' biases."""
-    count = len(biases)
-    causal = torch.full((count, count), -math.inf, dtype=torch.float64).triu(1)
-    return causal + torch.stack([torch.stack(biases)] * count)
+    causal = torch.full((len(biases), len(biases)), -math.inf, dtype=torch.float64).triu(1)
+    return causal + torch.stack([torch.stack(biases)] * len(biases))
 
 
 # ---- parallel: Jacobi iterations (section 3.4.1)
@@ -164,16 +167,11 @@ class Pass(NamedTuple):
     log_steps: Tensor | None
     log_tail: Tensor | None
 
-    def detached(self):
-        """The same without its graph."""
-        return Pass(*(None if value is None else value.detach() for value in self))
 
+def one_pass(weights, config, slots, before=None, alpha=0.0, tau=0.0):
+    """One application to interleaved slots; ``slots[k]`` (T, D) are the inputs of slot k.
 
-def one_pass(weights, config, slots, log_tail, alpha=0.0, tau=0.0):
-    """One application to interleaved slots.
-
-    ``slots[k]`` (T, D) are the inputs of slot k; ``log_tail`` (T, K+1), from the pass before,
-    attenuates keys; None: it attenuates none.
+    The w of the pass before attenuate keys.
     """
     inputs, positions, biases = [], [], []
     length, count = len(slots[0]), len(slots)
@@ -181,7 +179,7 @@ def one_pass(weights, config, slots, log_tail, alpha=0.0, tau=0.0):
         for k in range(count):
             inputs.append(slots[k][t])
             positions.append(place(config, t, k))
-            biases.append(key_bias(config, None if log_tail is None else log_tail[t], k, tau))
+            biases.append(bias_in(config, before, t, k, tau))
     out = transformer(weights, config, torch.stack(inputs), positions, mask_matrix(biases))
     states = torch.stack([out[t * count : (t + 1) * count] for t in range(length)])
     if "router.weight" not in weights:
@@ -198,15 +196,14 @@ def jacobi(weights, config, tokens, iterations, *, alpha=0.0, tau=0.0, grad_last
     steps = config.thinking_steps
     embedded = torch.stack([embed(weights, config, token) for token in tokens])
     counts = [*range(1, steps + 1), *([steps + 1] * (iterations + 1))]
-    slots, log_tail, passes = [embedded], None, []
+    slots, done, passes = [embedded], None, []
     for number, count in enumerate(counts):
         assert len(slots) == count
-        done = one_pass(weights, config, slots, log_tail, alpha, tau)
+        done = one_pass(weights, config, slots, done, alpha, tau)
         if grad_last_passes is not None and number < len(counts) - grad_last_passes:
-            done = done.detached()
+            done = Pass(*(None if value is None else value.detach() for value in done))
         passes.append(done)
         slots = [embedded] + [done.states[:, k] for k in range(min(count, steps))]
-        log_tail = done.log_tail
     return passes
 
 
@@ -238,7 +235,7 @@ class Thought(NamedTuple):
 def sequential(weights, config, tokens, *, alpha=0.0, tau=0.0, behind=None):
     """A ``Thought`` of every token of a row, slot by slot, with the hard stop at ``tau``.
 
-    ``behind`` is a prompt that ``read_in_parallel`` has read.
+    ``behind`` is a ``Prompt`` that has been read in parallel.
     """
     slots = [] if behind is None else list(behind.slots)
     first, thoughts = 0 if behind is None else behind.length, []
@@ -255,8 +252,8 @@ def sequential(weights, config, tokens, *, alpha=0.0, tau=0.0, behind=None):
         h = states[-1]
         if log_steps is not None:
             h = sum(log_steps[k].exp() * state for k, state in enumerate(states))
-        executed = len(states) - 1
-        thoughts.append(Thought(states, executed, log_steps, log_tail, h, logits(weights, h)))
+        out = logits(weights, h)
+        thoughts.append(Thought(states, len(states) - 1, log_steps, log_tail, h, out))
     return thoughts
 
 
@@ -275,12 +272,6 @@ def latest(weights, config, slots, read=None):
         mask[: len(read), : len(read)] = read
     x = torch.stack([slot.x for slot in slots])
     return transformer(weights, config, x, [slot.position for slot in slots], mask)[-1]
-
-
-def bias_in(config, done, t, k, tau):
-    """The bias of a slot by the router behind a pass; 0 without one."""
-    known = done is not None and done.log_tail is not None
-    return key_bias(config, done.log_tail[t] if known else None, k, tau)
 
 
 class Prompt(NamedTuple):
@@ -332,8 +323,7 @@ def depth_losses(weights, done, targets, renormalised=True):
     return rows
 
 
-PRESETS = {"paper": (10.0, 0.5), "ours": (100.0, 0.05)}
-"""beta and theta."""
+PRESETS = {"paper": (10.0, 0.5), "ours": (100.0, 0.05)}  # beta and theta
 
 
 def fractions(config, c):
@@ -376,9 +366,8 @@ def penalty(weights, config, rows):
 
     ``expected_steps``: the mean over tokens of sum_{k >= 1} w_k.
     """
-    w = []
-    for done, targets in rows:
-        w += [done.log_tail[t].exp() for t, target in enumerate(targets) if target >= 0]
+    kept = [(done, t) for done, targets in rows for t, x in enumerate(targets) if x >= 0]
+    w = [done.log_tail[t].exp() for done, t in kept]
     if config.penalty == "expected_steps":
         return sum((sum(own[1:]) / len(w) for own in w), torch.zeros((), dtype=torch.float64))
     f = fractions(config, mean_losses(weights, config, rows))
@@ -404,8 +393,8 @@ def objective(weights, config, rows, iterations):
         for h, target in zip(read_out(done), targets, strict=True):
             if target >= 0:
                 nll, number = nll + cross_entropy(weights, h, target), number + 1
-    nll, extra = nll / max(number, 1), torch.zeros((), dtype=torch.float64)
-    if "router.weight" in weights:
-        extra = penalty(weights, config, finals)
-        return Objective(nll, extra, number, nll + config.penalty_weight * extra)
-    return Objective(nll, extra, number, nll)
+    nll = nll / max(number, 1)
+    if "router.weight" not in weights:
+        return Objective(nll, torch.zeros(()).double(), number, nll)
+    extra = penalty(weights, config, finals)
+    return Objective(nll, extra, number, nll + config.penalty_weight * extra)

@@ -35,9 +35,9 @@ class DepthLM(TransformerLM):
         stopped after i steps, 0 where there is no target; ``entropy``: ``entropy`` (B, T) of the
         next-token distributions, in nats.
         """
-        targets, matrix = batch["targets"], self.network.output_matrix
-        every_depth = wants("depth_losses")
+        targets, every_depth = batch["targets"], wants("depth_losses")
         states, executed = self.read(batch, every_depth)
+        matrix = self.network.output_matrix  # behind the pass: a sharded one is gathered by then
         record("thinking_steps", executed=executed, most=self.config.thinking_steps)
         if every_depth:
             record("depth_losses", losses=depth_losses(states, matrix, targets))

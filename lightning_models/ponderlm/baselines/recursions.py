@@ -190,8 +190,9 @@ class MoRNetwork(RepeatedNetwork):
         num_tokens = x.shape[1]
         by_rank = routing == "topk"
         width = quota(self.config.capacities[number], num_tokens) if by_rank else width_of(chosen)
-        if width == 0:
+        if width == 0 and not self.sharded:
             return x
+        width = max(1, width)  # ranks that share parameters all run the blocks
         places = places_of(chosen, width)
         index = places[..., None].expand(-1, -1, x.shape[2])
         mine = x.gather(1, index)
