@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from callbacks.dial import dialled
-from lightning_models.layers import recording
 from lightning_models.generation import SamplingConfig, generate
+from lightning_models.layers import recording
 from lightning_models.ponderlm import PonderLM, PonderLM2
 from tests.ponderlm.cases import (
     ALL_STYLES,
