@@ -99,6 +99,7 @@ LATENT = {
     "encoder_layers": 2,
 }
 PONDER = {"thinking_steps": 2, "eval_iterations": None}
+ONE_STEP = PONDER | {"thinking_steps": 1}
 REPEATED = {"thinking_steps": 2}
 MOR = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}
 PASSES = {"training_factor": 0.0}  # iterations to convergence are counted as their limit
@@ -139,8 +140,8 @@ METHODS = [
     gestalt("thought-gestalt-in-context", memory="in_context"),
     gestalt("thought-gestalt-no-seeding", context_seeding=False),
     Method("ponderlm", PonderLM, PONDER | {"router_init": "uniform"}, **PENALISED),
-    Method("ponderlm-sequential", PonderLM, PONDER | {"inference": "sequential"}, **PENALISED),
-    Method("ponderlm2", PonderLM2, PONDER | {"prefill": "sequential"}, **PASSES),
+    Method("ponderlm-sequential", PonderLM, ONE_STEP | {"inference": "sequential"}, **PENALISED),
+    Method("ponderlm2", PonderLM2, ONE_STEP | {"prefill": "sequential"}, **PASSES),
     Method("ponderlm1", PonderLM1, REPEATED),
     Method("looped", LoopedLM, REPEATED),
     Method("pause", PauseLM, REPEATED),
