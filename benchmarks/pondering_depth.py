@@ -44,13 +44,13 @@ def report_generation(model: PonderLM, options: argparse.Namespace) -> None:
 def _rows(model: PonderLM, prompts: list[list[int]], depth: Any, options: Any) -> str:
     most = model.config.thinking_steps
     runs: list[Callable[[], float]] = [
-        lambda: _generate(model, prompts, depth, options)[0],
-        lambda: _generate(model, prompts, most, options)[0],
+        lambda: _generate(model, prompts, depth, options),
+        lambda: _generate(model, prompts, most, options),
         lambda: _one_head(model, len(prompts)),
         lambda: _one_slot(model, prompts, options),
     ]
     times = [[run() for run in runs] for _ in range(options.rounds + 1)][1:]
-    steps = _generate(model, prompts, depth, options)[1]
+    steps = _mean_steps(model, prompts, depth, options)
     ratio = statistics.median(t[0] / t[1] for t in times)
     a, b = (statistics.median(t[i] for t in times) for i in (2, 3))
     predicted = (a + (steps + 1) * b) / (a + (most + 1) * b)
@@ -61,25 +61,32 @@ def _rows(model: PonderLM, prompts: list[list[int]], depth: Any, options: Any) -
     )
 
 
+@torch.no_grad()
 def _generate(
     model: PonderLM, prompts: list[list[int]], depth: Any, options: argparse.Namespace
-) -> tuple[float, float]:
-    """Returns seconds per new token of a row behind the prompt, and the mean steps executed."""
-    taken: list[int] = []
+) -> float:
+    """Returns seconds per new token of a row, behind the prompt."""
     with _Told(model, depth):
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=options.device)
         tokens = torch.tensor(prompts, device=options.device)
         start = seconds(lambda: model.init_cache(tokens, lengths, options.new))
+        whole = seconds(lambda: _continue(model, prompts, options))
+    return (whole - start) / options.new
 
-        def run() -> None:
-            generate(
-                model, prompts, max_new_tokens=options.new, sampling=GREEDY, device=options.device
-            )
 
-        whole = seconds(run)
-        with recording(generated_steps=lambda steps: taken.extend(steps.tolist())):
-            run()
-    return (whole - start) / options.new, statistics.mean(taken)
+def _mean_steps(
+    model: PonderLM, prompts: list[list[int]], depth: Any, options: argparse.Namespace
+) -> float:
+    """Returns the additional steps that a generated token takes."""
+    taken: list[int] = []
+    counting = recording(generated_steps=lambda steps: taken.extend(steps.tolist()))
+    with _Told(model, depth), counting:
+        _continue(model, prompts, options)
+    return statistics.mean(taken)
+
+
+def _continue(model: PonderLM, prompts: list[list[int]], options: argparse.Namespace) -> None:
+    generate(model, prompts, max_new_tokens=options.new, sampling=GREEDY, device=options.device)
 
 
 class _Told:

@@ -33,14 +33,13 @@ def model():
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_every_token_takes_the_steps_it_is_told(model, depth):
-    _, steps = pondering_depth._generate(model, PROMPTS, depth, OPTIONS)
-    assert steps == depth
+    assert pondering_depth._mean_steps(model, PROMPTS, depth, OPTIONS) == depth
 
 
 def test_mixed_depths_differ_between_tokens_and_are_the_same_each_time(model):
-    _, steps = pondering_depth._generate(model, PROMPTS, "mixed", OPTIONS)
+    steps = pondering_depth._mean_steps(model, PROMPTS, "mixed", OPTIONS)
     assert 0 < steps < 2
-    assert pondering_depth._generate(model, PROMPTS, "mixed", OPTIONS)[1] == steps
+    assert pondering_depth._mean_steps(model, PROMPTS, "mixed", OPTIONS) == steps
 
 
 def test_the_model_is_left_as_it_was(model):
