@@ -21,6 +21,7 @@ LATENT = {
     "init_log_variance": -1.0,  # from -5 four steps do not come near the prior, whatever is read
 }
 FRESH: dict[str, Any] = {"noise": "resampled"}
+EXTRA: dict[str, Any] = {"repeated": False, "extra": True}
 LANGEVIN: dict[str, Any] = {"inference": "langevin", "inner_steps": 16}
 VAE: dict[str, Any] = {"inference": "amortised", "encoder_layers": 3, "kl_annealing": 0.3}
 OPTIMIZER = {"lr": 3.0e-3, "betas": [0.9, 0.95], "schedule": "cosine", "warmup": 0.05}
@@ -64,6 +65,7 @@ def _latent(
     cost: float,
     *more: Evaluation,
     repeated: bool = True,
+    extra: bool = False,
     **changes: Any,
 ) -> Run:
     return _run(
@@ -73,6 +75,7 @@ def _latent(
         {**LATENT, **changes},
         cost=cost,
         repeated=repeated,
+        extra=extra,
         evaluations=(TEST, PRIOR, *more),
         analyses=(POSTERIOR,) if more else (),
     )
@@ -88,7 +91,8 @@ STUDY = Study(
         "a window of 32 of 128 tokens, 6 latent vectors; beside them the same decoder without "
         "latent vectors and with full attention, at as many tokens, and at as much training "
         "compute. Inference keeps the noise of its first step, as the public code does; *fresh "
-        "noise* draws it anew at each inner step, as the paper's Algorithm 1.\n\n"
+        "noise* draws it anew at each inner step, as the paper's Algorithm 1; these runs are "
+        "extra, `--only fresh4 --only fresh16`.\n\n"
         "*Nats/token* are minus the ELBO, drawn with noise that inference has not seen; of the "
         "autoregressive runs they are exact; of Langevin sampling they are no likelihood: its "
         "vectors have seen the text, and nothing is paid for them. *Inner noise* scores the sample "
@@ -108,15 +112,15 @@ STUDY = Study(
         ),
         _latent("steps4", "T = 4", 0.35, inner_steps=4),
         _latent("steps16", "T = 16", 1.3, *SWEEP, INNER_NOISE, inner_steps=16),
-        _latent("fresh4", "T = 4, fresh noise", 0.35, repeated=False, inner_steps=4, **FRESH),
+        _latent("fresh4", "T = 4, fresh noise", 0.35, inner_steps=4, **EXTRA, **FRESH),
         _latent(
             "fresh16",
             "T = 16, fresh noise",
             1.3,
             *SWEEP,
             INNER_NOISE,
-            repeated=False,
             inner_steps=16,
+            **EXTRA,
             **FRESH,
         ),
         _latent("langevin", "Langevin, 16 steps", 1.0, repeated=False, **LANGEVIN),

@@ -42,14 +42,14 @@ class Result:
 
 
 def collect(study: Study, folder: Path) -> list[Result]:
-    """Returns the results of all runs that are trained, in the order of the study.
+    """Returns the results of all runs that are trained, extra ones too, in the study's order.
 
     Args:
         study: which runs.
         folder: that of ``runner.run_study``.
     """
-    runs = [run for run in study.seeded() if RunFolder(folder / run.folder).trained]
-    return [_read(study, run, RunFolder(folder / run.folder)) for run in runs]
+    places = [(run, RunFolder(folder / run.folder)) for run in study.seeded(study.names)]
+    return [_read(study, run, place) for run, place in places if place.trained]
 
 
 def _read(study: Study, run: Run, place: RunFolder) -> Result:

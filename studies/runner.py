@@ -131,7 +131,9 @@ class _Runner:
                 self._do(run)
             return
         with ThreadPoolExecutor(self._jobs) as pool:
-            futures = [pool.submit(self._do, run) for run in self._runs]
+            # the longest first, so that none of them is left over for one worker alone
+            ordered = sorted(self._runs, key=lambda run: run.cost, reverse=True)
+            futures = [pool.submit(self._do, run) for run in ordered]
             try:
                 for future in as_completed(futures):
                     future.result()

@@ -70,6 +70,8 @@ class Run:
     """How many times the study's steps it trains."""
     repeated: bool = True
     """Whether every seed is run; else the first alone."""
+    extra: bool = False
+    """Whether it is left out unless ``only`` names it."""
     seed: int = 0
     """Of everything random but the data order, which is the same for all."""
     cost: float = 1.0
@@ -206,22 +208,28 @@ class Study:
         length = f"{self.steps}-steps" if self.epochs is None else f"{self.epochs}-epochs"
         return f"{self.method}/{corpus}-{length}"
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all runs, in order."""
+        return [run.name for run in self.runs]
+
     def seeded(self, only: Sequence[str] = ()) -> list[Run]:
         """Returns every run with every seed, all runs of a seed before the next.
 
         Args:
-            only: names of runs to take; none: all.
+            only: names of runs to take; none: all but the extra ones.
 
         Raises:
             StudyError: if a name is not known.
         """
-        known = [run.name for run in self.runs]
-        unknown = [name for name in only if name not in known]
+        unknown = [name for name in only if name not in self.names]
         if unknown:
-            raise StudyError(f"only ({', '.join(unknown)}): the runs are {', '.join(known)}")
+            known = ", ".join(self.names)
+            raise StudyError(f"only ({', '.join(unknown)}): the runs are {known}")
         return [
             replace(run, seed=seed, analyses=run.analyses if seed == self.seeds[0] else ())
             for seed in self.seeds
             for run in self.runs
-            if (not only or run.name in only) and (run.repeated or seed == self.seeds[0])
+            if (run.name in only if only else not run.extra)
+            and (run.repeated or seed == self.seeds[0])
         ]

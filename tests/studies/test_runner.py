@@ -47,6 +47,13 @@ def test_several_runs_at_a_time_do_the_same(study, commands, tmp_path):
     assert str(RunFolder(tmp_path / "two" / "plain-seed0").checkpoint) in reference
 
 
+def test_of_several_runs_at_a_time_the_longest_is_first(study, commands, tmp_path):
+    commands.failing = {"fit": ValueError("broken")}
+    with pytest.raises(ValueError, match="broken"):
+        run_study(study, tmp_path, jobs=2, execute=commands)
+    assert commands.kinds[0].startswith("fit copy")
+
+
 def test_a_failure_stops_the_runs_that_have_not_begun(study, commands, tmp_path):
     commands.failing = {"fit": ValueError("broken")}
     with pytest.raises(ValueError, match="broken"):

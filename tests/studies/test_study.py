@@ -85,3 +85,10 @@ def test_a_run_may_be_longer_or_come_once(study):
     assert changed.steps_of(second) == round(2.5 * changed.steps)
     with pytest.raises(StudyError, match="length of their own count steps"):
         replace(changed, epochs=2)
+
+
+def test_extra_runs_wait_until_they_are_asked_for(study):
+    plain, copy = study.runs
+    changed = replace(study, runs=(plain, replace(copy, extra=True)))
+    assert {run.name for run in changed.seeded()} == {"plain"}
+    assert {run.name for run in changed.seeded(["copy"])} == {"copy"}
