@@ -1,5 +1,6 @@
 """What analyses that run behind validations have in common."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from callbacks.samples import undisturbed
 from callbacks.trainer_state import gather
 
 
-class Analysis(L.Callback):
+class Analysis(L.Callback, ABC):
     """Looks at the first batches of every n-th validation of a training, and of standalone ones.
 
     Each analysis says what it has found before the first batch (``_begin``), what it looks at in a
@@ -50,19 +51,19 @@ class Analysis(L.Callback):
 
     # ---- what an analysis says
 
+    @abstractmethod
     def _begin(self) -> Any:
         """Returns findings in which there is nothing yet; others can be merged into them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _look_at(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Any
     ) -> None:
         """Adds what is found in a batch; called on all ranks, with the model in eval mode."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Any) -> None:
         """Reports the findings of all ranks; called on rank 0."""
-        raise NotImplementedError
 
     # ---- state
 

@@ -89,8 +89,8 @@ class SlotNetwork(Backbone):
         return None
 
     def slot_bias(self, steps: Steps) -> Tensor:
-        """Returns the attention bias (..., K+1) that slots have as keys."""
-        raise NotImplementedError("a network with a router says how it damps slots")
+        """Returns the attention bias (..., K+1) that slots have as keys: here none is damped."""
+        return torch.zeros_like(steps.log_tail)
 
     def weigh(self, states: Tensor) -> Pondered:
         """Returns what is made of the states (B, T, K+1, D) of the last pass."""
