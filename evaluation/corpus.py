@@ -88,12 +88,13 @@ def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
             f"the checkpoint's model has a vocabulary of {config.vocab_size}; use the tokenizer it "
             "was trained with"
         )
-    if config.positions == "learned" and data.block_size > config.block_size:
-        key, fitting = "block_size", config.block_size
+    limit = config.position_limit
+    if limit is not None and data.block_size > limit:
+        key, fitting = "block_size", limit
         if isinstance(data, Sentences):
             key, fitting = "max_sentence_tokens", fitting - MARKERS
         raise ValueError(
-            f"block_size ({data.block_size}) of the data is longer than the {config.block_size} "
+            f"block_size ({data.block_size}) of the data is longer than the {limit} "
             f"positions that the model has learned; set --data.{key} {fitting}"
         )
 

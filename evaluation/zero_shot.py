@@ -178,9 +178,8 @@ def _changes(settings: Namespace, name: str) -> dict[str, Any]:
 
 def _check_block(model: LanguageModel, block_size: int | None) -> None:
     """Raises a ValueError if the block size that was typed is longer than the model can read."""
-    learned = model.config.block_size
-    too_long = block_size is not None and block_size > learned
-    if too_long and model.config.positions == "learned":
+    learned = model.config.position_limit
+    if block_size is not None and learned is not None and block_size > learned:
         raise ValueError(
             f"block_size ({block_size}) is longer than the {learned} positions that the model has "
             f"learned; set --block_size {learned} or less"

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
-from lightning_models.layers import DecoderConfig, recording
+from lightning_models.layers import SequenceConfig, recording
 from lightning_models.metrics import StageMetrics, StepMeans
 from lightning_models.objective import objective
 from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
@@ -38,7 +38,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     """What batches hold: windows of tokens, or sentences (see ``datamodules``)."""
 
     def __init__(
-        self, config: DecoderConfig, optimizer: OptimizerConfig, compile: bool = False
+        self, config: SequenceConfig, optimizer: OptimizerConfig, compile: bool = False
     ) -> None:
         """Keeps the configuration; plain dicts, as checkpoints hold them, are accepted.
 
@@ -170,10 +170,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     def check_context(self, length: int) -> None:
         """Raises ValueError if ``length`` tokens do not fit learned positions."""
-        if self.config.positions == "learned" and length > self.config.block_size:
+        limit = self.config.position_limit
+        if limit is not None and length > limit:
             raise ValueError(
                 f"prompt and continuation need {length} positions, the model has learned "
-                f"{self.config.block_size} (block_size); shorten the prompt or max_new_tokens"
+                f"{limit} (block_size); shorten the prompt or max_new_tokens"
             )
 
     def check_data(self, data: Any) -> None:

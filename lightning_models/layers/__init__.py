@@ -9,7 +9,7 @@ N      keys of an attention; residual streams in Thoughtbubbles
 D      width of the residual stream (``dim``)
 H      attention heads
 C      channels of one head (D / H)
-V      vocabulary (padded, see ``DecoderConfig.padded_vocab_size``)
+V      vocabulary (padded, see ``SequenceConfig.padded_vocab_size``)
 L      layers
 K      thinking steps
 S      sentences
@@ -20,7 +20,7 @@ Z      latent vectors
 
 from lightning_models.layers.attention import Backend, attend
 from lightning_models.layers.block import Block
-from lightning_models.layers.config import DecoderConfig
+from lightning_models.layers.config import DecoderConfig, SequenceConfig
 from lightning_models.layers.feed_forward import FeedForward
 from lightning_models.layers.init import OutputProjection, initialise
 from lightning_models.layers.kv_cache import KVCache, LayerCache
@@ -40,6 +40,7 @@ __all__ = [
     "OutputProjection",
     "Rope",
     "SelfAttention",
+    "SequenceConfig",
     "apply_rope",
     "attend",
     "initialise",

@@ -8,17 +8,46 @@ from lightning_models.layers.attention import Backend
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """Shape and style of a decoder-only network; methods inherit it and add their own fields.
+class SequenceConfig:
+    """What every model of sequences is told about its data.
 
     Raises:
-        ValueError: if sizes do not fit together; the message names key, value and cure.
+        ValueError: if a size is below 1; the message names key and value.
     """
 
     vocab_size: int
     """V before padding; the command line takes it from the data (``data.vocab_size``)."""
     block_size: int
     """Longest sequence, in tokens; the command line takes it from ``data.block_size``."""
+    vocab_multiple: int = 64
+    """The vocabulary is padded to a multiple of this (matrix units want 64); 1: no padding."""
+
+    def __post_init__(self) -> None:
+        """Checks choices and ranges."""
+        check_choices(self)
+        for key in ("vocab_size", "block_size", "vocab_multiple"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding and of the head: vocab_size rounded up to vocab_multiple."""
+        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def position_limit(self) -> int | None:
+        """Most positions that the network has; None: it has no limit of its own."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(SequenceConfig):
+    """Shape and style of a decoder-only network; methods inherit it and add their own fields.
+
+    Raises:
+        ValueError: if sizes do not fit together; the message names key, value and cure.
+    """
+
     num_layers: int = 12
     """L, number of blocks."""
     dim: int = 768
@@ -52,15 +81,13 @@ class DecoderConfig:
     """Dropout probability on embeddings and on what each sub-layer adds."""
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
-    vocab_multiple: int = 64
-    """The vocabulary is padded to a multiple of this (matrix units want 64); 1: no padding."""
     attention_backend: Backend = "auto"
     """Attention kernel; math is the slow reference the others are tested against."""
 
     def __post_init__(self) -> None:
         """Checks choices and ranges, and that the sizes fit together."""
-        check_choices(self)
-        for key in ("vocab_size", "block_size", "num_layers", "dim", "num_heads", "vocab_multiple"):
+        super().__post_init__()
+        for key in ("num_layers", "dim", "num_heads"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
         if self.dim % self.num_heads:
@@ -100,9 +127,9 @@ class DecoderConfig:
         return 4 * self.dim
 
     @property
-    def padded_vocab_size(self) -> int:
-        """Rows of the embedding and of the head: vocab_size rounded up to vocab_multiple."""
-        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+    def position_limit(self) -> int | None:
+        """block_size where positions are learned; None for rotary ones."""
+        return self.block_size if self.positions == "learned" else None
 
 
 def check_choices(config: Any) -> None:
