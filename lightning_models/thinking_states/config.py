@@ -1,0 +1,161 @@
+"""Configuration of what thinks in the reasoning data: the backbone, and Thinking States itself."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from lightning_models.layers import SequenceConfig
+
+GridKind = Literal["left_align", "partial", "absolute"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningConfig(SequenceConfig):
+    """A causal language model of the Qwen2 family that answers questions.
+
+    With ``backbone`` its shape and weights are those of a trained model, and the fields of sizes
+    are not looked at; without, it is built from the sizes and starts from random weights.
+
+    Raises:
+        ValueError: if sizes do not fit together; the message names key, value and cure.
+    """
+
+    special_tokens: ClassVar[tuple[str, ...]] = ()
+    """Tokens that the method adds: their ids are vocab_size, vocab_size + 1, ..."""
+
+    backbone: str | None = None
+    """Trained model to start from: a name on the Hugging Face hub, or a folder that
+    ``save_pretrained`` wrote; null: random weights."""
+    architecture: dict[str, Any] | None = None
+    """What a checkpoint keeps of the backbone's own configuration, so that it can be rebuilt
+    without hub or folder; leave it null."""
+    special_rows_from: int | None = None
+    """Token whose embedding the added tokens begin with, in a trained backbone; null: its EOS."""
+    num_layers: int = 4
+    """L, decoder layers."""
+    dim: int = 128
+    """D, width of the residual stream."""
+    num_heads: int = 4
+    """H, attention heads; must divide dim."""
+    num_kv_heads: int | None = None
+    """Heads of keys and values; must divide num_heads; null: num_heads."""
+    ffn_dim: int | None = None
+    """Hidden width of the feed-forward layer; null: 4 D."""
+    tie_head: bool = True
+    """Whether the output head is the embedding matrix."""
+    rope_base: float = 10000.0
+    """Base of the rotary frequencies (Qwen2.5: 1e6, made for long contexts)."""
+    norm_eps: float = 1e-6
+    """Added to the mean square inside the norms."""
+    init_std: float = 0.02
+    """Standard deviation of random weights."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention of the backbone, by transformers' names; eager is its slow reference."""
+    gradient_checkpointing: bool = False
+    """Whether the backbone's layers compute their activations again in the backward pass."""
+    lm_on_query: bool = False
+    """Whether the query's tokens are predicted in training, too."""
+    answer_prefix: tuple[int, ...] = ()
+    """Tokens that begin every answer, unscored; taken from the data (``data.answer_prefix``)."""
+    step_separator: tuple[int, ...] = ()
+    """Tokens in front of each step of a chain; taken from the data (``data.step_separator``)."""
+
+    def __post_init__(self) -> None:
+        """Checks choices and ranges, and that the sizes fit together."""
+        super().__post_init__()
+        for key in ("num_layers", "dim", "num_heads", "num_kv_heads", "ffn_dim"):
+            if getattr(self, key) is not None and getattr(self, key) < 1:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
+        for key in ("rope_base", "norm_eps", "init_std"):
+            if getattr(self, key) <= 0:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be above 0")
+        if self.dim % (2 * self.num_heads):
+            raise ValueError(
+                f"dim ({self.dim}) must be a multiple of 2 num_heads ({2 * self.num_heads}): "
+                "rotary positions turn pairs of a head's channels"
+            )
+        if self.num_heads % self.key_value_heads:
+            raise ValueError(
+                f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})"
+            )
+        if not 0.0 <= self.attention_dropout < 1.0:
+            raise ValueError(f"attention_dropout ({self.attention_dropout}) must be in [0, 1)")
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values, with the default resolved."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of a new embedding: the tokenizer's ids and the special tokens, rounded up."""
+        rows = self.vocab_size + len(self.special_tokens)
+        return -(-rows // self.vocab_multiple) * self.vocab_multiple
+
+    def special_id(self, name: str) -> int:
+        """Returns the id of one of ``special_tokens``."""
+        return self.vocab_size + self.special_tokens.index(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkingStatesConfig(ReasoningConfig):
+    """Thinking States (Latent Reasoning with Supervised Thinking States); their symbols in front.
+
+    Raises:
+        ValueError: see ``ReasoningConfig``; or layers that do not exist.
+    """
+
+    special_tokens: ClassVar[tuple[str, ...]] = ("thought_end", "step", "thought_pad")
+    """End of a thought, separator of two steps of one chunk, padding of thoughts below c tokens."""
+
+    chunk_size: int = 8
+    """c, tokens of a chunk (8 was best on GSM8K)."""
+    input_layer: int = 1
+    """L^in: the state is added behind this many layers."""
+    output_layer: int | None = None
+    """L^out: thoughts are read behind this many layers; null: L - 1, as in the paper."""
+    grid: GridKind = "left_align"
+    """How chunks lie on a query whose length is no multiple of c: its end is a chunk's end
+    (left_align), its last chunk is short (partial), or the answer's tokens fill that up (absolute,
+    the paper's text)."""
+    think_in_decode: bool = False
+    """Whether chunks of the answer's tokens think, too."""
+    tie_thinking_head: bool = False
+    """Whether T's unembedding is the backbone's; else a copy of it that learns by itself."""
+    thought_loss: Literal["token_mean", "chunk_sum"] = "token_mean"
+    """L_T: mean over all tokens of thoughts, or eq. 6: the sum over a query's chunks."""
+    thought_weight: float = 1.0
+    """Weight of L_T beside the loss of the answer."""
+    trivial_weight: float = 1.0
+    """Weight of chunks without a thought within L_T; they are most of them."""
+    prefill: Literal["speculative", "sequential"] = "speculative"
+    """How the query is read at inference; the results are the same."""
+    max_thought_tokens: int = 16
+    """Longest thought at inference, in tokens, its end not counted; longer ones are cut."""
+
+    def __post_init__(self) -> None:
+        """Checks choices, ranges and layers."""
+        super().__post_init__()
+        for key in ("chunk_size", "max_thought_tokens"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
+        for key in ("thought_weight", "trivial_weight"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} ({getattr(self, key)}) must not be negative")
+        if self.backbone is None and self.architecture is None:
+            self.layers(self.num_layers)
+
+    def layers(self, num_layers: int) -> tuple[int, int]:
+        """Returns L^in and L^out for a backbone of ``num_layers`` layers.
+
+        Raises:
+            ValueError: if they are not 0 <= L^in < L^out <= num_layers.
+        """
+        last = num_layers - 1 if self.output_layer is None else self.output_layer
+        if not 0 <= self.input_layer < last <= num_layers:
+            raise ValueError(
+                f"input_layer ({self.input_layer}) must be at least 0 and below output_layer "
+                f"({last}), which is at most the number of layers ({num_layers})"
+            )
+        return self.input_layer, last
