@@ -27,7 +27,7 @@ def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None
     model = _without_network(checkpoint, changes)
     with torch.random.fork_rng(devices=[]):
         model.configure_model()
-    _load_weights(model, checkpoint)
+    _load_weights(model, checkpoint, changes)
     return model.eval()
 
 
@@ -90,7 +90,9 @@ def _unknown_names(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
     return unknown
 
 
-def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
+def _load_weights(
+    model: LanguageModel, checkpoint: Checkpoint, changes: Mapping[str, Any] | None
+) -> None:
     saved, own = checkpoint.content["state_dict"], model.state_dict()
     differences = {
         "missing": [key for key in own if key not in saved],
@@ -103,9 +105,11 @@ def _load_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
     }
     parts = [f"{what}: {_first(keys)}" for what, keys in differences.items() if keys]
     if parts:
+        given = ", ".join(f"{key}={value}" for key, value in (changes or {}).items())
+        asked = f"with {given}, which changes their shapes" if given else "as saved"
         raise CheckpointError(
-            f"{checkpoint.path}: the weights do not fit {type(model).__name__} with the saved "
-            f"configuration; {'; '.join(parts)}"
+            f"{checkpoint.path}: the weights do not fit {type(model).__name__} {asked}; "
+            f"{'; '.join(parts)}"
         )
     model.load_state_dict(saved)
 

@@ -30,7 +30,7 @@ def training_settings(study: Study, run: Run) -> dict[str, Any]:
 
 
 def _data(study: Study, run: Run) -> dict[str, Any]:
-    text = study.text.settings
+    text = study.text.settings if study.task is None else study.task
     corpus = {**text, "init_args": {**text["init_args"], **study.data}}
     if run.data is None:
         return corpus

@@ -14,7 +14,11 @@ BEGIN = "<!-- study: begin (generated; what stands outside of the two marks is k
 END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 CURVES = "curves.svg"
-CURVE_UNITS = {"val/bpb": "bits per byte", "val/loss": "nats per token"}
+CURVE_LABELS = {
+    "val/bpb": "validation loss (bits per byte)",
+    "val/loss": "validation loss (nats per token)",
+    "val/accuracy": "validation accuracy",
+}
 
 
 def check_report(path: Path) -> None:
@@ -47,7 +51,7 @@ def write_report(study: Study, results: Sequence[Result], path: Path) -> None:
     check_report(path)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
-    draw_curves(results, folder / CURVES, CURVE_UNITS[study.curve])
+    draw_curves(results, folder / CURVES, CURVE_LABELS[study.curve], study.unit)
     section = render(study, results, _copy_files(results, folder), folder.name)
     old = path.read_text(encoding="utf-8") if path.is_file() else _blank(study)
     partial = path.with_name(f".{path.name}")
@@ -71,9 +75,9 @@ def render(study: Study, results: Sequence[Result], links: Sequence[str], folder
         f"```bash\n{_command(study)}\n```",
         _versions(results),
         _setting(study, results),
-        f"## Results\n\n{_means(seeds)} {_LEGEND}\n\n{summary_table(study, results)}",
+        f"## Results\n\n{_means(seeds)} {_legend(study)}\n\n{summary_table(study, results)}",
         f"## Validation\n\n{_validation(study)}\n\n"
-        f"![Validation loss against tokens and compute]({folder}/{CURVES})",
+        f"![Validation against {study.unit} and compute]({folder}/{CURVES})",
         f"## Every run\n\n{_errors(results)}{seeds_table(study, results)}",
         *([_analyses(links)] if links else []),
         END,
@@ -94,11 +98,13 @@ def _errors(results: Sequence[Result]) -> str:
     return "Behind ± is a standard error over the sampled positions.\n\n" if sampled else ""
 
 
-_LEGEND = (
-    "bpb: bits per byte, lower is better. FLOPs count forward passes over whole rows "
-    "(inference), and forward and backward passes (training). Wall time is that of the whole "
-    "training process, start-up and validations included."
-)
+def _legend(study: Study) -> str:
+    return (
+        f"{'bpb: bits per byte, lower is better. ' if study.task is None else ''}"
+        "FLOPs count forward passes over whole rows (inference), and forward and backward passes "
+        "(training). Wall time is that of the whole training process, start-up and validations "
+        "included."
+    )
 
 
 def _blank(study: Study) -> str:
@@ -138,18 +144,19 @@ def _short(version: str) -> str:
 
 def _setting(study: Study, results: Sequence[Result]) -> str:
     data = study.data
-    windows = f"windows of {data['block_size']} tokens"
+    windows = f"windows of {data.get('block_size')} tokens"
     reading = study.reading or f"{windows}; the same windows in the same order in every run"
+    source = "questions that are made up" if study.task is not None else study.text.label
     tokens = sorted({result.tokens for result in results if result.tokens})
     counted = study.epochs is not None or len(tokens) > 1
-    trained = f": {_listed(tokens, ',')} tokens a run" if counted and tokens else " a run"
+    trained = f": {_listed(tokens, ',')} {study.unit} a run" if counted and tokens else " a run"
     lines = [
-        f"- text: {study.text.label}, tokenizer `{data['tokenizer']}`, {reading}",
+        f"- text: {source}, tokenizer `{data['tokenizer']}`, {reading}",
         f"- {study.length}{trained}",
         f"- the seed draws the initial weights: {_listed(sorted({r.run.seed for r in results}))}",
     ]
     scored = [c for r in results for c in r.evaluations.values() if "of_positions" not in c]
-    if scored and scored[0].get("tokens"):
+    if study.task is None and scored and scored[0].get("tokens"):
         lines.append(f"- measured on {scored[0]['tokens']:,} tokens of held-out documents")
     missing = {run.folder for run in study.seeded()} - {result.run.folder for result in results}
     if missing:
@@ -161,6 +168,8 @@ def _validation(study: Study) -> str:
     """Says what the curves are measured on."""
     batches = study.trainer.get("limit_val_batches")
     some = "" if batches is None else f", on at most {batches} batches of the held-out documents"
+    if study.task is not None:
+        return "A line for each seed."
     return f"Blockwise{some}, a line for each seed."
 
 

@@ -30,9 +30,9 @@ class Result:
     training_flops: float | None
     """FLOPs per token of a training step; None as above."""
     tokens: int
-    """Tokens that the run was trained on; 0 where they are not known."""
+    """Tokens, or questions, that the run was trained on; 0 where they are not known."""
     curve: list[tuple[int, float]]
-    """Tokens trained on, and validation loss (the study's ``curve``)."""
+    """Tokens, or questions, trained on, and the study's ``curve``."""
     evaluations: dict[str, dict[str, Any]]
     """Content of the JSON files by evaluation."""
     versions: dict[str, str]
@@ -88,9 +88,12 @@ def _read(study: Study, run: Run, place: RunFolder) -> Result:
 
 
 def _tokens(study: Study, run: Run, evaluations: Mapping[str, Mapping[str, Any]]) -> int:
-    """Returns how many tokens a run was trained on; epochs leave out at most a batch each."""
+    """Returns how many tokens, or questions, a run was trained on.
+
+    Epochs leave out at most a batch each.
+    """
     if study.epochs is None:
-        return study.steps_of(run) * study.tokens_per_step
+        return study.steps_of(run) * study.units_per_step
     once = next((content.get("train_tokens") for content in evaluations.values()), None)
     return study.epochs * int(once or 0)
 

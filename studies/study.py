@@ -1,6 +1,7 @@
 """What a study declares: runs, what is measured on each, and what is tabulated."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -164,6 +165,9 @@ class Study:
     validations: int = 10
     """Points of the validation curves."""
     text: Text = Text()
+    task: Settings | None = None
+    """Class path and init arguments of a data module that makes up questions, in place of a text;
+    lengths then count questions."""
     seeds: tuple[int, ...] = (0, 1)
 
     def __post_init__(self) -> None:
@@ -179,20 +183,27 @@ class Study:
         names = [run.name for run in self.runs]
         if len(set(names)) < len(names) or self.baseline not in names:
             raise StudyError(f"runs ({', '.join(names)}) must differ and contain {self.baseline}")
+        if self.task is not None and self.text.files:
+            raise StudyError(f"text: {self.method} makes up its questions; leave the text out")
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens that are predicted in an optimiser step."""
-        batches = int(self.trainer.get("accumulate_grad_batches", 1))
-        return int(self.data["batch_size"]) * int(self.data["block_size"]) * batches
+    def unit(self) -> str:
+        """What lengths count: tokens, or the questions of a task."""
+        return "tokens" if self.task is None else "questions"
+
+    @property
+    def units_per_step(self) -> int:
+        """Tokens, or questions, of an optimiser step."""
+        rows = int(self.data["batch_size"]) * int(self.trainer.get("accumulate_grad_batches", 1))
+        return rows if self.task is not None else rows * int(self.data["block_size"])
 
     @property
     def length(self) -> str:
         """How long a run trains, in words."""
         if self.epochs is not None:
             return f"{self.epochs} epochs"
-        tokens = self.steps * self.tokens_per_step
-        return f"{tokens:,} tokens ({self.steps} steps of {self.tokens_per_step:,})"
+        units = self.steps * self.units_per_step
+        return f"{units:,} {self.unit} ({self.steps} steps of {self.units_per_step:,})"
 
     def steps_of(self, run: Run) -> int:
         """Returns the optimiser steps of a run, where those are counted."""
@@ -202,7 +213,10 @@ class Study:
     def folder(self) -> str:
         """Name of the folder that sets of runs with other text or steps do not share."""
         corpus = "python_docs"
-        if self.text.files:
+        if self.task is not None:
+            own = json.dumps(self.task, sort_keys=True)
+            corpus = f"task-{hashlib.sha256(own.encode()).hexdigest()[:8]}"
+        elif self.text.files:
             own = "\n".join((*self.text.files, self.text.separator))
             corpus = f"local_text-{hashlib.sha256(own.encode()).hexdigest()[:8]}"
         length = f"{self.steps}-steps" if self.epochs is None else f"{self.epochs}-epochs"

@@ -6,6 +6,7 @@ import pytest
 
 from studies import StudyError, Text
 from studies.catalogue import STUDIES, find_study
+from studies.commands import training_settings
 from studies.study import LOGGED
 
 
@@ -45,10 +46,21 @@ def test_values_out_of_range(study, changes, message):
 
 
 def test_tokens(study):
-    assert study.tokens_per_step == 32
+    assert study.units_per_step == 32
     assert study.length == "64 tokens (2 steps of 32)"
-    assert replace(study, trainer={"accumulate_grad_batches": 4}).tokens_per_step == 128
+    assert replace(study, trainer={"accumulate_grad_batches": 4}).units_per_step == 128
     assert replace(study, epochs=3).length == "3 epochs"
+
+
+def test_a_task_counts_questions(study):
+    task = {"class_path": "datamodules.StateTracking", "init_args": {"task": "parity"}}
+    asked = replace(study, task=task)
+    assert asked.length == "4 questions (2 steps of 2)"
+    assert training_settings(asked, asked.runs[0])["data"]["class_path"] == task["class_path"]
+    other = {**task, "init_args": {"task": "vars"}}
+    assert len({s.folder for s in (study, asked, replace(study, task=other))}) == 3
+    with pytest.raises(StudyError, match="leave the text out"):
+        replace(asked, text=Text(files=("a.txt",)))
 
 
 def test_other_steps_and_other_text_have_another_folder(study):
@@ -61,7 +73,7 @@ def test_other_steps_and_other_text_have_another_folder(study):
 def test_every_study_is_at_least_a_million_tokens_a_run(name):
     study = find_study(name)
     assert study.method == name
-    assert study.epochs or study.steps * study.tokens_per_step >= 1_000_000
+    assert study.epochs or study.task or study.steps * study.units_per_step >= 1_000_000
     assert len(study.seeds) >= 2
 
 
