@@ -16,7 +16,7 @@ from callbacks.trainer_state import in_accumulation, log_interval
 class Throughput(L.Callback):
     """Logs ``throughput/*`` every ``trainer.log_every_n_steps`` optimiser steps.
 
-    - ``tokens_per_second``: real tokens (the batch's ``mask``) of all ranks per second of training;
+    - ``tokens_per_second``: real tokens (see `real_tokens`) of all ranks per second of training;
       waiting for data counts, validation and checkpoints do not, nor does the first step (warm-up,
       compilation).
     - ``flops_per_token``: training FLOPs by the model's own count.
@@ -153,8 +153,12 @@ def real_tokens(batch: dict[str, Any]) -> Tensor | int:
 
     Args:
         batch: with ``mask`` (true on real tokens) or ``lengths`` (of sentences), else all of
-            ``tokens`` count.
+            ``tokens`` count; of questions with reasoning those of ``query``, ``steps`` and
+            ``targets``, whichever of them a method reads.
     """
+    if "query" in batch:
+        answers = (batch["targets"] >= 0).sum()
+        return batch["query_lengths"].sum() + batch["step_lengths"].sum() + answers
     for key in ("mask", "lengths"):
         if key in batch:
             return batch[key].sum()
@@ -162,7 +166,13 @@ def real_tokens(batch: dict[str, Any]) -> Tensor | int:
 
 
 def context_length(batch: dict[str, Any]) -> int:
-    """Returns the tokens of one row of the batch, padding included."""
+    """Returns the tokens of one row of the batch, padding included.
+
+    Of questions with reasoning: the longest query, chain of steps and answer, together.
+    """
+    if "query" in batch:
+        chain = int(batch["step_lengths"].sum(1).max())
+        return int(batch["query"].shape[1] + chain + batch["targets"].shape[1])
     return batch["tokens"][0].numel()
 
 

@@ -11,6 +11,8 @@
 | `answer_windows` | their rows by number, and batches that say where the answer is |
 | `gsm8k` | word problems with worked answers, from the hub or your files |
 | `kinship` | `Kinship`: generated stories about relatives, after CLUTRR |
+| `reasoning/` | `ReasoningDataModule`: questions, aligned reasoning steps, answers |
+| | `StateTracking`: Parity and Vars; `ReasoningGSM8K`; `TwoHop` |
 | `sentences/` | `Sentences`, `SentenceWindows`: another corpus, cut into sentences |
 | `hub_corpus` | `HubCorpus`: a corpus of the Hugging Face hub, or your copy; token cap |
 | `openwebtext` | `OpenWebText`: the last 100,000 documents validate |
@@ -56,6 +58,14 @@ from datamodules.pes2o import PeS2o
 from datamodules.pile import Pile
 from datamodules.prompts import read_prompts
 from datamodules.python_docs import PythonDocs
+from datamodules.reasoning import (
+    Example,
+    ReasoningDataModule,
+    ReasoningGSM8K,
+    StateTracking,
+    TwoHop,
+    Wording,
+)
 from datamodules.sentences import Sentences, SentenceTokenizer, SentenceWindows
 from datamodules.store import Counts, Store, StoreError
 from datamodules.text import TextDataModule
@@ -74,6 +84,7 @@ __all__ = [
     "BatchSource",
     "CorpusUnavailableError",
     "Counts",
+    "Example",
     "HubCorpus",
     "Kinship",
     "LanguageDataModule",
@@ -82,16 +93,21 @@ __all__ = [
     "PeS2o",
     "Pile",
     "PythonDocs",
+    "ReasoningDataModule",
+    "ReasoningGSM8K",
     "SentenceTokenizer",
     "SentenceWindows",
     "Sentences",
+    "StateTracking",
     "Store",
     "StoreError",
     "TextCorpus",
     "TextDataModule",
     "Tokenizer",
     "TokenizerUnavailableError",
+    "TwoHop",
     "WikiText103",
+    "Wording",
     "ZeroShotText",
     "answer_batch",
     "load_tokenizer",

@@ -83,3 +83,17 @@ def make_marked_windows(make_data):
         return SentenceWindows(corpus=make_data(), **{**options, **changes})
 
     return make
+
+
+@pytest.fixture
+def make_reasoning(data_cache):
+    """Builds short questions about variables; keyword arguments change their options."""
+    from formats import REASONING
+
+    from datamodules import StateTracking
+
+    def make(**changes):
+        options = {**REASONING.options, "cache_dir": str(data_cache)}
+        return StateTracking(**{**options, **changes})
+
+    return make

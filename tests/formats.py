@@ -1,4 +1,4 @@
-"""The two forms that batches have, and what the contract suite does with either."""
+"""The three forms that batches have, and what the contract suite does with each."""
 
 import copy
 from typing import Any, ClassVar
@@ -57,6 +57,10 @@ class Windows:
     def in_order(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens (B, N) as they are read, and where they stand in the flattened batch."""
         return batch["tokens"], torch.arange(batch["tokens"].numel()).view_as(batch["tokens"])
+
+    def begin(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a decoding cache of ``in_order`` begins with, and how long it is."""
+        return begin_with_one(self.in_order(batch)[0])
 
 
 class MarkedWindows(Windows):
@@ -149,6 +153,15 @@ class Sentences:
         places = torch.where(places < 0, last, places)
         return batch["tokens"].flatten()[places], places
 
+    def begin(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a decoding cache of ``in_order`` begins with, and how long it is."""
+        return begin_with_one(self.in_order(batch)[0])
+
+
+def begin_with_one(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first token of each row, which a cache has not consumed yet."""
+    return tokens[:, :1], torch.ones(len(tokens), dtype=torch.int64)
+
 
 def marked_documents(
     shape: list[list[int]], words: int, vocab: int, slots: int, seed: int = 0, ends: int = 1
@@ -190,4 +203,98 @@ def marked_documents(
     }
 
 
+class Reasoning:
+    """Queries (B, Q) behind an EOS, their reasoning steps (B, R, Z), and answers (B, A)."""
+
+    sizes: ClassVar = {"vocab_size": BYTES, "block_size": 96}
+    fixture = "make_reasoning"
+    datamodule = "datamodules.StateTracking"
+    options: ClassVar = {
+        "task": "vars",
+        "operations": [1, 2],
+        "test_operations": [3],
+        "train_examples": 44,
+        "val_examples": 6,
+        "test_examples": 6,
+        "block_size": 96,
+        "batch_size": 4,
+    }
+    """Of the small datamodule."""
+    wording: ClassVar = {"answer_prefix": tuple(b" Final values:"), "step_separator": (10,)}
+    """Ids of its fixed text."""
+    prompts: ClassVar = [[256, 7, 99, 3, 42, 5], [256, 200], [256, *range(40, 59)]]
+    steps = (3, 1, 0, 2)
+    """Steps of one row after the other; the first two stand at one place after the other."""
+
+    def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> Batch:
+        """Random bytes: queries of ``length`` tokens and, in every second row, five less."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randint(0, 256, shape, generator=generator)
+
+        row, odd = torch.arange(rows), torch.arange(rows) % 2
+        query_lengths = length - 5 * odd
+        query = torch.where(torch.arange(length) < query_lengths[:, None], draw(rows, length), 256)
+        query[:, 0] = 256
+        count = torch.tensor(self.steps)[row % len(self.steps)][:, None]
+        there = torch.arange(3) < count  # places: two neighbours, and the end of the query
+        places = torch.tensor([[length // 3, length // 3 + 1, 0]]).repeat(rows, 1)
+        places[:, 2] = query_lengths - 1
+        step_lengths = torch.where(there, torch.tensor([2, 4, 1]), 0)
+        steps = torch.where(torch.arange(4) < step_lengths[..., None], draw(rows, 3, 4), 256)
+        answers, place = 8 - 2 * odd[:, None], torch.arange(8)
+        targets = torch.where(place < answers, draw(rows, 8), -100)
+        targets[place == answers - 1] = 256
+        return {
+            "query": query,
+            "query_lengths": query_lengths,
+            "steps": steps,
+            "step_lengths": step_lengths,
+            "step_places": torch.where(there, places, -1),
+            "targets": targets,
+            "sequence_id": row + 1000 * seed,
+            "group": count[:, 0],
+            "num_bytes": answers[:, 0] - 1,
+        }
+
+    def dealt(self, text: str, cache: str, processes: int) -> Any:
+        """A datamodule whose batches are four rows over all processes together."""
+        from datamodules import StateTracking
+
+        return StateTracking(**{**self.options, "cache_dir": cache, "batch_size": 4 // processes})
+
+    def change(self, batch: Batch) -> tuple[Batch, torch.Tensor]:
+        """The batch with one other token in each answer, and which targets are predicted before."""
+        changed, place = copy.deepcopy(batch), 3
+        changed["targets"][:, place] = (changed["targets"][:, place] + 1) % 256
+        before = torch.arange(batch["targets"].shape[1]) < place
+        return changed, before.expand_as(batch["targets"])
+
+    def pad(self, batch: Batch) -> tuple[Batch, tuple[slice, ...]]:
+        """Longer queries, one step more, longer steps and answers, all of it filling."""
+        wide = {
+            "query": F.pad(batch["query"], (0, 11), value=256),
+            "steps": F.pad(batch["steps"], (0, 3, 0, 1), value=256),
+            "step_lengths": F.pad(batch["step_lengths"], (0, 1)),
+            "step_places": F.pad(batch["step_places"], (0, 1), value=-1),
+            "targets": F.pad(batch["targets"], (0, 5), value=-100),
+        }
+        return {**batch, **wide}, (slice(None), slice(batch["targets"].shape[1]))
+
+    def in_order(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Answers (B, N) as they are read, and where their targets stand in the flattened batch.
+
+        The first token stands for the answer's prefix, which a model reads by itself.
+        """
+        targets = batch["targets"]
+        read = F.pad(torch.where(targets >= 0, targets, 256)[:, :-1], (1, 0), value=256)
+        return read, torch.arange(targets.numel()).view_as(targets)
+
+    def begin(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a decoding cache of ``in_order`` begins with, and how long it is."""
+        return batch["query"], batch["query_lengths"]
+
+
 WINDOWS, MARKED_WINDOWS, SENTENCES = Windows(), MarkedWindows(), Sentences()
+REASONING = Reasoning()

@@ -117,6 +117,15 @@ def test_tokens_of_any_batch_layout():
     assert real_tokens({"tokens": tokens, "lengths": torch.tensor([[4, 1, 0], [2, 0, 0]])}) == 7
     assert real_tokens({"tokens": tokens}) == 24
     assert context_length({"tokens": tokens}) == 12
+    reasoning = {
+        "query": tokens[:, 0],
+        "query_lengths": torch.tensor([4, 2]),
+        "steps": tokens,
+        "step_lengths": torch.tensor([[2, 3, 0], [1, 0, 0]]),
+        "targets": torch.tensor([[5, 6], [7, -100]]),
+    }
+    assert real_tokens(reasoning) == 6 + 6 + 3
+    assert context_length(reasoning) == 4 + 5 + 2
 
 
 def test_memory_is_that_of_the_process():

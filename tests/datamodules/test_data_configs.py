@@ -6,12 +6,21 @@ from pathlib import Path
 import pytest
 import yaml
 
+import datamodules
 from datamodules.recipe import absolute
 from training import LatentCLI
+
+
+def kind_in(path: Path) -> type[datamodules.LanguageDataModule]:
+    """The class of the data that a file configures, where it does not leave that to the method."""
+    name = yaml.safe_load(path.read_text())["data"].get("class_path", "LanguageDataModule")
+    return getattr(datamodules, name.removeprefix("datamodules."))
+
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DATA = sorted((CONFIGS / "data").glob("*.yaml"))
 FOR_SENTENCES = [path for path in DATA if "sentences" in path.stem]
+FOR_REASONING = [path for path in DATA if kind_in(path).rows == "reasoning"]
 
 
 def test_there_is_one_for_every_corpus():
@@ -43,7 +52,21 @@ def test_one_for_sentences_leaves_their_splitting_to_the_method(path, tmp_path, 
     assert given == expected["init_args"]
 
 
-@pytest.mark.parametrize("path", [p for p in DATA if p not in FOR_SENTENCES], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", FOR_REASONING, ids=lambda path: path.stem)
+def test_one_for_reasoning_takes_what_a_method_sets(path):
+    expected = yaml.safe_load(path.read_text())["data"]["init_args"]
+    method = {"tokenizer": "gpt2", "block_size": 512, "batch_size": 16, "train_windows": "random"}
+    data = kind_in(path)(**expected, **method)
+    recipe = data.recipe()["init_args"]
+    for key in data.path_arguments & expected.keys():
+        expected[key] = absolute(expected[key])
+    assert {key: recipe[key] for key in expected | method} == expected | method
+
+
+WINDOWS = [path for path in DATA if path not in FOR_SENTENCES + FOR_REASONING]
+
+
+@pytest.mark.parametrize("path", WINDOWS, ids=lambda path: path.stem)
 def test_it_combines_with_a_method(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     method = CONFIGS / "transformer" / "thoughtbubbles_150m.yaml"

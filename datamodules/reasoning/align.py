@@ -1,0 +1,160 @@
+"""``python -m datamodules.reasoning.align``: places the steps of problems, by rule or by a teacher.
+
+For example::
+
+    python -m datamodules.reasoning.align rule --files train.jsonl
+    python -m datamodules.reasoning.align teacher --files train.txt --output aligned.jsonl
+        --url https://api.openai.com/v1 --model NAME --requests_per_minute 300
+
+Both write files that `ReasoningGSM8K(aligned_file=...)` reads. ``rule`` also counts how it decided.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from tqdm import tqdm
+
+from datamodules.journal import write_whole
+from datamodules.readers import expand
+from datamodules.reasoning.chat_endpoint import ChatEndpoint, EndpointConfig
+from datamodules.reasoning.examples import Example
+from datamodules.reasoning.placement import Placing, counts_of
+from datamodules.reasoning.solved import HubProblems, Solved, check_format, read_all, solved
+from datamodules.reasoning.teacher import place_steps
+
+_PROGRAM = "python -m datamodules.reasoning.align"
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code: 2 for bad input, told in one line.
+
+    Args:
+        args: The command line; None: that of the process.
+    """
+    try:
+        settings = build_parser().parse_args(sys.argv[1:] if args is None else list(args))
+        _COMMANDS[settings.command](settings[settings.command])
+    except KeyboardInterrupt:
+        print("interrupted; run the same command to go on", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, argparse.ArgumentError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def build_parser() -> ArgumentParser:
+    """Returns the parser of the two commands."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(prog=_PROGRAM, description="Places the steps of problems.")
+    commands = parser.add_subcommands(dest="command", required=True)
+    rule = _command("Place steps by rule, and count how it decided.", output_needed=False)
+    rule.add_class_arguments(Placing)
+    commands.add_subcommand("rule", rule, help="by rule")
+    teacher = _command("Let a language model place the steps.", output_needed=True)
+    teacher.add_class_arguments(EndpointConfig)
+    teacher.add_argument("--concurrency", type=int, default=4, help="Requests at once.")
+    commands.add_subcommand("teacher", teacher, help="by a language model")
+    parser.exit_on_error = rule.exit_on_error = teacher.exit_on_error = False
+    return parser
+
+
+def _command(description: str, *, output_needed: bool) -> ArgumentParser:
+    parser = ArgumentParser(description=description)
+    parser.add_argument(
+        "--files",
+        type=str | list[str] | None,
+        default=None,
+        help="Problems: jsonl as GSM8K has it or txt as GSM8K-Aug has it, paths or globs (null: "
+        "the training problems of GSM8K on the hub).",
+    )
+    parser.add_argument(
+        "--output",
+        type=str if output_needed else str | None,
+        required=output_needed,
+        help="jsonl file to write; one that is there is gone on with by `teacher`.",
+    )
+    parser.add_argument(
+        "--limit", type=int | None, default=None, help="Only the first so many problems."
+    )
+    return parser
+
+
+def _by_rule(settings: Namespace) -> None:
+    placing = Placing(at=settings.at, last_at_end=settings.last_at_end)
+    counts: Counter[str] = Counter()
+    lines = []
+    for problem in tqdm(_problems(settings), unit=" problems", disable=None):
+        counts["problems"] += 1
+        if not problem.equations:
+            counts["problems without steps"] += 1
+            continue
+        placed = placing(problem.question, problem.equations)
+        counts.update(counts_of(placed))
+        example = Example(problem.question, problem.equations, placed.markers, problem.answer)
+        row = {"query": example.marked(), "thinking": list(problem.equations)}
+        lines.append(json.dumps({**row, "answer": problem.answer}, ensure_ascii=False))
+    if settings.output is not None:
+        write_whole(Path(settings.output), "".join(f"{line}\n" for line in lines))
+    _tell(counts)
+
+
+def _by_teacher(settings: Namespace) -> None:
+    if settings.concurrency < 1:
+        raise ValueError(f"concurrency={settings.concurrency} must be at least 1")
+    output = Path(settings.output)
+    if not output.parent.is_dir():
+        raise ValueError(f"output ({output}): there is no folder {output.parent}; make it first")
+    fields = EndpointConfig.__dataclass_fields__
+    endpoint = ChatEndpoint(EndpointConfig(**{name: settings[name] for name in fields}))
+    bar = tqdm(unit=" replies", disable=None)
+
+    def told(counts: Counter[str]) -> None:
+        bar.set_postfix(kept=counts["kept"], dropped=counts["dropped"], refresh=False)
+        bar.update()
+
+    try:
+        _tell(
+            place_steps(
+                _problems(settings),
+                endpoint.complete,
+                output,
+                concurrency=settings.concurrency,
+                told=told,
+            )
+        )
+    finally:
+        endpoint.close()
+        bar.close()
+
+
+_COMMANDS: dict[str, Callable[[Namespace], None]] = {"rule": _by_rule, "teacher": _by_teacher}
+
+
+def _problems(settings: Namespace) -> Iterator[Solved]:
+    if settings.limit is not None and settings.limit < 1:
+        raise ValueError(f"limit={settings.limit} must be at least 1, or null for all")
+    if settings.files is None:
+        problems: Iterator[Solved] = map(solved, HubProblems().problems("train").rows)
+    else:
+        paths = expand(settings.files)
+        for path in paths:
+            check_format(path)
+        problems = read_all(paths, "files")
+    return islice(problems, settings.limit)
+
+
+def _tell(counts: Counter[str]) -> None:
+    width = max(map(len, counts), default=0)
+    for name, count in counts.items():
+        print(f"{name:<{width}}  {count}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

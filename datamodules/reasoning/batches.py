@@ -1,0 +1,246 @@
+"""Rows of a query, its reasoning steps and its answer, by number, and their batches.
+
+Every method of latent reasoning reads the same rows and lays them out itself. The keys of a batch,
+all tensors int64:
+
+| key | shape | what |
+|---|---|---|
+| ``query`` | (B, Q) | EOS and the query's tokens, EOS behind them up to the common width |
+| ``query_lengths`` | (B,) | its tokens, the EOS in front counted |
+| ``steps`` | (B, R, Z) | the tokens of each step, EOS behind them; R and Z at least 1 |
+| ``step_lengths`` | (B, R) | tokens of each step; 0: there is no such step |
+| ``step_places`` | (B, R) | index in ``query`` of the token that each belongs to, else -1 |
+| ``targets`` | (B, A) | the answer and an EOS, -100 behind them |
+| ``sequence_id`` | (B,) | number of the row |
+| ``group`` | (B,) | what accuracies are told apart by |
+| ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
+| ``epochs`` | a float | training: passes over the split that lie behind this batch |
+
+Rows that only fill up an evaluation's last batch have no targets, no steps, a query of one EOS, and
+the group -1.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.document_order import permutation
+from datamodules.loader import Batch
+from datamodules.reasoning.store import Examples
+from datamodules.windows import IGNORE
+
+Order = Literal["packed", "random"]
+BatchCounter = Callable[[Batch], dict[str, float]]
+"""What a model counts in a batch: the normalisers of its loss."""
+
+NO_GROUP = -1  # of rows that only fill up a batch
+_DRAWS = 1  # second half of the Philox key, as in `windows`
+_KEPT_COUNTS = 1024  # batches whose counts are remembered: more than an optimiser step has
+
+
+class RowOrder:
+    """Which example is row n: a pure function of (seed, n).
+
+    Args:
+        count: Number of examples.
+        order: 'packed': each once an epoch, in a new order; 'random': drawn with replacement; None:
+            as they are stored, once (evaluation).
+        rows_per_batch: Rows of a batch of all ranks; an epoch of training has a multiple of that.
+        seed: Non-negative.
+
+    Raises:
+        ValueError: In training, there are fewer examples than one batch takes.
+    """
+
+    def __init__(
+        self, count: int, *, order: Order | None, rows_per_batch: int, seed: int = 0
+    ) -> None:
+        self._count, self._order, self._seed = count, order, seed
+        batches = -(-count // rows_per_batch) if order is None else count // rows_per_batch
+        if order is not None and not batches:
+            raise ValueError(
+                f"batch_size: one batch over all devices takes {rows_per_batch} examples, the "
+                f"train split has only {count}. Lower batch_size, or use more examples."
+            )
+        self.batches = batches
+        self.rows_per_batch = rows_per_batch
+        self._permutations: dict[int, np.ndarray] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a loading process needs; it orders the examples itself."""
+        return {**vars(self), "_permutations": {}}
+
+    @property
+    def training(self) -> bool:
+        """Whether rows go on behind the last example."""
+        return self._order is not None
+
+    def examples(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the number of the example of each row (B,), int64; -1 for rows too many."""
+        if self._order is None:
+            return np.where(rows < self._count, rows, -1)
+        if self._order == "random":
+            return (self._draws(rows) % np.uint64(self._count)).astype(np.int64)
+        epochs, places = np.divmod(rows, self.batches * self.rows_per_batch)
+        out = np.empty_like(rows)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            out[here] = self._permutation(int(epoch))[places[here]]
+        return out
+
+    def _draws(self, rows: np.ndarray) -> np.ndarray:
+        first, last = int(rows.min()), int(rows.max())
+        philox = np.random.Philox(key=[self._seed, _DRAWS], counter=[first, 0, 0, 0])
+        return philox.random_raw(4 * (last - first + 1))[::4][rows - first]
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._permutations:
+            order = permutation(self._count, seed=self._seed, epoch=epoch)
+            self._permutations = {epoch: order}
+        return self._permutations[epoch]
+
+
+class ReasoningSource:
+    """Batches of one rank: batch n has the rows (n * world_size + rank) * batch_size + b.
+
+    Args:
+        examples: Of one split.
+        order: Which of them is row n.
+        batch_size: B, rows per rank and micro-batch.
+        eos_id: Stands in front of queries, behind answers, and in padding.
+        token_bytes: UTF-8 bytes of each id, (V,) int64.
+        rank: This process among `world_size`.
+        world_size: Processes that share the rows.
+        counter: What the model counts in a batch; None: its targets.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        order: RowOrder,
+        *,
+        batch_size: int,
+        eos_id: int,
+        token_bytes: Tensor,
+        rank: int = 0,
+        world_size: int = 1,
+        counter: BatchCounter | None = None,
+    ) -> None:
+        assert order.rows_per_batch == batch_size * world_size
+        self._examples, self._order = examples, order
+        self._batch_size, self._rank = batch_size, rank
+        self._eos_id, self._token_bytes = eos_id, token_bytes
+        self._counter = counter
+        self._counts: dict[int, dict[str, float]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a loading process needs; it counts for itself."""
+        return {**vars(self), "_counts": {}}
+
+    def __len__(self) -> int:
+        """Returns the batches of each rank per epoch."""
+        return self._order.batches
+
+    def counts(self, n: int) -> dict[str, float]:
+        """Returns what the model counts in batch `n` over all ranks, else ``targets``."""
+        if n not in self._counts:
+            if len(self._counts) >= _KEPT_COUNTS:
+                self._counts.clear()
+            self._counts[n] = self._count(n)
+        return self._counts[n]
+
+    def _count(self, n: int) -> dict[str, float]:
+        first = n * self._order.rows_per_batch
+        rows = np.arange(first, first + self._order.rows_per_batch)
+        if self._counter is not None:
+            counted = self._counter(self._built(n, rows))
+            return {name: float(count) for name, count in counted.items()}
+        which = self._order.examples(rows)
+        _, answers = self._examples.answers(which[which >= 0])
+        return {"targets": float((answers + 1).sum())}
+
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` of this rank; the module's docstring has its keys."""
+        first = n * self._order.rows_per_batch + self._rank * self._batch_size
+        return self._built(n, np.arange(first, first + self._batch_size))
+
+    def _built(self, n: int, rows: np.ndarray) -> Batch:
+        batch = reasoning_batch(
+            self._examples,
+            self._order.examples(rows),
+            rows,
+            eos_id=self._eos_id,
+            token_bytes=self._token_bytes,
+        )
+        return {**batch, "epochs": n / len(self)} if self._order.training else batch
+
+
+def reasoning_batch(
+    examples: Examples, which: np.ndarray, rows: np.ndarray, *, eos_id: int, token_bytes: Tensor
+) -> Batch:
+    """Returns the batch dict of examples; the module's docstring has its keys.
+
+    Args:
+        examples: Of one split, at least one.
+        which: Number of the example of each row (B,), -1: none.
+        rows: Number of each row (B,).
+        eos_id: Stands in front of queries, behind answers, and in padding.
+        token_bytes: UTF-8 bytes of each id, (V,) int64.
+    """
+    real, numbers = which >= 0, which.clip(min=0)
+    query, query_lengths = _queries(examples, numbers, real, eos_id)
+    starts, lengths = examples.answers(numbers)
+    lengths = np.where(real, lengths + 1, 0)  # an EOS is stored behind it
+    targets = torch.from_numpy(_padded(examples, starts, lengths, IGNORE))
+    sizes = torch.where(targets != IGNORE, token_bytes[targets.clamp(min=0)], 0)
+    groups = np.where(real, examples.groups(numbers), NO_GROUP)
+    return {
+        "query": torch.from_numpy(query),
+        "query_lengths": torch.from_numpy(query_lengths),
+        **_steps(examples, numbers, real, eos_id),
+        "targets": targets,
+        "sequence_id": torch.from_numpy(rows),
+        "group": torch.from_numpy(groups),
+        "num_bytes": sizes.sum(1),
+    }
+
+
+def _queries(
+    examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns queries behind an EOS (B, Q), and their lengths (B,)."""
+    starts, lengths = examples.queries(numbers)
+    lengths = np.where(real, lengths, 0)
+    query = _padded(examples, starts, lengths, eos_id, least=0)
+    return np.pad(query, ((0, 0), (1, 0)), constant_values=eos_id), lengths + 1
+
+
+def _steps(
+    examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int
+) -> dict[str, Tensor]:
+    """Returns ``steps``, ``step_lengths`` and ``step_places``."""
+    counts = np.where(real, examples.num_steps(numbers), 0)
+    order = np.arange(max(1, counts.max()))
+    there = order < counts[:, None]  # (B, R)
+    starts, lengths, places = (np.zeros(there.shape, dtype=np.int64) for _ in range(3))
+    row, step = np.nonzero(there)
+    starts[there], lengths[there], places[there] = examples.steps(numbers[row], step)
+    return {
+        "steps": torch.from_numpy(_padded(examples, starts, lengths, eos_id)),
+        "step_lengths": torch.from_numpy(lengths),
+        "step_places": torch.from_numpy(np.where(there, places, -1)),
+    }
+
+
+def _padded(
+    examples: Examples, starts: np.ndarray, lengths: np.ndarray, fill: int, least: int = 1
+) -> np.ndarray:
+    """Returns texts (..., N) of the stream, int64, padded to the longest or the least width."""
+    place = np.arange(max(least, lengths.max()))
+    positions = starts[..., None] + place
+    inside = place < lengths[..., None]
+    tokens = examples.stream.gather(np.where(inside, positions, 0))
+    return np.where(inside, tokens, fill)

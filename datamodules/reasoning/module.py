@@ -1,0 +1,341 @@
+"""Questions with reasoning and answers as a data module: what every task of this kind shares."""
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from datamodules.base import LanguageDataModule
+from datamodules.loader import BatchSource
+from datamodules.reasoning.batches import ReasoningSource, RowOrder
+from datamodules.reasoning.examples import Example
+from datamodules.reasoning.preparation import VERSION, RowLimits, prepare_examples
+from datamodules.reasoning.reports import KEPT, Reports, in_words, why_empty
+from datamodules.reasoning.store import Examples, ExampleStore
+from datamodules.store import SPLITS, Split
+from datamodules.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The ids of fixed text in rows.
+
+    Attributes:
+        answer_prefix: Begins every answer, unscored, and is inserted at inference too.
+        step_separator: Stands in front of every step of a chain of thought that is written out.
+    """
+
+    answer_prefix: tuple[int, ...]
+    step_separator: tuple[int, ...]
+
+
+class ReasoningDataModule(LanguageDataModule):
+    """Questions, the steps that lead to their answers, and the answers, as batches.
+
+    A task writes `examples(split)`; where it has splits of its own sizes, `expects` and
+    `how_to_get`; what its accuracies are told apart by, `group_name`; and how an answer is judged,
+    `is_right`. What it counts while it makes examples it tells with `notice`; the counts are in
+    meta.json and in `report`.
+
+    The rows are the same for every method, which lays them out itself. See `batches` for the keys.
+    A row of text is: query, then for each step `step_separator` and the step, then
+    `answer_prefix`, the answer, and an EOS.
+
+    `val_fraction` and `test_fraction` have no effect, unless a task says that it splits by them;
+    that task takes them out of its `not_in_source`.
+
+    Args:
+        block_size: Most tokens of a row of text, the EOS in front of the query and the one behind
+            the answer counted. Batches are only as wide as their rows need.
+        train_windows: 'packed' has each example once an epoch, in a new order; 'random' draws
+            examples with replacement.
+        max_length: Training examples with more tokens than this, counted as for block_size, are
+            left out and counted; null: all are kept. Examples of other splits are never left out.
+        answer_prefix: Fixed text in front of every answer, unscored and given at inference too. The
+            state behind the last chunk of a query enters here (methods of one latent state a
+            chunk), so it must not be empty.
+        step_separator: Text in front of every step where steps are written out.
+        question_first: Whether the question stands in front of what it is about (Thinking States,
+            Fig. 5), where the task has a question that can be told apart.
+        **kwargs: See `LanguageDataModule` and `TextCorpus`.
+
+    Raises:
+        ValueError: An argument is out of its range; in `setup`: a row is longer than block_size.
+    """
+
+    rows: ClassVar[str] = "reasoning"
+    group_name: ClassVar[str] = "group"
+    """What ``group`` counts, in results."""
+    not_in_source: ClassVar[frozenset[str]] = LanguageDataModule.not_in_source | {
+        "block_size",
+        "train_windows",
+        "val_fraction",
+        "test_fraction",
+    }
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 512,
+        train_windows: Literal["packed", "random"] = "packed",
+        max_length: int | None = None,
+        answer_prefix: str = "\nThe answer is",
+        step_separator: str = "\n",
+        question_first: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._block_size = block_size
+        self.train_windows = train_windows
+        self.max_length = max_length
+        self.answer_prefix = answer_prefix
+        self.step_separator = step_separator
+        self.question_first = question_first
+        self._noticed: Counter[str] = Counter()
+        super().__init__(**kwargs)
+
+    # What a task writes
+
+    @abstractmethod
+    def examples(self, split: Split) -> Iterable[Example]:
+        """Yields the examples of a split, in an order that never changes.
+
+        It is called once for each split when the data are prepared, and once more for 'train' if a
+        tokenizer is trained.
+        """
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have examples; if it has none, that is an error."""
+        return True
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives a split examples, for messages."""
+        return f"{type(self).__name__} has no examples for it."
+
+    def is_right(self, text: str, answer: str) -> bool:
+        """Returns whether a written answer is the right one; here: equal but for outer spaces.
+
+        Args:
+            text: What a model wrote behind the answer prefix.
+            answer: The example's answer.
+        """
+        return text.strip() == answer.strip()
+
+    def notice(self, name: str, count: int = 1) -> None:
+        """Counts something about the split whose examples are being made, for `report`.
+
+        Args:
+            name: What, in words for people, e.g. "steps placed by a tie".
+            count: How often.
+        """
+        self._noticed[name] += count
+
+    # Text
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """Yields the texts of a split one by one: queries, steps, answers, as often as in rows."""
+        for example in self.examples(split):
+            yield example.query
+            for step in example.steps:
+                yield from (self.step_separator, step)
+            yield from (self.answer_prefix, example.answer)
+
+    def _description(self) -> dict[str, Any]:
+        return {**super()._description(), "reasoning": VERSION}
+
+    def _problems(self) -> list[str]:
+        problems = super()._problems()
+        least = {"block_size": self.block_size, "max_length": self.max_length}
+        problems += [
+            f"{key}={n} must be at least 1" for key, n in least.items() if n is not None and n < 1
+        ]
+        if self.train_windows not in ("packed", "random"):
+            problems.append(f"train_windows={self.train_windows!r} must be 'packed' or 'random'")
+        if not self.answer_prefix:
+            problems.append("answer_prefix='' must not be empty, e.g. '\\nThe answer is'")
+        if not self.step_separator:
+            problems.append("step_separator='' must not be empty, e.g. '\\n'")
+        return problems
+
+    # Preparing
+
+    def prepare_data(self) -> None:
+        """Tokenises and aligns the examples into `store_dir`, unless that is done.
+
+        Says how many were kept and left out.
+
+        Raises:
+            ValueError: An expected split has no examples, or a problem of the task or the
+                tokenizer.
+        """
+        if not self.store_dir.exists():
+            rank_zero_info(f"Preparing {self.store_dir}")
+        wrote = prepare_examples(
+            self.store_dir,
+            description=self._pinned_description,
+            examples=self._counted_examples,
+            make_tokenizer=self._make_tokenizer,
+            limits=self._limits,
+            noticed=lambda: dict(self._noticed),
+            check=self._check_reports,
+        )
+        if wrote:
+            rank_zero_info(f"{type(self).__name__}: {in_words(self.report())}")
+
+    def _pinned_description(self) -> dict[str, Any]:
+        """Returns what meta.json says of the source, which is settled, e.g. at a commit."""
+        remote = self.remote()
+        origin = {} if remote is None else dict(remote.pin(None))
+        return {**self._description(), "origin": origin, "notes": self._tell()}
+
+    def _counted_examples(self, split: Split) -> Iterator[Example]:
+        """Yields the examples of a split; what is noticed meanwhile is about it."""
+        self._noticed.clear()  # a tokenizer may have been trained on the same examples
+        yield from self.examples(split)
+
+    def _limits(self, tokenizer: Tokenizer) -> RowLimits:
+        wording = self._wording(tokenizer)
+        return RowLimits(
+            prefix=len(wording.answer_prefix),
+            separator=len(wording.step_separator),
+            max_length=self.max_length,
+        )
+
+    def _check_reports(self, reports: Reports) -> None:
+        for split in SPLITS:
+            if self.expects(split) and not reports[split][KEPT]:
+                why = why_empty(split, reports[split], self._spec.name)
+                none = f"The {split} split has no examples. {self.how_to_get(split)}"
+                raise ValueError(none if why is None else why)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the store.
+
+        Raises:
+            ValueError: It is missing or damaged, or block_size is too short for a row.
+        """
+        super().setup(stage)
+        for split in SPLITS:
+            longest = self._store.longest(split)
+            if longest > self.block_size:
+                cure = " or max_length, to leave out such examples" if split == "train" else ""
+                raise ValueError(
+                    f"block_size={self.block_size} is too short: an example of the {split} split "
+                    f"has {longest} tokens with its steps and its answer. Set "
+                    f"block_size={longest} or above{cure}; batches are only as wide as they need."
+                )
+
+    @cached_property
+    def _store(self) -> ExampleStore:
+        return ExampleStore(self.store_dir)
+
+    # What was prepared
+
+    def stored(self, split: Split) -> Examples:
+        """Returns the tokenised examples of a split of the prepared data."""
+        return self._store.examples(split)
+
+    def report(self, chunk_size: int | None = None) -> dict[Split, dict[str, int]]:
+        """Returns, for each split, what was read, kept, left out and why, and what was noticed.
+
+        Args:
+            chunk_size: Tokens of a chunk: also count the examples with a step that was moved into
+                another chunk than its marker's, as another step had its token. Chunks end with
+                the query.
+        """
+        reports: dict[Split, dict[str, int]] = {
+            split: self._store.report(split) for split in SPLITS
+        }
+        if chunk_size is not None:
+            for split in SPLITS:
+                crossing = self.stored(split).crossings(chunk_size)
+                reports[split][f"examples with a step moved out of its chunk of {chunk_size}"] = (
+                    crossing
+                )
+        return reports
+
+    def wording(self) -> Wording:
+        """Returns the ids of the answer prefix and of the step separator."""
+        return self._wording(self.tokenizer)
+
+    def _wording(self, tokenizer: Tokenizer) -> Wording:
+        prefix, separator = tokenizer.encode_batch([self.answer_prefix, self.step_separator])
+        return Wording(tuple(prefix), tuple(separator))
+
+    # Batches
+
+    @property
+    def block_size(self) -> int:
+        """Most tokens of a row of text."""
+        return self._block_size
+
+    def row_tokens(self, split: Split) -> int:
+        """Returns how many tokens a row has when a split is scored, on average.
+
+        Those of the query, the answer prefix and the answer: which steps a model writes is its own.
+        """
+        mean = self.stored(split).mean_query_and_answer()
+        return round(mean) + len(self.wording().answer_prefix)
+
+    def training_source(self) -> ReasoningSource:
+        """Returns the training batches of this rank by number.
+
+        Raises:
+            ValueError: The train split is too small for one batch.
+        """
+        return self._source("train", self.batch_size, training=True)
+
+    def evaluation_source(self, split: Split) -> ReasoningSource:
+        """Returns the batches of this rank that have every example of a split once, in order.
+
+        Raises:
+            ValueError: The split is empty.
+        """
+        if not len(self.stored(split)):
+            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
+        return self._source(split, self.eval_batch_size, training=False)
+
+    def _source(self, split: Split, batch_size: int, *, training: bool) -> ReasoningSource:
+        rank, world_size = self._ranks()
+        examples = self.stored(split)
+        order = RowOrder(
+            len(examples),
+            order=self.train_windows if training else None,
+            rows_per_batch=batch_size * world_size,
+            seed=self.seed,
+        )
+        return ReasoningSource(
+            examples,
+            order,
+            batch_size=batch_size,
+            eos_id=self.tokenizer.eos_id,
+            token_bytes=self.tokenizer.token_bytes,
+            rank=rank,
+            world_size=world_size,
+            counter=self._counter() if training else None,
+        )
+
+    def _counter(self) -> Any:
+        """Returns what counts the normalisers of the trainer's model in a batch, if it has that."""
+        model = None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
+        return getattr(model, "counter", None)
+
+    def prompt_source(self, prompts: Sequence[str]) -> BatchSource:
+        """Refuses: a question without its answer has nothing to score.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"predict scores the tokens of prompts, and {type(self).__name__} has questions, of "
+            "which only the answers are scored. Use `python evaluate.py reason` for answers to the "
+            "questions of a split, or `python evaluate.py generate` for those to your own."
+        )
+
+    def order(self) -> dict[str, Any]:
+        """Returns everything beside the data and world size that decides what is in batch n."""
+        keys = ("batch_size", "train_windows", "seed")
+        return {key: getattr(self, key) for key in keys}

@@ -1,0 +1,266 @@
+"""Parity and Vars: a state that every sentence may change (Thinking States, App. A.4).
+
+Parity, with markers; its steps are heads, heads, tails, heads:
+
+    The coin starts at state heads.<T> Alice doesn't flip the coin.<T> Bob flips the coin.<T> Alice
+    flips the coin.<T>  |  The final state of the coin is  |  heads
+
+Vars; its steps are a=3, b=5, b=8:
+
+    Track the variables values: a=1; b=2 a=a+b<T> b=b+a<T> b=b+3<T>  |  Final values:  |  a=3 b=8
+
+Bars stand between the query, the answer prefix, and the answer.
+
+NOTE(paper): what the examples of App. A.4 leave open is ours. Parity: who flips, whether, and the
+first state are drawn evenly. Vars: a variable is added to another one, or a number from 1 on is, as
+often; no variable is added to itself. The final values are those of all variables. The full stop
+behind the final state is left out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from string import ascii_lowercase
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from datamodules.reasoning.examples import Example
+from datamodules.reasoning.module import ReasoningDataModule
+from datamodules.store import SPLITS, Split
+
+Task = Literal["parity", "vars"]
+
+VERSION = 1
+"""Raised with any change that gives other text; part of the data's identity."""
+
+STATES = ("tails", "heads")
+"""Bits 0 and 1: the final state is the sum of the first one and all flips, modulo 2."""
+ENTITIES = ("Alice", "Bob")
+VERBS = ("doesn't flip", "flips")
+
+ANSWER_PREFIXES: dict[Task, str] = {
+    "parity": " The final state of the coin is",
+    "vars": " Final values:",
+}
+QUESTIONS: dict[Task, str] = {
+    "parity": "What is the final state of the coin? ",
+    "vars": "What are the final values? ",
+}
+"""Stand in front of queries with question_first; else the answer prefix says what is asked."""
+
+
+class StateTracking(ReasoningDataModule):
+    """Texts of n operations on a state; each operation is followed by a marker with the new state.
+
+    Training and validation texts are short, test texts longer: length generalisation (Sec. 4.2).
+    The numbers of operations of a split have equally many texts, up to one. Nothing is downloaded.
+
+    There are few short texts (8 of Parity with one operation), so texts occur repeatedly, also in
+    validation and training; validation says whether the training lengths are solved.
+
+    NOTE(paper): the paper trains on up to N in {10, 20, 40} operations and tests on N to 100; the
+    sizes of its splits, the number of variables and the modulus are not published. Two variables
+    and a modulus of 10 agree with its example.
+
+    Args:
+        task: 'parity', a coin that is flipped or not, or 'vars', variables that are added up.
+        operations: Operations of training and validation texts: two numbers are the least and the
+            most, of which each occurs as often; one, three or more are exactly these (20 and 40
+            alone: [20, 20, 40, 40]).
+        test_operations: The same of the test texts.
+        train_examples: Training texts.
+        val_examples: Validation texts; 0: no such split.
+        test_examples: Test texts; 0: no such split.
+        example_seed: Seed of the texts, non-negative; text i of a split is a pure function of
+            (example_seed, split, i) and of its number of operations.
+        variables: Vars: number of variables, a, b, c and so on.
+        modulus: Vars: values are from 0 to modulus - 1, and sums are taken modulo it.
+        answer_prefix: Text in front of the answer; null: that of the task, as above.
+        **kwargs: See `ReasoningDataModule`.
+
+    Raises:
+        ValueError: An argument is out of its range; in `setup`: a row is longer than block_size.
+    """
+
+    group_name: ClassVar[str] = "operations"
+
+    def __init__(
+        self,
+        *,
+        task: Task = "parity",
+        operations: Sequence[int] = (1, 10),
+        test_operations: Sequence[int] = (11, 40),
+        train_examples: int = 20_000,
+        val_examples: int = 1_000,
+        test_examples: int = 3_000,
+        example_seed: int = 0,
+        variables: int = 2,
+        modulus: int = 10,
+        answer_prefix: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if task not in ANSWER_PREFIXES:
+            raise ValueError(f"task={task!r} must be 'parity' or 'vars'.")
+        prefix = ANSWER_PREFIXES[task] if answer_prefix is None else answer_prefix
+        super().__init__(answer_prefix=prefix, **kwargs)
+        _check_ranges(
+            train_examples=(train_examples, 1, None),
+            val_examples=(val_examples, 0, None),
+            test_examples=(test_examples, 0, None),
+            example_seed=(example_seed, 0, None),
+            variables=(variables, 1, len(ascii_lowercase)),
+            modulus=(modulus, 2, None),
+        )
+        usual, longer = _numbers(operations=operations), _numbers(test_operations=test_operations)
+        self._operations: dict[Split, Sequence[int]] = {
+            "train": usual,
+            "val": usual,
+            "test": longer,
+        }
+        sizes = (train_examples, val_examples, test_examples)
+        self._sizes: dict[Split, int] = dict(zip(SPLITS, sizes, strict=True))
+        self._task: Task = task
+        self._example_seed, self._variables, self._modulus = example_seed, variables, modulus
+
+    def source(self) -> dict[str, Any]:
+        """Returns the options, and the version of the generator."""
+        return {**super().source(), "generator": VERSION}
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split has texts."""
+        return self._sizes[split] > 0
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives a split texts, for messages."""
+        return f"Set {split}_examples above 0."
+
+    def examples(self, split: Split) -> Iterator[Example]:
+        """Yields the texts of a split."""
+        for index in range(self._sizes[split]):
+            yield self.example(split, index)
+
+    def example(self, split: Split, index: int) -> Example:
+        """Returns text `index` of a split; the splits go on as far as one likes."""
+        operations = self._operations[split]
+        number = operations[index % len(operations)]
+        draws = Draws(self._example_seed, self._task, split, index)
+        made = (
+            parity(number, draws.below)
+            if self._task == "parity"
+            else assignments(number, draws.below, self._variables, self._modulus)
+        )
+        return made.after(QUESTIONS[self._task]) if self.question_first else made
+
+
+class Draws:
+    """Random choices for one text: a pure function of where it stands and of the calls so far.
+
+    Args:
+        seed: Of all texts.
+        task: What they are about.
+        split: Which part of them.
+        index: Number of the text in it.
+    """
+
+    def __init__(self, seed: int, task: Task, split: Split, index: int) -> None:
+        purpose = list(ANSWER_PREFIXES).index(task) * len(SPLITS) + SPLITS.index(split)
+        # Blocks of an example count up in the first word of the counter, examples in the second.
+        self._philox = np.random.Philox(key=[seed, purpose], counter=[0, index, 0, 0])
+
+    def below(self, n: int) -> int:
+        """Returns an integer in [0, n)."""
+        return int(self._philox.random_raw()) % n
+
+
+def parity(operations: int, below: Callable[[int], int]) -> Example:
+    """Returns a text about a coin, of so many operations.
+
+    Args:
+        operations: How often it is flipped, or not.
+        below: Draws an integer in [0, n).
+    """
+    state = below(2)
+    told = _Told(f"The coin starts at state {STATES[state]}.")
+    told.marks(STATES[state])
+    for _ in range(operations):
+        entity, flips = ENTITIES[below(2)], below(2)
+        state = (state + flips) % 2
+        told.adds(f" {entity} {VERBS[flips]} the coin.")
+        told.marks(STATES[state])
+    return told.example(f" {STATES[state]}", operations)
+
+
+def assignments(
+    operations: int, below: Callable[[int], int], variables: int = 2, modulus: int = 10
+) -> Example:
+    """Returns a text about variables, of so many assignments.
+
+    Args:
+        operations: Number of assignments.
+        below: Draws an integer in [0, n).
+        variables: Number of variables; with one, only numbers are added.
+        modulus: Values are taken modulo it; at least 2.
+    """
+    names = ascii_lowercase[:variables]
+    values = [below(modulus) for _ in names]
+    first = "; ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+    told = _Told(f"Track the variables values: {first}")
+    for _ in range(operations):
+        place = below(variables)
+        if variables > 1 and below(2):
+            other = (place + 1 + below(variables - 1)) % variables
+            term, value = names[other], values[other]
+        else:
+            value = 1 + below(modulus - 1)
+            term = str(value)
+        values[place] = (values[place] + value) % modulus
+        told.adds(f" {names[place]}={names[place]}+{term}")
+        told.marks(f"{names[place]}={values[place]}")
+    final = "".join(f" {name}={value}" for name, value in zip(names, values, strict=True))
+    return told.example(final, operations)
+
+
+class _Told:
+    """A text that is being written, with its markers."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._steps: list[str] = []
+        self._markers: list[int] = []
+
+    def adds(self, text: str) -> None:
+        """Writes on."""
+        self._text += text
+
+    def marks(self, step: str) -> None:
+        """Sets a marker at the end of what is written."""
+        self._steps.append(step)
+        self._markers.append(len(self._text))
+
+    def example(self, answer: str, group: int) -> Example:
+        """Returns the example."""
+        return Example(self._text, tuple(self._steps), tuple(self._markers), answer, group)
+
+
+def _numbers(**given: Sequence[int]) -> Sequence[int]:
+    """Returns the numbers of operations that two numbers, or other than two, stand for.
+
+    Raises:
+        ValueError: There is none, one is below 1, or of two the second is the smaller one.
+    """
+    ((key, value),) = given.items()
+    operations = list(value)
+    falling = len(operations) == 2 and operations[0] > operations[1]
+    if falling or min(operations, default=0) < 1:
+        raise ValueError(
+            f"{key}={operations} must be the least and the most number of operations, e.g. [11, "
+            "40], or one, three or more exact numbers, all of them at least 1."
+        )
+    return range(operations[0], operations[1] + 1) if len(operations) == 2 else operations
+
+
+def _check_ranges(**given: tuple[int, int, int | None]) -> None:
+    for key, (value, least, most) in given.items():
+        if value < least:
+            raise ValueError(f"{key}={value} must be at least {least}.")
+        if most is not None and value > most:
+            raise ValueError(f"{key}={value} must be at most {most}.")

@@ -1,0 +1,141 @@
+"""The store of tokenised examples: memory-mapped arrays in a folder.
+
+It is a text store (see `datamodules.store`) whose documents are the texts of the examples, each
+followed by EOS: query, steps, answer, and the next example's. Beside the shard of each split lie
+arrays of int64::
+
+    train.firsts    number of each example's first text, and of the one behind the last; (N + 1,)
+    train.groups    (N,)
+    train.places    index of the token that each step belongs to, EOS in front counted as 0; (S,)
+    train.shifts    tokens that it was moved on from its marker's own (see `alignment`); (S,)
+
+meta.json also has, for each split, the number of its examples, the tokens of the longest row, and
+counts for people: what was read, kept, left out and why. `preparation` writes it all.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.store import SPLITS, Split, Store, TokenStream
+
+INDEX = np.dtype("<i8")
+ARRAYS = ("firsts", "groups", "places", "shifts")
+
+
+class ExampleStore(Store):
+    """A store of examples, opened for reading.
+
+    Args:
+        folder: Folder that `prepare_examples` wrote.
+
+    Raises:
+        StoreError: There is none, its format is another, or its files are not those that meta.json
+            names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for split in SPLITS:
+            part = self.meta["splits"][split]
+            sizes = [part["examples"] + 1, part["examples"], part["steps"], part["steps"]]
+            for name, size in zip(ARRAYS, sizes, strict=True):
+                self._check_size(f"{split}.{name}", size, INDEX)
+
+    def report(self, split: Split) -> dict[str, int]:
+        """Returns the counts of a split, in words for people."""
+        return dict(self.meta["splits"][split]["report"])
+
+    def longest(self, split: Split) -> int:
+        """Returns the tokens of the longest row of a split; see `EncodedExample.row_length`."""
+        return int(self.meta["splits"][split]["longest"])
+
+    def examples(self, split: Split) -> "Examples":
+        """Returns the examples of a split."""
+        return Examples(self.stream(split), self.folder, split)
+
+
+class Examples:
+    """The N examples of a split as arrays; memory-mapped, pickled by path.
+
+    Args:
+        stream: The texts.
+        folder: Folder of the store.
+        split: Which split.
+    """
+
+    def __init__(self, stream: TokenStream, folder: Path, split: Split) -> None:
+        self.stream = stream
+        self._folder, self._split = folder, split
+        self._firsts, self._groups, self._places, self._shifts = map(self._array, ARRAYS)
+
+    def _array(self, name: str) -> np.ndarray:
+        path = self._folder / f"{self._split}.{name}"
+        if not path.stat().st_size:  # nothing to map
+            return np.empty(0, INDEX)
+        return np.memmap(path, INDEX, "r")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns what opens the same files elsewhere; a pickled memory map would copy them."""
+        return Examples, (self.stream, self._folder, self._split)
+
+    def __len__(self) -> int:
+        """Returns N."""
+        return len(self._groups)
+
+    def groups(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the group of each example, int64."""
+        return np.asarray(self._groups[numbers])
+
+    def num_steps(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the number of steps of each example, int64."""
+        return np.asarray(self._firsts[numbers + 1] - self._firsts[numbers] - 2)
+
+    def queries(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where each query begins in the stream, and its tokens without EOS."""
+        return self._spans(self._firsts[numbers])
+
+    def answers(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where each answer begins in the stream, and its tokens without EOS."""
+        return self._spans(self._firsts[numbers + 1] - 1)
+
+    def steps(
+        self, numbers: np.ndarray, places: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns of steps where they begin, their tokens without EOS, and where they belong.
+
+        Args:
+            numbers: Examples, any shape.
+            places: Which of the example's steps, counted from 0, of the same shape.
+        """
+        starts, lengths = self._spans(self._firsts[numbers] + 1 + places)
+        return starts, lengths, np.asarray(self._places[self._step_numbers(numbers) + places])
+
+    def _spans(self, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        starts = self.stream.starts(texts)
+        return starts, self.stream.ends(texts) - 1 - starts
+
+    def _step_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the number of each example's first step; two texts an example are no steps."""
+        return np.asarray(self._firsts[numbers] - 2 * numbers)
+
+    def mean_query_and_answer(self) -> float:
+        """Returns the tokens of a query and its answer, an EOS each, on average."""
+        everything = np.arange(len(self))
+        (_, queries), (_, answers) = self.queries(everything), self.answers(everything)
+        return float((queries + answers + 2).mean())
+
+    def crossings(self, chunk_size: int) -> int:
+        """Returns how many examples have a step that was moved out of its marker's chunk.
+
+        Chunks end with the query: the first one is short where the lengths do not divide.
+
+        Args:
+            chunk_size: Tokens of a chunk (c).
+        """
+        examples = np.repeat(np.arange(len(self)), self.num_steps(np.arange(len(self))))
+        queries = self.queries(examples)[1] + 1
+        places = self._places - queries  # a chunk's last token is a multiple of c, less 1
+        crosses = places // chunk_size != (places - self._shifts) // chunk_size
+        return len(np.unique(examples[crosses]))

@@ -1,0 +1,349 @@
+"""What is stored of examples, what is left out and counted; a store is whole or not there."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from datamodules.reasoning import Example, preparation
+from datamodules.reasoning.preparation import RowLimits, prepare_examples
+from datamodules.reasoning.reports import KEPT, NO_STEPS, READ, STEPS, TOO_LONG, UNRESTORED
+from datamodules.reasoning.store import ExampleStore
+from datamodules.store import SPLITS, StoreError
+from datamodules.tokenizers import BytesTokenizer, train_bpe
+from tests.datamodules.reasoning_tasks import OWN, FewQuestions
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Returns a function that makes prepared data."""
+
+    def build(kind=FewQuestions, **options):
+        data = kind(**{"cache_dir": str(tmp_path / "cache"), "batch_size": 2, **options})
+        data.prepare_data()
+        data.setup()
+        return data
+
+    return build
+
+
+@pytest.fixture
+def lower_case(tmp_path):
+    """The path of a tokenizer that does not give capitals back."""
+    texts = ["two and val test one step nothing to think about caf\u00e9"] * 5
+    content = json.loads(train_bpe("bpe:270", texts).json_text)
+    content["normalizer"] = {"type": "Lowercase"}
+    path = tmp_path / "lower.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def task(**own):
+    """A kind of `FewQuestions` with other questions."""
+    return type("FewQuestions", (FewQuestions,), {"own": {**OWN, **own}})
+
+
+def texts_of(data, split):
+    """(query, steps, places, answer, group) of each stored example, decoded."""
+    examples, decode = data.stored(split), data.tokenizer.decode
+
+    def text(start, length):
+        return decode(examples.stream.gather(np.arange(start, start + length)).tolist())
+
+    found = []
+    for i in np.arange(len(examples)):
+        steps = np.arange(int(examples.num_steps(i)))
+        starts, lengths, places = examples.steps(np.full_like(steps, i), steps)
+        own = [text(*span) for span in zip(starts, lengths, strict=True)]
+        query, answer = text(*examples.queries(i)), text(*examples.answers(i))
+        found.append((query, own, places.tolist(), answer, int(examples.groups(i))))
+    return found
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:265"])
+def test_everything_comes_back(make, tokenizer):
+    data = make(tokenizer=tokenizer)
+    for split in SPLITS:
+        expected = [Example.from_marked(*row, group=i) for i, row in enumerate(OWN[split])]
+        found = texts_of(data, split)
+        assert [(q, s, a, g) for q, s, _, a, g in found] == [
+            (one.query, list(one.steps), one.answer, one.group) for one in expected
+        ]
+        for (query, _, places, *_), example in zip(found, expected, strict=True):
+            ids = data.tokenizer.encode(query)
+            for place, marker in zip(places, example.markers, strict=True):
+                assert data.tokenizer.decode(ids[:place]).startswith(query[:marker].rstrip())
+
+
+def test_places_of_bytes(make):
+    places = [row[2] for row in texts_of(make(), "train")]
+    assert places == [[3, 11], [0, 5, 5, 5], [], [3], [9, 15]]  # the e acute has two bytes
+    assert make().report()["train"]["steps joined at the end of their query"] == 2
+
+
+def test_a_moved_step_may_cross_into_another_chunk(make):
+    data = make(
+        task(train=[("abcdefgh<T><T>ij", ["1", "2"], " a"), ("ab<T><T>cd", ["1", "2"], " a")])
+    )
+    # rows of 11 and 5 tokens with EOS; chunks end with the query
+    crossed = {c: data.stored("train").crossings(c) for c in (1, 2, 3, 4, 8, 64)}
+    assert crossed == {1: 2, 2: 2, 3: 0, 4: 0, 8: 0, 64: 0}
+    key = "examples with a step moved out of its chunk of 2"
+    assert data.report(chunk_size=2)["train"][key] == 2
+    assert data.report(chunk_size=2)["test"][key] == 0
+
+
+def test_training_examples_that_do_not_come_back_are_left_out_and_counted(make, lower_case):
+    few = [("two<T> and", ["two"], " one"), ("Two<T> and", ["two"], " one")]
+    few += [("two<T> and", ["Two"], " one"), ("two<T> and", ["two"], " One")]
+    data = make(task(train=few), tokenizer=lower_case)
+    report = data.report()
+    assert [report["train"].get(key, 0) for key in (READ, KEPT, UNRESTORED, STEPS)] == [4, 1, 3, 1]
+    assert [row[0] for row in texts_of(data, "train")] == ["two and"]
+
+
+def test_other_splits_keep_every_example_so_that_results_compare(make, lower_case):
+    data = make(task(train=[("two<T> and", ["two"], " one")]), tokenizer=lower_case)
+    report = data.report()
+    assert [report["val"].get(key, 0) for key in (READ, KEPT, NO_STEPS, STEPS)] == [3, 3, 3, 0]
+    assert [row[:4] for row in texts_of(data, "val")] == [
+        ("val one", [], [], " 1"),
+        ("val two", [], [], " 2"),
+        ("val three", [], [], " 3"),
+    ]
+
+
+def test_broken_characters_are_not_aligned(make):
+    broken = [("a\ud800<T>b", ["s"], " 1"), ("ab<T>", ["s"], " 1")]
+    data = make(task(train=broken, val=broken))
+    assert data.report()["train"][UNRESTORED] == 1
+    assert [row[0] for row in texts_of(data, "val")] == ["a\ufffdb", "ab"]
+
+
+def test_a_tokenizer_that_gives_nothing_back(make, lower_case):
+    capitals = [("TWO<T>", ["two"], " one")] * 3
+    with pytest.raises(
+        ValueError, match="of 3 of its 3 examples tokenizer='.*lower.json' does not"
+    ):
+        make(task(train=capitals), tokenizer=lower_case)
+
+
+def test_long_training_examples_can_be_left_out(make):
+    def rows(split):  # EOS, query, separator and step each, prefix, answer, EOS
+        fixed = 2 + len("\nThe answer is")
+        for marked, steps, answer in OWN[split]:
+            texts = (marked.replace("<T>", ""), answer, *("\n" + step for step in steps))
+            yield fixed + sum(len(text.encode()) for text in texts)
+
+    lengths = sorted(rows("train"))
+    data = make(block_size=lengths[-1])
+    with pytest.raises(ValueError, match=f"train split has {lengths[-1]} tokens .* max_length"):
+        make(block_size=lengths[-1] - 1)
+    assert TOO_LONG not in data.report()["train"]
+    shorter = make(block_size=lengths[-2], max_length=lengths[-2])
+    assert shorter.report()["train"][TOO_LONG] == 1
+    assert shorter.report()["val"] == data.report()["val"]
+    assert shorter.fingerprint != data.fingerprint
+    with pytest.raises(ValueError, match="all 5 are longer than max_length"):
+        make(max_length=5)
+    wide = task(val=[("v" * 100, [], " 1")])
+    with pytest.raises(
+        ValueError, match="val split has 118 tokens .* Set block_size=118 or above;"
+    ):
+        make(wide, block_size=117, max_length=100)
+
+
+def test_rows_are_as_long_as_a_scored_one_is_on_average(make):
+    data = make()
+    rows = [1 + len(q.replace("<T>", "")) + 14 + len(a) + 1 for q, _, a in OWN["val"]]
+    assert data.row_tokens("val") == pytest.approx(sum(rows) / 3, abs=0.5)
+
+
+def test_what_a_task_notices_is_counted_once_for_each_split(make):
+    for tokenizer in ("bytes", "bpe:260"):  # which is trained on the same examples
+        data = make(tokenizer=tokenizer)
+        key = "questions with capitals only"
+        assert {split: data.report()[split][key] for split in SPLITS} == {
+            "train": 0,
+            "val": 0,
+            "test": 0,
+        }
+    capitals = [("TWO", [], " 1"), ("ONE", [], " 1"), ("one", [], " 1")]
+    assert make(task(train=capitals), tokenizer="bpe:257").report()["train"][key] == 2
+
+
+def test_counts_are_told_when_the_data_are_prepared_and_only_then(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("datamodules.reasoning.module.rank_zero_info", told.append)
+    for _ in range(2):
+        FewQuestions(cache_dir=str(tmp_path)).prepare_data()
+    assert len(told) == 2
+    assert told[1].startswith("FewQuestions: train: 5 examples read, 5 examples kept, 9 steps")
+    assert "val: 3 examples read" in told[1]
+
+
+def test_meta_json_holds_the_counts(make):
+    data = make()
+    meta = json.loads((data.store_dir / "meta.json").read_text())
+    train = meta["splits"]["train"]
+    assert (train["examples"], train["steps"], train["report"][READ]) == (5, 9, 5)
+    assert meta["source"]["corpus"] == "FewQuestions"
+    assert meta["reasoning"] == preparation.VERSION
+    assert data.counts("val").documents == 9  # a query, a step and an answer each
+
+
+# ---- names
+
+
+def test_the_fingerprint_changes_with_what_is_stored_and_with_nothing_else(monkeypatch):
+    base = FewQuestions()
+    other = [{"tokenizer": "gpt2"}, {"repeats": 2}, {"max_length": 9}, {"answer_prefix": "A:"}]
+    other += [{"step_separator": ";"}, {"question_first": True}]
+    assert len({FewQuestions(**options).fingerprint for options in ({}, *other)}) == 7
+    same = [{"block_size": 9}, {"batch_size": 3}, {"seed": 4}, {"train_windows": "random"}]
+    same += [{"val_fraction": 0.3}, {"num_workers": 1}, {"cache_dir": "x"}]
+    assert {FewQuestions(**options).fingerprint for options in same} == {base.fingerprint}
+    monkeypatch.setattr("datamodules.reasoning.module.VERSION", 99)
+    assert FewQuestions().fingerprint != base.fingerprint
+    assert base.fingerprint.startswith("few_questions-bytes-")
+
+
+def test_a_trained_tokenizer_has_seen_queries_steps_wording_and_answers(make):
+    own = [("qqqq<T>qqqq", ["ssss"], "aaaa"), ("qqqq", [], "aaaa")] * 4
+    data = make(task(train=own), tokenizer="bpe:268", answer_prefix="pppp", step_separator="rrrr")
+    assert [len(data.tokenizer.encode(c * 4)) for c in "qsapr"] == [1] * 5
+    wording = data.wording()
+    assert len(wording.answer_prefix) == len(wording.step_separator) == 1
+    again = type(data)(**data._init_args())  # reads what is prepared
+    assert again.wording() == wording
+    assert data.state_dict()["tokenizer"]["json"] == data.tokenizer.json_text
+
+
+def test_wording_before_the_data_are_prepared(tmp_path):
+    with pytest.raises(ValueError, match=r"bpe:270.*prepare_data"):
+        FewQuestions(cache_dir=str(tmp_path), tokenizer="bpe:270").wording()
+    wording = FewQuestions(cache_dir=str(tmp_path), answer_prefix="ab").wording()
+    assert (wording.answer_prefix, wording.step_separator) == ((97, 98), (10,))
+    with pytest.raises(StoreError, match=r"no text store.*prepare_data"):
+        FewQuestions(cache_dir=str(tmp_path)).setup()
+
+
+def test_a_split_without_examples(make, tmp_path):
+    with pytest.raises(ValueError, match="The val split has no examples. FewQuestions has no ex"):
+        make(task(val=[]))
+    assert not list((tmp_path / "cache").glob("few_questions*"))
+    kind = task(val=[])
+    kind.expects = lambda self, split: split != "val"
+    data = make(kind)
+    assert data.val_dataloader() == []
+    assert len(data.stored("val")) == 0
+    with pytest.raises(ValueError, match="The val split is empty"):
+        data.evaluation_source("val")
+
+
+# ---- whole or not there
+
+
+def prepare(folder, examples):
+    return prepare_examples(
+        folder,
+        description=lambda: {"source": "test"},
+        examples=examples,
+        make_tokenizer=BytesTokenizer,
+        limits=lambda tokenizer: RowLimits(prefix=1, separator=1),
+    )
+
+
+def one_example(split):
+    return [Example("one", ("a",), (3,), " b")]
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    def broken(split):
+        yield from one_example(split)
+        if split == "val":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "s", broken)
+    assert [path.name for path in tmp_path.iterdir()] == [".s.lock"]
+    assert prepare(tmp_path / "s", one_example)
+    assert not prepare(tmp_path / "s", broken)
+
+
+def _prepare_slowly(folder, log, seconds):
+    def slow(split):
+        with log.open("a") as file:
+            file.write(f"{split}\n")
+        yield from one_example(split)
+        if split == "val":
+            time.sleep(seconds)
+
+    prepare(folder, slow)
+
+
+def _start(*arguments):
+    process = multiprocessing.get_context("fork").Process(target=_prepare_slowly, args=arguments)
+    process.start()
+    return process
+
+
+def test_a_killed_process_leaves_nothing_that_looks_whole(tmp_path):
+    folder, log = tmp_path / "s", tmp_path / "log"
+    process = _start(folder, log, 60.0)
+    deadline = time.monotonic() + 20
+    while not log.exists() or "val" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not folder.exists()
+    with pytest.raises(StoreError, match="no text store"):
+        ExampleStore(folder)
+    assert prepare(folder, one_example)
+    assert len(ExampleStore(folder).examples("test")) == 1
+    assert not list(tmp_path.glob("s.partial"))
+
+
+def test_two_processes_prepare_once(tmp_path):
+    folder, log = tmp_path / "s", tmp_path / "log"
+    processes = [_start(folder, log, 0.2) for _ in range(2)]
+    for process in processes:
+        process.join(20)
+        assert process.exitcode == 0
+    assert log.read_text().split() == list(SPLITS)
+
+
+@pytest.mark.parametrize(
+    "name", ["train-00000.tokens", "train.places", "val.firsts", "test.groups"]
+)
+def test_a_truncated_store_is_named_with_its_cure(tmp_path, name):
+    prepare(tmp_path / "s", one_example)
+    path = tmp_path / "s" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    for opening in (
+        lambda: ExampleStore(tmp_path / "s"),
+        lambda: prepare(tmp_path / "s", one_example),
+    ):
+        with pytest.raises(StoreError, match=f"{name} has .* bytes where .*Delete the folder"):
+            opening()
+
+
+def test_examples_are_pickled_by_path(make):
+    data = make(repeats=200)
+    examples = data.stored("train")
+    pickled = pickle.dumps(examples)
+    assert len(pickled) < 1000
+    again = pickle.loads(pickled)
+    everything = np.arange(len(examples))
+    assert len(again) == 1000
+    for name in ("queries", "answers"):
+        for mine, theirs in zip(
+            getattr(again, name)(everything), getattr(examples, name)(everything), strict=True
+        ):
+            assert np.array_equal(mine, theirs)
