@@ -1,0 +1,88 @@
+"""Which facts a model knows: what it writes, and what counts as a name."""
+
+import csv
+import json
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from datamodules.reasoning.hops import Hop
+from datamodules.reasoning.two_hop import read_known
+from evaluation.known_facts import add_arguments, ask, names_one, run
+from evaluation.pretrained import Pretrained
+
+CPU = torch.device("cpu")
+QUESTIONS = ["the thought reads", "latent memory state", "the", "writes latent memory"]
+
+
+def hop(question, name):
+    return Hop(question, question, "the", name)
+
+
+def continued(model, words, question, count):
+    """Greedy tokens behind a question, one forward pass each."""
+    ids = words.encode(question)
+    for _ in range(count):
+        with torch.no_grad():
+            ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
+    return words.decode(ids[-count:])
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "right"),
+    [
+        ("Yoko Ono, the artist", ["Yoko Ono"], True),
+        ("it is yoko ono", ["Y. Ono", "Yoko Ono"], True),
+        ("Yoko Onoda", ["Yoko Ono"], False),
+        ("Parish", ["Paris"], False),
+        ("a b", ["a"], False),
+        ("U.S. (mostly)", ["U.S."], True),
+        ("", ["Paris"], False),
+    ],
+)
+def test_names_in_texts(text, names, right):
+    assert names_one(text, names) is right
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_models_are_asked_greedily(tiny_gpt2, batch_size):
+    model, words, folder = tiny_gpt2
+    expected = [continued(model, words, question, 5) for question in QUESTIONS]
+    expected = [text.partition("<|endoftext|>")[0].strip().split("\n")[0] for text in expected]
+    hops = [hop(question, "x") for question in (*QUESTIONS, QUESTIONS[0])]
+    asked = ask(Pretrained(str(folder), CPU), hops, max_new_tokens=5, batch_size=batch_size)
+    assert [one.hop.question for one in asked] == QUESTIONS
+    assert [one.written for one in asked] == expected
+    with pytest.raises(ValueError, match="needs 6. tokens .* the model's context has 64"):
+        ask(Pretrained(str(folder), CPU), hops, max_new_tokens=60)
+
+
+def test_the_command_writes_what_the_data_module_reads(tiny_gpt2, tmp_path, capsys):
+    model, words, folder = tiny_gpt2
+    names = [continued(model, words, text, 4).strip().split("\n")[0] for text in QUESTIONS[:2]]
+    keys = ["e1.value", "e2.value", "e3.value", "r1(e1).prompt", "r2(e2).prompt"]
+    row = dict(zip(keys, ["the", names[0], "nobody at all", *QUESTIONS[:2]], strict=True))
+    rows = [
+        {**row, "r2(r1(e1)).prompt": "a"},
+        {**row, "e3.value": names[1], "r2(r1(e1)).prompt": "b"},
+    ]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    parser = ArgumentParser(exit_on_error=False)
+    add_arguments(parser, [])
+    target = tmp_path / "known.jsonl"
+    argv = [f"--hf={folder}", f"--files={tmp_path}/a.csv", f"--output={target}", "--device=cpu"]
+    run(parser.parse_args([*argv, "--max_new_tokens=4"]))
+    assert read_known(target) == {QUESTIONS[0]: True, QUESTIONS[1]: False}
+    first = json.loads(target.read_text().splitlines()[0])
+    assert (first["object"], first["written"]) == (names[0], names[0])
+    printed = capsys.readouterr().out
+    assert "known facts" in printed
+    assert "1 (50.0 %)" in printed
+    with pytest.raises(ValueError, match="are read from csv files"):
+        run(parser.parse_args([argv[0], f"--files={target}", argv[2], "--device=cpu"]))
+    with pytest.raises(ValueError, match=r"batch_size \(0\) must be at least 1"):
+        run(parser.parse_args([*argv, "--batch_size=0"]))
