@@ -21,6 +21,19 @@ from lightning_models.ponderlm import (
     PonderLM2,
     PonderLM2Config,
 )
+from lightning_models.thinking_states import (
+    CoconutConfig,
+    CoconutLM,
+    CoTConfig,
+    CoTLM,
+    ICoTConfig,
+    ICoTLM,
+    NoCoTConfig,
+    NoCoTLM,
+    ReasoningConfig,
+    ThinkingStatesConfig,
+    ThinkingStatesLM,
+)
 from lightning_models.thought_gestalt import (
     GistConfig,
     GistLM,
@@ -36,10 +49,16 @@ from lightning_models.thoughtbubbles import (
 from lightning_models.transformer import TransformerConfig, TransformerLM
 
 __all__ = [
+    "CoTConfig",
+    "CoTLM",
+    "CoconutConfig",
+    "CoconutLM",
     "CopyConfig",
     "CopyLM",
     "GistConfig",
     "GistLM",
+    "ICoTConfig",
+    "ICoTLM",
     "LanguageModel",
     "LatentThoughtConfig",
     "LatentThoughtLM",
@@ -49,6 +68,8 @@ __all__ = [
     "Mean",
     "MoRConfig",
     "MoRLM",
+    "NoCoTConfig",
+    "NoCoTLM",
     "OptimizerConfig",
     "PauseConfig",
     "PauseLM",
@@ -58,8 +79,11 @@ __all__ = [
     "PonderLM1Config",
     "PonderLM2",
     "PonderLM2Config",
+    "ReasoningConfig",
     "Scores",
     "Term",
+    "ThinkingStatesConfig",
+    "ThinkingStatesLM",
     "ThoughtGestaltConfig",
     "ThoughtGestaltLM",
     "ThoughtbubblesConfig",

@@ -4,20 +4,35 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import torch
-from formats import BLOCK, BYTES, MARKED_WINDOWS, SENTENCES, WINDOWS, Sentences, Windows
+from formats import (
+    BLOCK,
+    BYTES,
+    MARKED_WINDOWS,
+    REASONING,
+    SENTENCES,
+    WINDOWS,
+    Reasoning,
+    Sentences,
+    Windows,
+)
 
 from lightning_models import (
+    CoconutLM,
     CopyLM,
+    CoTLM,
     GistLM,
+    ICoTLM,
     LanguageModel,
     LatentThoughtLM,
     LoopedLM,
     MoRLM,
+    NoCoTLM,
     OptimizerConfig,
     PauseLM,
     PonderLM,
     PonderLM1,
     PonderLM2,
+    ThinkingStatesLM,
     ThoughtbubblesLM,
     ThoughtGestaltLM,
     TransformerLM,
@@ -37,7 +52,7 @@ class Method:
     name: str
     model: type[LanguageModel]
     config: dict[str, Any] = field(default_factory=dict)
-    format: Windows | Sentences = WINDOWS
+    format: Windows | Sentences | Reasoning = WINDOWS
     fixed_shapes: bool = True
     """Whether shapes never depend on values, so that the network compiles into one graph (or each
     of its blocks does, where it compiles those)."""
@@ -51,6 +66,10 @@ class Method:
     """Whether a token of a longer context costs more."""
     training_factor: float = 3.0
     """FLOPs of training over those of scoring, at least."""
+    guesses: float = 1.0
+    """What the objective of a model that guesses is, in multiples of ln V."""
+    continues: bool = True
+    """Whether a prompt may be any text, so that what it has written may become part of it."""
 
     @property
     def reads_windows(self) -> bool:
@@ -107,6 +126,28 @@ PENALISED = {**PASSES, "alone": {"penalty_weight": 0.0}}
 BOUND = {"far_sighted": False, "training_factor": 1.0}
 
 
+ASKED: dict[str, Any] = {
+    "format": REASONING,
+    "noise": {"attention_dropout": 0.1},
+    "continues": False,
+}
+
+
+CHAIN = {"max_chain_tokens": 6}
+LATENTS: dict[str, Any] = {"fixed_shapes": False, "far_sighted": False}
+
+
+def asked(name: str, model: type[LanguageModel], config: dict[str, Any], **fields: Any) -> Method:
+    """A model that is asked questions."""
+    return Method(name, model, REASONING.wording | config, **{**ASKED, **fields})
+
+
+def thinking(name: str, **changes: Any) -> Method:
+    """A variant of Thinking States."""
+    config = {"chunk_size": 4, "max_thought_tokens": 5, **changes}
+    return asked(name, ThinkingStatesLM, config, guesses=2.0, fixed_shapes=False)
+
+
 def latent(name: str, **changes: Any) -> Method:
     """A variant of the Latent-Thought Language Model."""
     return Method(name, LatentThoughtLM, LATENT | changes, **BOUND)
@@ -153,4 +194,14 @@ METHODS = [
     latent("latent-thought-transport", prior="transport"),
     latent("latent-thought-langevin", inference="langevin"),
     latent("latent-thought-amortised", inference="amortised"),
+    thinking("thinking-states"),
+    thinking("thinking-states-partial", grid="partial", tie_thinking_head=True),
+    thinking("thinking-states-absolute", grid="absolute", think_in_decode=True, num_kv_heads=2),
+    thinking("thinking-states-sequential", prefill="sequential"),
+    asked("cot", CoTLM, CHAIN, fixed_shapes=False),
+    asked("no-cot", NoCoTLM, {}),
+    asked("icot", ICoTLM, CHAIN, fixed_shapes=False),
+    asked("icot-gone", ICoTLM, {"remove_all_beyond": 0}, fixed_shapes=False),
+    asked("coconut", CoconutLM, CHAIN | {"first_stage": 1, "max_latent_stage": 2}, **LATENTS),
+    asked("coconut-last", CoconutLM, {"first_stage": 3, "max_latent_stage": 2}, **LATENTS),
 ]

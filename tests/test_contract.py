@@ -67,7 +67,8 @@ def test_a_later_token_never_changes_an_earlier_prediction(method):
 def test_the_loss_starts_near_that_of_guessing(method):
     model = method.build()
     loss = objective(model, method.batch(rows=8)).item()
-    assert loss == pytest.approx(math.log(model.config.padded_vocab_size), rel=0.05)
+    guess = method.guesses * math.log(model.config.padded_vocab_size)
+    assert loss == pytest.approx(guess, rel=0.05)
 
 
 def test_one_batch_can_be_learned_by_heart(method):
@@ -90,6 +91,8 @@ def test_every_trainable_parameter_gets_a_gradient(method):
 
 
 def test_cached_and_uncached_greedy_tokens_are_equal(method):
+    if not method.continues:
+        pytest.skip("what it has written is no part of a prompt")
     model = method.build(seed=1).eval()
     prompts = method.format.prompts
     cached = generate(model, prompts, max_new_tokens=10, sampling=GREEDY)
@@ -104,12 +107,14 @@ def test_decoding_and_scoring_agree(method):
     model, batch = method.build().eval(), method.batch(rows=2)
     if model.likelihood != "exact":
         pytest.skip("only exact scores are sums of next-token log-probabilities")
+    if getattr(model, "writes_chain", False):
+        pytest.skip("what is decoded first is a chain, which scores do not count")
     expected = model.score(batch).log_prob
     tokens, places = method.format.in_order(batch)
     targets, expected = batch["targets"].flatten()[places], expected.flatten()[places]
     found, read = torch.zeros(tokens.shape), [0, 0]  # how many tokens each row has read
     with torch.no_grad():
-        cache = model.init_cache(tokens[:, :1], torch.ones(2, dtype=torch.int64), tokens.shape[1])
+        cache = model.init_cache(*method.format.begin(batch), tokens.shape[1])
         while min(read) < tokens.shape[1]:
             place = torch.tensor(read).clamp(max=tokens.shape[1] - 1)[:, None]
             logits, ready = model.decode_step(cache, tokens.gather(1, place)[:, 0])
@@ -149,7 +154,7 @@ def test_bf16_autocast_is_close_to_float32(method):
     loss.backward()
     assert loss.item() == pytest.approx(exact, rel=0.02)
     mean = -scores.log_prob.sum() / scores.num_targets.sum()
-    assert mean.item() == pytest.approx(exact, rel=0.02)
+    assert method.guesses * mean.item() == pytest.approx(exact, rel=0.02)
     gradients = [p.grad for p in model.network.parameters() if p.requires_grad]
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
 

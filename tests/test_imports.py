@@ -6,11 +6,13 @@ file                                may import (beside the standard library)
 ``layers/``                         torch, layers
 ``losses metrics optim ...``        torch, torchmetrics, numpy, layers and each other
 ``base.py``                         lightning and all of those
-``<room>/module.py``                the same, base, its own room, the transformer room
+``<room>/module.py``                the same, base, its own room, the transformer room;
+                                    ``reasoner.py``, what several modules share, too
 ``<room>/baselines``                as module.py, without lightning; a file or a folder
 ``<room>/import_weights.py``        as other files, with its own module.py and transformers
 ``<room>/`` other files             no lightning, no base, no module.py: layers, losses and so on,
-                                    its own room, the transformer room's network
+                                    its own room, the transformer room's network; in functions
+                                    of ``backbone.py`` and ``pretrained.py`` transformers, too
 ``<room>/__init__.py``              its own room
 ``lightning_models/__init__.py``    lightning_models
 ``datamodules/``                    datamodules and any library, nothing else of ours
@@ -33,7 +35,8 @@ CHECKED = ("lightning_models", "datamodules", "callbacks")
 OURS = {*CHECKED, "training", "evaluation", "train", "evaluate", "tests", "benchmarks", "studies"}
 OPTIONAL = {"flash_attn", "torch_scatter", "liger_kernel"}
 LEAF_LIBRARIES = {"torch", "torchmetrics", "numpy"}
-MODULE_FILES = ("module", "baselines")
+MODULE_FILES = ("module", "reasoner", "baselines")
+TRANSFORMERS = ("backbone", "pretrained", "import_weights")
 LEAVES = {path.stem for path in (ROOT / "lightning_models").glob("*.py")} - {"__init__", "base"}
 
 
@@ -144,14 +147,14 @@ def room_allows(room, name, found):
         return own
     if name in MODULE_FILES:
         ours = own or is_leaf(module) or under(module, "lightning_models.base")
-        libraries = LEAF_LIBRARIES | ({"lightning"} if name == "module" else set())
+        libraries = LEAF_LIBRARIES | (set() if name == "baselines" else {"lightning"})
         return ours or under(module, "lightning_models.transformer") or library in libraries
     if is_leaf(module) or library in LEAF_LIBRARIES:
         return True
+    if name in TRANSFORMERS and library == "transformers":
+        return found.inside_function
     if name == "import_weights":
-        return own or (library == "transformers" and found.inside_function)
-    if (room, name) == ("thinking_states", "network") and library == "transformers":
-        return True
+        return own
     plain = network_of(module, room) or network_of(module, "transformer")
     return plain or (module == "lightning_models.transformer" and room != "transformer")
 
@@ -231,7 +234,9 @@ TREE = {
     "from lightning_models.ponderlm.network import X\n"
     "from lightning_models.transformer import TransformerLM",
     "lightning_models/ponderlm/baselines.py": "from .module import PonderLM",
-    "lightning_models/thinking_states/network.py": "import transformers",
+    "lightning_models/thinking_states/network.py": "from .backbone import Backbone",
+    "lightning_models/thinking_states/backbone.py": "def f():\n    import transformers",
+    "lightning_models/thinking_states/reasoner.py": "import lightning",
     "datamodules/__init__.py": "from datamodules.base import Data",
     "datamodules/base.py": "import lightning\nimport datasets\nfrom . import windows",
     "datamodules/windows.py": "import json",
@@ -320,6 +325,7 @@ BREACHES = [
     ("transformer/import_weights.py", "import transformers", "transformers"),
     ("transformer/module.py", "from ..ponderlm.network import X", f"{LM}.ponderlm.network"),
     ("thinking_states/chunks.py", "import transformers", "transformers"),
+    ("thinking_states/backbone.py", "import transformers", "transformers"),
     ("__init__.py", "from callbacks import samples", "callbacks.samples"),
     ("../datamodules/base.py", "import lightning_models", LM),
     ("../datamodules/base.py", "def f():\n    from lightning_models import losses", f"{LM}.losses"),

@@ -58,7 +58,8 @@ class Backbone(nn.Module):
         self._widen(causal, config)
         if trained and not on_meta:
             self._copy_special_rows(causal, config)
-        if config.gradient_checkpointing:
+        self.checkpointed = config.gradient_checkpointing
+        if self.checkpointed:
             causal.gradient_checkpointing_enable({"use_reentrant": False})
         self.model: Any = causal.model
         self.head = None if self.shape.tie_word_embeddings else causal.lm_head

@@ -25,5 +25,5 @@ def backbone_flops(backbone: Backbone, context: int, training: bool = False) -> 
     total = layers + head_flops(backbone)
     if not training:
         return total
-    again = layers if backbone.model.is_gradient_checkpointing else 0.0
+    again = layers if backbone.checkpointed else 0.0
     return TRAINING_FACTOR * total + again

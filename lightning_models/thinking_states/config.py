@@ -50,8 +50,6 @@ class ReasoningConfig(SequenceConfig):
     """Standard deviation of random weights."""
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention of the backbone, by transformers' names; eager is its slow reference."""
     gradient_checkpointing: bool = False
     """Whether the backbone's layers compute their activations again in the backward pass."""
     lm_on_query: bool = False

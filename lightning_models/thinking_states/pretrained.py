@@ -8,6 +8,8 @@ from torch import nn
 from lightning_models.thinking_states.config import ReasoningConfig
 
 FAMILY = "qwen2"
+ATTENTION = "sdpa"
+"""PyTorch's own kernels, flash attention among them; the others read masks in another way."""
 _QWEN25 = {
     "vocab_size": 151_936,
     "num_key_value_heads": 2,
@@ -84,7 +86,7 @@ def build_causal_lm(config: ReasoningConfig, shape: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     model: nn.Module = AutoModelForCausalLM.from_config(
-        shape, attn_implementation=config.attention, dtype=torch.float32
+        shape, attn_implementation=ATTENTION, dtype=torch.float32
     )
     return model
 
@@ -96,11 +98,11 @@ def load_causal_lm(config: ReasoningConfig) -> nn.Module:
         ValueError: if it cannot be loaded.
     """
     assert config.backbone is not None
-    model: nn.Module = _load(config.backbone, "weights", attention=config.attention)
+    model: nn.Module = _load(config.backbone, "weights")
     return model
 
 
-def _load(name: str, what: str, attention: str = "sdpa") -> Any:
+def _load(name: str, what: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -110,7 +112,7 @@ def _load(name: str, what: str, attention: str = "sdpa") -> Any:
         if what == "configuration":
             return AutoConfig.from_pretrained(source)
         return AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation=attention
+            source, dtype=torch.float32, attn_implementation=ATTENTION
         )
     except Exception as error:  # whatever the libraries on the way to the hub raise
         reason = (str(error).strip().splitlines() or ["no message"])[0][:200]

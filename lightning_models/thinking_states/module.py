@@ -1,0 +1,205 @@
+"""Thinking States as a LightningModule."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_models.layers import record, wants
+from lightning_models.log_probs import token_log_probs
+from lightning_models.losses import linear_cross_entropy, linear_cross_entropy_each
+from lightning_models.optim import OptimizerConfig
+from lightning_models.outputs import LossOutput, Mean, Scores, Term
+from lightning_models.thinking_states import thinking_compute
+from lightning_models.thinking_states.answering import ThinkingCache
+from lightning_models.thinking_states.config import ThinkingStatesConfig
+from lightning_models.thinking_states.network import ThinkingStatesNetwork
+from lightning_models.thinking_states.prefill import read_queries
+from lightning_models.thinking_states.reasoner import ReasoningLM
+from lightning_models.thinking_states.rows import within
+from lightning_models.thinking_states.speaking import most_likely
+from lightning_models.thinking_states.thoughts import Layout
+from lightning_models.thinking_states.trace import Trace
+from lightning_models.thinking_states.training_rows import ThoughtTargets
+from lightning_models.vocabulary import logits
+
+
+class ThinkingStatesLM(ReasoningLM):
+    """Thinking States: thinks in words while it reads (Latent Reasoning with Supervised ...).
+
+    Behind every chunk of the query the thinking block T writes a thought, which the compression
+    block C makes a state of, which is added to the next chunk's tokens near the input. Training
+    forces the thoughts of the batch's steps, so that all chunks are computed at once; at inference
+    the thoughts are the model's own.
+    """
+
+    config: ThinkingStatesConfig
+    network: ThinkingStatesNetwork
+
+    def __init__(
+        self,
+        config: ThinkingStatesConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: backbone, chunks, thoughts and their loss.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the training step's network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    def build_network(self) -> ThinkingStatesNetwork:
+        """Returns a network whose blocks T and C begin as copies of the backbone's layers."""
+        return ThinkingStatesNetwork(self.config)
+
+    @property
+    def layout(self) -> Layout:
+        """How batches become rows."""
+        return Layout.of(self.config)
+
+    @property
+    def counter(self) -> Layout:
+        """Counts ``targets``, ``queries``, ``thought_tokens`` and ``trivial_thoughts``."""
+        return self.layout
+
+    # ---- training
+
+    def loss(self, batch: dict[str, Any]) -> LossOutput:
+        """Returns the cross-entropy of the answer and that of the thoughts (eq. 6).
+
+        ``nll`` is that of the answer and its EOS, with ``lm_on_query`` of the query's tokens, too;
+        ``thoughts`` is weighted by ``thought_weight``.
+        """
+        rows = self.layout.rows(batch)
+        forced = self.network(rows)
+        nll = linear_cross_entropy(forced.answers, self.network.output_matrix, rows.answers.tokens)
+        count = (rows.answers.tokens >= 0).sum()
+        output = LossOutput({"nll": Term(nll, count, "targets")})
+        self._add_thoughts(forced.thoughts, rows.thoughts, output)
+        return output
+
+    def _add_thoughts(self, h: Tensor, targets: ThoughtTargets, output: LossOutput) -> None:
+        """Adds the thoughts' term and statistics, from T's states (B, P, D)."""
+        matrix, config = self.network.thinking_matrix, self.config
+        weights = torch.where(targets.trivial, config.trivial_weight, 1.0)
+        if config.thought_loss == "chunk_sum":
+            weights = weights / targets.sizes
+        total, each = linear_cross_entropy_each(h, matrix, targets.tokens, weights)
+        output.terms["thoughts"] = self._thought_term(total * config.thought_weight, targets)
+        self._measure(h, matrix, targets, each, output)
+
+    def _thought_term(self, total: Tensor, targets: ThoughtTargets) -> Term:
+        """Returns the sum over its normaliser.
+
+        ``token_mean`` is the weighted mean over all tokens of thoughts, their ends included.
+        ``chunk_sum`` is eq. 6: of each thought the mean over its tokens, summed over the chunks of
+        a query, in the mean over queries.
+        """
+        if self.config.thought_loss == "chunk_sum":
+            return Term(total, float(len(targets.tokens)), "queries")
+        over = {"thought_tokens": 1.0, "trivial_thoughts": self.config.trivial_weight - 1.0}
+        spoken, trivial = targets.valid.sum(), targets.trivial.sum()
+        return Term(total, spoken + over["trivial_thoughts"] * trivial, over)
+
+    def _measure(
+        self, h: Tensor, matrix: Tensor, targets: ThoughtTargets, each: Tensor, output: LossOutput
+    ) -> None:
+        """Adds what T gets right when it is forced: tokens of thoughts, and trivial ones."""
+        found = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(targets.tokens.shape)
+        right, trivial = found == targets.tokens, targets.trivial
+        spoken = targets.valid & ~trivial
+        chunks = (targets.valid / targets.sizes).sum()
+        output.stats |= {
+            "thought_nll": Mean((each * spoken).sum(), spoken.sum()),
+            "thought_accuracy": Mean((right & spoken).sum(), spoken.sum()),
+            "trivial_accuracy": Mean((right & trivial).sum(), trivial.sum()),
+            "trivial_share": Mean(trivial.sum(), chunks),
+        }
+
+    # ---- scoring
+
+    @torch.no_grad()
+    def score(self, batch: dict[str, Any]) -> Scores:
+        """Returns log p(answer and EOS | query), exactly, the model's own greedy thoughts between.
+
+        Records ``thoughts``: ``trace``, its thoughts; and where the batch has steps,
+        ``gold_thoughts``: ``trace``, those that they make.
+        """
+        layout, targets, prefix = self.layout, batch["targets"], len(self.config.answer_prefix)
+        cache = self._read(batch["query"], batch["query_lengths"])
+        tokens, length = layout.answer_tokens(batch), layout.row_lengths(batch)
+        real = within(length - batch["query_lengths"], tokens.shape[1])
+        states = cache.advance(self.network, tokens, real)
+        if cache.trace is not None:
+            record("thoughts", trace=cache.trace)
+        if "steps" in batch and wants("gold_thoughts"):
+            record("gold_thoughts", trace=layout.gold_trace(batch))
+        states = torch.cat((cache.last[:, None], states), dim=1)
+        log_prob = token_log_probs(states[:, prefix:], self.network.output_matrix, targets)
+        num_targets = (targets >= 0).sum(dim=1)
+        return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
+
+    def _read(self, query: Tensor, lengths: Tensor, prefix: Sequence[int] = ()) -> ThinkingCache:
+        """Returns what is left of queries that were read and thought about.
+
+        Raises:
+            ValueError: if parameters are sharded: the thoughts of each rank have their own length.
+        """
+        if self.network.sharded:
+            raise ValueError(
+                "strategy: models cannot think with sharded parameters, because processes think "
+                "for different times; set trainer.strategy=ddp, or trainer.limit_val_batches=0 and "
+                "evaluate the checkpoint"
+            )
+        read = read_queries(self.network, query, lengths, self.config.prefill)
+        trace = Trace(read.thoughts(), read.rounds) if wants("thoughts") else None
+        return ThinkingCache(self.network, read, tuple(prefix), trace)
+
+    # ---- generation
+
+    def init_cache(
+        self,
+        prompts: Tensor,
+        lengths: Tensor,
+        max_new_tokens: int,
+        streams: Sequence[tuple[int, int]] = (),
+    ) -> ThinkingCache:
+        """Returns the cache after the whole of each query (B, Q), right-padded.
+
+        Records ``thoughts``: ``trace``, the thoughts about the queries, to which those about the
+        answers are added as they come.
+        """
+        cache = self._read(prompts, lengths, self.config.answer_prefix)
+        if cache.trace is not None:
+            record("thoughts", trace=cache.trace)
+        return cache
+
+    def decode_step(self, cache: ThinkingCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns next-token logits (B, V) float32; all rows are ready.
+
+        The first step reads the answer's prefix in place of ``tokens``.
+        """
+        with torch.no_grad():
+            h = cache.decode(self.network, tokens)
+            out = logits(h, self.network.output_matrix.to(h.dtype)).float()
+        return out, torch.ones(len(tokens), dtype=torch.bool, device=out.device)
+
+    # ---- compute
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per token of a row of ``context`` tokens; see ``reading_flops``."""
+        return thinking_compute.reading_flops(self.network, context, training)
+
+    def generation_flops(self, context: int, steps: float | None = None) -> float:
+        """Returns the FLOPs of a token of the answer; see ``answering_flops``.
+
+        Args:
+            context: tokens.
+            steps: tokens of thoughts that come with it on average; None: with ``think_in_decode``
+                one, else none.
+        """
+        return thinking_compute.answering_flops(self.network, context, steps)

@@ -1,0 +1,210 @@
+"""What holds for all four baselines: normalisers, padding, decoding, refusals."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_models.generation import SamplingConfig, generate
+from lightning_models.objective import objective
+from tests.thinking_states.questions import (
+    EOS,
+    PREFIX,
+    SHAPES,
+    Asked,
+    V,
+    build,
+    questions,
+    row_of,
+    rows,
+    with_filling,
+)
+
+STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}
+VARIANTS = {
+    "no_cot": ("no_cot", {}),
+    "no_cot_query": ("no_cot", {"lm_on_query": True}),
+    "no_cot_no_prefix": ("no_cot", {"answer_prefix": ()}),
+    "cot": ("cot", {"max_chain_tokens": 12}),
+    "icot": ("icot", {"remove_per_epoch": 2, "remove_all_beyond": 6, "removal_smoothing": 0.5}),
+    "icot_gone": ("icot", {"remove_all_beyond": 0}),
+    "icot_steps": ("icot", {"removal": "steps", "first_stage": 1, "uniform_prob": 0.5, **STAGES}),
+    "coconut_first": ("coconut", STAGES),
+    "coconut": ("coconut", {"first_stage": 2, "uniform_prob": 0.5, **STAGES}),
+    "coconut_last": ("coconut", {"first_stage": 3, "pad_latent_to_max": False, **STAGES}),
+    "coconut_query": ("coconut", {"first_stage": 3, "lm_on_query": True, **STAGES}),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def make(request):
+    name, changes = VARIANTS[request.param]
+    return lambda **more: build(name, **{**changes, **more})
+
+
+def gradients(model):
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_shares_of_micro_batches_add_up_to_the_whole(make):
+    """Parts of a batch on two ranks and in two accumulated steps, against all of it at once."""
+    model, batch = make(), questions(epochs=1.5)
+    whole = model.loss(batch).terms["nll"]
+    assert model.counter(batch) == {"targets": float(whole.normaliser)}
+    (whole.sum / whole.normaliser).backward()
+    expected = gradients(model)
+    expected = {name: g.clone() for name, g in expected.items()}
+    model.zero_grad()
+    totals = {"micro_batches": 2.0, **model.counter(batch)}
+    for row in range(4):
+        output = model.loss(rows(batch, [row]))
+        share = objective(output, totals, accumulate=2, world_size=2, device=model.device)
+        (share / 4).backward()  # the mean over ranks and micro-batches
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-12, rtol=1e-9)
+
+
+def test_every_parameter_is_trained(make):
+    model = make()
+    model.loss(questions(epochs=0.5)).terms["nll"].sum.backward()
+    untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert untouched == []
+
+
+def test_statistics_tell_the_answer_from_the_chain(make):
+    model, batch = make(), questions(epochs=0.5)
+    output = model.loss(batch)
+    answers = output.stats["answer_nll"]
+    assert answers.number == (batch["targets"] >= 0).sum()
+    only_answers = model.layout.training(batch).targets >= 0
+    if int(only_answers.sum()) == int(answers.number):
+        torch.testing.assert_close(answers.sum, output.terms["nll"].sum.detach())
+    else:
+        assert 0 < answers.sum < output.terms["nll"].sum
+
+
+def test_scores_do_not_depend_on_the_rest_of_the_batch(make):
+    model, batch = make().eval(), questions()
+    with torch.no_grad():
+        together = model.score(batch)
+        wide = model.score(with_filling(batch))
+        alone = [model.score(rows(batch, [row])).log_prob[0] for row in range(len(SHAPES))]
+    assert torch.equal(together.log_prob < 0, batch["targets"] >= 0)
+    assert together.kind == "exact"
+    shape = batch["targets"].shape
+    torch.testing.assert_close(wide.log_prob[: shape[0], : shape[1]], together.log_prob)
+    assert not wide.log_prob[shape[0] :].any()
+    assert wide.num_targets.tolist() == [*together.num_targets.tolist(), 0]
+    for row, found in enumerate(alone):
+        torch.testing.assert_close(found, together.log_prob[row])
+
+
+def test_decoding_gives_the_scores(make):
+    """Teacher-forced answers behind what the model writes itself, batched, from the cache."""
+    model, batch = make().eval(), questions()
+    targets, lengths = batch["targets"], batch["query_lengths"]
+    with torch.no_grad():
+        expected = model.score(batch).log_prob
+        cache = model.init_cache(batch["query"], lengths, 40)
+        tokens = torch.zeros_like(lengths)
+        found = torch.zeros(targets.shape)
+        read = torch.zeros_like(lengths)
+        while (read < targets.shape[1]).any():
+            out, ready = model.decode_step(cache, tokens)
+            assert ready.all()
+            log_prob = out.log_softmax(-1)
+            place = read.clamp(max=targets.shape[1] - 1)[:, None]
+            answer = targets.gather(1, place)[:, 0].clamp(min=0)
+            scored = cache.answering & (read < targets.shape[1])
+            own = log_prob.gather(1, answer[:, None])[:, 0]
+            found[scored] = found[scored].scatter(1, place[scored], own[scored][:, None])
+            tokens = torch.where(cache.answering, answer, out[:, :V].argmax(-1))
+            read = read + cache.answering
+    torch.testing.assert_close(found[targets >= 0], expected[targets >= 0], atol=1e-5, rtol=1e-5)
+
+
+def test_generation_does_not_depend_on_the_rest_of_the_batch(make):
+    model, batch = make(double=False).eval(), questions()
+    prompts = [row_of(batch, row)[0] for row in range(len(SHAPES))]
+    greedy = {"max_new_tokens": 9, "sampling": SamplingConfig(temperature=0), "eos_id": EOS}
+    together = generate(model, prompts, **greedy)
+    assert together == [generate(model, [prompt], **greedy)[0] for prompt in prompts]
+
+
+def test_the_first_step_does_not_look_at_what_it_is_given(make):
+    model, batch, steps = make().eval(), questions(), []
+    for tokens in (torch.zeros(4, dtype=torch.int64), torch.full((4,), 9)):
+        cache = model.init_cache(batch["query"], batch["query_lengths"], 3)
+        with torch.no_grad():
+            steps.append(model.decode_step(cache, tokens)[0])
+    assert torch.equal(*steps)
+    assert bool(cache.answering.all()) != model.writes_chain
+
+
+def test_a_cache_keeps_the_rows_that_are_selected(make):
+    model, batch = make().eval(), questions()
+    lengths, chosen = batch["query_lengths"], torch.tensor([3, 0])
+    tokens = torch.zeros_like(lengths)
+    with torch.no_grad():
+        whole = model.init_cache(batch["query"], lengths, 5)
+        part = model.init_cache(batch["query"][chosen], lengths[chosen], 5)
+        whole.select(chosen)
+        tokens = tokens[chosen]
+        for _ in range(4):
+            (mine, _), (theirs, _) = (model.decode_step(c, tokens) for c in (whole, part))
+            torch.testing.assert_close(mine, theirs)
+            tokens = mine.argmax(-1)
+        assert torch.equal(whole.answering, part.answering)
+
+
+def test_the_counter_can_be_sent_to_another_process(make):
+    import pickle
+
+    model, source = make(), Asked(None)
+    counter = pickle.loads(pickle.dumps(model.counter))
+    for n in range(3):
+        batch = source.batch(n)
+        assert counter(batch)["targets"] == model.loss(batch).terms["nll"].normaliser
+
+
+def test_longer_rows_cost_more(make):
+    model = make()
+    short, long = model.flops_per_token(8), model.flops_per_token(32)
+    assert 0 < 8 * short < 32 * long
+    assert model.flops_per_token(32, training=True) >= 3 * long
+
+
+def test_a_random_model_guesses(make):
+    model = make(init_std=1e-3, double=False)
+    term = model.loss(questions(epochs=0.5)).terms["nll"]
+    guess = math.log(model.config.padded_vocab_size)
+    assert (term.sum / term.normaliser).item() == pytest.approx(guess, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["cot", "icot", "coconut"])
+def test_a_chain_needs_an_end(name):
+    model = build(name, answer_prefix=())
+    with pytest.raises(ValueError, match="answer_prefix"):
+        model.loss(questions(epochs=0.0))
+
+
+@pytest.mark.parametrize("name", ["cot", "icot", "coconut"])
+@pytest.mark.parametrize(
+    ("generated", "answer"),
+    [([7, 8, *PREFIX, 9, EOS], [9, EOS]), ([*PREFIX, *PREFIX], [*PREFIX]), ([7, PREFIX[0]], [])],
+)
+def test_the_answer_stands_behind_the_first_prefix(name, generated, answer):
+    assert build(name).answer_tokens(generated) == answer
+
+
+def test_answers_of_models_without_a_chain_are_all_that_they_write():
+    for name, changes in (VARIANTS["no_cot"], VARIANTS["icot_gone"], VARIANTS["coconut_last"]):
+        assert build(name, **changes).answer_tokens([7, *PREFIX, 9]) == [7, *PREFIX, 9]
+
+
+@pytest.mark.parametrize("name", ["cot", "icot"])
+def test_sharded_models_write_no_chains(name):
+    model = build(name)
+    model.network.sharded = True
+    with pytest.raises(ValueError, match="trainer.strategy=ddp"):
+        model.score(questions())

@@ -1,0 +1,205 @@
+"""Speculative reading against sequential reading, and both against thinking from scratch."""
+
+import pytest
+import torch
+
+from lightning_models.thinking_states.backbone import causal_mask
+from lightning_models.thinking_states.prefill import read_queries
+from lightning_models.thinking_states.speaking import finish_thoughts, open_thoughts
+from tests.thinking_states.cases import GRIDS, V, build, exact, outspoken, query_of, ragged
+
+EXACT = {"atol": 1e-9, "rtol": 0}
+LENGTHS = [19, 3, 12, 1, 17, 8]
+
+
+def both(model, query, lengths):
+    with torch.no_grad():
+        return [
+            read_queries(model.network, query, lengths, how)
+            for how in ("speculative", "sequential")
+        ]
+
+
+def check_same(one, other, rows=slice(None), tail=None):
+    """That two readings found the same states, caches and thoughts, of rows of the second."""
+    for name in ("state", "tapped", "last"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name)[rows], **EXACT)
+    assert one.thoughts() == other.thoughts()[rows]
+    tail = one.past.real.shape[1] if tail is None else tail
+    real = one.past.real[:, -tail:]
+    assert torch.equal(real, other.past.real[rows, -tail:])
+    assert torch.equal(one.past.lengths, other.past.lengths[rows])
+    assert len(one.past.past.layers) == len(other.past.past.layers)
+    for mine, theirs in zip(one.past.past.layers, other.past.past.layers, strict=True):
+        for a, b in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
+            a, b = (x[:, :, -tail:].transpose(1, 2)[real] for x in (a, b[rows]))
+            torch.testing.assert_close(a, b, **EXACT)
+
+
+LAYERS = {
+    "default": {},
+    "input": {"input_layer": 0, "output_layer": 2},
+    "output": {"input_layer": 1, "output_layer": 3},
+    "ends": {"input_layer": 0, "output_layer": 3},
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("c", [1, 3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_speculative_and_sequential_reading_are_the_same(grid, c, seed):
+    model = exact(outspoken(seed, grid=grid, chunk_size=c))
+    speculative, sequential = both(model, *ragged(LENGTHS, seed))
+    check_same(speculative, sequential)
+    thoughts = [thought.tokens for row in sequential.thoughts() for thought in row]
+    assert any(thoughts), "the model must think"
+    assert not all(thoughts), "not always"
+    assert any(len(tokens) > 1 for tokens in thoughts)
+    check_rounds(speculative, sequential)
+
+
+def check_rounds(speculative, sequential):
+    """One round a thought with tokens, and one more unless the last chunk has one."""
+    for row, thoughts in enumerate(sequential.thoughts()):
+        spoken = [bool(thought.tokens) for thought in thoughts]
+        complete = bool(sequential.blocks.thinks[row, -1])
+        through = complete and bool(spoken) and spoken[-1]
+        assert speculative.rounds[row] == sum(spoken) + (not through)
+        assert sequential.rounds[row] == int(sequential.blocks.chunks[row])
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_they_are_wherever_states_enter_and_thoughts_begin(layers):
+    model = exact(outspoken(**LAYERS[layers]))
+    speculative, sequential = both(model, *ragged(LENGTHS, 5))
+    check_same(speculative, sequential)
+    check_rounds(speculative, sequential)
+
+
+def test_states_change_what_is_thought_later():
+    """Else the order of reading would not matter, and nothing here would be tested."""
+    model = outspoken()
+    query, lengths = ragged([19] * 8, 1)
+    before = both(model, query, lengths)[1].thoughts()
+    with torch.no_grad():
+        for weight in model.network.compression.parameters():
+            weight.add_(torch.randn_like(weight))
+    after = both(model, query, lengths)[1].thoughts()
+    first = [next(n for n, t in enumerate(row) if t.tokens) for row in before]
+    for row, n in enumerate(first):
+        assert before[row][: n + 1] == after[row][: n + 1]
+    assert before != after
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(
+    ("loud", "rounds"), [((), 1), ((1,), 2), ((0, 3), 3), ((4,), 1), ((2, 4), 2), (range(5), 5)]
+)
+def test_rounds_are_the_thoughts_and_one_more_unless_the_last_chunk_thinks(grid, loud, rounds):
+    model = outspoken(strength=20.0, grid=grid)
+    query = query_of(5, 4, loud)
+    speculative, sequential = both(model, query, torch.tensor([20]))
+    assert speculative.rounds == [rounds]
+    assert sequential.rounds == [5]
+    for read in (speculative, sequential):
+        (thoughts,) = read.thoughts()
+        assert [n for n, thought in enumerate(thoughts) if thought.tokens] == list(loud)
+        assert [thought.end for thought in thoughts] == [3, 7, 11, 15, 19]
+        assert bool(read.state.any()) == (4 in loud)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_rows_do_not_depend_on_the_batch_nor_on_padding(grid):
+    """Each row alone, without padding, is what it is among rows that need more rounds."""
+    model = exact(outspoken(2, grid=grid))
+    query, lengths = ragged(LENGTHS, 0)
+    wide = torch.nn.functional.pad(query, (0, 9), value=3)
+    speculative, sequential = both(model, wide, lengths)
+    assert len(set(speculative.rounds)) > 2, "rows must leave the batch at different times"
+    for row, length in enumerate(LENGTHS):
+        alone, plain = both(model, query[row : row + 1, :length], lengths[row : row + 1])
+        tail = alone.past.real.shape[1]
+        check_same(alone, speculative, slice(row, row + 1), tail)
+        check_same(plain, sequential, slice(row, row + 1), tail)
+        assert alone.rounds == speculative.rounds[row : row + 1]
+
+
+def test_finished_rows_are_not_computed_again(monkeypatch):
+    model = outspoken(strength=20.0)
+    query = torch.cat([query_of(5, 4, loud) for loud in ((), (1, 3), (0,))])
+    rows, through = [], model.network.through
+
+    def counted(h, layers, *rest):
+        if layers == (1, 2):
+            rows.append(h.shape[:2])
+        return through(h, layers, *rest)
+
+    monkeypatch.setattr(model.network, "through", counted)
+    with torch.no_grad():
+        read = read_queries(model.network, query, torch.tensor([20] * 3), "speculative")
+    assert read.rounds == [1, 3, 2]
+    assert rows == [(3, 20), (2, 16), (1, 4)]
+
+
+def naive_thought(network, tapped, most):
+    """A thought decoded without any cache, the whole of it read again for each token."""
+    c, tokens = network.config.chunk_size, []
+    while len(tokens) < most:
+        spoken = network.backbone.embed(torch.tensor(tokens, dtype=torch.int64))
+        h = torch.cat((tapped, spoken))[None]
+        positions = c - len(tapped) + torch.arange(h.shape[1])[None]
+        state = network.thinking(h, network.backbone.rotary(h, positions))[0, -1]
+        token = int((network.thinking_matrix[: V + 2] @ state).argmax())
+        if token == V:
+            break
+        tokens.append(token)
+    return tokens
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 30])
+def test_thoughts_are_greedy_and_cut_at_their_most_tokens(most):
+    model = exact(outspoken(max_thought_tokens=most))
+    network, c = model.network, 4
+    tapped = network.backbone.embed(torch.randint(0, V, (24, c)))
+    tapped = tapped + 0.3 * torch.randn_like(tapped)
+    real = torch.arange(c) >= torch.tensor([0, 1, 2, 3] * 6)[:, None]
+    expected = [naive_thought(network, h[mask], most) for h, mask in zip(tapped, real, strict=True)]
+    with torch.no_grad():
+        opened = open_thoughts(network, tapped, real)
+        own = (opened.first != V).nonzero()[:, 0]
+        thoughts = finish_thoughts(network, opened, own).listed()
+    assert own.tolist() == [row for row, tokens in enumerate(expected) if tokens]
+    assert thoughts == [tokens for tokens in expected if tokens]
+    assert max(map(len, thoughts)) == most or most == 30
+
+
+def test_a_thought_never_holds_padding():
+    """The padding's id and those behind it are no tokens, however likely."""
+    model = outspoken()
+    with torch.no_grad():
+        model.network.thinking_matrix[V + 2] = 50.0 * model.network.thinking_matrix[2]
+        query, lengths = ragged([20] * 6, 3)
+        (read, _) = both(model, query, lengths)
+    tokens = {token for row in read.thoughts() for thought in row for token in thought.tokens}
+    assert tokens
+    assert max(tokens) <= V + 1
+
+
+def test_bfloat16_and_autocast_read_too():
+    query, lengths = ragged(LENGTHS, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        read = both(outspoken(), query, lengths)[0]
+    assert read.state.dtype == torch.float32
+    model = outspoken()
+    model.network.bfloat16()
+    half = both(model, query, lengths)[0]
+    assert half.state.dtype == torch.bfloat16
+    assert all(row.last.isfinite().all() for row in (read, half))
+
+
+def test_masks_let_padding_see_itself():
+    """No row of a softmax is empty, else padding would turn into nan and spread."""
+    assert causal_mask(torch.zeros(1, 3, dtype=torch.bool), 3).any(dim=-1).all()
+    model = build()
+    read, _ = both(model, *ragged([1, 20], 0))
+    assert read.last.isfinite().all()
