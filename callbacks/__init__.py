@@ -13,14 +13,17 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
 | ``Termination`` | SIGTERM: a checkpoint, then the end |
+| ``AnswerAccuracy`` | share of questions answered rightly, to choose runs by; added by hand |
 | ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
 | ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |
 | ``PosteriorAnalysis`` | how latent vectors are inferred, and T_fast swept; added by hand |
 | ``StepAllocation`` | where a pondering model spends its steps; added by hand |
+| ``ThoughtTrace`` | thoughts along queries, beside the data's; added by hand |
 | ``Samples`` | text samples behind validations |
 | ``Predictions`` | what ``predict`` writes |
 """
 
+from callbacks.answer_accuracy import AnswerAccuracy
 from callbacks.fork_analysis import ForkAnalysis
 from callbacks.gate_analysis import GateAnalysis
 from callbacks.gradient_norm import GradientNorm
@@ -35,9 +38,11 @@ from callbacks.samples import Samples
 from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.step_allocation import StepAllocation
 from callbacks.termination import Terminated, Termination
+from callbacks.thought_trace import ThoughtTrace
 from callbacks.throughput import Throughput
 
 __all__ = [
+    "AnswerAccuracy",
     "ForkAnalysis",
     "GateAnalysis",
     "GradientNorm",
@@ -54,5 +59,6 @@ __all__ = [
     "StepAllocation",
     "Terminated",
     "Termination",
+    "ThoughtTrace",
     "Throughput",
 ]

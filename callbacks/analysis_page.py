@@ -26,7 +26,12 @@ NEWLINE = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
 
 
 def document(
-    title: str, table: str, meaning: str, counts: range, rows: Sequence[Sequence[str]]
+    title: str,
+    table: str,
+    meaning: str,
+    counts: range,
+    rows: Sequence[Sequence[str]],
+    unit: str = "tokens",
 ) -> str:
     """Returns the page.
 
@@ -36,6 +41,7 @@ def document(
         meaning: what a shade says, for the legend.
         counts: from the lightest shade to the darkest, at least one.
         rows: the tokens of each row of text, see ``token``.
+        unit: what the parts of a row are called.
     """
     legend = "".join(f'<span class="s{count}">{count}</span>' for count in counts)
     parts = [
@@ -49,7 +55,7 @@ def document(
         f"of the character behind it, {NEWLINE} a line break.</p>",
     ]
     for place, tokens in enumerate(rows, start=1):
-        parts.append(f"<h2>Row {place}, {len(tokens)} tokens</h2>")
+        parts.append(f"<h2>Row {place}, {len(tokens)} {safe(unit)}</h2>")
         # nothing between the spans: the text keeps its spaces
         parts.append(f"<div class='text'>{''.join(tokens)}</div>")
     return "\n".join([*parts, "</body></html>", ""])

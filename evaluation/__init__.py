@@ -26,6 +26,16 @@ file                    what it holds
 ``gsm8k_candidates``    what it writes, with a random stream for each try
 ``gsm8k_answers``       the number that a text gives as its answer
 ``gsm8k_report``        its numbers
+``reason``              command: methods that think, asked the same questions, and timed
+``reason_data``         the questions: of a checkpoint's data, or of another task
+``reason_models``       who is asked
+``reason_answers``      what they write, and think meanwhile
+``reason_timing``       seconds they take, in turn
+``reason_run``          asks and times
+``reason_result``       numbers of one model
+``reason_compare``      what one solves and another does not
+``reason_report``       their numbers side by side
+``reason_figure``       their picture
 ``quality``             command: MAUVE, generative perplexity, entropy and speed of its texts
 ``quality_config``      its settings
 ``quality_texts``       human texts to continue, and what a model writes

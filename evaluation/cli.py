@@ -13,7 +13,12 @@ COMMANDS = {
     "zero_shot": ("evaluation.zero_shot", "Score seven sets of texts of other kinds."),
     "answers": ("evaluation.answers", "Count right answers, of questions with one answer."),
     "gsm8k": ("evaluation.gsm8k", "Solve word problems in k tries: pass@k on GSM8K."),
+    "reason": ("evaluation.reason", "Ask questions that take reasoning, and time the answers."),
     "quality": ("evaluation.quality", "Compare its texts with human ones: MAUVE, perplexity."),
+    "known_facts": (
+        "evaluation.known_facts",
+        "Ask a model for the facts behind two-hop questions.",
+    ),
     "reversal": ("evaluation.reversal", "Ask for a relation that the prompt states in reverse."),
     "scaling": ("evaluation.scaling", "Fit power laws through results of perplexity."),
     "curves": ("evaluation.curves", "Draw training curves over tokens and FLOPs."),

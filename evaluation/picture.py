@@ -11,19 +11,20 @@ FORMATS = (".svg", ".png")
 DPI = 150
 
 
-def check_picture(target: str) -> Path:
+def check_picture(target: str, key: str = "output") -> Path:
     """Returns the path of a figure to be written, having tried its folder.
 
     Args:
         target: the file; its ending is the format.
+        key: the option that names it, for messages.
 
     Raises:
         ValueError: if the ending is not known, or the folder is missing or refuses files.
     """
-    path = check_target(target)
+    path = check_target(target, key)
     if path.suffix not in FORMATS:
-        raise ValueError(f"output ({path}) must end in {' or '.join(FORMATS)}")
-    check_target(table_path(path))
+        raise ValueError(f"{key} ({path}) must end in {' or '.join(FORMATS)}")
+    check_target(table_path(path), key)
     return path
 
 

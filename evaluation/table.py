@@ -18,6 +18,8 @@ LEFT_OUT = (
     "likelihood",
     "model",
     "train_tokens",
+    "label",
+    "baseline",
 )
 """Keys of a result that are no number to compare; perplexities carry their likelihood's name."""
 
@@ -30,16 +32,27 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Prints one row a file, and a column for every number that any of them has."""
+    """Prints one row a result, and a column for every number that any of them has."""
     paths = [Path(file) for file in settings.files]
-    results = [_read(path) for path in paths]
-    columns = list(dict.fromkeys(key for result in results for key in _compared(result)))
+    results = [
+        (f"{name} {label}".strip(), result)
+        for name, path in zip(_names(paths), paths, strict=True)
+        for label, result in _results_in(_read(path))
+    ]
+    columns = list(dict.fromkeys(key for _, result in results for key in _compared(result)))
     header = ["", *(column.replace("_", " ") for column in columns)]
     rows = [
-        [name, *(_readable(result.get(column)) for column in columns)]
-        for name, result in zip(_names(paths), results, strict=True)
+        [name, *(_readable(result.get(column)) for column in columns)] for name, result in results
     ]
     print(format_columns([header, *rows]))
+
+
+def _results_in(content: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the results of a file with their labels: those of several models, or a plain one."""
+    several = content.get("results")
+    if not isinstance(several, list):
+        return [("", content)]
+    return [(str(result.get("label", "")), result) for result in several]
 
 
 def _read(path: Path) -> dict[str, Any]:

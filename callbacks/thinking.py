@@ -1,0 +1,117 @@
+"""What a model has thought while it read queries, in plain values, and as text within the query."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from callbacks.token_text import EOS, PART, pieces
+
+JOINT = "; "
+"""Stands between two steps of one thought."""
+
+
+@dataclass(frozen=True)
+class Thought:
+    """What is thought behind a chunk.
+
+    Attributes:
+        end: Index in the query (the EOS in front is 0) of the chunk's last token.
+        tokens: Ids without the end of the thought; empty: nothing.
+    """
+
+    end: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RowThinking:
+    """What is thought along a row.
+
+    Attributes:
+        thoughts: One a chunk, in order; those of the query, and behind its end those of chunks of
+            the answer where a model thinks there, too.
+        rounds: Passes through the backbone that reading the query took; 0 where there are none.
+    """
+
+    thoughts: tuple[Thought, ...]
+    rounds: int = 0
+
+    @property
+    def nontrivial(self) -> int:
+        """Chunks behind which anything is thought."""
+        return sum(bool(thought.tokens) for thought in self.thoughts)
+
+    @property
+    def length(self) -> int:
+        """Tokens of all thoughts."""
+        return sum(len(thought.tokens) for thought in self.thoughts)
+
+    def within(self, query: Sequence[int]) -> "RowThinking":
+        """Returns what is thought along a query of these tokens, nothing of the answer."""
+        own = tuple(thought for thought in self.thoughts if thought.end < len(query))
+        return RowThinking(own, self.rounds)
+
+
+class Recorded:
+    """What is recorded of one batch as ``thoughts`` or as ``gold_thoughts``."""
+
+    def __init__(self) -> None:
+        """Starts at nothing."""
+        self._trace: Any = None
+
+    def take(self, *, trace: Any, **_: Any) -> None:
+        """Takes what a model records, to which it may add while it writes."""
+        self._trace = trace
+
+    @property
+    def rows(self) -> list[RowThinking] | None:
+        """What was thought along each row of the batch; None if nothing was recorded."""
+        if self._trace is None:
+            return None
+        rounds = self._trace.rounds or [0] * len(self._trace.rows)
+        return [
+            RowThinking(tuple(map(_thought, thoughts)), int(passes))
+            for thoughts, passes in zip(self._trace.rows, rounds, strict=True)
+        ]
+
+
+def _thought(recorded: Any) -> Thought:
+    return Thought(int(recorded.end), tuple(map(int, recorded.tokens)))
+
+
+def thought_text(tokenizer: Any, tokens: Iterable[int]) -> str:
+    """Returns the text of a thought; ids that only the model has separate its steps."""
+    runs = groupby(tokens, key=lambda i: i < tokenizer.vocab_size)
+    texts = [tokenizer.decode(list(run)).strip() for is_text, run in runs if is_text]
+    return JOINT.join(texts)
+
+
+def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[str]:
+    """Returns a query's text cut behind the tokens at ``ends``, without the EOS in front.
+
+    A character that several tokens share is behind the last of them.
+
+    Args:
+        tokenizer: the data's.
+        query: its token ids, EOS in front.
+        ends: ascending indices; one part more than these is returned.
+    """
+    texts = ["" if text in (EOS, PART) else text for text in pieces(tokenizer, query)]
+    starts = [0, *(end + 1 for end in ends)]
+    stops = [*starts[1:], len(texts)]
+    return ["".join(texts[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+
+
+def insert(part: str, mark: str) -> str:
+    """Returns a part of a query with a mark behind it, in front of the spaces that it ends with."""
+    text = part.rstrip()
+    return f"{text} {mark}{part[len(text) :]}" if mark else part
+
+
+def told(tokenizer: Any, query: Sequence[int], thinking: RowThinking) -> str:
+    """Returns a query with its thoughts where they are thought, as the paper's Fig. 4 has it."""
+    full = [thought for thought in thinking.within(query).thoughts if thought.tokens]
+    texts = parts_of(tokenizer, query, [thought.end for thought in full])
+    marks = [f"[T: {thought_text(tokenizer, thought.tokens)}]" for thought in full]
+    return "".join(map(insert, texts, [*marks, ""])).strip()

@@ -1,0 +1,365 @@
+"""Methods that think answer the same questions; what is right, how fast and what was thought."""
+
+import csv
+import json
+import math
+from typing import get_type_hints
+
+import pytest
+import torch
+
+from datamodules import LanguageDataModule, StateTracking
+from datamodules.recipe import parameters
+from evaluation.classes import resolve_class
+from evaluation.reason_data import SHARED, TASKS, check_task, with_task
+from evaluation.rebuild import build_model
+from lightning_models import (
+    CoconutLM,
+    CoTLM,
+    ICoTLM,
+    NoCoTLM,
+    OptimizerConfig,
+    ThinkingStatesLM,
+)
+from lightning_models.checkpoint import read_checkpoint
+from lightning_models.generation import SamplingConfig, generate
+from lightning_models.layers import recording
+
+SIZES = {"num_layers": 3, "dim": 32, "num_heads": 2}
+METHODS = {
+    "ts": (ThinkingStatesLM, 24, {"chunk_size": 4, "max_thought_tokens": 4}),
+    "cot": (CoTLM, 2, {}),
+    "no_cot": (NoCoTLM, 24, {}),
+    "icot": (ICoTLM, 2, {}),
+    "coconut": (CoconutLM, 2, {"first_stage": 1}),
+}
+"""Class, steps of training, and options; after 24 steps some answers are right."""
+UNTIMED = ("--rounds", 0)
+QUICK = ("--rounds", 2, "--timing_batches", 1, "--timing_batch_size", 2, "--max_new_tokens", 6)
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    return {
+        "operations": [1],
+        "test_operations": [1, 2],
+        "train_examples": 32,
+        "val_examples": 5,
+        "test_examples": 9,
+        "tokenizer": "bpe:300",
+        "block_size": 96,
+        "batch_size": 8,
+        "eval_batch_size": 4,
+        "cache_dir": str(tmp_path_factory.mktemp("reason_cache")),
+    }
+
+
+@pytest.fixture(scope="module")
+def write_checkpoint(quiet_trainer):
+    def write(path, data, kind, steps, **changes):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": data.vocab_size, "block_size": data.block_size, **SIZES, **changes}
+        config = get_type_hints(kind.__init__)["config"](**sizes)
+        model = kind(config, OptimizerConfig(lr=0.01, warmup=0, schedule="constant"))
+        trainer = quiet_trainer(max_steps=steps, limit_val_batches=0, default_root_dir=path.parent)
+        trainer.fit(model, data)
+        trainer.save_checkpoint(path)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def runs(options, write_checkpoint, tmp_path_factory):
+    """A checkpoint of every method, trained on coins that are flipped once, by name."""
+    folder = tmp_path_factory.mktemp("reason")
+    return {
+        name: write_checkpoint(
+            folder / f"{name}.ckpt", StateTracking(**options), kind, n, **changes
+        )
+        for name, (kind, n, changes) in METHODS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def data(options):
+    module = StateTracking(**options)
+    module.prepare_data()
+    module.setup()
+    return module
+
+
+@pytest.fixture
+def reason(evaluates, runs, tmp_path):
+    """Runs the command; returns the JSON file, the answers and what was printed."""
+
+    def run(*words, ckpts=("ts", "no_cot")):
+        result, answers = tmp_path / "result.json", tmp_path / "answers.jsonl"
+        paths = [runs.get(name, name) for name in ckpts]
+        files = ("--output", result, "--answers_file", answers)
+        printed = evaluates("reason", "--ckpt", *paths, *files, *words)
+        rows = [json.loads(line) for line in answers.read_text().splitlines()]
+        return json.loads(result.read_text()), rows, printed
+
+    return run
+
+
+def by_label(result):
+    return {each["label"]: each for each in result["results"]}
+
+
+# ---- real models
+
+
+def test_answers_are_those_to_single_questions(reason, runs, data):
+    """Batches of four; here each question alone, and judged by hand."""
+    result, rows, printed = reason(*UNTIMED)
+    assert [row["model"] for row in rows] == ["ThinkingStatesLM"] * 9 + ["NoCoTLM"] * 9
+    examples = list(data.examples("test"))
+    for name, label in (("ts", "ThinkingStatesLM"), ("no_cot", "NoCoTLM")):
+        model = build_model(read_checkpoint(runs[name]))
+        own = [row for row in rows if row["model"] == label]
+        for number, (row, example) in enumerate(zip(own, examples, strict=True)):
+            written = generate(
+                model,
+                [data.tokenizer.prompt_ids(example.query)],
+                max_new_tokens=20,
+                sampling=SamplingConfig(temperature=0),
+                eos_id=data.tokenizer.eos_id,
+                vocab_size=data.vocab_size,
+            )[0]
+            text = data.tokenizer.decode(written[:-1]).strip()
+            assert (row["query"], row["gold"]) == (example.query, example.answer.strip())
+            assert (row["text"], row["number"], row["group"]) == (text, number, example.group)
+            assert row["right"] == (text == example.answer.strip())
+        numbers, right = by_label(result)[label], [row["right"] for row in own]
+        share = sum(right) / 9
+        assert numbers["accuracy"] == pytest.approx(share)
+        assert 0 < share < 1  # both kinds are there
+        assert numbers["standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 9))
+        for group, count in ((1, 5), (2, 4)):
+            here = [row["right"] for row in own if row["group"] == group]
+            found = numbers["by_group"][group - 1]
+            assert (found["operations"], found["questions"]) == (group, count)
+            assert found["accuracy"] == pytest.approx(sum(here) / count)
+        assert f"{share:.4f} +- " in printed
+    assert "operations" in printed
+    assert "s/question" not in printed
+
+
+def test_thoughts_are_those_of_the_model(reason, runs, data):
+    """Recorded anew, one query at a time."""
+    result, rows, _ = reason(*UNTIMED, ckpts=("ts",))
+    model, tokenizer = build_model(read_checkpoint(runs["ts"])), data.tokenizer
+    rounds, full, chunks = [], [], []
+    for row in rows:
+        seen = []
+        query = tokenizer.prompt_ids(row["query"])
+        with recording(thoughts=lambda trace, seen=seen: seen.append(trace)):
+            model.init_cache(torch.tensor([query]), torch.tensor([len(query)]), 1)
+        (trace,) = seen
+        thoughts = [
+            {"token": thought.end, "text": tokenizer.decode(thought.tokens).strip()}
+            for thought in trace.rows[0]
+            if thought.tokens
+        ]
+        assert row["thoughts"] == thoughts
+        assert row["rounds"] == trace.rounds[0]
+        for thought in thoughts:
+            behind = tokenizer.decode(query[1 : thought["token"] + 1]).rstrip()
+            assert (
+                f"{behind.rsplit(' ', 1)[-1]} [T: {thought['text']}]" in row["query_with_thoughts"]
+            )
+        rounds.append(trace.rounds[0])
+        full.append(len(thoughts))
+        chunks.append(-(-len(query) // 4))
+    assert max(full) > 0
+    (numbers,) = result["results"]
+    assert numbers["rounds"] == pytest.approx(sum(rounds) / 9)
+    assert numbers["nontrivial_chunks"] == pytest.approx(sum(full) / 9)
+    assert numbers["chunks"] == pytest.approx(sum(chunks) / 9)
+
+
+def test_every_method_answers_and_is_timed(reason, runs):
+    result, rows, printed = reason("--latents", 1, 3, *QUICK, ckpts=METHODS)
+    found = by_label(result)
+    assert list(found) == [
+        *("ThinkingStatesLM", "CoTLM", "NoCoTLM", "ICoTLM"),
+        *("CoconutLM, eval_latents 1", "CoconutLM, eval_latents 3"),
+    ]
+    assert len(rows) == 6 * 9
+    for label, numbers in found.items():
+        assert ("rounds" in numbers) == (label == "ThinkingStatesLM")
+        assert len(numbers["seconds_per_question_by_round"]) == 2
+        assert min(numbers["seconds_per_question_by_round"]) > 0
+    assert found["CoTLM"]["speed_up"] == 1.0  # of rounds with themselves
+    assert result["baseline"] == "CoTLM"
+    assert "speed-ups are over CoTLM" in printed
+    assert "2 rounds over the first 2 questions, 2 at a time" in printed
+    assert found["CoconutLM, eval_latents 3"]["latents"] == 3
+    assert found["CoconutLM, eval_latents 3"]["settings"]["set"] == {"eval_latents": 3}
+    assert found["CoconutLM, eval_latents 3"]["settings"]["stage"] == 1
+    pairs = {(each["solves"], each["fails"]): each for each in result["overlap"]}
+    assert len(pairs) == 6 * 5
+
+
+def test_a_baseline_may_be_named(reason, runs):
+    result, _, _ = reason("--baseline", runs["icot"], *QUICK)
+    assert result["baseline"] == "ICoTLM"
+    assert list(by_label(result)) == ["ThinkingStatesLM", "NoCoTLM", "ICoTLM"]
+    assert by_label(result)["ICoTLM"]["speed_up"] == 1.0
+    result, _, _ = reason(*UNTIMED)
+    assert result["baseline"] is None  # nobody writes a chain
+
+
+def test_the_question_first(reason):
+    result, rows, printed = reason("--question_first", *UNTIMED, ckpts=("no_cot",))
+    before, after = rows[:9], rows[9:]
+    assert [row["question_first"] for row in rows] == [False] * 9 + [True] * 9
+    for one, other in zip(before, after, strict=True):
+        assert other["query"] == f"What is the final state of the coin? {one['query']}"
+        assert (other["gold"], other["number"]) == (one["gold"], one["number"])
+    right = [(one["right"], other["right"]) for one, other in zip(before, after, strict=True)]
+    wrong = [b for a, b in right if not a]
+    (numbers,) = result["results"]
+    assert numbers["question_first_accuracy"] == pytest.approx(sum(b for _, b in right) / 9)
+    assert numbers["question_first_recovered"] == pytest.approx(sum(wrong) / len(wrong))
+    both = sum(a or b for a, b in right) / 9
+    assert numbers["question_first_intervention"] == pytest.approx(both)
+    assert "of those wrong before" in printed
+
+
+def test_other_questions_of_the_task(reason):
+    """Longer ones than in training leave a chain the room that it would need."""
+    words = ("--data.test_operations", "[3,3]", "--data.test_examples", 2)
+    result, rows, _ = reason(*words, "--data.block_size", 160, *UNTIMED, ckpts=("cot",))
+    assert {row["group"] for row in rows} == {3}
+    (numbers,) = result["results"]
+    assert numbers["settings"]["set"] == {"block_size": 160}
+    longest = 3 + 1  # steps; prefix, answer and EOS come behind them
+    assert result["settings"]["max_new_tokens"] > 2 * longest
+    assert result["data"]["split"] == "test"
+
+
+def test_another_task(reason):
+    words = ("--task", "vars", "--data.test_examples", 2, "--max_new_tokens", 3)
+    result, rows, _ = reason(*words, *UNTIMED)
+    assert len(rows) == 2 * 2
+    assert all(row["query"].startswith("Track the variables") for row in rows)
+    assert result["data"]["recipe"]["init_args"]["task"] == "vars"
+    assert result["results"][0]["settings"]["trained_on"] != result["data"]["fingerprint"]
+    assert {row["right"] for row in rows} == {False}
+
+
+def test_a_task_keeps_the_tokenizer_and_changes_the_wording(runs):
+    checkpoint = read_checkpoint(runs["ts"])
+    assert with_task(checkpoint, None) is checkpoint
+    own = checkpoint.data_recipe["init_args"]
+    same = with_task(checkpoint, "parity").data_recipe["init_args"]
+    assert same == own
+    other = with_task(checkpoint, "vars").data_recipe["init_args"]
+    assert (other["tokenizer"], other["task"]) == (own["tokenizer"], "vars")
+    assert "answer_prefix" not in other
+
+
+def test_every_task_has_data_that_take_what_they_get(runs):
+    for task, recipe in TASKS.items():
+        kind = resolve_class(recipe["class_path"], LanguageDataModule)
+        assert {*recipe["init_args"], *SHARED, "question_first"} <= parameters(kind)
+        changed = with_task(read_checkpoint(runs["ts"]), task).data_recipe
+        assert set(changed["init_args"]) <= parameters(kind)
+        check_task(task, changed)
+
+
+@pytest.fixture(scope="module")
+def larger_chunks(options, write_checkpoint, tmp_path_factory):
+    path = tmp_path_factory.mktemp("chunks") / "eight.ckpt"
+    changes = {"chunk_size": 8, "max_thought_tokens": 4}
+    return write_checkpoint(path, StateTracking(**options), ThinkingStatesLM, 1, **changes)
+
+
+def test_ablations_side_by_side(reason, larger_chunks, tmp_path):
+    """Fig. 3: accuracy and speed-up over a setting, and lines for models without it."""
+    picture = tmp_path / "chunks.svg"
+    words = ("--figure", picture, "--against", "chunk_size", *QUICK)
+    result, _, printed = reason(*words, ckpts=("ts", larger_chunks, "cot"))
+    labels = ["ThinkingStatesLM, chunk_size 4", "ThinkingStatesLM, chunk_size 8", "CoTLM"]
+    assert list(by_label(result)) == labels
+    assert all(label in printed for label in labels)
+    assert "<svg" in picture.read_text()
+    with picture.with_suffix(".csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["chunk_size"] for row in rows] == ["4.0", "8.0", ""]
+    for row in rows:
+        numbers = by_label(result)[row["label"]]
+        assert float(row["accuracy"]) == numbers["accuracy"]
+        assert float(row["speed_up"]) == numbers["speed_up"]
+
+
+def test_figures_over_groups_and_recurrence(reason, tmp_path):
+    picture = tmp_path / "groups.png"
+    result, _, _ = reason("--figure", picture, *UNTIMED)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with picture.with_suffix(".csv").open(newline="") as file:
+        rows = [
+            (row["label"], int(row["operations"]), float(row["accuracy"]))
+            for row in csv.DictReader(file)
+        ]
+    assert rows == [
+        (each["label"], group["operations"], group["accuracy"])
+        for each in result["results"]
+        for group in each["by_group"]
+    ]
+    reason("--figure", picture, "--against", "recurrence", *UNTIMED)
+    with picture.with_suffix(".csv").open(newline="") as file:
+        assert [row["recurrence"] for row in csv.DictReader(file)] == ["1.0", ""]
+
+
+def test_result_files_side_by_side(reason, evaluates, tmp_path):
+    result, _, _ = reason(*UNTIMED)
+    header, *rows = evaluates("table", tmp_path / "result.json").splitlines()
+    assert [row.split()[1] for row in rows] == ["ThinkingStatesLM", "NoCoTLM"]
+    assert "nontrivial chunks" in header
+    assert rows[0].split()[2] == f"{result['results'][0]['accuracy']:.5g}"
+    assert rows[1].split()[-1] == "-"  # it thinks nothing
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--rounds", "-1"], "rounds (-1) must be at least 0"),
+        (["--timing_batch_size", "0"], "timing_batch_size (0) must be at least 1"),
+        (["--latents", "3"], "none of the models has the setting eval_latents"),
+        (["--latents", "-1"], "latents (-1) must be at least 0"),
+        (["--task", "chess"], "task (chess) is none of parity, vars"),
+        (["--task", "vars", "--data.task", "parity"], "task (vars) and data"),
+        (["--against", "chunk_size"], "against (chunk_size) is the axis of a figure"),
+        (["--figure", "x.pdf"], "figure (x.pdf) must end in .svg or .png"),
+        (["--figure", "x.svg", "--against", "width"], "against (width) is no setting"),
+        (["--figure", "x.svg", "--against", "grid"], "against (grid) is 'left_align' in"),
+        (["--data.question_first", "true", "--question_first"], "question in front already"),
+        (["--baseline", "none.ckpt"], "baseline (none.ckpt): there is no such file"),
+        (["--label", "width"], "label (width) is no key"),
+        (["--data.test_operations", "[9]"], "block_size=96 is too short"),
+    ],
+)
+def test_wrong_options_end_in_one_line(fails, runs, words, expected):
+    assert expected in fails("reason", "--ckpt", runs["ts"], *words)
+
+
+def test_models_of_other_kinds_are_refused(fails, runs, checkpoint_path):
+    line = fails("reason", "--ckpt", runs["ts"], checkpoint_path)
+    assert f"ckpt ({checkpoint_path}): TransformerLM reads windows" in line
+    line = fails("reason", "--ckpt", runs["ts"], "--baseline", checkpoint_path)
+    assert line.startswith(f"error: baseline ({checkpoint_path}): TransformerLM reads windows")
+
+
+def test_another_tokenizer_is_named(fails, options, runs, write_checkpoint, tmp_path):
+    data = StateTracking(**{**options, "tokenizer": "bpe:299"})
+    other = write_checkpoint(tmp_path / "other.ckpt", data, NoCoTLM, 1)
+    line = fails("reason", "--ckpt", runs["ts"], other)
+    assert f"ckpt ({other}): the data's tokenizer" in line
+    assert "all checkpoints answer the same questions" in line

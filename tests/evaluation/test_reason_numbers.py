@@ -1,0 +1,108 @@
+"""Numbers of answers, by hand: shares, questions in front, overlaps, times, labels."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from callbacks.questions import Question
+from callbacks.thinking import RowThinking, Thought
+from evaluation import reason_timing
+from evaluation.reason_answers import Reply
+from evaluation.reason_compare import overlap_table, overlaps
+from evaluation.reason_data import check_same_questions
+from evaluation.reason_models import _told_apart
+from evaluation.reason_result import ReasonResult, share_of
+from evaluation.reason_timing import Timing, time_in_turn
+
+
+def question(number, answer=(5,), group=0):
+    return Question(query=[0, 1, 2, 3], answer=list(answer), steps=[], group=group, number=number)
+
+
+def result_of(label, flags, again=None, **changes):
+    replies = [
+        Reply(question(n, group=n % 2), [5, 0], "", flag, None) for n, flag in enumerate(flags)
+    ]
+    if again is not None:
+        changes["question_first"] = [
+            Reply(question(n), [5], "", flag, None) for n, flag in enumerate(again)
+        ]
+    return ReasonResult(label, "x.ckpt", "Some", replies, **changes)
+
+
+def test_shares_and_their_errors():
+    assert share_of([True, False, True, True]) == (0.75, pytest.approx(math.sqrt(0.75 * 0.25 / 4)))
+    assert all(math.isnan(value) for value in share_of([]))
+    found = result_of("a", [True, False, True, True, False]).by_group()
+    assert [share.value for share in found.values()] == [2 / 3, 0.5]
+
+
+def test_what_a_question_in_front_changes():
+    found = result_of("a", [True, True, False, False, False], [True, False, True, False, False])
+    numbers = found.with_question_first()
+    assert numbers["question_first_accuracy"] == 2 / 5
+    assert numbers["question_first_recovered"] == 1 / 3
+    assert numbers["question_first_intervention"] == 3 / 5
+    assert result_of("a", [True]).with_question_first() == {}
+
+
+def test_what_one_solves_and_another_does_not():
+    one, other = (
+        result_of("a", [True, True, True, False]),
+        result_of("b", [True, False, False, True]),
+    )
+    ab, ba = overlaps([one, other])
+    assert (ab.solves, ab.fails, ab.questions) == ("a", "b", 2)
+    assert (ab.of_solved, ab.of_asked) == (2 / 3, 0.5)
+    assert (ba.questions, ba.of_solved, ba.of_asked) == (1, 0.5, 0.25)
+    lines = [line.split() for line in overlap_table([one, other]).splitlines()]
+    assert lines[1] == ["a", "-", "0.6667", "(2)"]
+    assert lines[2] == ["b", "0.5000", "(1)", "-"]
+    nothing = result_of("c", [False] * 4)
+    assert math.isnan(overlaps([nothing, one])[0].of_solved)
+
+
+def test_means_of_thinking():
+    def reply(number, rounds, *lengths):
+        thoughts = tuple(Thought(n, tuple(range(length))) for n, length in enumerate(lengths))
+        return Reply(question(number), [1], "", True, RowThinking(thoughts, rounds))
+
+    found = ReasonResult("a", "x", "Some", [reply(0, 3, 0, 2, 1), reply(1, 1, 0, 0)]).thinking()
+    assert found == {"rounds": 2, "chunks": 2.5, "nontrivial_chunks": 1, "thought_tokens": 1.5}
+
+
+def test_models_are_timed_in_turn(monkeypatch):
+    """A clock that only moves when a model answers: 2 s, then 3 s, then 8 s, and so on."""
+    clock, order = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(reason_timing.time, "perf_counter", lambda: clock.now)
+    seconds = {"a": iter([100.0, 2.0, 4.0, 9.0]), "b": iter([100.0, 1.0, 4.0, 3.0])}
+
+    def answering(name):
+        def answer():
+            order.append(name)
+            clock.now += next(seconds[name])
+
+        return answer
+
+    a, b = time_in_turn([answering("a"), answering("b")], 3, 2, torch.device("cpu"))
+    assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert (a.rounds, b.rounds) == ((2.0, 4.0, 9.0), (1.0, 4.0, 3.0))
+    assert (a.seconds, b.seconds) == (2.0, 1.5)
+    assert b.speed_up(a) == 2.0  # the median of 2, 1 and 3
+    assert a.speed_up(b) == 0.5
+    assert Timing((6.0,), 3).seconds == 2.0
+
+
+def test_labels_are_told_apart():
+    texts, names = ["A", "B", "A", "A"], ["x", "y", "z", "z"]
+    assert _told_apart(texts, names) == ["A (x)", "B", "A (z)", "A (z) #2"]
+
+
+def test_other_questions_are_no_variant():
+    first = [[question(0), question(1)]]
+    check_same_questions(first, [[question(0), question(1)]])
+    for other in ([[question(0)]], [[question(0), question(1, answer=(6,))]]):
+        with pytest.raises(ValueError, match="the data have other questions"):
+            check_same_questions(first, other)
