@@ -4,7 +4,14 @@ import importlib
 
 from studies.study import Study, StudyError
 
-STUDIES = ("thoughtbubbles", "thought_gestalt", "latent_thought", "ponderlm")
+STUDIES = (
+    "thoughtbubbles",
+    "thought_gestalt",
+    "latent_thought",
+    "ponderlm",
+    "thinking_states",
+    "thinking_states_vars",
+)
 """Modules of this package, each with a ``STUDY``."""
 
 

@@ -100,7 +100,7 @@ class Column:
     evaluation: str
     """Whose result it is; runs without that evaluation have none."""
     key: str = "bits_per_byte"
-    """Key in the JSON file; a dot leads into a nested value."""
+    """Key in the JSON file; a dot leads into a nested value, a number into a list."""
     digits: int = 4
     """Decimals."""
     unit: float = 1.0

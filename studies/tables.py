@@ -56,7 +56,10 @@ def value_of(column: Column, result: Result) -> float | None:
     """Returns a column's number in its unit; None where it was not measured."""
     value: Any = result.evaluations.get(column.evaluation)
     for key in column.key.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, list):
+            value = value[int(key)]
+        else:
+            value = value.get(key) if isinstance(value, Mapping) else None
     return None if value is None else float(value) / column.unit
 
 

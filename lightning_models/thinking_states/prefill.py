@@ -1,4 +1,9 @@
-"""Reading queries while thinking, chunk by chunk or by speculation: the results are the same."""
+"""Reading queries while thinking, chunk by chunk or by speculation.
+
+Both find the same thoughts, states, and keys and values, up to rounding: where two tokens of a
+thought are equally likely to the last digits, which narrow number formats make less rare, they may
+take different ones.
+"""
 
 import torch
 from torch import Tensor
@@ -22,7 +27,7 @@ def read_queries(
         network: see there.
         query: right-padded (B, Q) int64.
         lengths: (B,) int64, at least 1.
-        how: 'speculative' or 'sequential'; both find the same.
+        how: 'speculative' or 'sequential'.
     """
     blocks = in_blocks(Layout.of(network.config).grid, query, lengths)
     reader: type[Reader] = Sequential if how == "sequential" else Speculative

@@ -220,17 +220,6 @@ def test_the_prefix_is_what_the_first_step_reads():
     assert cache.past.lengths.tolist() == [7 + len(PREFIX)]
 
 
-def test_flops_count_thinking():
-    model = model_of("left_align", False)
-    plain = super(type(model), model)
-    for training in (False, True):
-        assert model.flops_per_token(16, training) > plain.flops_per_token(16, training)
-    thinking = model_of("left_align", True)
-    assert thinking.generation_flops(16) > model.generation_flops(16)
-    assert model.generation_flops(16, steps=2.0) > model.generation_flops(16)
-    assert model.generation_flops(32) > model.generation_flops(16)
-
-
 def test_sharded_models_do_not_think():
     model = model_of("left_align", False)
     model.network.sharded = True
