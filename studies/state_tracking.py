@@ -61,8 +61,15 @@ def state_tracking(method: str, task: str, tokenizer: str, chunk_size: int) -> S
         chunk_size: c, about an operation.
     """
     name = task.capitalize()
+    chain = (TESTED["far"][1] + 2) * CHAIN[task]
     thoughts = {"chunk_size": chunk_size, "max_thought_tokens": 16}
-    latents = {"c_thought": 2, "max_latent_stage": 3, "epochs_per_stage": 1}
+    latents = {
+        "c_thought": 2,
+        "max_latent_stage": 3,
+        "epochs_per_stage": 0.4,  # of 2.4; the last one is left for the stage without steps
+        "reset": "stage",
+        "max_chain_tokens": chain,
+    }
     trace = Analysis(
         name="thought_trace",
         callback="callbacks.ThoughtTrace",
@@ -85,7 +92,7 @@ def state_tracking(method: str, task: str, tokenizer: str, chunk_size: int) -> S
         ),
         runs=(
             _run("no_cot", "no CoT", "NoCoTLM", 0.5),
-            _run("cot", "CoT", "CoTLM", 1.2, {"max_chain_tokens": 102 * CHAIN[task]}),
+            _run("cot", "CoT", "CoTLM", 1.2, {"max_chain_tokens": chain}),
             _run("coconut", "Coconut, 6 latents", "CoconutLM", 1.5, latents),
             _run(
                 "thinking_states",

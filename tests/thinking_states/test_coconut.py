@@ -349,3 +349,15 @@ def test_sharded_parameters_are_refused():
     model.network, model._device_mesh = None, object()
     with pytest.raises(ValueError, match="trainer.strategy=ddp"):
         model.configure_model()
+
+
+def test_a_stage_may_be_a_fraction_of_an_epoch():
+    stages = StepStages(epochs_per_stage=0.4, last=3)
+    assert [stages.at(step * 0.1) for step in range(18)] == [
+        *[0] * 4,
+        *[1] * 4,
+        *[2] * 4,
+        *[3] * 4,
+        4,
+        4,
+    ]

@@ -23,8 +23,8 @@ class StagedConfig(ChainConfig):
         ValueError: if a value is out of its range.
     """
 
-    epochs_per_stage: int = 3
-    """Epochs of a stage (3 on GSM8K, 5 on ProntoQA and ProsQA)."""
+    epochs_per_stage: float = 3
+    """Epochs of a stage (3 on GSM8K, 5 on ProntoQA and ProsQA); of large data also a fraction."""
     max_latent_stage: int = 3
     """Stages that take one step more away each; behind them all steps are gone (3 on GSM8K)."""
     first_stage: int = 0
@@ -45,9 +45,11 @@ class StagedConfig(ChainConfig):
     def __post_init__(self) -> None:
         """Checks ranges."""
         super().__post_init__()
-        for key, least in (("epochs_per_stage", 1), ("max_latent_stage", 0), ("first_stage", 0)):
-            if getattr(self, key) < least:
-                raise ValueError(f"{key} ({getattr(self, key)}) must be at least {least}")
+        if not self.epochs_per_stage > 0:
+            raise ValueError(f"epochs_per_stage ({self.epochs_per_stage}) must be above 0")
+        for key in ("max_latent_stage", "first_stage"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} ({getattr(self, key)}) must not be negative")
         if self.first_stage > self.max_latent_stage + 1:
             raise ValueError(
                 f"first_stage ({self.first_stage}) must be at most max_latent_stage + 1 "

@@ -51,7 +51,7 @@ class Stages(Protocol):
 class StepStages:
     """Stage s shows no longer the first s steps; behind ``last`` it shows none (Coconut)."""
 
-    epochs_per_stage: int
+    epochs_per_stage: float
     """Epochs of a stage."""
     last: int
     """Stage behind which all steps are gone."""
@@ -69,7 +69,7 @@ class StepStages:
 
     def at(self, epochs: float) -> int:
         """Returns the stage with ``epochs`` behind."""
-        return min(self.first + int(epochs // self.epochs_per_stage), self.final)
+        return min(self.first + math.floor(epochs / self.epochs_per_stage + 1e-9), self.final)
 
     def of_rows(self, batch: Batch, stage: int) -> Tensor:
         """Returns the stage at which each row is shown (B,) int64; see ``Stages.kept``."""
