@@ -145,7 +145,7 @@ def asked(name: str, model: type[LanguageModel], config: dict[str, Any], **field
 def thinking(name: str, **changes: Any) -> Method:
     """A variant of Thinking States."""
     config = {"chunk_size": 4, "max_thought_tokens": 5, **changes}
-    return asked(name, ThinkingStatesLM, config, guesses=2.0, fixed_shapes=False)
+    return asked(name, ThinkingStatesLM, config, guesses=2.0)
 
 
 def latent(name: str, **changes: Any) -> Method:

@@ -10,7 +10,8 @@ C, compression block; eq. 4                ``thinking.CompressionBlock``
 gold thoughts Z*_i of chunks; Sec. 3.4     ``chunks.gold_thoughts``, ``thoughts.Layout``
 teacher forcing; Sec. 3.2, eq. 5           ``network.ThinkingStatesNetwork``
 objective; eq. 6                           ``module.ThinkingStatesLM.loss``
-speculative prefill; Sec. 3.3, App. A.2    ``prefill``
+reading while thinking, chunk by chunk     ``prefill``, ``reading``, ``blocks``
+speculative prefill; Sec. 3.3, App. A.2    ``speculation``
 answers, and chunks of theirs              ``answering``, ``decoding``
 thoughts as people read them               ``trace``
 CoT, no CoT, iCoT, Coconut; Sec. 4.1       ``baselines``

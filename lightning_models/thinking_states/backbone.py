@@ -60,7 +60,10 @@ class Backbone(nn.Module):
             self._copy_special_rows(causal, config)
         self.checkpointed = config.gradient_checkpointing
         if self.checkpointed:
-            causal.gradient_checkpointing_enable({"use_reentrant": False})
+            # its name before transformers 5.23
+            older = getattr(causal, "gradient_checkpointing_enable", None)
+            enable = getattr(causal, "activation_checkpointing_enable", older)
+            enable({"use_reentrant": False})
         self.model: Any = causal.model
         self.head = None if self.shape.tie_word_embeddings else causal.lm_head
 
