@@ -32,7 +32,10 @@ SAYS = {
     "reversal": "margin",
     "scaling": "exponent",
     "quality": "entropy",
+    "reason": "accuracy",
 }
+PARITY = ["fit", "-c", "configs/thinking_states/tiny_parity.yaml"]
+FEW = ["--data.train_examples=200", "--data.val_examples=8", "--data.test_examples=8"]
 ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
 
 
@@ -58,6 +61,9 @@ def folder(tmp_path_factory):
         words = random.Random(number).choices(WORDS, k=3000)
         (folder / "books" / f"{number}.txt").write_text(" ".join(words))
     (folder / "prompts.txt").write_text("A list is\nThe function\n")
+    problem = {"question": "Tim has 2 + 3 pears. How many?", "answer": "<<2+3=5>>5\n#### 5"}
+    for name in ("train.jsonl", "test.jsonl"):
+        (folder / name).write_text(f"{json.dumps(problem)}\n" * 64)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         demo = ["fit", "-c", "configs/transformer/tiny.yaml", *SHORT]
@@ -90,7 +96,9 @@ def test_training_commands(command, folder, monkeypatch, capsys):
         assert cli.trainer.precision == "bf16-mixed"
         assert cli.model.config.num_layers >= 16
     else:
-        assert train([*words, *SHORT]) == 0
+        few = FEW if "parity" in command else []
+        small = ["--data.tokenizer=bytes"] if "gsm8k" in command else few
+        assert train([*words, *SHORT, *small]) == 0
 
 
 @pytest.mark.parametrize("command", named("train.py predict") + named("evaluate.py"))
@@ -103,6 +111,10 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
         words += ["--tokenizer", "bytes"]
     if words[0] == "scaling":
         save_results(folder)
+    if words[0] == "reason":
+        words += ["--data.test_examples", "4", "--rounds", "0"]
+        where = ["--trainer.default_root_dir", "runs/parity/one"]
+        assert (folder / "runs/parity").exists() or train([*PARITY, *SHORT, *FEW, *where]) == 0
     if words[0] == "table":  # of what the commands before have written
         for name in words[1:]:
             if not (folder / name).exists():

@@ -235,7 +235,7 @@ def _plain(name: str) -> str:
 
 
 def read_known(path: Path) -> dict[str, bool]:
-    """Returns whether facts are known, by their questions, as ``evaluate.py known_facts`` writes it.
+    """Returns which facts are known, by their questions, as ``evaluate.py known_facts`` writes it.
 
     Args:
         path: jsonl of objects with the text ``question`` and the truth value ``known``.

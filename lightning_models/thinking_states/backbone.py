@@ -60,10 +60,9 @@ class Backbone(nn.Module):
             self._copy_special_rows(causal, config)
         self.checkpointed = config.gradient_checkpointing
         if self.checkpointed:
-            # its name before transformers 5.23
-            older = getattr(causal, "gradient_checkpointing_enable", None)
-            enable = getattr(causal, "activation_checkpointing_enable", older)
-            enable({"use_reentrant": False})
+            new = hasattr(causal, "activation_checkpointing_enable")
+            name = "activation_checkpointing_enable" if new else "gradient_checkpointing_enable"
+            getattr(causal, name)({"use_reentrant": False})
         self.model: Any = causal.model
         self.head = None if self.shape.tie_word_embeddings else causal.lm_head
 
