@@ -66,8 +66,13 @@ def state_tracking(method: str, task: str, tokenizer: str, chunk_size: int) -> S
     latents = {
         "c_thought": 2,
         "max_latent_stage": 3,
-        "epochs_per_stage": 0.4,  # of 2.4; the last one is left for the stage without steps
+        "epochs_per_stage": 0.4,  # of 2.4 in all 1500 steps: 0.8 are left without steps
         "reset": "stage",
+        "max_chain_tokens": chain,
+    }
+    removal = {
+        "remove_per_epoch": 24,  # so that the chain is gone behind 1.6 epochs
+        "remove_all_beyond": 39,
         "max_chain_tokens": chain,
     }
     trace = Analysis(
@@ -102,7 +107,7 @@ def state_tracking(method: str, task: str, tokenizer: str, chunk_size: int) -> S
                 thoughts,
                 analyses=(trace,),
             ),
-            _run("icot", "iCoT", "ICoTLM", 1.0, repeated=False, extra=True),
+            _run("icot", "iCoT", "ICoTLM", 1.0, removal, repeated=False, extra=True),
         ),
         baseline="cot",
         columns=(

@@ -74,6 +74,8 @@ class EndpointConfig:
             raise ValueError(
                 f"url={self.url!r} must be an address such as https://api.openai.com/v1"
             )
+        if parts.query or parts.fragment:
+            raise ValueError("url must end with the path; what stands behind ? or # is not sent")
         if parts.username or parts.password:
             raise ValueError("url must not hold a name or a password; give the key by key_variable")
         if not self.model:

@@ -68,17 +68,28 @@ def place_steps(
         kept, dropped = _Lines(output), _Lines(dropped_path(output))
         counts: Counter[str] = Counter()
         waiting = _to_ask(problems, kept.identities | dropped.identities, counts)
-        unfit = 0
+        refused: list[dict[str, Any]] = []  # in a row; all of them are the options' fault, or none
         with _Requests(ask, waiting, concurrency) as requests:
             for problem, answered in requests:
                 row, reason = _judged(problem, answered)
-                unfit = unfit + 1 if reason == "refused" else 0
-                (kept if reason is None else dropped).append(row)
                 counts.update([KEPT] if reason is None else [DROPPED, f"{DROPPED}: {reason}"])
                 told(counts)
-                if unfit == _MOST_UNFIT:
-                    answered.result()  # raises what the endpoint said
+                if reason == "refused":
+                    refused.append(row)
+                    if len(refused) == _MOST_UNFIT:
+                        answered.result()  # raises what the endpoint said
+                    continue
+                _append_all(dropped, refused)
+                (kept if reason is None else dropped).append(row)
+        _append_all(dropped, refused)
     return counts
+
+
+def _append_all(lines: "_Lines", rows: list[dict[str, Any]]) -> None:
+    """Writes the rows and forgets them."""
+    for row in rows:
+        lines.append(row)
+    rows.clear()
 
 
 def _to_ask(problems: Iterable[Solved], done: set[str], counts: Counter[str]) -> Iterator[Solved]:

@@ -53,21 +53,20 @@ class ReasoningLM(LanguageModel):
             self.take_wording(dataclasses.asdict(data.wording()))
 
     def take_wording(self, wording: Mapping[str, tuple[int, ...]]) -> None:
-        """Sets ``answer_prefix`` and ``step_separator``; those it was trained with stay.
+        """Sets ``answer_prefix`` and ``step_separator`` where they are not known yet.
 
         Args:
             wording: token ids by name.
         """
         own = {key: tuple(getattr(self.config, key)) for key in WORDING}
         given = {key: tuple(wording[key]) for key in WORDING}
-        if not any(own.values()):
-            changes: dict[str, Any] = dict(given)
-            self.config = dataclasses.replace(self.config, **changes)
-        elif own != given:
-            rank_zero_warn(
-                f"the data's answer_prefix and step_separator are {given}, the model has learned "
-                f"{own} and keeps those"
-            )
+        missing: dict[str, Any] = {key: ids for key, ids in given.items() if not own[key]}
+        self.config = dataclasses.replace(self.config, **missing)
+        for key, ids in own.items():
+            if ids and ids != given[key]:
+                rank_zero_warn(
+                    f"the data's {key} is {given[key]}, the model's is {ids}: it keeps its own"
+                )
 
     def recipe(self) -> dict[str, Any]:
         """Returns what rebuilds the model without the hub or folder that its backbone came from."""
