@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
     (folder / "prompts.txt").write_text("A list is\nThe function\n")
     problem = {"question": "Tim has 2 + 3 pears. How many?", "answer": "<<2+3=5>>5\n#### 5"}
     for name in ("train.jsonl", "test.jsonl"):
-        (folder / name).write_text(f"{json.dumps(problem)}\n" * 80)
+        (folder / name).write_text(f"{json.dumps(problem)}\n" * 200)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         demo = ["fit", "-c", "configs/transformer/tiny.yaml", *SHORT]
