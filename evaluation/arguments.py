@@ -7,8 +7,8 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import LanguageDataModule
-from evaluation.classes import import_packages, refuse_foreign_classes, resolve_class
-from evaluation.device import Device, Precision
+from evaluation.checkpoint.classes import import_packages, refuse_foreign_classes, resolve_class
+from evaluation.checkpoint.device import Device, Precision
 from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
 
 Split = Literal["train", "val", "test"]

@@ -9,26 +9,23 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 from evaluation.console import DEBUG_FLAG, run_with_clear_errors
 
 COMMANDS = {
-    "perplexity": ("evaluation.perplexity", "Score a corpus: perplexity and bits per byte."),
-    "zero_shot": ("evaluation.zero_shot", "Score seven sets of texts of other kinds."),
-    "answers": ("evaluation.answers", "Count right answers, of questions with one answer."),
-    "gsm8k": ("evaluation.gsm8k", "Solve word problems in k tries: pass@k on GSM8K."),
-    "reason": ("evaluation.reason", "Ask questions that take reasoning, and time the answers."),
-    "quality": ("evaluation.quality", "Compare its texts with human ones: MAUVE, perplexity."),
-    "known_facts": (
-        "evaluation.known_facts",
-        "Ask a model for the facts behind two-hop questions.",
-    ),
-    "reversal": ("evaluation.reversal", "Ask for a relation that the prompt states in reverse."),
-    "scaling": ("evaluation.scaling", "Fit power laws through results of perplexity."),
-    "curves": ("evaluation.curves", "Draw training curves over tokens and FLOPs."),
-    "sweep": ("evaluation.sweep", "Compare perplexity with the steps and FLOPs it takes."),
-    "compute": ("evaluation.compute", "Show what the FLOPs of models are spent on."),
-    "table": ("evaluation.table", "Show result files side by side."),
-    "generate": ("evaluation.samples", "Continue prompts."),
-    "import": ("evaluation.importing", "Write a checkpoint from transformers weights."),
+    "perplexity": ("perplexity.command", "Score a corpus: perplexity and bits per byte."),
+    "zero_shot": ("zero_shot.command", "Score seven sets of texts of other kinds."),
+    "answers": ("answers.command", "Count right answers, of questions with one answer."),
+    "gsm8k": ("gsm8k.command", "Solve word problems in k tries: pass@k on GSM8K."),
+    "reason": ("reason.command", "Ask questions that take reasoning, and time the answers."),
+    "quality": ("quality.command", "Compare its texts with human ones: MAUVE, perplexity."),
+    "known_facts": ("reason.known_facts", "Ask a model for the facts behind two-hop questions."),
+    "reversal": ("reversal.command", "Ask for a relation that the prompt states in reverse."),
+    "scaling": ("scaling.command", "Fit power laws through results of perplexity."),
+    "curves": ("curves.command", "Draw training curves over tokens and FLOPs."),
+    "sweep": ("sweep.command", "Compare perplexity with the steps and FLOPs it takes."),
+    "compute": ("compute.command", "Show what the FLOPs of models are spent on."),
+    "table": ("table", "Show result files side by side."),
+    "generate": ("samples", "Continue prompts."),
+    "import": ("importing", "Write a checkpoint from transformers weights."),
 }
-"""Name -> module with ``add_arguments`` and ``run``, and what the command does."""
+"""Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -44,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> None:
     settings = build_parser(argv).parse_args(argv)
     module, _ = COMMANDS[settings.command]
-    importlib.import_module(module).run(settings[settings.command])
+    importlib.import_module(f"evaluation.{module}").run(settings[settings.command])
 
 
 def build_parser(argv: Sequence[str]) -> ArgumentParser:
@@ -60,7 +57,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
     for name, (module, summary) in COMMANDS.items():
         command = ArgumentParser(description=summary, exit_on_error=False)
         if name == chosen:
-            importlib.import_module(module).add_arguments(command, argv)
+            importlib.import_module(f"evaluation.{module}").add_arguments(command, argv)
             command.add_argument(
                 DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input."
             )

@@ -8,13 +8,13 @@ from tqdm import tqdm
 
 from datamodules import Tokenizer, load_tokenizer
 from evaluation.arguments import add_model_arguments
-from evaluation.classes import import_packages
-from evaluation.corpus import build_tokenizer
-from evaluation.device import Precision, autocast, pick_device
+from evaluation.checkpoint.classes import import_packages
+from evaluation.checkpoint.corpus import build_tokenizer
+from evaluation.checkpoint.device import Precision, autocast, pick_device
+from evaluation.checkpoint.rebuild import build_model
 from evaluation.output import check_target, write_jsonl
+from evaluation.perplexity.thinking import GeneratedSteps
 from evaluation.prompts import collect_prompts
-from evaluation.rebuild import build_model
-from evaluation.thinking import GeneratedSteps
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaluation.event_files import FLOPS_TAG, read_scalars
+from evaluation.runs.events import FLOPS_TAG, read_scalars
 from studies.runner import RunFolder
 from studies.study import LOGGED, Analysis, Run, Study
 
@@ -119,7 +119,7 @@ def read_versions(record: Path) -> dict[str, str]:
 
 def count_parameters(checkpoint: Path) -> int:
     """Returns how many trainable numbers the model in a checkpoint has."""
-    from evaluation.rebuild import build_model
+    from evaluation.checkpoint.rebuild import build_model
     from lightning_models.checkpoint import read_checkpoint
 
     model = build_model(read_checkpoint(checkpoint))

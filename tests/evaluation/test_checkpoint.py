@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 
-from evaluation.rebuild import build_model
+from evaluation.checkpoint.rebuild import build_model
 from lightning_models.checkpoint import CheckpointError, read_checkpoint
 
 

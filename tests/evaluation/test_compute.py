@@ -6,10 +6,10 @@ import shutil
 import pytest
 from methods import BLOCK, METHODS
 
-from evaluation.compute import as_rows, as_table
-from evaluation.compute_count import count_compute, part_names
-from evaluation.compute_figure import compute_figure
-from evaluation.rebuild import build_model, build_outline
+from evaluation.checkpoint.rebuild import build_model, build_outline
+from evaluation.compute.command import as_rows, as_table
+from evaluation.compute.count import count_compute, part_names
+from evaluation.compute.figure import compute_figure
 from lightning_models import ThoughtbubblesLM, TransformerConfig, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.flops import attention_flops, head_flops

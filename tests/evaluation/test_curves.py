@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from datamodules import LocalText
-from evaluation.curve_points import Curve, Point
-from evaluation.curves_figure import curves_figure
-from evaluation.run_labels import label_runs
+from evaluation.curves.figure import curves_figure
+from evaluation.curves.points import Curve, Point
+from evaluation.runs.labels import label_runs
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
 from training.event_log import EventLog
 

@@ -1,6 +1,6 @@
 """Logged values are read as they count."""
 
-from evaluation.event_files import read_scalars
+from evaluation.runs.events import read_scalars
 from training.event_log import EventLog
 
 

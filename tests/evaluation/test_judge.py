@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from evaluation.judge import Judge
-from evaluation.pretrained import Pretrained
+from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.quality.judge import Judge
 
 CPU = torch.device("cpu")
 TEXTS = [

@@ -9,8 +9,8 @@ from jsonargparse import ArgumentParser
 
 from datamodules.reasoning.hops import Hop
 from datamodules.reasoning.two_hop import read_known
-from evaluation.known_facts import add_arguments, ask, names_one, run
-from evaluation.pretrained import Pretrained
+from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.reason.known_facts import add_arguments, ask, names_one, run
 
 CPU = torch.device("cpu")
 QUESTIONS = ["the thought reads", "latent memory state", "the", "writes latent memory"]

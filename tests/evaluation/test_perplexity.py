@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from datamodules import LocalText
-from evaluation.provenance import count_lexical, count_train_tokens, non_embedding_parameters
-from evaluation.rebuild import build_model
+from evaluation.checkpoint.provenance import (
+    count_lexical,
+    count_train_tokens,
+    non_embedding_parameters,
+)
+from evaluation.checkpoint.rebuild import build_model
 from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from datamodules.tokenizers import BytesTokenizer
-from evaluation.judge import Judge
-from evaluation.pretrained import Pretrained
-from evaluation.quality_config import QualityConfig
-from evaluation.quality_metrics import token_entropy
-from evaluation.quality_texts import documents
+from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.quality.config import QualityConfig
+from evaluation.quality.judge import Judge
+from evaluation.quality.metrics import token_entropy
+from evaluation.quality.texts import documents
 
 CPU = torch.device("cpu")
 SHORT = ("--prompt_tokens", "8", "--new_tokens", "12", "--prompts", "12", "--continuations", "2")

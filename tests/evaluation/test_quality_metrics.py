@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from evaluation.pretrained import Pretrained
-from evaluation.quality_metrics import mauve_scores, text_features, token_entropy
+from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.quality.metrics import mauve_scores, text_features, token_entropy
 
 CPU = torch.device("cpu")
 

@@ -8,15 +8,15 @@ import torch
 
 from datamodules import Kinship, LocalText
 from datamodules.tokenizers import BytesTokenizer
-from evaluation.corpus import build_tokenizer
-from evaluation.quality_texts import (
+from evaluation.checkpoint.corpus import build_tokenizer
+from evaluation.checkpoint.rebuild import build_model
+from evaluation.quality.texts import (
     check_room,
     documents,
     human_texts,
     sampling_config,
     write_texts,
 )
-from evaluation.rebuild import build_model
 from lightning_models import OptimizerConfig, ThoughtGestaltLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.thought_gestalt import ThoughtGestaltConfig

@@ -10,9 +10,9 @@ import torch
 
 from datamodules import LanguageDataModule, StateTracking
 from datamodules.recipe import parameters
-from evaluation.classes import resolve_class
-from evaluation.reason_data import SHARED, TASKS, check_task, with_task
-from evaluation.rebuild import build_model
+from evaluation.checkpoint.classes import resolve_class
+from evaluation.checkpoint.rebuild import build_model
+from evaluation.reason.data import SHARED, TASKS, check_task, with_task
 from lightning_models import (
     CoconutLM,
     CoTLM,

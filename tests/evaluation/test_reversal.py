@@ -10,12 +10,12 @@ import torch
 
 from datamodules import LocalText
 from datamodules.tokenizers import BytesTokenizer, train_bpe
-from evaluation.rebuild import build_model
-from evaluation.reversal import measure_reversal
-from evaluation.reversal_figure import COLOURS, reversal_figure
-from evaluation.reversal_models import HubModel, OwnModel
-from evaluation.reversal_names import NAMES
-from evaluation.reversal_probe import ask, draw_pairs, equal_lengths, single_tokens
+from evaluation.checkpoint.rebuild import build_model
+from evaluation.reversal.command import measure_reversal
+from evaluation.reversal.figure import COLOURS, reversal_figure
+from evaluation.reversal.models import HubModel, OwnModel
+from evaluation.reversal.names import NAMES
+from evaluation.reversal.probe import ask, draw_pairs, equal_lengths, single_tokens
 from lightning_models.checkpoint import read_checkpoint
 
 KNOWN = ["James", "John", "Mark", "Paul"]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from evaluation import samples
-from evaluation.corpus import build_tokenizer
-from evaluation.rebuild import build_model
+from evaluation.checkpoint.corpus import build_tokenizer
+from evaluation.checkpoint.rebuild import build_model
 from evaluation.samples import continue_prompts
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig

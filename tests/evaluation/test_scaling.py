@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from evaluation.scaling import fit_scaling
-from evaluation.scaling_figure import scaling_figure
-from evaluation.scaling_fit import fit_power_law, multipliers
-from evaluation.scaling_runs import read_runs
+from evaluation.scaling.command import fit_scaling
+from evaluation.scaling.figure import scaling_figure
+from evaluation.scaling.fit import fit_power_law, multipliers
+from evaluation.scaling.runs import read_runs
 
 TABLE_2 = {
     "tokens": {

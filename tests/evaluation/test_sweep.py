@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from datamodules import LocalText
-from evaluation.sweep_figure import lines_of, sweep_figure
-from evaluation.sweep_points import SweepPoint, Variant, frontier
-from evaluation.thinking import Thinking
+from evaluation.perplexity.thinking import Thinking
+from evaluation.sweep.figure import lines_of, sweep_figure
+from evaluation.sweep.points import SweepPoint, Variant, frontier
 from lightning_models import PonderLM
 
 COSTS = ["executed_steps", "flops_per_token_6nd", "generation_flops_per_token"]
@@ -61,7 +61,7 @@ def test_the_numbers_are_those_of_perplexity(sweep, evaluates, runs, tmp_path):
 
 
 def alone_flops(path):
-    from evaluation.rebuild import build_outline
+    from evaluation.checkpoint.rebuild import build_outline
     from lightning_models.checkpoint import read_checkpoint
 
     return build_outline(read_checkpoint(path)).generation_flops(32)

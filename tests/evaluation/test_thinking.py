@@ -7,9 +7,9 @@ import torch
 
 from datamodules import LocalText
 from datamodules.windows import IGNORE
-from evaluation.perplexity import measure_perplexity
-from evaluation.rebuild import build_model
-from evaluation.thinking import StepCounter, price_steps
+from evaluation.checkpoint.rebuild import build_model
+from evaluation.perplexity.command import measure_perplexity
+from evaluation.perplexity.thinking import StepCounter, price_steps
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.layers import recording
 from lightning_models.layers.recording import record

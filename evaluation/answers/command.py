@@ -1,0 +1,247 @@
+"""``evaluate.py answers``: how many questions with one right answer a model gets right."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+from tqdm import tqdm
+
+from datamodules import AnswerDataModule, BatchLoader
+from evaluation.answers.answering import Judge, generate_judge, questions_in, rank_judge
+from evaluation.arguments import (
+    Split,
+    add_data_arguments,
+    add_model_arguments,
+    check_limits,
+    data_recipe,
+)
+from evaluation.checkpoint.classes import import_packages
+from evaluation.checkpoint.corpus import build_data, check_fit, prepare
+from evaluation.checkpoint.device import Precision, pick_device
+from evaluation.checkpoint.provenance import describe_data, describe_settings
+from evaluation.checkpoint.rebuild import build_model
+from evaluation.console import format_table
+from evaluation.output import check_target, write_json
+from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.outputs import Likelihood
+
+Mode = Literal["rank", "generate"]
+
+
+@dataclass(frozen=True)
+class AnswerReport:
+    """Right answers of one model, and everything needed to repeat the count."""
+
+    group_name: str
+    """What a group is, e.g. hops."""
+    asked: dict[int, int]
+    """Questions of each group, by group."""
+    right: dict[int, int]
+    """Right answers of each group."""
+    candidates: int | None
+    """Answers to choose from; None where the model writes its own."""
+    likelihood: Likelihood | None
+    """Kind of the likelihood of answers behind their questions; None where none is computed."""
+    causal: bool | None
+    """Whether no token's likelihood depends on later ones; None where none is computed."""
+    checkpoint: str
+    data: dict[str, Any]
+    settings: dict[str, Any]
+
+    def accuracy(self, group: int | None = None) -> float:
+        """Returns the share of right answers in [0, 1], of one group or of all; nan of nothing."""
+        groups = list(self.asked) if group is None else [group]
+        asked = sum(self.asked[g] for g in groups)
+        return sum(self.right[g] for g in groups) / asked if asked else math.nan
+
+    def standard_error(self, group: int | None = None) -> float:
+        """Returns the standard error of ``accuracy``, of independent questions; nan of nothing."""
+        asked = sum(self.asked.values()) if group is None else self.asked[group]
+        share = self.accuracy(group)
+        return math.sqrt(share * (1 - share) / asked) if asked else math.nan
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the result as plain values under the keys of the JSON file."""
+        return {
+            "accuracy": self.accuracy(),
+            "standard_error": self.standard_error(),
+            "questions": sum(self.asked.values()),
+            "by_group": [
+                {
+                    self.group_name: group,
+                    "accuracy": self.accuracy(group),
+                    "standard_error": self.standard_error(group),
+                    "questions": count,
+                }
+                for group, count in self.asked.items()
+            ],
+            "candidates": self.candidates,
+            "likelihood": self.likelihood,
+            "causal": self.causal,
+            "checkpoint": self.checkpoint,
+            "data": self.data,
+            "settings": self.settings,
+        }
+
+    def as_table(self) -> str:
+        """Returns the result for people."""
+        rows = {"accuracy": self._share(None, sum(self.asked.values()))}
+        for group, count in self.asked.items():
+            rows[f"{self.group_name} {group}"] = self._share(group, count)
+        if self.candidates is not None:
+            rows["by chance"] = f"{1 / self.candidates:.4f}"
+        rows |= {"mode": str(self.settings["mode"]), "split": str(self.data["split"])}
+        if self.likelihood is not None:
+            rows |= {"likelihood": self.likelihood, "causal": "yes" if self.causal else "no"}
+        return format_table({**rows, "checkpoint": self.checkpoint})
+
+    def _share(self, group: int | None, count: int) -> str:
+        error = self.standard_error(group)
+        return f"{self.accuracy(group):.4f} +- {error:.4f} of {count:,}"
+
+
+def measure_answers(
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    data: AnswerDataModule,
+    *,
+    mode: Mode = "rank",
+    split: Split = "test",
+    precision: Precision = "32",
+    limit_batches: int | None = None,
+) -> AnswerReport:
+    """Returns the right answers to the questions of a split of prepared data, by group.
+
+    Args:
+        checkpoint: where the model comes from.
+        model: on its device, in eval mode.
+        data: prepared and set up.
+        mode: 'rank' takes the likeliest of all possible answers (`answering.rank_judge`);
+            'generate' decodes greedily (`answering.generate_judge`).
+        split: which questions.
+        precision: of the matrix products.
+        limit_batches: ask only so many batches; None: all.
+
+    Raises:
+        ValueError: if the split is empty, or 'rank' has no list of answers.
+    """
+    candidates = _candidates(data) if mode == "rank" else None
+    source = data.evaluation_source(split)
+    count = len(source) if limit_batches is None else min(limit_batches, len(source))
+    batches = islice(BatchLoader(source, start=lambda: 0, num_workers=data.num_workers), count)
+    asked, right, kind = _count(
+        _judge(model, data, candidates, precision),
+        tqdm(batches, total=count, desc="asking", unit=" batches", disable=None),
+    )
+    settings = describe_settings(
+        checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
+    )
+    return AnswerReport(
+        group_name=data.group_name,
+        asked=asked,
+        right=right,
+        candidates=None if candidates is None else len(candidates),
+        likelihood=kind,
+        # an estimate behind the question is inferred from that alone
+        causal=None if kind is None else model.causal or kind == "estimate",
+        checkpoint=str(checkpoint.path),
+        data=describe_data(checkpoint, data, split),
+        settings={"mode": mode, **settings},
+    )
+
+
+def _count(
+    judge: Judge, batches: Iterable[dict[str, Any]]
+) -> tuple[dict[int, int], dict[int, int], Likelihood | None]:
+    """Returns questions and right answers of each group, groups ascending, and by what likelihood.
+
+    None where no likelihood decided.
+    """
+    asked: Counter[int] = Counter()
+    right: Counter[int] = Counter()
+    kind: Likelihood | None = None
+    for batch in batches:
+        questions = questions_in(batch)
+        judged = judge(questions)
+        kind = kind or judged.likelihood
+        for question, is_right in zip(questions, judged.right, strict=True):
+            asked[question.group] += 1
+            right[question.group] += is_right
+    groups = sorted(asked)
+    return (
+        {group: asked[group] for group in groups},
+        {group: right[group] for group in groups},
+        kind,
+    )
+
+
+def _candidates(data: AnswerDataModule) -> list[str]:
+    candidates = data.candidates()
+    if candidates is None:
+        raise ValueError(
+            f"mode (rank) chooses among all possible answers, which {type(data).__name__} does not "
+            "list; use --mode generate"
+        )
+    return candidates
+
+
+def _judge(
+    model: LanguageModel,
+    data: AnswerDataModule,
+    candidates: Sequence[str] | None,
+    precision: Precision,
+) -> Judge:
+    if candidates is None:
+        return generate_judge(model, data.tokenizer, precision=precision)
+    return rank_judge(
+        model, data.tokenizer, candidates, batch_size=data.eval_batch_size, precision=precision
+    )
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options; data options default to those in the checkpoint."""
+    add_model_arguments(parser)
+    add_data_arguments(parser, argv)
+    parser.set_defaults({"split": "test"})
+    parser.add_argument(
+        "--mode",
+        type=Mode,
+        default="rank",
+        help="rank: the likeliest of all possible answers; generate: greedy text must be right.",
+    )
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
+
+
+def run(settings: Namespace) -> None:
+    """Asks the questions, prints a table and writes the JSON file if one is asked for."""
+    check_limits(settings)
+    target = None if settings.output is None else check_target(settings.output)
+    import_packages(settings.packages)
+    checkpoint = read_checkpoint(settings.ckpt)
+    data = build_data(checkpoint, data_recipe(settings))
+    if not isinstance(data, AnswerDataModule):
+        raise ValueError(
+            f"data ({type(data).__name__}) has no questions with one right answer; name such data, "
+            "e.g. --data datamodules.Kinship"
+        )
+    device = pick_device(settings.device)
+    model = build_model(checkpoint, settings["set"]).to(device)
+    check_fit(model, data)
+    prepare(data, checkpoint)
+    report = measure_answers(
+        checkpoint,
+        model,
+        data,
+        mode=settings.mode,
+        split=settings.split,
+        precision=settings.precision,
+        limit_batches=settings.limit_batches,
+    )
+    print(report.as_table())
+    if target is not None:
+        write_json(target, report.as_dict())

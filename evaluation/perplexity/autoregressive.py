@@ -1,0 +1,277 @@
+"""Scores that are strictly causal by construction: each target from the prefix before it alone.
+
+In a window that is scored in one pass, later tokens may decide how much is computed for earlier
+ones (Thoughtbubbles' top-k over the whole sequence). Here the model never holds a later token: for
+a sample of targets it scores x_{t+1} behind the prefix up to t, which has a budget of its own
+(arXiv 2510.00219, section 5.1 and App. E.1). The same targets are scored blockwise too, so that
+the difference is paired.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from datamodules import BatchSource, Tokenizer
+from datamodules.windows import IGNORE
+from evaluation.checkpoint.device import Precision
+from evaluation.perplexity.scoring import Totals, score_batch, standard_error
+from lightning_models import LanguageModel
+from lightning_models.outputs import Likelihood
+
+Batch = dict[str, Any]
+
+# Second half of the Philox key; `datamodules.windows` has 1 and 2 for the order of training data.
+_POSITIONS = 3
+
+
+@dataclass(frozen=True)
+class DrawnTargets:
+    """Targets drawn from a split, and the windows that they lie in."""
+
+    windows: dict[str, Tensor]
+    """Keys of the split's batches, (R, ...) each: the windows with at least one drawn target."""
+    row: Tensor
+    """Window of each target, int64 (N,), below R."""
+    column: Tensor
+    """Place of each target in its window, int64 (N,): its prefix has ``column + 1`` tokens."""
+    of: int
+    """Targets that these were drawn from."""
+
+    def __len__(self) -> int:
+        """Returns N."""
+        return len(self.row)
+
+    def num_bytes(self, token_bytes: Tensor) -> Tensor | None:
+        """Returns the UTF-8 bytes of each target, int64 (N,).
+
+        None where the data do not count bytes, or not by ``token_bytes`` (V,): a number of bits
+        per byte that rests on another count would be wrong.
+        """
+        targets, counted = self.windows["targets"], self.windows.get("num_bytes")
+        sizes = torch.where(targets != IGNORE, token_bytes[targets.clamp(min=0)], 0)
+        if counted is None or not torch.equal(sizes.sum(dim=1), counted):
+            return None
+        return sizes[self.row, self.column]
+
+
+@dataclass(frozen=True)
+class PairedScores:
+    """Negative log-likelihoods of the same targets in nats, from their prefixes and blockwise."""
+
+    prefix: Tensor
+    """Float64 (N,)."""
+    blockwise: Tensor | None
+    """Float64 (N,); None where a part of the likelihood belongs to whole windows only."""
+    num_bytes: int | None
+    """UTF-8 bytes of the targets; None where they are not known."""
+    of: int
+    """Targets that these were drawn from."""
+    likelihood: Likelihood
+    """Kind of the blockwise likelihood."""
+    causal: bool
+    """Whether the blockwise scores are causal; those from prefixes always are."""
+    prefix_likelihood: Likelihood
+    """Kind of the likelihood from prefixes.
+
+    What made ``noncausal`` ones inexact is gone: each conditional sees its prefix only, and is
+    normalised. Methods that infer something from the prefix make estimates.
+    """
+
+    @property
+    def totals(self) -> Totals:
+        """The sums over the scores from prefixes."""
+        return Totals(self.prefix.sum().item(), len(self.prefix), self.num_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns what comes beside ``totals``, as plain values under the keys of the JSON file.
+
+        ``difference`` is autoregressive minus blockwise, with the error of paired differences.
+        """
+        blockwise, difference = None, None
+        if self.blockwise is not None:
+            totals = Totals(self.blockwise.sum().item(), len(self.blockwise), self.num_bytes)
+            blockwise = {
+                **totals.as_dict(self.likelihood),
+                "standard_error": standard_error(self.blockwise),
+                "likelihood": self.likelihood,
+                "causal": self.causal,
+            }
+            gaps = self.prefix - self.blockwise
+            difference = {
+                "nats_per_token": gaps.mean().item(),
+                "standard_error": standard_error(gaps),
+            }
+        return {
+            "standard_error": standard_error(self.prefix),
+            "positions": len(self.prefix),
+            "of_positions": self.of,
+            "blockwise": blockwise,
+            "difference": difference,
+        }
+
+
+def draw_targets(
+    source: BatchSource, *, batches: int, positions: int | None, seed: int
+) -> DrawnTargets:
+    """Returns targets drawn uniformly without replacement, in the order of the split.
+
+    Each target gets a random number of its own, by its number in the split, and the smallest win:
+    the same targets for every model and batch size, and those of a small draw are in larger ones.
+
+    Args:
+        source: batches of the split by number.
+        batches: draw from the first so many.
+        positions: how many (all, if there are fewer); None: all.
+        seed: of the draw, non-negative.
+
+    Raises:
+        ValueError: if these batches have no targets.
+    """
+    philox = np.random.Philox(key=[seed, _POSITIONS])
+    keys: list[np.ndarray] = []
+    places: list[np.ndarray] = []  # each (n, 3): number of the batch, row, column
+    count = 0
+    for n in tqdm(range(batches), desc="drawing", unit=" batches", disable=None):
+        found = np.argwhere(source.batch(n)["targets"].numpy() != IGNORE)
+        count += len(found)
+        keys.append(philox.random_raw(len(found)))
+        places.append(np.insert(found, 0, n, axis=1))
+        if positions is not None:
+            keys, places = _smallest(np.concatenate(keys), np.concatenate(places), positions)
+    if not count:
+        raise ValueError("the split has no targets to draw positions from; choose another --split")
+    return _as_drawn(source, np.concatenate(places), count)
+
+
+def _smallest(
+    keys: np.ndarray, places: np.ndarray, number: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns the ``number`` smallest keys and their places, in the order that they came in."""
+    kept = np.sort(np.argsort(keys, kind="stable")[:number])
+    return [keys[kept]], [places[kept]]
+
+
+def _as_drawn(source: BatchSource, places: np.ndarray, of: int) -> DrawnTargets:
+    windows, row = np.unique(places[:, :2], axis=0, return_inverse=True)
+    return DrawnTargets(
+        _windows(source, windows),
+        torch.from_numpy(row.reshape(-1)),
+        torch.from_numpy(places[:, 2].copy()),
+        of,
+    )
+
+
+def _windows(source: BatchSource, places: np.ndarray) -> dict[str, Tensor]:
+    """Returns the windows at ``places`` (R, 2), batch numbers ascending and rows in them."""
+    parts: list[dict[str, Tensor]] = []
+    for n in np.unique(places[:, 0]):
+        batch = source.batch(int(n))
+        rows = torch.from_numpy(places[places[:, 0] == n, 1])
+        parts.append({key: value[rows] for key, value in batch.items() if torch.is_tensor(value)})
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def score_pairs(
+    model: LanguageModel,
+    drawn: DrawnTargets,
+    tokenizer: Tokenizer,
+    *,
+    batch_size: int,
+    precision: Precision = "32",
+) -> PairedScores:
+    """Returns what the model makes of the drawn targets, from their prefixes and blockwise.
+
+    Args:
+        model: on its device, in eval mode.
+        drawn: the targets.
+        tokenizer: the data's; its EOS stands at padded inputs.
+        batch_size: windows per batch; a batch of prefixes has no more tokens than those.
+        precision: of the matrix products.
+    """
+    sizes = drawn.num_bytes(tokenizer.token_bytes)
+    prefix, kind = _prefix_nats(
+        model, drawn, eos_id=tokenizer.eos_id, batch_size=batch_size, precision=precision
+    )
+    return PairedScores(
+        prefix=prefix,
+        prefix_likelihood="exact" if kind == "noncausal" else kind,
+        blockwise=_blockwise_nats(model, drawn, batch_size, precision),
+        num_bytes=None if sizes is None else int(sizes.sum()),
+        of=drawn.of,
+        likelihood=model.likelihood,
+        causal=model.causal,
+    )
+
+
+def _prefix_nats(
+    model: LanguageModel, drawn: DrawnTargets, *, eos_id: int, batch_size: int, precision: Precision
+) -> tuple[Tensor, Likelihood]:
+    nats = torch.empty(len(drawn), dtype=torch.float64)
+    kind = model.likelihood
+    most_tokens = batch_size * drawn.windows["tokens"].shape[1]
+    with tqdm(total=len(drawn), desc="prefixes", unit=" positions", disable=None) as bar:
+        for chosen in bucket_by_length(drawn.column + 1, most_tokens):
+            scores = score_batch(model, prefix_batch(drawn, chosen, eos_id), precision)
+            likelihood = scores.log_prob.double().sum(dim=1) + scores.sequence_term.double()
+            nats[chosen], kind = -likelihood.detach().cpu(), scores.kind
+            bar.update(len(chosen))
+    return nats, kind
+
+
+def bucket_by_length(lengths: Tensor, most_tokens: int) -> Iterator[Tensor]:
+    """Yields the numbers (n,) of rows of similar length, each number once, longest first.
+
+    Args:
+        lengths: of the rows, int64 (N,). Too little memory shows at once, as the longest come
+            first.
+        most_tokens: that a group takes with its padding; a longer row is a group of its own.
+    """
+    order = lengths.argsort(stable=True, descending=True)
+    start = 0
+    while start < len(order):
+        size = max(1, most_tokens // int(lengths[order[start]]))
+        yield order[start : start + size]
+        start += size
+
+
+def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
+    """Returns the batch of the prefixes of the targets numbered ``chosen`` (B,).
+
+    It has the keys of `datamodules.windows.as_batch` but ``num_bytes``, and ``context``, the tokens
+    of each prefix. The only target of a row is
+    the one behind its prefix. Prefixes keep the number of their window, so that what a method
+    draws at random is the same in each of them and blockwise.
+    """
+    row, last = drawn.row[chosen], drawn.column[chosen, None]
+    place = torch.arange(int(last.max()) + 1)
+    tokens, targets, mask = (
+        drawn.windows[key][row, : len(place)] for key in ("tokens", "targets", "mask")
+    )
+    mask = mask & (place <= last)
+    return {
+        "tokens": torch.where(mask, tokens, eos_id),
+        "targets": torch.where(place == last, targets, IGNORE),
+        "mask": mask,
+        "sequence_id": drawn.windows["sequence_id"][row],
+        "context": drawn.column[chosen] + 1,
+    }
+
+
+def _blockwise_nats(
+    model: LanguageModel, drawn: DrawnTargets, batch_size: int, precision: Precision
+) -> Tensor | None:
+    """Returns the nats (N,) in whole windows; None if those have terms that no target owns."""
+    parts = []
+    groups = torch.arange(len(drawn.windows["tokens"])).split(batch_size)
+    for rows in tqdm(groups, desc="blockwise", unit=" batches", disable=None):
+        batch = {key: value[rows] for key, value in drawn.windows.items()}
+        scores = score_batch(model, batch, precision)
+        if scores.sequence_term.any():
+            return None
+        parts.append(scores.log_prob.detach().double().cpu())
+    return -torch.cat(parts)[drawn.row, drawn.column]

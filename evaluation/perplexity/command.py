@@ -1,0 +1,225 @@
+"""``evaluate.py perplexity``: what a checkpoint's model makes of a corpus."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from datamodules import BatchLoader, BatchSource, LanguageDataModule, TextDataModule
+from evaluation.arguments import (
+    Split,
+    add_data_arguments,
+    add_model_arguments,
+    check_limits,
+    data_recipe,
+)
+from evaluation.checkpoint.classes import import_packages
+from evaluation.checkpoint.corpus import build_data, check_fit, prepare
+from evaluation.checkpoint.device import Precision, pick_device
+from evaluation.checkpoint.provenance import (
+    count_train_tokens,
+    describe_data,
+    describe_settings,
+    non_embedding_parameters,
+)
+from evaluation.checkpoint.rebuild import build_model
+from evaluation.output import check_target, write_json
+from evaluation.perplexity.autoregressive import PairedScores, draw_targets, score_pairs
+from evaluation.perplexity.report import Mode, PerplexityReport
+from evaluation.perplexity.scoring import Totals, score_batches
+from evaluation.perplexity.thinking import StepCounter, Thinking
+from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.layers import recording
+
+DEFAULT_POSITIONS = 2048
+"""Targets that autoregressive mode draws, where the command line does not say."""
+
+
+def measure_perplexity(
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    data: LanguageDataModule,
+    *,
+    mode: Mode = "blockwise",
+    positions: int | None = DEFAULT_POSITIONS,
+    seed: int = 0,
+    split: Split = "val",
+    precision: Precision = "32",
+    limit_batches: int | None = None,
+) -> PerplexityReport:
+    """Returns the model's likelihood of a split of prepared data.
+
+    Args:
+        checkpoint: where the model comes from.
+        model: on its device, in eval mode.
+        data: prepared and set up; windows of ``data.block_size`` tokens do not overlap.
+        mode: 'blockwise' scores each token once, whole windows in one pass; 'autoregressive' scores
+            some tokens, each from its prefix alone (`evaluation.perplexity.autoregressive`).
+        positions: how many tokens autoregressive mode draws; None: all.
+        seed: of that draw.
+        split: which documents.
+        precision: of the matrix products.
+        limit_batches: score, or draw from, the first so many batches; None: all.
+
+    Raises:
+        ValueError: if the split is empty.
+    """
+    source = data.evaluation_source(split)
+    if mode == "autoregressive" and not isinstance(data, TextDataModule):
+        raise ValueError(
+            f"mode (autoregressive) draws from windows, which {type(data).__name__} has none of; "
+            "score it blockwise"
+        )
+    count = len(source) if limit_batches is None else min(limit_batches, len(source))
+    pairs: PairedScores | None = None
+    thinking: Thinking | None = None
+    how: dict[str, Any] = {}
+    if getattr(model.config, "uses_budget", False):  # also where it is as trained
+        how["budget"] = model.config.budget
+    if mode == "blockwise":
+        steps = StepCounter()
+        totals = _blockwise_totals(model, data, source, count, precision, steps)
+        thinking = steps.priced(model, data.row_tokens(split))
+    else:
+        drawn = draw_targets(source, batches=count, positions=positions, seed=seed)
+        size = data.eval_batch_size
+        pairs = score_pairs(model, drawn, data.tokenizer, batch_size=size, precision=precision)
+        totals = pairs.totals
+        how |= {"positions": positions, "seed": seed}
+    settings = describe_settings(
+        checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
+    )
+    return PerplexityReport(
+        totals=totals,
+        pairs=pairs,
+        likelihood=model.likelihood if pairs is None else pairs.prefix_likelihood,
+        causal=model.causal if pairs is None else True,
+        flops_per_token=model.flops_per_token(data.row_tokens(split), training=False),
+        thinking=thinking,
+        model=type(model).__name__,
+        parameters=non_embedding_parameters(model),
+        train_tokens=count_train_tokens(checkpoint, data),
+        checkpoint=str(checkpoint.path),
+        data=describe_data(checkpoint, data, split),
+        settings={**settings, **how},
+    )
+
+
+def _blockwise_totals(
+    model: LanguageModel,
+    data: LanguageDataModule,
+    source: BatchSource,
+    count: int,
+    precision: Precision,
+    steps: StepCounter,
+) -> Totals:
+    on_gpu = model.device.type == "cuda"
+    loader = BatchLoader(source, start=lambda: 0, num_workers=data.num_workers, pin_memory=on_gpu)
+    batches = steps.watch(islice(loader, count))
+    with recording(thinking_steps=steps.count):
+        return score_batches(model, batches, precision=precision, num_batches=count)
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options; data options default to those in the checkpoint."""
+    add_model_arguments(parser)
+    add_data_arguments(parser, argv)
+    parser.add_argument(
+        "--mode",
+        type=Mode,
+        default="blockwise",
+        help="blockwise: windows in one pass; autoregressive: each target from its prefix alone, "
+        "strictly causal for every method, in batches of no more tokens than the windows'.",
+    )
+    parser.add_argument(
+        "--budget",
+        type=Literal["fixed", "dynamic"] | None,
+        default=None,
+        help="Short for --set.budget: streams of a prefix as of a whole window, or in proportion.",
+    )
+    parser.add_argument(
+        "--positions",
+        type=int | Literal["auto"] | None,
+        default="auto",
+        help="Targets to draw in autoregressive mode, the same for every model (null: all; auto: "
+        f"{DEFAULT_POSITIONS}).",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Seed of that draw.")
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
+
+
+def _positions(settings: Namespace) -> int | None:
+    """Returns how many targets to draw.
+
+    Raises:
+        ValueError: if number or seed are out of range, or given where nothing is drawn.
+    """
+    positions = settings.positions
+    if settings.seed < 0:
+        raise ValueError(f"seed ({settings.seed}) must be at least 0")
+    if positions == "auto":
+        return DEFAULT_POSITIONS
+    if settings.mode == "blockwise":
+        raise ValueError(
+            f"positions ({positions}) are drawn in autoregressive mode only; add --mode "
+            "autoregressive, or score less with --limit_batches"
+        )
+    if positions is not None and positions < 1:
+        raise ValueError(f"positions ({positions}) must be at least 1, or null")
+    return int(positions) if positions is not None else None
+
+
+def _config_changes(settings: Namespace, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the config fields to change: ``--set``, and ``--budget`` as one of them.
+
+    Raises:
+        ValueError: if the model's config has no budget, or the two options differ.
+    """
+    changes, budget = dict(settings["set"]), settings.budget
+    if budget is None:
+        return changes
+    recipe = checkpoint.model_recipe
+    if "budget" not in recipe["init_args"].get("config", {}):
+        name = recipe["class_path"].rpartition(".")[2]
+        raise ValueError(f"budget ({budget}): {name} has no budget to set; leave --budget out")
+    if changes.get("budget", budget) != budget:
+        raise ValueError(
+            f"budget ({budget}) and set.budget ({changes['budget']}) are the same field; give one"
+        )
+    return {**changes, "budget": budget}
+
+
+def run(settings: Namespace) -> None:
+    """Scores the corpus, prints a table and writes the JSON file if one is asked for."""
+    check_limits(settings)
+    positions = _positions(settings)
+    target = None if settings.output is None else check_target(settings.output)
+    import_packages(settings.packages)
+    checkpoint = read_checkpoint(settings.ckpt)
+    changes = _config_changes(settings, checkpoint)
+    data = build_data(checkpoint, data_recipe(settings))
+    device = pick_device(settings.device)
+    model = build_model(checkpoint, changes).to(device)
+    if settings.budget is not None and not getattr(model.config, "uses_budget", True):
+        raise ValueError(
+            f"budget ({settings.budget}) has no effect on the allocation of this model when it is "
+            "evaluated; leave --budget out"
+        )
+    check_fit(model, data)
+    prepare(data, checkpoint)
+    report = measure_perplexity(
+        checkpoint,
+        model,
+        data,
+        mode=settings.mode,
+        positions=positions,
+        seed=settings.seed,
+        split=settings.split,
+        precision=settings.precision,
+        limit_batches=settings.limit_batches,
+    )
+    print(report.as_table())
+    if target is not None:
+        write_json(target, report.as_dict())

@@ -1,0 +1,131 @@
+"""Sums over a corpus, and the numbers that follow from them."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+from tqdm import tqdm
+
+from evaluation.checkpoint.device import Precision, autocast
+from lightning_models import LanguageModel, Scores
+from lightning_models.metrics import PERPLEXITY_NAMES, bits
+
+PERPLEXITY_KEYS = {**PERPLEXITY_NAMES, "exact": "perplexity"}
+"""What exp(nats per token) is called in results, by the kind of likelihood it comes from."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all that was scored."""
+
+    nats: float
+    """Negative log-likelihood of the reported targets, per-sequence terms included."""
+    tokens: int
+    """Number of reported targets."""
+    bytes: int | None
+    """UTF-8 bytes of the targets; None where the data do not count them."""
+    all_nats: float | None = None
+    """Negative log-likelihood of all targets, where only the lexical ones are reported."""
+    sequence_nats: float = 0.0
+    """The part of ``nats`` that belongs to whole sequences: their KL divergences."""
+
+    @property
+    def nats_per_token(self) -> float:
+        """Mean negative log-likelihood of a token in nats; nan without tokens."""
+        return self.nats / self.tokens if self.tokens else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of ``nats_per_token``; infinite where that overflows."""
+        try:
+            return math.exp(self.nats_per_token)
+        except OverflowError:
+            return math.inf
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Negative log-likelihood of all targets in bits, per byte; None without a byte count."""
+        nats = self.nats if self.all_nats is None else self.all_nats
+        return bits(nats) / self.bytes if self.bytes else None
+
+    def as_dict(self, likelihood: str) -> dict[str, float | int | str | None]:
+        """Returns the numbers under the keys of the JSON files, named by kind of likelihood."""
+        return {
+            "nats_per_token": self.nats_per_token,
+            PERPLEXITY_KEYS[likelihood]: self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "tokens": self.tokens,
+            "counted": "all" if self.all_nats is None else "lexical",
+            "bytes": self.bytes,
+            **(self._parts() if likelihood == "lower_bound" else {}),
+        }
+
+    def _parts(self) -> dict[str, float]:
+        """Returns what a lower bound is made of, in nats per token."""
+        divergence = self.sequence_nats / self.tokens if self.tokens else math.nan
+        return {
+            "elbo_per_token": -self.nats_per_token,
+            "nll_per_token": self.nats_per_token - divergence,
+            "kl_per_token": divergence,
+        }
+
+
+def standard_error(values: Tensor) -> float:
+    """Returns the standard error of the mean of a sample (N,); nan below two values.
+
+    No correction for a finite population: too large, rather than too small, for a sample that is
+    most of it.
+    """
+    return (values.double().std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
+
+
+def score_batches(
+    model: LanguageModel,
+    batches: Iterable[dict[str, Any]],
+    *,
+    precision: Precision = "32",
+    num_batches: int | None = None,
+) -> Totals:
+    """Returns the sums over ``batches``, accumulated in float64 on the model's device.
+
+    Args:
+        model: in eval mode.
+        batches: batch dicts of the data.
+        precision: of the matrix products.
+        num_batches: length of the progress bar, where it is known.
+    """
+    # reported, all, those of sequences
+    nats = torch.zeros(3, dtype=torch.float64, device=model.device)
+    tokens, num_bytes, counted, lexical = 0, 0, True, False
+    for batch in tqdm(batches, total=num_batches, desc="scoring", unit=" batches", disable=None):
+        batch = _to(model, batch)
+        scores = score_batch(model, batch, precision)
+        reported, count = scores.reported(batch)
+        nats -= torch.stack((reported, scores.total(), scores.sequence_total()))
+        tokens += int(count)
+        lexical = lexical or "lexical" in batch
+        counted = counted and "num_bytes" in batch
+        num_bytes += int(batch["num_bytes"].sum()) if counted else 0
+    of_reported, of_all, of_sequences = nats.tolist()
+    return Totals(
+        of_reported,
+        tokens,
+        num_bytes if counted else None,
+        of_all if lexical else None,
+        of_sequences,
+    )
+
+
+def score_batch(model: LanguageModel, batch: dict[str, Any], precision: Precision) -> Scores:
+    """Returns the model's scores of a batch, which is moved to its device first."""
+    with torch.inference_mode(), autocast(model.device, precision):
+        return model.score(_to(model, batch))
+
+
+def _to(model: LanguageModel, batch: dict[str, Any]) -> dict[str, Any]:
+    moved: dict[str, Any] = move_data_to_device(batch, model.device)
+    return moved

@@ -1,0 +1,191 @@
+"""``evaluate.py known_facts``: which facts behind two-hop questions a model knows by itself.
+
+Each fact is asked for as the public sets ask for it, a sentence to be gone on with ("The singer of
+X is"), and greedily: `TwoHop(known_file=...)` keeps the questions whose two facts are known, the
+parametric knowledge of Thinking States (Sec. 4.3).
+
+NOTE(paper): the paper does not say how its questions were filtered. The protocol is that of the
+public sets (Biran et al., arXiv 2406.12775): ten new tokens, and a fact is known if a name of its
+object occurs in them, whatever the case; but only as whole words.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from tqdm import tqdm
+
+from datamodules.readers import expand
+from datamodules.reasoning.hops import Chain, Hop
+from datamodules.reasoning.two_hop_files import check_csv, read_chains
+from evaluation.checkpoint.device import Device, Precision, pick_device
+from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.console import format_table
+from evaluation.output import check_target, write_jsonl
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A fact, and what a model wrote for its object."""
+
+    hop: Hop
+    written: str
+
+    @property
+    def known(self) -> bool:
+        """Whether that names the object."""
+        return names_one(self.written, self.hop.names)
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns the line of the file."""
+        return {
+            "question": self.hop.question,
+            "object": self.hop.object,
+            "written": self.written,
+            "known": self.known,
+        }
+
+
+def names_one(text: str, names: Iterable[str]) -> bool:
+    """Returns whether one of the names occurs in a text as whole words, whatever the case.
+
+    Names of one character do not count.
+    """
+    return any(
+        re.search(rf"(?<!\w){re.escape(name.strip())}(?!\w)", text, re.IGNORECASE)
+        for name in names
+        if len(name.strip()) > 1
+    )
+
+
+def ask(
+    pretrained: Pretrained,
+    hops: Iterable[Hop],
+    *,
+    max_new_tokens: int = 10,
+    batch_size: int = 32,
+) -> list[Asked]:
+    """Returns what a model writes for the objects of facts, each question asked once.
+
+    Args:
+        pretrained: A causal model.
+        hops: The facts; of those with the same question the first counts.
+        max_new_tokens: Longest continuation; only its first line counts.
+        batch_size: Questions at once; they are sorted by length, and the result keeps their order.
+
+    Raises:
+        ValueError: A question leaves no room for an answer in the model's context.
+    """
+    unique: dict[str, Hop] = {}
+    for hop in hops:
+        unique.setdefault(hop.question, hop)
+    ids = {text: [*pretrained.start, *pretrained.encode(text)] for text in unique}
+    _check_room(pretrained, max(map(len, ids.values()), default=0) + max_new_tokens)
+    order = sorted(unique, key=lambda text: len(ids[text]))
+    written: dict[str, str] = {}
+    starts = range(0, len(order), batch_size)
+    for start in tqdm(starts, desc="asking", unit=" batches", disable=None):
+        texts = order[start : start + batch_size]
+        rows = _continue(pretrained, [ids[text] for text in texts], max_new_tokens)
+        written.update(zip(texts, rows, strict=True))
+    return [Asked(hop, written[text]) for text, hop in unique.items()]
+
+
+def _check_room(pretrained: Pretrained, needed: int) -> None:
+    if pretrained.context is not None and needed > pretrained.context:
+        raise ValueError(
+            f"hf ({pretrained.source}): the longest question needs {needed} tokens with its answer "
+            f"and the model's context has {pretrained.context}; take a model with a longer one"
+        )
+
+
+def _continue(pretrained: Pretrained, rows: Sequence[list[int]], max_new_tokens: int) -> list[str]:
+    """Returns the first lines of greedy continuations; questions are padded on the left."""
+    width = max(map(len, rows))
+    model, tokenizer = pretrained.model, pretrained.tokenizer
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    pad = 0 if pad is None else pad
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=pad,
+        )
+    texts = tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
+    return [text.strip().split("\n")[0] for text in texts]
+
+
+def summary(chains: Sequence[Chain], asked: Sequence[Asked]) -> dict[str, str]:
+    """Returns how many facts, and questions with both facts, are known."""
+    known = {one.hop.question for one in asked if one.known}
+    both = sum({chain.first.question, chain.second.question} <= known for chain in chains)
+    return {
+        "facts": str(len(asked)),
+        "known facts": _share(len(known), len(asked)),
+        "two-hop questions": str(len(chains)),
+        "with both facts known": _share(both, len(chains)),
+    }
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count} ({100 * count / of:.1f} %)"
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options."""
+    parser.add_argument(
+        "--hf",
+        type=str,
+        required=True,
+        help="Hub name or folder of a causal language model of transformers.",
+    )
+    parser.add_argument(
+        "--files",
+        type=str | list[str],
+        required=True,
+        help="csv files of TwoHopFact or of Hopping Too Late: paths or globs.",
+    )
+    parser.add_argument("--output", type=str, required=True, help="JSONL file to write.")
+    parser.add_argument("--max_new_tokens", type=int, default=10, help="Longest answer, in tokens.")
+    parser.add_argument("--batch_size", type=int, default=32, help="Questions asked at once.")
+    parser.add_argument(
+        "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
+    )
+    parser.add_argument(
+        "--precision", type=Precision, default="32", help="Of the weights: 32 or bf16."
+    )
+
+
+def run(settings: Namespace) -> None:
+    """Asks the model, prints how much it knows and writes the file."""
+    for key in ("max_new_tokens", "batch_size"):
+        if settings[key] < 1:
+            raise ValueError(f"{key} ({settings[key]}) must be at least 1")
+    target = check_target(settings.output)
+    chains = [chain for path in _files(settings.files) for chain in read_chains(path)]
+    pretrained = Pretrained(settings.hf, pick_device(settings.device), settings.precision)
+    asked = ask(
+        pretrained,
+        (hop for chain in chains for hop in (chain.first, chain.second)),
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+    )
+    write_jsonl(target, [one.as_dict() for one in asked])
+    print(format_table(summary(chains, asked)))
+
+
+def _files(patterns: str | list[str]) -> list[Path]:
+    paths = expand(patterns)
+    for path in paths:
+        check_csv(path)
+    if not paths:
+        raise ValueError("files is empty; name at least one csv file")
+    return paths
