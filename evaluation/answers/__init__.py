@@ -4,6 +4,6 @@
 file           what it holds
 =============  =====================================================================================
 ``command``    options, and what is done
-``answering``  command ``known_facts``: what a model knows of the facts behind two-hop questions
+``answering``  which answers a model gives: the likeliest of a list, or its own text
 =============  =====================================================================================
 """

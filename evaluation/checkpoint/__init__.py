@@ -3,11 +3,11 @@
 ==============  ====================================================================================
 file            what it holds
 ==============  ====================================================================================
-``classes``     command ``known_facts``: what a model knows of the facts behind two-hop questions
-``rebuild``     command ``known_facts``: what a model knows of the facts behind two-hop questions
-``corpus``      command ``known_facts``: what a model knows of the facts behind two-hop questions
-``device``      command ``known_facts``: what a model knows of the facts behind two-hop questions
-``provenance``  command ``known_facts``: what a model knows of the facts behind two-hop questions
-``pretrained``  command ``known_facts``: what a model knows of the facts behind two-hop questions
+``classes``     which classes a checkpoint may name
+``rebuild``     the model from a checkpoint's recipe and weights
+``corpus``      data and tokenizer from a checkpoint's recipe
+``device``      where and in which precision the model runs
+``provenance``  what a result says about where it comes from
+``pretrained``  models of ``transformers`` with their tokenizers
 ==============  ====================================================================================
 """

@@ -4,7 +4,7 @@
 file         what it holds
 ===========  =======================================================================================
 ``command``  options, and what is done
-``count``    command ``known_facts``: what a model knows of the facts behind two-hop questions
-``figure``   command ``known_facts``: what a model knows of the facts behind two-hop questions
+``count``    its numbers
+``figure``   its picture
 ===========  =======================================================================================
 """

@@ -4,7 +4,7 @@
 file         what it holds
 ===========  =======================================================================================
 ``command``  options, and what is done
-``points``   command ``known_facts``: what a model knows of the facts behind two-hop questions
-``figure``   command ``known_facts``: what a model knows of the facts behind two-hop questions
+``points``   their points, from the log and the checkpoint of a run
+``figure``   their picture
 ===========  =======================================================================================
 """

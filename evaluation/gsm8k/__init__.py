@@ -4,9 +4,9 @@
 file            what it holds
 ==============  ====================================================================================
 ``command``     options, and what is done
-``prompts``     command ``known_facts``: what a model knows of the facts behind two-hop questions
-``candidates``  command ``known_facts``: what a model knows of the facts behind two-hop questions
-``answers``     command ``known_facts``: what a model knows of the facts behind two-hop questions
-``report``      command ``known_facts``: what a model knows of the facts behind two-hop questions
+``prompts``     what it reads: demonstrations and a question
+``candidates``  what it writes, with a random stream for each try
+``answers``     the number that a text gives as its answer
+``report``      its numbers
 ==============  ====================================================================================
 """

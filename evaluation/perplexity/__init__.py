@@ -4,9 +4,9 @@
 file                what it holds
 ==================  ================================================================================
 ``command``         options, and what is done
-``report``          command ``known_facts``: what a model knows of the facts behind two-hop questions
-``scoring``         command ``known_facts``: what a model knows of the facts behind two-hop questions
-``thinking``        command ``known_facts``: what a model knows of the facts behind two-hop questions
-``autoregressive``  command ``known_facts``: what a model knows of the facts behind two-hop questions
+``report``          its numbers
+``scoring``         sums over a corpus, and the numbers that follow from them
+``thinking``        additional steps of a model, and what they cost a generated token
+``autoregressive``  targets scored from their prefixes alone
 ==================  ================================================================================
 """

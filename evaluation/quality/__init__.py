@@ -4,11 +4,11 @@
 file          what it holds
 ============  ======================================================================================
 ``command``   options, and what is done
-``config``    command ``known_facts``: what a model knows of the facts behind two-hop questions
-``texts``     command ``known_facts``: what a model knows of the facts behind two-hop questions
-``measures``  command ``known_facts``: what a model knows of the facts behind two-hop questions
-``metrics``   command ``known_facts``: what a model knows of the facts behind two-hop questions
-``report``    command ``known_facts``: what a model knows of the facts behind two-hop questions
-``judge``     command ``known_facts``: what a model knows of the facts behind two-hop questions
+``config``    its settings
+``texts``     human texts to continue, and what a model writes
+``measures``  from a model to texts, and from texts to numbers
+``metrics``   token entropy and MAUVE
+``report``    its numbers
+``judge``     what another language model makes of texts
 ============  ======================================================================================
 """

@@ -4,15 +4,15 @@
 file             what it holds
 ===============  ===================================================================================
 ``command``      options, and what is done
-``data``         command ``known_facts``: what a model knows of the facts behind two-hop questions
-``models``       command ``known_facts``: what a model knows of the facts behind two-hop questions
-``answers``      command ``known_facts``: what a model knows of the facts behind two-hop questions
-``timing``       command ``known_facts``: what a model knows of the facts behind two-hop questions
-``run``          command ``known_facts``: what a model knows of the facts behind two-hop questions
-``result``       command ``known_facts``: what a model knows of the facts behind two-hop questions
-``compare``      command ``known_facts``: what a model knows of the facts behind two-hop questions
-``report``       command ``known_facts``: what a model knows of the facts behind two-hop questions
-``figure``       command ``known_facts``: what a model knows of the facts behind two-hop questions
+``data``         the questions: of a checkpoint's data, or of another task
+``models``       who is asked
+``answers``      what they write, and think meanwhile
+``timing``       seconds they take, in turn
+``run``          asks and times
+``result``       numbers of one model
+``compare``      what one solves and another does not
+``report``       their numbers side by side
+``figure``       their picture
 ``known_facts``  command ``known_facts``: what a model knows of the facts behind two-hop questions
 ===============  ===================================================================================
 """

@@ -4,9 +4,9 @@
 file         what it holds
 ===========  =======================================================================================
 ``command``  options, and what is done
-``probe``    command ``known_facts``: what a model knows of the facts behind two-hop questions
-``models``   command ``known_facts``: what a model knows of the facts behind two-hop questions
-``names``    command ``known_facts``: what a model knows of the facts behind two-hop questions
-``figure``   command ``known_facts``: what a model knows of the facts behind two-hop questions
+``probe``    its prompts and its numbers
+``models``   what it asks: checkpoints, and models of ``transformers``
+``names``    its names
+``figure``   its picture
 ===========  =======================================================================================
 """

@@ -4,8 +4,8 @@
 file         what it holds
 ===========  =======================================================================================
 ``command``  options, and what is done
-``fit``      command ``known_facts``: what a model knows of the facts behind two-hop questions
-``runs``     command ``known_facts``: what a model knows of the facts behind two-hop questions
-``figure``   command ``known_facts``: what a model knows of the facts behind two-hop questions
+``fit``      the fit, and what a model saves against another
+``runs``     result files and the groups they form
+``figure``   its picture
 ===========  =======================================================================================
 """

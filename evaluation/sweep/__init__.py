@@ -4,8 +4,8 @@
 file         what it holds
 ===========  =======================================================================================
 ``command``  options, and what is done
-``points``   command ``known_facts``: what a model knows of the facts behind two-hop questions
-``table``    command ``known_facts``: what a model knows of the facts behind two-hop questions
-``figure``   command ``known_facts``: what a model knows of the facts behind two-hop questions
+``points``   its points, and which of them no other one beats
+``table``    its table
+``figure``   its picture
 ===========  =======================================================================================
 """

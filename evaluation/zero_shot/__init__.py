@@ -4,6 +4,6 @@
 file         what it holds
 ===========  =======================================================================================
 ``command``  options, and what is done
-``report``   command ``known_facts``: what a model knows of the facts behind two-hop questions
+``report``   its numbers
 ===========  =======================================================================================
 """
