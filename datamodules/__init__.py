@@ -9,6 +9,7 @@
 | `local_text` | `LocalText`: your own txt, jsonl and parquet files |
 | `answers` | `AnswerDataModule`: questions with marked answers, one a window |
 | `answer_windows` | their rows by number, and batches that say where the answer is |
+| `row_order` | which example is row n, where a row holds a whole example |
 | `gsm8k` | word problems with worked answers, from the hub or your files |
 | `kinship` | `Kinship`: generated stories about relatives, after CLUTRR |
 | `reasoning/` | `ReasoningDataModule`: questions, aligned reasoning steps, answers |

@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from datamodules.loader import Batch
+from datamodules.row_order import NO_GROUP, Order, RowOrder
 from datamodules.store import TokenStream
-from datamodules.windows import IGNORE, WindowSource, as_batch, num_batches
+from datamodules.windows import IGNORE, WindowSource, as_batch
 
 LossOn = Literal["answer", "all"]
-NO_GROUP = -1  # of rows that only fill up a batch
-
-# Second half of the Philox keys, as in `windows`: one stream of random numbers per purpose.
-_DRAWS, _ORDER = 1, 2
 
 
 class Questions:
@@ -63,9 +60,9 @@ class AnswerRows:
         questions: Of one split.
         eos_id: The token in front of a question.
         groups: Group of each question, int64.
-        order: 'packed', 'random', or None for the order of the corpus, once (evaluation).
-        rows_per_batch: Rows of a batch of all ranks: an epoch of 'packed' has a multiple of that.
-        seed: Non-negative; which question is row n is a pure function of (seed, n).
+        order: Which question is row n; see `RowOrder`.
+        rows_per_batch: The same.
+        seed: The same.
 
     Raises:
         ValueError: There are fewer questions than one batch takes.
@@ -77,50 +74,23 @@ class AnswerRows:
         *,
         eos_id: int,
         groups: np.ndarray,
-        order: str | None = None,
+        order: Order | None = None,
         rows_per_batch: int = 1,
         seed: int = 0,
     ) -> None:
         self._questions, self._eos_id, self._groups = questions, eos_id, groups
-        self._order, self._seed = order, seed
+        self._order = RowOrder(
+            len(questions), order=order, rows_per_batch=rows_per_batch, seed=seed
+        )
         self.block_size = questions.longest
-        self._rows = len(questions)
-        if order == "packed":
-            self._rows = num_batches(self._rows, rows_per_batch, drop_last=True) * rows_per_batch
-        self._permutations: dict[int, np.ndarray] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what a loading process needs; it orders the questions itself."""
-        return {**vars(self), "_permutations": {}}
 
     def __len__(self) -> int:
         """Returns the rows per epoch."""
-        return self._rows
+        return len(self._order)
 
     def question_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """Returns which question each row has; -1 for rows too many."""
-        if self._order is None:
-            return np.where(numbers < self._rows, numbers, -1)
-        if self._order == "random":
-            return (self._draws(numbers) % np.uint64(len(self._questions))).astype(np.int64)
-        epochs, places = np.divmod(numbers, self._rows)
-        out = np.empty_like(numbers)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = self._permutation(int(epoch))[places[here]]
-        return out
-
-    def _draws(self, numbers: np.ndarray) -> np.ndarray:
-        first, last = int(numbers.min()), int(numbers.max())
-        philox = np.random.Philox(key=[self._seed, _DRAWS], counter=[first, 0, 0, 0])
-        return philox.random_raw(4 * (last - first + 1))[::4][numbers - first]
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        if epoch not in self._permutations:
-            philox = np.random.Philox(key=[self._seed, _ORDER], counter=[0, 0, 0, epoch])
-            order = np.argsort(philox.random_raw(len(self._questions)), kind="stable")
-            self._permutations = {epoch: order}
-        return self._permutations[epoch]
+        return self._order.examples(numbers)
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """Returns rows (B, T+1) for numbers (B,); all -100 in rows too many."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from datamodules.answer_windows import AnswerRows, AnswerSource, LossOn, Questions
+from datamodules.row_order import Order
 from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
@@ -106,7 +107,7 @@ class AnswerDataModule(TextDataModule):
         return self._source(split, self.eval_batch_size)
 
     def _source(
-        self, split: Split, batch_size: int, order: tuple[str, int] | None = None
+        self, split: Split, batch_size: int, order: tuple[Order, int] | None = None
     ) -> AnswerSource:
         rank, world_size = self._ranks()
         questions = Questions(self.stream(split))

@@ -130,7 +130,7 @@ class LanguageDataModule(TextCorpus):
         if trainer is None:
             return self._loader(TrainingSource(source, epoch_batches=len(source)), start=None)
         _refuse_scheduled_accumulation(trainer)
-        epoch_batches = _epoch_batches(len(source), trainer.limit_train_batches)
+        epoch_batches = limited_batches(len(source), trainer.limit_train_batches)
         training = TrainingSource(
             source,
             epoch_batches=epoch_batches,
@@ -224,7 +224,7 @@ class LanguageDataModule(TextCorpus):
             )
 
 
-def _epoch_batches(available: int, limit: float) -> int:
+def limited_batches(available: int, limit: float) -> int:
     """Returns the batches of an epoch under the trainer's limit, a number or a share."""
     batches = int(available * limit) if isinstance(limit, float) else min(available, limit)
     return max(1, batches)  # at 0 the trainer does not train

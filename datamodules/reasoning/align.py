@@ -6,7 +6,8 @@ For example::
     python -m datamodules.reasoning.align teacher --files train.txt --output aligned.jsonl
         --url https://api.openai.com/v1 --model NAME --requests_per_minute 300
 
-Both write files that `ReasoningGSM8K(aligned_file=...)` reads. ``rule`` also counts how it decided.
+Both write files that `ReasoningGSM8K(aligned_file=...)` reads (see `gsm8k.marked_problems`).
+``rule`` also counts how it decided.
 """
 
 import argparse
@@ -22,11 +23,11 @@ from tqdm import tqdm
 
 from datamodules.journal import write_whole
 from datamodules.readers import expand
-from datamodules.reasoning.chat_endpoint import ChatEndpoint, EndpointConfig
 from datamodules.reasoning.examples import Example
-from datamodules.reasoning.placement import Placing, counts_of
-from datamodules.reasoning.solved import HubProblems, Solved, check_format, read_all, solved
-from datamodules.reasoning.teacher import place_steps
+from datamodules.reasoning.gsm8k.placement import Placing, counts_of
+from datamodules.reasoning.gsm8k.solved import HubProblems, Solved, check_format, read_all, solved
+from datamodules.reasoning.teacher.chat_endpoint import ChatEndpoint, EndpointConfig
+from datamodules.reasoning.teacher.run import place_steps
 
 _PROGRAM = "python -m datamodules.reasoning.align"
 
@@ -87,6 +88,7 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
 
 
 def _by_rule(settings: Namespace) -> None:
+    output = None if settings.output is None else _writable(settings.output)
     placing = Placing(at=settings.at, last_at_end=settings.last_at_end)
     counts: Counter[str] = Counter()
     lines = []
@@ -100,17 +102,15 @@ def _by_rule(settings: Namespace) -> None:
         example = Example(problem.question, problem.equations, placed.markers, problem.answer)
         row = {"query": example.marked(), "thinking": list(problem.equations)}
         lines.append(json.dumps({**row, "answer": problem.answer}, ensure_ascii=False))
-    if settings.output is not None:
-        write_whole(Path(settings.output), "".join(f"{line}\n" for line in lines))
+    if output is not None:
+        write_whole(output, "".join(f"{line}\n" for line in lines))
     _tell(counts)
 
 
 def _by_teacher(settings: Namespace) -> None:
     if settings.concurrency < 1:
         raise ValueError(f"concurrency={settings.concurrency} must be at least 1")
-    output = Path(settings.output)
-    if not output.parent.is_dir():
-        raise ValueError(f"output ({output}): there is no folder {output.parent}; make it first")
+    output = _writable(settings.output)
     fields = EndpointConfig.__dataclass_fields__
     endpoint = ChatEndpoint(EndpointConfig(**{name: settings[name] for name in fields}))
     bar = tqdm(unit=" replies", disable=None)
@@ -135,6 +135,29 @@ def _by_teacher(settings: Namespace) -> None:
 
 
 _COMMANDS: dict[str, Callable[[Namespace], None]] = {"rule": _by_rule, "teacher": _by_teacher}
+
+
+def _writable(target: str) -> Path:
+    """Returns the path of the output, having tried before the work that its folder takes files.
+
+    Raises:
+        ValueError: It is a folder, or its folder is missing or refuses files.
+    """
+    output = Path(target)
+    if output.is_dir():
+        raise ValueError(f"output ({output}) is a folder; name a file in it")
+    if not output.parent.is_dir():
+        raise ValueError(f"output ({output}): there is no folder {output.parent}; make it first")
+    trial = output.with_name(f".{output.name}.trial")
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"output ({output}): the folder {output.parent} does not take it ({error.strerror}); "
+            "name another one"
+        ) from error
+    return output
 
 
 def _problems(settings: Namespace) -> Iterator[Solved]:

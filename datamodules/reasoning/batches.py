@@ -14,93 +14,33 @@ all tensors int64:
 | ``sequence_id`` | (B,) | number of the row |
 | ``group`` | (B,) | what accuracies are told apart by |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
-| ``epochs`` | a float | training: passes over the split that lie behind this batch |
+| ``epochs`` | a float | training: epochs of the trainer that lie behind this batch |
+
+Where the trainer's limit_train_batches shortens its epochs, ``epochs`` counts those: a curriculum
+goes on with them, whatever share of the split they have. With overfit_batches there are no
+``epochs``: all of them have the batches of the first one, so no curriculum can go on, and a model
+that has one refuses such batches.
 
 Rows that only fill up an evaluation's last batch have no targets, no steps, a query of one EOS, and
 the group -1.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.document_order import permutation
 from datamodules.loader import Batch
 from datamodules.reasoning.store import Examples
+from datamodules.row_order import NO_GROUP, RowOrder
 from datamodules.windows import IGNORE
 
-Order = Literal["packed", "random"]
 BatchCounter = Callable[[Batch], dict[str, float]]
 """What a model counts in a batch: the normalisers of its loss."""
 
-NO_GROUP = -1  # of rows that only fill up a batch
-_DRAWS = 1  # second half of the Philox key, as in `windows`
 _KEPT_COUNTS = 1024  # batches whose counts are remembered: more than an optimiser step has
-
-
-class RowOrder:
-    """Which example is row n: a pure function of (seed, n).
-
-    Args:
-        count: Number of examples.
-        order: 'packed': each once an epoch, in a new order; 'random': drawn with replacement; None:
-            as they are stored, once (evaluation).
-        rows_per_batch: Rows of a batch of all ranks; an epoch of training has a multiple of that.
-        seed: Non-negative.
-
-    Raises:
-        ValueError: In training, there are fewer examples than one batch takes.
-    """
-
-    def __init__(
-        self, count: int, *, order: Order | None, rows_per_batch: int, seed: int = 0
-    ) -> None:
-        self._count, self._order, self._seed = count, order, seed
-        batches = -(-count // rows_per_batch) if order is None else count // rows_per_batch
-        if order is not None and not batches:
-            raise ValueError(
-                f"batch_size: one batch over all devices takes {rows_per_batch} examples, the "
-                f"train split has only {count}. Lower batch_size, or use more examples."
-            )
-        self.batches = batches
-        self.rows_per_batch = rows_per_batch
-        self._permutations: dict[int, np.ndarray] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what a loading process needs; it orders the examples itself."""
-        return {**vars(self), "_permutations": {}}
-
-    @property
-    def training(self) -> bool:
-        """Whether rows go on behind the last example."""
-        return self._order is not None
-
-    def examples(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the number of the example of each row (B,), int64; -1 for rows too many."""
-        if self._order is None:
-            return np.where(rows < self._count, rows, -1)
-        if self._order == "random":
-            return (self._draws(rows) % np.uint64(self._count)).astype(np.int64)
-        epochs, places = np.divmod(rows, self.batches * self.rows_per_batch)
-        out = np.empty_like(rows)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = self._permutation(int(epoch))[places[here]]
-        return out
-
-    def _draws(self, rows: np.ndarray) -> np.ndarray:
-        first, last = int(rows.min()), int(rows.max())
-        philox = np.random.Philox(key=[self._seed, _DRAWS], counter=[first, 0, 0, 0])
-        return philox.random_raw(4 * (last - first + 1))[::4][rows - first]
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        if epoch not in self._permutations:
-            order = permutation(self._count, seed=self._seed, epoch=epoch)
-            self._permutations = {epoch: order}
-        return self._permutations[epoch]
 
 
 class ReasoningSource:
@@ -115,6 +55,8 @@ class ReasoningSource:
         rank: This process among `world_size`.
         world_size: Processes that share the rows.
         counter: What the model counts in a batch; None: its targets.
+        epoch_batches: Batches of each rank that are an epoch in ``epochs``; None: batches have no
+            ``epochs``.
     """
 
     def __init__(
@@ -128,12 +70,13 @@ class ReasoningSource:
         rank: int = 0,
         world_size: int = 1,
         counter: BatchCounter | None = None,
+        epoch_batches: int | None = None,
     ) -> None:
         assert order.rows_per_batch == batch_size * world_size
         self._examples, self._order = examples, order
         self._batch_size, self._rank = batch_size, rank
         self._eos_id, self._token_bytes = eos_id, token_bytes
-        self._counter = counter
+        self._counter, self._epoch_batches = counter, epoch_batches
         self._counts: dict[int, dict[str, float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,7 +118,9 @@ class ReasoningSource:
             eos_id=self._eos_id,
             token_bytes=self._token_bytes,
         )
-        return {**batch, "epochs": n / len(self)} if self._order.training else batch
+        return (
+            batch if self._epoch_batches is None else {**batch, "epochs": n / self._epoch_batches}
+        )
 
 
 def reasoning_batch(

@@ -6,8 +6,8 @@ from itertools import islice
 
 import numpy as np
 
-from datamodules.reasoning.alignment import Alignment, align
 from datamodules.reasoning.examples import Example
+from datamodules.reasoning.token_places import Alignment, align
 from datamodules.tokenising import as_utf8
 from datamodules.tokenizers import Tokenizer
 

@@ -65,21 +65,6 @@ class Example:
             start = place
         return text + self.query[start:]
 
-    def question_first(self, start: int, joint: str = " ") -> "Example":
-        """Returns the example with the end of its query, the question, in front (Fig. 5).
-
-        A step whose marker stands in the question needed nothing behind it, and all in front of it:
-        its marker then stands at the end.
-
-        Args:
-            start: Where the question begins, in characters.
-            joint: Stands between the question and what it is about, instead of the spaces between
-                them.
-        """
-        about, question = self.query[:start].rstrip(), self.query[start:].strip() + joint
-        markers = tuple(min(place, len(about)) + len(question) for place in self.markers)
-        return replace(self, query=question + about, markers=markers)
-
     def after(self, text: str) -> "Example":
         """Returns the example with a text in front of its query."""
         markers = tuple(place + len(text) for place in self.markers)

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.base import LanguageDataModule
+from datamodules.base import LanguageDataModule, limited_batches
 from datamodules.loader import BatchSource
-from datamodules.reasoning.batches import ReasoningSource, RowOrder
+from datamodules.reasoning.batches import ReasoningSource
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.preparation import VERSION, RowLimits, prepare_examples
 from datamodules.reasoning.reports import KEPT, Reports, in_words, why_empty
 from datamodules.reasoning.store import Examples, ExampleStore
+from datamodules.row_order import RowOrder
 from datamodules.store import SPLITS, Split
 from datamodules.tokenizers import Tokenizer
 
@@ -257,6 +258,13 @@ class ReasoningDataModule(LanguageDataModule):
                 )
         return reports
 
+    def longest_thought(self, chunk_size: int) -> int:
+        """Returns the tokens of the longest thought in training; see `Examples.longest_thought`.
+
+        Models that think in at most so many tokens cut it at inference.
+        """
+        return self.stored("train").longest_thought(chunk_size)
+
     def wording(self) -> Wording:
         """Returns the ids of the answer prefix and of the step separator."""
         return self._wording(self.tokenizer)
@@ -316,7 +324,16 @@ class ReasoningDataModule(LanguageDataModule):
             rank=rank,
             world_size=world_size,
             counter=self._counter() if training else None,
+            epoch_batches=self._epoch_batches(order.batches) if training else None,
         )
+
+    def _epoch_batches(self, available: int) -> int | None:
+        """Returns the batches of an epoch of the trainer; None where all epochs are the first."""
+        if self.trainer is None:
+            return available
+        if getattr(self.trainer, "overfit_batches", 0) > 0:  # set by Trainer, not declared
+            return None
+        return limited_batches(available, self.trainer.limit_train_batches)
 
     def _counter(self) -> Any:
         """Returns what counts the normalisers of the trainer's model in a batch, if it has that."""

@@ -142,17 +142,19 @@ class StateTracking(ReasoningDataModule):
         """Returns text `index` of a split; the splits go on as far as one likes."""
         operations = self._operations[split]
         number = operations[index % len(operations)]
-        draws = Draws(self._example_seed, self._task, split, index)
+        below = draws_of(self._example_seed, self._task, split, index)
         made = (
-            parity(number, draws.below)
+            parity(number, below)
             if self._task == "parity"
-            else assignments(number, draws.below, self._variables, self._modulus)
+            else assignments(number, below, self._variables, self._modulus)
         )
         return made.after(QUESTIONS[self._task]) if self.question_first else made
 
 
-class Draws:
-    """Random choices for one text: a pure function of where it stands and of the calls so far.
+def draws_of(seed: int, task: Task, split: Split, index: int) -> Callable[[int], int]:
+    """Returns what draws integers in [0, n) for one text, one after the other.
+
+    They are a pure function of where the text stands, and of the draws before.
 
     Args:
         seed: Of all texts.
@@ -160,15 +162,10 @@ class Draws:
         split: Which part of them.
         index: Number of the text in it.
     """
-
-    def __init__(self, seed: int, task: Task, split: Split, index: int) -> None:
-        purpose = list(ANSWER_PREFIXES).index(task) * len(SPLITS) + SPLITS.index(split)
-        # Blocks of an example count up in the first word of the counter, examples in the second.
-        self._philox = np.random.Philox(key=[seed, purpose], counter=[0, index, 0, 0])
-
-    def below(self, n: int) -> int:
-        """Returns an integer in [0, n)."""
-        return int(self._philox.random_raw()) % n
+    purpose = list(ANSWER_PREFIXES).index(task) * len(SPLITS) + SPLITS.index(split)
+    # Blocks of an example count up in the first word of the counter, examples in the second.
+    philox = np.random.Philox(key=[seed, purpose], counter=[0, index, 0, 0])
+    return lambda n: int(philox.random_raw()) % n
 
 
 def parity(operations: int, below: Callable[[int], int]) -> Example:

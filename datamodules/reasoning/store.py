@@ -7,7 +7,7 @@ arrays of int64::
     train.firsts    number of each example's first text, and of the one behind the last; (N + 1,)
     train.groups    (N,)
     train.places    index of the token that each step belongs to, EOS in front counted as 0; (S,)
-    train.shifts    tokens that it was moved on from its marker's own (see `alignment`); (S,)
+    train.shifts    tokens that it was moved on from its marker's own (see `token_places`); (S,)
 
 meta.json also has, for each split, the number of its examples, the tokens of the longest row, and
 counts for people: what was read, kept, left out and why. `preparation` writes it all.
@@ -134,8 +134,40 @@ class Examples:
         Args:
             chunk_size: Tokens of a chunk (c).
         """
-        examples = np.repeat(np.arange(len(self)), self.num_steps(np.arange(len(self))))
-        queries = self.queries(examples)[1] + 1
-        places = self._places - queries  # a chunk's last token is a multiple of c, less 1
+        examples, _ = self._all_steps()
+        places = self._before_end(examples)
         crosses = places // chunk_size != (places - self._shifts) // chunk_size
         return len(np.unique(examples[crosses]))
+
+    def longest_thought(self, chunk_size: int) -> int:
+        """Returns the tokens of the longest thought, 0 where there are no steps.
+
+        A thought is the steps of one chunk, joined by a token of the model; its end does not count.
+
+        Args:
+            chunk_size: Tokens of a chunk, as for `crossings`.
+        """
+        examples, order = self._all_steps()
+        if not len(examples):
+            return 0
+        _, lengths, _ = self.steps(examples, order)
+        chunks = self._before_end(examples) // chunk_size
+        new = np.diff(examples, prepend=-1) | np.diff(chunks, prepend=chunks[0])
+        return int(np.add.reduceat(lengths + 1, np.flatnonzero(new)).max()) - 1
+
+    def _all_steps(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the example of each step, and which of that one's steps it is, all (S,)."""
+        everything = np.arange(len(self))
+        counts = self.num_steps(everything)
+        examples = np.repeat(everything, counts)
+        return examples, np.arange(len(examples)) - (np.cumsum(counts) - counts)[examples]
+
+    def _before_end(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the place of each step, -1 at its query's last token; (S,), negative.
+
+        A chunk's last token is then a multiple of c, less 1.
+
+        Args:
+            examples: The example of each step.
+        """
+        return np.asarray(self._places - (self.queries(examples)[1] + 1))

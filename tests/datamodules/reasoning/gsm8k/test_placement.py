@@ -1,0 +1,107 @@
+"""The rule that places equations by the numbers that a question mentions."""
+
+from fractions import Fraction
+
+import pytest
+
+from datamodules.reasoning.gsm8k.placement import Placing, counts_of, operands, result
+
+
+def marked(query, *equations, **options):
+    """The query with a bar at each marker, and the verdicts."""
+    placed = Placing(**options)(query, equations)
+    text = query
+    for place in sorted(placed.markers, reverse=True):
+        text = text[:place] + "|" + text[place:]
+    return text, list(placed.verdicts)
+
+
+def test_sides_of_an_equation():
+    assert operands("<<30/100*2,000=600>>") == [30, 100, 2000]
+    assert operands("<<.5+5*5=25.5>>") == [Fraction(1, 2), 5, 5]
+    assert result("<<.5+5*5=25.5>>") == Fraction(51, 2)
+    assert operands("<<5=5>>") == [5]
+    assert result("<<2=x>>") is None
+
+
+def test_the_example_of_the_paper():
+    query = (
+        "Hannah has three dogs. The first dog eats 1.5 cups of dog food a day. The second dog eats "
+        "twice as much while the third dog eats 2.5 cups more than the second dog. How many cups "
+        "does she need for her three dogs?"
+    )
+    text, verdicts = marked(query, "<<1.5*2=3>>", "<<3+2.5=5.5>>", "<<1.5+3+5.5=10>>")
+    assert text == query.replace("twice", "twice|").replace("eats 2.5", "eats 2.5||")
+    assert verdicts == ["decided", "tie", "tie"]  # 3 cups, or three dogs
+
+
+def test_operands_come_from_the_text_or_from_earlier_steps():
+    text, verdicts = marked("4 and 5 make it, then 6.", "<<4+5=9>>", "<<9-6=3>>", "<<9*3=27>>")
+    assert (text, verdicts) == ("4 and 5| make it, then 6||.", ["decided"] * 3)
+
+
+def test_markers_never_go_back():
+    text, _ = marked("One has 3, one has 4, one has 5.", "<<4+5=9>>", "<<3+4=7>>")
+    assert text == "One has 3, one has 4, one has 5||."
+
+
+def test_a_tie_takes_the_earliest_source():
+    assert marked("2 of 9, or 9 of them", "<<2*9=18>>") == ("2 of 9|, or 9 of them", ["tie"])
+    assert marked("9 of 9, then 2", "<<2*9=18>>") == ("9 of 9, then 2|", ["decided"])
+
+
+def test_a_value_that_is_used_twice_needs_two_sources_if_there_are_two():
+    assert marked("Ann has 5, Bob 5, Cem 5.", "<<5+5=10>>") == (
+        "Ann has 5, Bob 5|, Cem 5.",
+        ["tie"],
+    )
+    assert marked("A square of 5 ft.", "<<5*5=25>>") == ("A square of 5| ft.", ["decided"])
+
+
+def test_a_result_is_a_source_of_its_value():
+    text, verdicts = marked("6 and 2, later 8 and 3.", "<<6+2=8>>", "<<8/2=4>>")
+    assert text == "6 and 2||, later 8 and 3."
+    assert verdicts == ["decided", "tie"]
+
+
+def test_implied_numbers_count_only_without_others():
+    placed = Placing()("He saves $3 each month of the year.", ["<<3*12=36>>"])
+    assert placed.implied == (True,)
+    assert placed.verdicts == ("tie",)  # a month may be 12 of something, too
+    assert placed.markers == (len("He saves $3 each month"),)
+    text, verdicts = marked("Each month of the year $3 for 12 men.", "<<3*12=36>>")
+    assert (text, verdicts) == ("Each month of the year $3 for 12| men.", ["decided"])
+
+
+def test_a_missing_operand_sends_the_step_and_those_behind_it_to_the_end():
+    text, verdicts = marked("2 and 3 and 4.", "<<2+3=5>>", "<<7*3=21>>", "<<2+4=6>>")
+    assert (text, verdicts) == ("2 and 3| and 4.||", ["decided", "missing", "decided"])
+    assert marked("Take 6.", "<<6-1=5>>") == ("Take 6|.", ["decided"])  # 1 is taken for granted
+
+
+def test_waiting_for_the_clause_the_sentence_or_the_end():
+    query = "Buy 4.5 lbs at $2 each, Mr. X. What is it, for 3?"
+    steps = ("<<4.5*2=9>>", "<<9*3=27>>")
+    assert marked(query, *steps)[0] == "Buy 4.5 lbs at $2| each, Mr. X. What is it, for 3|?"
+    assert marked(query, *steps, at="clause")[0] == (
+        "Buy 4.5 lbs at $2 each,| Mr. X. What is it, for 3?|"
+    )
+    assert marked(query, *steps, at="sentence")[0] == (
+        "Buy 4.5 lbs at $2 each, Mr.| X. What is it, for 3?|"
+    )
+    assert marked("2 of 3, or so", "<<2*3=6>>", at="sentence")[0] == "2 of 3, or so|"
+    last = marked("2 and 3. And?", "<<2+3=5>>", "<<5+2=7>>", last_at_end=True)[0]
+    assert last == "2 and 3|. And?|"
+    with pytest.raises(ValueError, match=r"place_at='word' must be one of operand, clause"):
+        Placing(at="word")
+
+
+def test_reports_count_steps_and_the_worst_of_an_example():
+    placed = Placing()("2 and 3 and 2.", ["<<2+3=5>>", "<<7*3=21>>"])
+    counts = {name: count for name, count in counts_of(placed).items() if count}
+    assert counts == {
+        "rule: steps decided by a tie": 1,
+        "rule: steps missing an operand": 1,
+        "rule: examples missing an operand": 1,
+    }
+    assert Placing()("Why?", []).verdict == "decided"

@@ -1,0 +1,177 @@
+"""What is in a batch of reasoning rows, and what it is counted by."""
+
+import pickle
+
+import pytest
+import torch
+
+from datamodules.reasoning import Example
+from tests.datamodules.reasoning.reasoning_tasks import OWN, batches_of, fake_trainer, rows_in
+
+TEXT = {"query", "query_lengths", "steps", "step_lengths", "step_places", "targets"}
+
+KEYS = TEXT | {"sequence_id", "group", "num_bytes"}
+
+EOS = 256
+
+
+# ---- what is in a batch
+
+
+def test_a_row_is_its_example(prepared):
+    batches = batches_of(prepared(repeats=1, eval_batch_size=2).evaluation_source("train"))
+    rows = [row for batch in batches for row in rows_in(batch)]
+    for row, (number, (marked, steps, answer)) in zip(rows, enumerate(OWN["train"]), strict=False):
+        example = Example.from_marked(marked, steps, answer)
+        assert row["query"] == [EOS, *example.query.encode()]
+        assert row["steps"] == [list(step.encode()) for step in steps]
+        assert row["targets"] == [*answer.encode(), EOS]
+        assert row["group"] == number
+        assert len(row["places"]) == len(steps)
+    assert [row["places"] for row in rows[:5]] == [[3, 11], [0, 5, 5, 5], [], [3], [9, 15]]
+
+
+def test_shapes_types_and_padding(prepared):
+    for batch in batches_of(prepared(repeats=1, eval_batch_size=2).evaluation_source("train")):
+        assert set(batch) == KEYS
+        assert all(value.dtype == torch.int64 for value in batch.values())
+        assert all(value.is_contiguous() for value in batch.values())
+        B, R, Z = batch["steps"].shape
+        assert batch["step_lengths"].shape == batch["step_places"].shape == (B, R)
+        assert batch["query"].shape == (B, batch["query_lengths"].max())
+        assert max(1, batch["step_lengths"].max()) == Z
+        width = torch.arange(batch["query"].shape[1])
+        assert (batch["query"][width >= batch["query_lengths"][:, None]] == EOS).all()
+        assert (batch["steps"][torch.arange(Z) >= batch["step_lengths"][..., None]] == EOS).all()
+        assert torch.equal(batch["step_places"] >= 0, batch["step_lengths"] > 0)
+        scored = batch["targets"] >= 0
+        assert torch.equal(scored, torch.arange(scored.shape[1]) < scored.sum(1)[:, None])
+        assert (scored.sum(1).max() == scored.shape[1]).item()
+
+
+def test_bytes_are_those_of_the_answer(prepared):
+    batches = batches_of(prepared(repeats=1, eval_batch_size=5).evaluation_source("train"))
+    assert batches[0]["num_bytes"].tolist() == [len(a.encode()) for _, _, a in OWN["train"]]
+
+
+def test_rows_without_steps_have_one_empty_place(prepared):
+    batch = prepared(repeats=1, eval_batch_size=1).evaluation_source("train").batch(2)
+    assert batch["steps"].tolist() == [[[EOS]]]
+    assert (batch["step_lengths"].tolist(), batch["step_places"].tolist()) == ([[0]], [[-1]])
+
+
+def test_filling_rows_hold_nothing(prepared):
+    batch = prepared(repeats=1, eval_batch_size=2).evaluation_source("val").batch(1)
+    assert rows_in(batch)[1] == {
+        "query": [EOS],
+        "steps": [],
+        "places": [],
+        "targets": [],
+        "group": -1,
+    }
+    assert batch["query_lengths"].tolist() == [1 + len("Val three"), 1]
+    assert batch["num_bytes"].tolist()[1] == 0
+    assert (batch["targets"][1] == -100).all()
+
+
+def test_a_batch_of_filling_rows_only(prepared):
+    data = prepared(fake_trainer(rank=2, world_size=3), repeats=1, eval_batch_size=2)
+    batch = data.evaluation_source("val").batch(0)
+    assert batch["query"].tolist() == [[EOS], [EOS]]
+    assert batch["targets"].tolist() == [[-100], [-100]]
+    assert batch["steps"].shape == (2, 1, 1)
+
+
+# ---- evaluation
+
+
+@pytest.mark.parametrize(("world_size", "rows"), [(1, 4), (3, 4), (4, 5)])
+def test_every_example_is_evaluated_once_at_any_world_size(prepared, world_size, rows):
+    seen, lengths = [], set()
+    for rank in range(world_size):
+        data = prepared(fake_trainer(rank, world_size), eval_batch_size=rows)
+        source = data.evaluation_source("val")
+        lengths.add(len(source))
+        for batch in batches_of(source):
+            real = batch["targets"][:, 0] >= 0
+            seen += list(
+                zip(batch["sequence_id"][real].tolist(), batch["group"][real].tolist(), strict=True)
+            )
+            assert len(real) == rows
+            assert "epochs" not in batch
+    assert sorted(seen) == [(i, i) for i in range(15)]
+    assert len(lengths) == 1
+
+
+def test_a_row_of_evaluation_does_not_depend_on_its_batch(prepared):
+    alone = [
+        row
+        for b in batches_of(prepared(eval_batch_size=1).evaluation_source("val"))
+        for row in rows_in(b)
+    ]
+    three = [
+        row
+        for b in batches_of(prepared(eval_batch_size=3).evaluation_source("val"))
+        for row in rows_in(b)
+    ]
+    assert alone == three
+
+
+# ---- counts
+
+
+def test_targets_are_counted_over_all_ranks(prepared):
+    sources = [prepared(fake_trainer(rank, 2), batch_size=3).training_source() for rank in range(2)]
+    for n in range(5):
+        counted = sum(int((source.batch(n)["targets"] >= 0).sum()) for source in sources)
+        assert [source.counts(n) for source in sources] == [{"targets": float(counted)}] * 2
+
+
+def counter(batch):
+    """What a model may count; it can be pickled."""
+    thoughts = int(batch["step_lengths"].sum())
+    return {"thoughts": thoughts, "rows": len(batch["query"]), "late": batch["epochs"] >= 0.5}
+
+
+def test_the_model_says_what_is_counted(prepared):
+    sources = [
+        prepared(fake_trainer(rank, 2, counter=counter), batch_size=3).training_source()
+        for rank in range(2)
+    ]
+    assert len(sources[0]) == 4
+    for n in range(4):
+        steps = sum(int(source.batch(n)["step_lengths"].sum()) for source in sources)
+        expected = {"thoughts": steps, "rows": 6, "late": n >= 2}
+        assert sources[0].counts(n) == sources[1].counts(n) == expected
+        assert all(isinstance(value, float) for value in sources[0].counts(n).values())
+    again = pickle.loads(pickle.dumps(sources[0]))
+    assert again.counts(3) == sources[0].counts(3)
+
+
+def test_counts_are_those_of_the_optimiser_step(prepared):
+    data = prepared(fake_trainer(accumulate=4, counter=counter))
+    batches = list(data.train_dataloader())
+    assert len(batches) == 6
+    own = [int(batch["step_lengths"].sum()) for batch in batches]
+    for group in (range(4), range(4, 6)):
+        expected = {"micro_batches": len(group), "thoughts": sum(own[n] for n in group)}
+        expected |= {"rows": 4 * len(group), "late": sum(n >= 3 for n in group)}
+        assert all(batches[n]["step_normalisers"] == expected for n in group)
+
+
+def test_a_model_that_counts_nothing_gets_the_targets(prepared):
+    batch = next(iter(prepared(fake_trainer()).train_dataloader()))
+    targets = float((batch["targets"] >= 0).sum())
+    assert batch["step_normalisers"] == {"micro_batches": 1.0, "targets": targets}
+    assert set(batch) == KEYS | {"step_normalisers", "epochs"}
+
+
+def test_each_batch_is_counted_once(prepared):
+    counted = []
+
+    def counting(batch):
+        counted.append(batch["epochs"])
+        return {"targets": 1.0}
+
+    list(prepared(fake_trainer(accumulate=3, counter=counting)).train_dataloader())
+    assert len(counted) == 6

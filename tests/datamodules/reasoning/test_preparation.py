@@ -1,0 +1,224 @@
+"""What a preparation keeps, leaves out and counts; a store is whole or not there."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from datamodules.reasoning import Example, preparation
+from datamodules.reasoning.preparation import RowLimits, prepare_examples
+from datamodules.reasoning.reports import KEPT, NO_STEPS, READ, STEPS, TOO_LONG, UNRESTORED
+from datamodules.reasoning.store import ExampleStore
+from datamodules.store import SPLITS, StoreError
+from datamodules.tokenizers import BytesTokenizer, train_bpe
+from tests.datamodules.reasoning.reasoning_tasks import OWN, FewQuestions, task
+
+
+@pytest.fixture
+def lower_case(tmp_path):
+    """The path of a tokenizer that does not give capitals back."""
+    texts = ["two and val test one step nothing to think about caf\u00e9"] * 5
+    content = json.loads(train_bpe("bpe:270", texts).json_text)
+    content["normalizer"] = {"type": "Lowercase"}
+    path = tmp_path / "lower.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def stored_texts(data, split):
+    """(query, number of steps, answer) of each stored example, decoded."""
+    examples, decode = data.stored(split), data.tokenizer.decode
+    everything = np.arange(len(examples))
+
+    def texts(starts, lengths):
+        spans = [np.arange(a, a + n) for a, n in zip(starts, lengths, strict=True)]
+        return [decode(examples.stream.gather(span).tolist()) for span in spans]
+
+    queries, answers = texts(*examples.queries(everything)), texts(*examples.answers(everything))
+    return list(zip(queries, examples.num_steps(everything).tolist(), answers, strict=True))
+
+
+# ---- kept, left out, counted
+
+
+def test_training_examples_that_do_not_come_back_are_left_out_and_counted(make, lower_case):
+    few = [("two<T> and", ["two"], " one"), ("Two<T> and", ["two"], " one")]
+    few += [("two<T> and", ["Two"], " one"), ("two<T> and", ["two"], " One")]
+    data = make(task(train=few), tokenizer=lower_case)
+    report = data.report()
+    assert [report["train"].get(key, 0) for key in (READ, KEPT, UNRESTORED, STEPS)] == [4, 1, 3, 1]
+    assert stored_texts(data, "train") == [("two and", 1, " one")]
+
+
+def test_other_splits_keep_every_example_so_that_results_compare(make, lower_case):
+    data = make(task(train=[("two<T> and", ["two"], " one")]), tokenizer=lower_case)
+    report = data.report()
+    assert [report["val"].get(key, 0) for key in (READ, KEPT, NO_STEPS, STEPS)] == [3, 3, 3, 0]
+    assert stored_texts(data, "val") == [
+        ("val one", 0, " 1"),
+        ("val two", 0, " 2"),
+        ("val three", 0, " 3"),
+    ]
+
+
+def test_broken_characters_are_not_aligned(make):
+    broken = [("a\ud800<T>b", ["s"], " 1"), ("ab<T>", ["s"], " 1")]
+    data = make(task(train=broken, val=broken))
+    assert data.report()["train"][UNRESTORED] == 1
+    assert [row[0] for row in stored_texts(data, "val")] == ["a\ufffdb", "ab"]
+
+
+def test_a_tokenizer_that_gives_nothing_back(make, lower_case):
+    capitals = [("TWO<T>", ["two"], " one")] * 3
+    with pytest.raises(
+        ValueError, match="of 3 of its 3 examples tokenizer='.*lower.json' does not"
+    ):
+        make(task(train=capitals), tokenizer=lower_case)
+
+
+def test_long_training_examples_can_be_left_out(make):
+    def rows(split):  # EOS, query, separator and step each, prefix, answer, EOS
+        fixed = 2 + len("\nThe answer is")
+        for marked, steps, answer in OWN[split]:
+            texts = (marked.replace("<T>", ""), answer, *("\n" + step for step in steps))
+            yield fixed + sum(len(text.encode()) for text in texts)
+
+    lengths = sorted(rows("train"))
+    data = make(block_size=lengths[-1])
+    with pytest.raises(ValueError, match=f"train split has {lengths[-1]} tokens .* max_length"):
+        make(block_size=lengths[-1] - 1)
+    assert TOO_LONG not in data.report()["train"]
+    shorter = make(block_size=lengths[-2], max_length=lengths[-2])
+    assert shorter.report()["train"][TOO_LONG] == 1
+    assert shorter.report()["val"] == data.report()["val"]
+    assert shorter.fingerprint != data.fingerprint
+    with pytest.raises(ValueError, match="all 5 are longer than max_length"):
+        make(max_length=5)
+    wide = task(val=[("v" * 100, [], " 1")])
+    with pytest.raises(
+        ValueError, match="val split has 118 tokens .* Set block_size=118 or above;"
+    ):
+        make(wide, block_size=117, max_length=100)
+
+
+def test_what_a_task_notices_is_counted_once_for_each_split(make):
+    for tokenizer in ("bytes", "bpe:260"):  # which is trained on the same examples
+        data = make(tokenizer=tokenizer)
+        key = "questions with capitals only"
+        assert {split: data.report()[split][key] for split in SPLITS} == {
+            "train": 0,
+            "val": 0,
+            "test": 0,
+        }
+    capitals = [("TWO", [], " 1"), ("ONE", [], " 1"), ("one", [], " 1")]
+    assert make(task(train=capitals), tokenizer="bpe:257").report()["train"][key] == 2
+
+
+def test_counts_are_told_when_the_data_are_prepared_and_only_then(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("datamodules.reasoning.module.rank_zero_info", told.append)
+    for _ in range(2):
+        FewQuestions(cache_dir=str(tmp_path)).prepare_data()
+    assert len(told) == 2
+    assert told[1].startswith("FewQuestions: train: 5 examples read, 5 examples kept, 9 steps")
+    assert "val: 3 examples read" in told[1]
+
+
+def test_meta_json_holds_the_counts(make):
+    data = make()
+    meta = json.loads((data.store_dir / "meta.json").read_text())
+    train = meta["splits"]["train"]
+    assert (train["examples"], train["steps"], train["report"][READ]) == (5, 9, 5)
+    assert meta["source"]["corpus"] == "FewQuestions"
+    assert meta["reasoning"] == preparation.VERSION
+    assert data.counts("val").documents == 9  # a query, a step and an answer each
+
+
+# ---- whole or not there
+
+
+def prepare(folder, examples):
+    return prepare_examples(
+        folder,
+        description=lambda: {"source": "test"},
+        examples=examples,
+        make_tokenizer=BytesTokenizer,
+        limits=lambda tokenizer: RowLimits(prefix=1, separator=1),
+    )
+
+
+def one_example(split):
+    return [Example("one", ("a",), (3,), " b")]
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    def broken(split):
+        yield from one_example(split)
+        if split == "val":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "s", broken)
+    assert [path.name for path in tmp_path.iterdir()] == [".s.lock"]
+    assert prepare(tmp_path / "s", one_example)
+    assert not prepare(tmp_path / "s", broken)
+
+
+def _prepare_slowly(folder, log, seconds):
+    def slow(split):
+        with log.open("a") as file:
+            file.write(f"{split}\n")
+        yield from one_example(split)
+        if split == "val":
+            time.sleep(seconds)
+
+    prepare(folder, slow)
+
+
+def _start(*arguments):
+    process = multiprocessing.get_context("fork").Process(target=_prepare_slowly, args=arguments)
+    process.start()
+    return process
+
+
+def test_a_killed_process_leaves_nothing_that_looks_whole(tmp_path):
+    folder, log = tmp_path / "s", tmp_path / "log"
+    process = _start(folder, log, 60.0)
+    deadline = time.monotonic() + 20
+    while not log.exists() or "val" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not folder.exists()
+    with pytest.raises(StoreError, match="no text store"):
+        ExampleStore(folder)
+    assert prepare(folder, one_example)
+    assert len(ExampleStore(folder).examples("test")) == 1
+    assert not list(tmp_path.glob("s.partial"))
+
+
+def test_two_processes_prepare_once(tmp_path):
+    folder, log = tmp_path / "s", tmp_path / "log"
+    processes = [_start(folder, log, 0.2) for _ in range(2)]
+    for process in processes:
+        process.join(20)
+        assert process.exitcode == 0
+    assert log.read_text().split() == list(SPLITS)
+
+
+@pytest.mark.parametrize("name", ["train-00000.tokens", "train.places"])
+def test_a_truncated_store_is_named_with_its_cure(tmp_path, name):
+    prepare(tmp_path / "s", one_example)
+    path = tmp_path / "s" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    for opening in (
+        lambda: ExampleStore(tmp_path / "s"),
+        lambda: prepare(tmp_path / "s", one_example),
+    ):
+        with pytest.raises(StoreError, match=f"{name} has .* bytes where .*Delete the folder"):
+            opening()

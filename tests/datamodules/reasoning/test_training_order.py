@@ -1,0 +1,154 @@
+"""The order of training: epochs, ranks, workers, restarts, and a trainer's limits."""
+
+import pickle
+import warnings
+from itertools import chain
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from tests.datamodules.reasoning.reasoning_tasks import fake_trainer, rows_in
+
+
+def equal(first, second):
+    assert first.keys() == second.keys()
+    return all(
+        torch.equal(value, second[key]) if isinstance(value, torch.Tensor) else value == second[key]
+        for key, value in first.items()
+    )
+
+
+def test_the_same_batches_with_any_number_of_workers_and_after_a_restart(prepared):
+    runs = [list(prepared(num_workers=w).train_dataloader()) for w in (0, 2)]
+    assert len(runs[0]) == 6
+    assert all(equal(a, b) for a, b in zip(*runs, strict=True))
+    loader = prepared().train_dataloader()
+    loader.load_state_dict({"next_batch": 3})
+    assert all(equal(a, b) for a, b in zip(loader, runs[0][3:], strict=True))
+
+
+def test_ranks_read_what_one_would(prepared):
+    whole = prepared().training_source()
+    parts = [prepared(fake_trainer(rank, 2), batch_size=2).training_source() for rank in range(2)]
+    for n in (0, 5, 6, 17):
+        joined = [row for part in parts for row in rows_in(part.batch(n))]
+        assert joined == rows_in(whole.batch(n))
+        assert all(part.counts(n) == whole.counts(n) for part in parts)
+        assert all(part.batch(n)["epochs"] == whole.batch(n)["epochs"] for part in parts)
+
+
+def test_an_epoch_has_every_example_once_in_a_new_order(prepared):
+    source = prepared(repeats=5).training_source()  # 25 examples, 6 batches of 4
+    groups = [source.batch(n)["group"].tolist() for n in range(18)]
+    epochs = [list(chain(*groups[e : e + 6])) for e in (0, 6, 12)]
+    assert all(len(set(epoch)) == 24 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    left_out = [set(range(25)) - set(epoch) for epoch in epochs]
+    assert left_out[0] != left_out[1] or left_out[1] != left_out[2]
+    assert source.batch(7)["sequence_id"].tolist() == [28, 29, 30, 31]
+
+
+def test_seed_and_order_decide(prepared):
+    def groups(**options):
+        source = prepared(**options).training_source()
+        return [source.batch(n)["group"].tolist() for n in range(6)]
+
+    assert groups() != groups(seed=1)
+    assert groups() != groups(train_windows="random")
+    assert groups(train_windows="random") != groups(train_windows="random", seed=1)
+    drawn = np.concatenate(groups(train_windows="random", batch_size=20, repeats=40)[:5])
+    assert 60 < len(set(drawn)) < 100  # of 200, with replacement
+
+
+def test_a_source_survives_another_process(prepared):
+    source = prepared().training_source()
+    source.batch(0)
+    source.counts(0)
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 10_000
+    again = pickle.loads(pickled)
+    assert all(equal(again.batch(n), source.batch(n)) for n in (0, 13))
+    assert again.counts(13) == source.counts(13)
+
+
+def test_too_few_examples_for_a_batch(prepared):
+    with pytest.raises(ValueError, match="takes 50 examples, the train split has only 25"):
+        prepared(batch_size=50).train_dataloader()
+
+
+# ---- epochs
+
+
+def test_epochs_are_passes_over_the_split(prepared):
+    source = prepared().training_source()
+    assert [source.batch(n)["epochs"] for n in (0, 3, 6, 15)] == [0.0, 0.5, 1.0, 2.5]
+
+
+@pytest.mark.parametrize("limit", [3, 0.5])
+def test_epochs_are_those_of_a_trainer_that_makes_them_shorter(prepared, limit):
+    whole, source = (prepared(fake_trainer(limit=n)).training_source() for n in (1.0, limit))
+    assert [source.batch(n)["epochs"] for n in (0, 1, 3, 6)] == [0.0, 1 / 3, 1.0, 2.0]
+    assert rows_in(source.batch(7)) == rows_in(whole.batch(7))  # the data go on all the same
+
+
+# ---- a trainer
+
+
+def rows_of(batch):
+    """What a model may count."""
+    return {"rows": len(batch["query"])}
+
+
+class Recorder(L.LightningModule):
+    """Remembers the batches it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[list[int]] = []
+        self.counter = rows_of
+
+    def training_step(self, batch):
+        self.seen.append([batch.get("epochs"), *batch["group"].tolist()])
+        assert batch["step_normalisers"]["rows"] == 8
+        return self.weight * batch["query"].float().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(data, folder, ckpt_path=None, **options):
+    model = Recorder()
+    saving = ModelCheckpoint(folder, every_n_train_steps=2, filename="{step}", save_top_k=-1)
+    trainer = L.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[saving],
+        accumulate_grad_batches=2,
+        limit_val_batches=0,
+        **options,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice on workers, folders, validation
+        trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=False)
+    return model.seen
+
+
+def test_a_resumed_run_goes_on_with_the_next_batch(prepared, tmp_path):
+    whole = fit(prepared(), tmp_path / "whole", max_epochs=2)
+    assert len(whole) == 12
+    first = fit(prepared(), tmp_path / "part", max_steps=4)
+    rest = fit(prepared(), tmp_path, max_epochs=2, ckpt_path=tmp_path / "part" / "step=4.ckpt")
+    assert first + rest == whole
+
+
+def test_a_run_that_overfits_on_purpose_repeats_its_batches_without_epochs(prepared, tmp_path):
+    seen = fit(prepared(), tmp_path, max_epochs=2, overfit_batches=2)
+    assert [epochs for epochs, *_ in seen] == [None] * 4
+    assert seen[:2] == seen[2:]
