@@ -13,7 +13,7 @@ from lightning_models.thinking_states.decoding import read
 from lightning_models.thinking_states.network import ThinkingStatesNetwork
 from lightning_models.thinking_states.reading import ReadQueries
 from lightning_models.thinking_states.speaking import finish_thoughts, open_thoughts
-from lightning_models.thinking_states.thoughts import Layout
+from lightning_models.thinking_states.thoughts import ThoughtLayout
 from lightning_models.thinking_states.trace import Thought, Trace
 
 
@@ -43,7 +43,7 @@ class ThinkingCache:
         prefix: tuple[int, ...] = (),
         trace: Trace | None = None,
     ) -> None:
-        self.layout, self.trace = Layout.of(network.config), trace
+        self.layout, self.trace = ThoughtLayout.of(network.config), trace
         self._thoughts = None if trace is None else list(trace.rows)  # those of the rows left
         self.past, self.state = queries.past, queries.state
         self.past.pending = torch.tensor(prefix, dtype=torch.int64, device=self.state.device)

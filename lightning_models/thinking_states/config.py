@@ -1,5 +1,6 @@
 """Configuration of what thinks in the reasoning data: the backbone, and Thinking States itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -104,6 +105,7 @@ class ThinkingStatesConfig(ReasoningConfig):
         ValueError: see ``ReasoningConfig``; or layers that do not exist.
     """
 
+    dials: ClassVar[Mapping[str, str]] = {"think": "thoughts", "max_thought_tokens": "thought"}
     special_tokens: ClassVar[tuple[str, ...]] = ("thought_end", "step", "thought_pad")
     """End of a thought, separator of two steps of one chunk, padding of thoughts below c tokens."""
 
@@ -129,6 +131,8 @@ class ThinkingStatesConfig(ReasoningConfig):
     """Weight of chunks without a thought within L_T; they are most of them."""
     prefill: Literal["speculative", "sequential"] = "speculative"
     """How the query is read at inference; the results are the same."""
+    think: bool = True
+    """Whether it thinks at inference; false: every thought is trivial, and T is not computed."""
     max_thought_tokens: int = 16
     """Longest thought at inference, in tokens, its end not counted; longer ones are cut."""
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_models.layers import record, wants
@@ -19,7 +20,7 @@ from lightning_models.thinking_states.prefill import read_queries
 from lightning_models.thinking_states.reasoner import ReasoningLM
 from lightning_models.thinking_states.rows import within
 from lightning_models.thinking_states.speaking import most_likely
-from lightning_models.thinking_states.thoughts import Layout
+from lightning_models.thinking_states.thoughts import ThoughtLayout
 from lightning_models.thinking_states.trace import Trace
 from lightning_models.thinking_states.training_rows import ThoughtTargets
 from lightning_models.vocabulary import logits
@@ -57,14 +58,34 @@ class ThinkingStatesLM(ReasoningLM):
         return ThinkingStatesNetwork(self.config)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ThoughtLayout:
         """How batches become rows."""
-        return Layout.of(self.config)
+        return ThoughtLayout.of(self.config)
 
     @property
-    def counter(self) -> Layout:
+    def counter(self) -> ThoughtLayout:
         """Counts ``targets``, ``queries``, ``thought_tokens`` and ``trivial_thoughts``."""
         return self.layout
+
+    # ---- data
+
+    def setup(self, stage: str) -> None:
+        """Checks the trainer's data, and warns where inference would cut their thoughts.
+
+        What data may have for that is ``longest_thought(chunk_size)``: the tokens of the longest
+        thought in training, separators counted, the end not, of chunks that end with the query. On
+        the other grids thoughts lie a little differently.
+        """
+        super().setup(stage)
+        longest = getattr(getattr(self.trainer, "datamodule", None), "longest_thought", None)
+        tokens = 0 if longest is None else longest(self.config.chunk_size)
+        most = self.config.max_thought_tokens
+        if tokens > most:
+            rank_zero_warn(
+                f"max_thought_tokens ({most}) cuts thoughts at inference that training has whole: "
+                f"the data's longest one has {tokens} tokens; set max_thought_tokens={tokens} or "
+                "above"
+            )
 
     # ---- training
 
@@ -72,7 +93,10 @@ class ThinkingStatesLM(ReasoningLM):
         """Returns the cross-entropy of the answer and that of the thoughts (eq. 6).
 
         ``nll`` is that of the answer and its EOS, with ``lm_on_query`` of the query's tokens, too;
-        ``thoughts`` is weighted by ``thought_weight``.
+        ``thoughts`` is weighted by ``thought_weight``. Statistics: ``thought_nll``, nats per token
+        of thoughts that have any, ends counted; ``trivial_share``, of chunks; and in steps that the
+        trainer logs ``thought_accuracy`` and ``trivial_accuracy``, what T gets right when it is
+        forced: tokens of those thoughts, and ends of trivial ones.
         """
         rows = self.layout.rows(batch)
         forced = self.network(rows)
@@ -90,7 +114,13 @@ class ThinkingStatesLM(ReasoningLM):
             weights = weights / targets.sizes
         total, each = linear_cross_entropy_each(h, matrix, targets.tokens, weights)
         output.terms["thoughts"] = self._thought_term(total * config.thought_weight, targets)
-        self._measure(h, matrix, targets, each, output)
+        chunks = (targets.valid / targets.sizes).sum()
+        output.stats |= {
+            "thought_nll": Mean((each * targets.spoken).sum(), targets.spoken.sum()),
+            "trivial_share": Mean(targets.trivial.sum(), chunks),
+        }
+        if self._is_logged:
+            self._measure(h, matrix, targets, output)
 
     def _thought_term(self, total: Tensor, targets: ThoughtTargets) -> Term:
         """Returns the sum over its normaliser.
@@ -105,19 +135,23 @@ class ThinkingStatesLM(ReasoningLM):
         spoken, trivial = targets.valid.sum(), targets.trivial.sum()
         return Term(total, spoken + over["trivial_thoughts"] * trivial, over)
 
+    @property
+    def _is_logged(self) -> bool:
+        """Whether the trainer logs the optimiser step that it is in; the same on all ranks."""
+        trainer = self._trainer
+        if trainer is None or not trainer.log_every_n_steps:
+            return False
+        return (trainer.global_step + 1) % trainer.log_every_n_steps == 0
+
     def _measure(
-        self, h: Tensor, matrix: Tensor, targets: ThoughtTargets, each: Tensor, output: LossOutput
+        self, h: Tensor, matrix: Tensor, targets: ThoughtTargets, output: LossOutput
     ) -> None:
-        """Adds what T gets right when it is forced: tokens of thoughts, and trivial ones."""
+        """Adds what T gets right; a second pass over the vocabulary, as losses keep no logits."""
         found = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(targets.tokens.shape)
-        right, trivial = found == targets.tokens, targets.trivial
-        spoken = targets.valid & ~trivial
-        chunks = (targets.valid / targets.sizes).sum()
+        right = found == targets.tokens
         output.stats |= {
-            "thought_nll": Mean((each * spoken).sum(), spoken.sum()),
-            "thought_accuracy": Mean((right & spoken).sum(), spoken.sum()),
-            "trivial_accuracy": Mean((right & trivial).sum(), trivial.sum()),
-            "trivial_share": Mean(trivial.sum(), chunks),
+            "thought_accuracy": Mean((right & targets.spoken).sum(), targets.spoken.sum()),
+            "trivial_accuracy": Mean((right & targets.trivial).sum(), targets.trivial.sum()),
         }
 
     # ---- scoring

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from lightning_models.thinking_states.backbone import Backbone, Hidden
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.thinking import CompressionBlock, ThinkingBlock, run_layer
-from lightning_models.thinking_states.training_rows import Rows, Speech, States
+from lightning_models.thinking_states.training_rows import ForcedRows, Speech, States
 
 
 class Forced(NamedTuple):
     """What a training step's rows are predicted from.
 
     Attributes:
-        answers: Normed states at ``Rows.answers`` (B, P, D).
-        thoughts: Normed states of T at ``Rows.thoughts`` (B, P', D).
+        answers: Normed states at ``ForcedRows.answers`` (B, P, D).
+        thoughts: Normed states of T at ``ForcedRows.thoughts`` (B, P', D).
     """
 
     answers: Tensor
@@ -60,7 +60,7 @@ class ThinkingStatesNetwork(nn.Module):
         head = self.thinking.head
         return self.output_matrix if head is None else head.weight
 
-    def forward(self, rows: Rows) -> Forced:
+    def forward(self, rows: ForcedRows) -> Forced:
         """Returns the states that predict answers and thoughts, from gold thoughts."""
         h = self.backbone.embed(rows.tokens)
         positions = torch.arange(h.shape[1], device=h.device).expand(len(h), -1)

@@ -14,7 +14,7 @@ from lightning_models.thinking_states.decoding import AnswerCache, read
 from lightning_models.thinking_states.network import ThinkingStatesNetwork
 from lightning_models.thinking_states.reading import Reader, ReadQueries
 from lightning_models.thinking_states.speculation import Speculative
-from lightning_models.thinking_states.thoughts import Layout
+from lightning_models.thinking_states.thoughts import ThoughtLayout
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def read_queries(
         lengths: (B,) int64, at least 1.
         how: 'speculative' or 'sequential'.
     """
-    blocks = in_blocks(Layout.of(network.config).grid, query, lengths)
+    blocks = in_blocks(ThoughtLayout.of(network.config).grid, query, lengths)
     reader: type[Reader] = Sequential if how == "sequential" else Speculative
     return reader(network, blocks).read()
 

@@ -12,11 +12,11 @@ from lightning_models.thinking_states.decoding import AnswerCache
 from lightning_models.thinking_states.network import ThinkingStatesNetwork
 from lightning_models.thinking_states.speaking import (
     Opened,
-    Thoughts,
+    ThoughtTokens,
     finish_thoughts,
     open_thoughts,
 )
-from lightning_models.thinking_states.thoughts import Layout
+from lightning_models.thinking_states.thoughts import ThoughtLayout
 from lightning_models.thinking_states.trace import Thought
 
 
@@ -25,7 +25,7 @@ class Spoken(NamedTuple):
 
     rows: Tensor
     blocks: Tensor
-    thoughts: Thoughts
+    thoughts: ThoughtTokens
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Reader(ABC):
     """
 
     def __init__(self, network: ThinkingStatesNetwork, blocks: Blocks) -> None:
-        self.network, self.blocks, self.layout = network, blocks, Layout.of(network.config)
+        self.network, self.blocks, self.layout = network, blocks, ThoughtLayout.of(network.config)
         self.embedded = network.backbone.embed(blocks.tokens)
         rows, number, c, dim = self.embedded.shape
         self.states = self.embedded.new_zeros(rows, number + 1, c, dim)

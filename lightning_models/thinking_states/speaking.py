@@ -29,8 +29,8 @@ class Opened(NamedTuple):
     real: Tensor
 
 
-class Thoughts(NamedTuple):
-    """Thoughts with tokens.
+class ThoughtTokens(NamedTuple):
+    """The tokens of thoughts that have any.
 
     Attributes:
         tokens: (K, M) int64, ends behind them.
@@ -47,7 +47,7 @@ class Thoughts(NamedTuple):
 
 
 def open_thoughts(network: ThinkingStatesNetwork, h: Tensor, real: Tensor) -> Opened:
-    """Returns the first tokens of the thoughts of chunks.
+    """Returns the first tokens of the thoughts of chunks; ends, where the model does not think.
 
     Args:
         network: see there.
@@ -55,13 +55,16 @@ def open_thoughts(network: ThinkingStatesNetwork, h: Tensor, real: Tensor) -> Op
         real: which places hold tokens (K, c) bool.
     """
     past = new_cache()
+    if not network.config.think:
+        ends = network.config.special_id("thought_end")
+        return Opened(torch.full((len(h),), ends, device=h.device), past, real)
     positions = torch.arange(h.shape[1], device=h.device)[None]
     tables = network.backbone.rotary(h, positions)
     state = network.thinking.opening(h, tables, causal_mask(real, h.shape[1]), past)
     return Opened(_greedy(network, state), past, real)
 
 
-def finish_thoughts(network: ThinkingStatesNetwork, opened: Opened, rows: Tensor) -> Thoughts:
+def finish_thoughts(network: ThinkingStatesNetwork, opened: Opened, rows: Tensor) -> ThoughtTokens:
     """Returns the whole thoughts of some of the chunks, none of them trivial.
 
     Args:
@@ -85,7 +88,7 @@ def finish_thoughts(network: ThinkingStatesNetwork, opened: Opened, rows: Tensor
             break
         tokens.append(token)
     thoughts = torch.stack(tokens, dim=1)
-    return Thoughts(thoughts, (thoughts != end).sum(dim=1))
+    return ThoughtTokens(thoughts, (thoughts != end).sum(dim=1))
 
 
 def _greedy(network: ThinkingStatesNetwork, h: Tensor) -> Tensor:

@@ -25,8 +25,10 @@ def reading_flops(network: ThinkingStatesNetwork, context: int, training: bool =
 
     Every chunk has a thought that is, with its end, as long as the chunk. The backbone reads once,
     as in training and in sequential reading; speculation reads the query, or what is left of it,
-    once for each thought with tokens.
+    once for each thought with tokens. A model that does not think at inference only reads.
     """
+    if not (training or network.config.think):
+        return backbone_flops(network.backbone, context, training)
     thoughts = listening_flops(network) + speaking_flops(network, 1.0)
     factor = TRAINING_FACTOR if training else 1.0
     return backbone_flops(network.backbone, context, training) + factor * thoughts
@@ -41,7 +43,7 @@ def answering_flops(network: ThinkingStatesNetwork, context: int, tokens: float 
         tokens: of thoughts, that come with it on average; None: one where answers are thought
             about, else none.
     """
-    backbone, thinks = network.backbone, network.config.think_in_decode
+    backbone, thinks = network.backbone, network.config.think_in_decode and network.config.think
     own = backbone.num_layers * layer_flops(backbone, context) + head_flops(backbone)
     if thinks:
         own += listening_flops(network)

@@ -16,7 +16,7 @@ from lightning_models.thinking_states.chunks import NOWHERE, Gold, Grid, gold_th
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.trace import Thought, Trace
 from lightning_models.thinking_states.training_rows import (
-    Rows,
+    ForcedRows,
     Speech,
     States,
     Targets,
@@ -26,7 +26,7 @@ from lightning_models.vocabulary import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
-class Layout:
+class ThoughtLayout:
     """How batches become rows; called, it counts the normalisers of a batch."""
 
     grid: Grid
@@ -43,7 +43,7 @@ class Layout:
     """Whether the query's tokens are predicted, too."""
 
     @classmethod
-    def of(cls, config: ThinkingStatesConfig) -> "Layout":
+    def of(cls, config: ThinkingStatesConfig) -> "ThoughtLayout":
         """Returns the layout that a configuration describes."""
         return cls(
             Grid(config.chunk_size, config.grid, config.think_in_decode),
@@ -78,10 +78,10 @@ class Layout:
         """Returns the thoughts of the batch's steps."""
         return gold_thoughts(batch, self.grid, self.row_lengths(batch), self.separator)
 
-    def rows(self, batch: dict[str, Tensor]) -> Rows:
+    def rows(self, batch: dict[str, Tensor]) -> ForcedRows:
         """Returns the rows of a training step; the device is asked twice for sizes."""
         gold = self.gold(batch)
-        return Rows(
+        return ForcedRows(
             self._tokens(batch),
             self._answers(batch),
             self._states(batch, gold),

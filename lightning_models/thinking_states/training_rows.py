@@ -43,6 +43,11 @@ class ThoughtTargets(NamedTuple):
         """Whether the end of a trivial thought is predicted (B, P) bool."""
         return self.valid & (self.sizes == 1)
 
+    @property
+    def spoken(self) -> Tensor:
+        """Whether a token of a thought with tokens, or its end, is predicted (B, P) bool."""
+        return self.valid & (self.sizes > 1)
+
 
 class Speech(NamedTuple):
     """What T reads behind the row's first W tokens.
@@ -73,7 +78,7 @@ class States(NamedTuple):
     where: Tensor
 
 
-class Rows(NamedTuple):
+class ForcedRows(NamedTuple):
     """The rows of a training step: query, prefix and answer, without the EOS behind it.
 
     Attributes:

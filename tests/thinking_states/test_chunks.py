@@ -7,7 +7,7 @@ import torch
 
 from lightning_models.thinking_states.blocks import in_blocks
 from lightning_models.thinking_states.chunks import Grid, gold_thoughts
-from lightning_models.thinking_states.thoughts import Layout
+from lightning_models.thinking_states.thoughts import ThoughtLayout
 from tests.thinking_states.cases import (
     GRIDS,
     PREFIX,
@@ -34,7 +34,7 @@ def in_answers(request):
 
 
 def layout_of(kind, c=4, in_answers=False, **options):
-    return Layout(Grid(c, kind, in_answers), PREFIX, END, STEP, PAD, **options)
+    return ThoughtLayout(Grid(c, kind, in_answers), PREFIX, END, STEP, PAD, **options)
 
 
 @pytest.mark.parametrize("c", [1, 3, 4, 20])
@@ -84,7 +84,7 @@ def test_steps_of_a_chunk_that_never_ends_are_left_out():
     for answers, tokens in ((1, 0), (2, 2)):  # of c = 8, six are in the query, one in the prefix
         targets = torch.full((1, answers), 3)
         changed = {**batch, "targets": targets}
-        layout = Layout(Grid(8, "absolute"), (1,), END, STEP, PAD)
+        layout = ThoughtLayout(Grid(8, "absolute"), (1,), END, STEP, PAD)
         assert int(layout.gold(changed).valid.sum()) == tokens
         assert layout(changed)["thought_tokens"] == (3.0 if tokens else 0.0)
 

@@ -261,15 +261,6 @@ def test_checkpointing_the_backbone_changes_no_gradient():
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_the_training_pass_is_one_graph():
-    model, batch = build(), reasoning_batch()
-    expected = total(model, batch)
-    model.network.compile(fullgraph=True, backend="eager")
-    torch.testing.assert_close(total(model, batch), expected)
-    other = reasoning_batch((13, 7), (2, 5), seed=2)
-    assert total(model, other).isfinite()
-
-
 def test_networks_are_built_on_the_meta_device():
     with torch.device("meta"):
         network = ThinkingStatesNetwork(ThinkingStatesConfig(**SIZES))

@@ -1,13 +1,19 @@
 """The objective's terms, their normalisers, and what the statistics say."""
 
+import csv
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch.nn import functional as F
 
 from lightning_models.layers import recording
 from lightning_models.objective import objective
+from lightning_models.thinking_states.config import ThinkingStatesConfig
+from lightning_models.thinking_states.module import ThinkingStatesLM
+from tests.thinking_states import questions
 from tests.thinking_states.cases import (
     GRIDS,
     build,
@@ -154,8 +160,15 @@ def test_gradients_reach_C_from_the_answer_and_from_later_thoughts():
     }
 
 
+def within_a_run(model, step=0, every=1):
+    """The model in an optimiser step of a trainer that logs every so many."""
+    model._trainer = SimpleNamespace(global_step=step, log_every_n_steps=every)
+    return model
+
+
 def test_statistics_are_shares_of_what_they_count():
-    model, batch = outspoken(), reasoning_batch((11, 4, 9), (3, 1, 2), seed=4)
+    model = within_a_run(outspoken())
+    batch = reasoning_batch((11, 4, 9), (3, 1, 2), seed=4)
     stats = {name: (float(m.sum), float(m.number)) for name, m in model.loss(batch).stats.items()}
     thoughts = [t for row in range(3) for t in gold_of(batch, row, model.layout).values()]
     trivial, spoken = thoughts.count([]), sum(len(t) + 1 for t in thoughts if t)
@@ -172,6 +185,34 @@ def test_statistics_are_shares_of_what_they_count():
     losses = F.cross_entropy(logits.transpose(1, 2), rows.thoughts.tokens, reduction="none")
     assert stats["thought_nll"][0] == pytest.approx(float(losses[valid & ~own].sum()), rel=1e-5)
     assert 0 < stats["trivial_accuracy"][0] < trivial or trivial < 3
+
+
+ACCURACIES = {"thought_accuracy", "trivial_accuracy"}
+
+
+def test_accuracies_are_measured_in_steps_that_are_logged():
+    """They take a second pass over the vocabulary."""
+    model, batch = build(), reasoning_batch()
+    cheap = {"thought_nll", "trivial_share"}
+    assert model.loss(batch).stats.keys() == cheap
+    for every, logged in ((3, {2, 5}), (1, set(range(6))), (0, set())):
+        for step in range(6):
+            stats = within_a_run(model, step, every).loss(batch).stats
+            assert stats.keys() == cheap | (ACCURACIES if step in logged else set())
+
+
+def test_accuracies_are_in_all_that_a_run_logs(tmp_path):
+    model = ThinkingStatesLM(
+        ThinkingStatesConfig(**{**questions.SIZES, "num_layers": 3}, chunk_size=3)
+    )
+    logger = CSVLogger(tmp_path)
+    options = {"accumulate_grad_batches": 2, "log_every_n_steps": 2, "limit_val_batches": 0}
+    trainer = questions.quiet_trainer(tmp_path, logger=logger, max_steps=5, **options)
+    trainer.fit(model, questions.Questions())
+    with open(tmp_path / logger.name / "version_0" / "metrics.csv") as file:
+        logged = [row for row in csv.DictReader(file) if row["train/loss"]]
+    assert len(logged) == 2
+    assert all(row[f"train/{name}"] for row in logged for name in ACCURACIES)
 
 
 def test_a_batch_without_trivial_chunks_has_no_share_of_them():

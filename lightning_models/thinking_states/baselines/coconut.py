@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lightning_models.optim import OptimizerConfig
 from lightning_models.thinking_states.baselines.coconut_layout import CoconutLayout
-from lightning_models.thinking_states.baselines.coconut_network import CoconutNetwork, Thoughts
-from lightning_models.thinking_states.baselines.layout import NOTHING, Batch, Rows
+from lightning_models.thinking_states.baselines.coconut_network import CoconutNetwork, Latents
+from lightning_models.thinking_states.baselines.layout import NOTHING, Batch, TextRows
 from lightning_models.thinking_states.baselines.staged import StagedConfig, StagedLM
 from lightning_models.thinking_states.baselines.stages import StepStages
 from lightning_models.thinking_states.baselines.text_cache import TextCache
@@ -102,14 +102,7 @@ class CoconutLM(StagedLM):
     @property
     def stages(self) -> StepStages:
         """The curriculum."""
-        config = self.config
-        return StepStages(
-            config.epochs_per_stage,
-            config.max_latent_stage,
-            config.first_stage,
-            config.uniform_prob,
-            config.curriculum_seed,
-        )
+        return self.config.step_stages()
 
     @property
     def layout(self) -> CoconutLayout:
@@ -135,13 +128,13 @@ class CoconutLM(StagedLM):
             return config.eval_latents
         return min(self.stage, config.max_latent_stage) * config.c_thought
 
-    def states(self, rows: Rows) -> Tensor:
+    def states(self, rows: TextRows) -> Tensor:
         """Returns the normed states (B, T, D) of rows of text; see ``CoconutNetwork``."""
-        thoughts = Thoughts.among(rows.tokens, self.config.special_id(LATENT))
-        h: Tensor = self.network(rows.tokens, real=rows.kinds != NOTHING, thoughts=thoughts)
+        latents = Latents.among(rows.tokens, self.config.special_id(LATENT))
+        h: Tensor = self.network(rows.tokens, real=rows.kinds != NOTHING, latents=latents)
         return h
 
-    def scored_rows(self, batch: Batch) -> Rows:
+    def scored_rows(self, batch: Batch) -> TextRows:
         """Returns the text whose answer is scored, with the latents of an evaluation."""
         return self.layout.scored_with(batch, self.before_answer(batch), self.latents)
 
@@ -160,7 +153,7 @@ class CoconutLM(StagedLM):
             torch.cat((head, thoughts), dim=1),
             real=torch.cat((real, latent), dim=1),
             cache=cache,
-            thoughts=Thoughts(
+            latents=Latents(
                 torch.cat((torch.zeros_like(real), latent), dim=1), head.shape[1], self.latents
             ),
         )

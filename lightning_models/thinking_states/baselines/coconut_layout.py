@@ -14,8 +14,8 @@ from lightning_models.thinking_states.baselines.layout import (
     THINKING,
     Batch,
     ChainLayout,
-    Rows,
     Segment,
+    TextRows,
     line_up,
 )
 from lightning_models.thinking_states.baselines.stages import StepStages, num_steps
@@ -67,7 +67,7 @@ class CoconutLayout(ChainLayout):
     latent: int
     """What stands where a latent is fed; its embedding is not used."""
 
-    def training(self, batch: Batch, stage: int = 0) -> Rows:
+    def training(self, batch: Batch, stage: int = 0) -> TextRows:
         """Returns the text to be learned; see the base."""
         stages = self.stages.of_rows(batch, stage)
         latents = num_latents(
@@ -81,7 +81,7 @@ class CoconutLayout(ChainLayout):
         prefix = constant(self.answer_prefix, batch["query"])
         return self.thoughtful(batch, latents, (CHAIN, chain), (PREFIX, prefix), learned=learned)
 
-    def scored_with(self, batch: Batch, middle: Segment, latents: int) -> Rows:
+    def scored_with(self, batch: Batch, middle: Segment, latents: int) -> TextRows:
         """Returns the text whose answer is scored, behind so many latents; see ``scored``."""
         count = torch.full_like(batch["query_lengths"], latents)
         return self.thoughtful(batch, count, (PREFIX, middle))
@@ -92,7 +92,7 @@ class CoconutLayout(ChainLayout):
         latents: Tensor,
         *middle: tuple[int, Segment],
         learned: Tensor | None = None,
-    ) -> Rows:
+    ) -> TextRows:
         """Returns rows with ``latents`` (B,) between the query and ``middle``."""
         query = batch["query"]
         head = line_up((QUERY, query_of(batch)), (THINKING, constant((self.start,), query)))

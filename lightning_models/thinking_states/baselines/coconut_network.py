@@ -10,7 +10,7 @@ from lightning_models.thinking_states.baselines.text import TextNetwork
 from lightning_models.thinking_states.decoding import AnswerCache, read
 
 
-class Thoughts(NamedTuple):
+class Latents(NamedTuple):
     """Where latents are.
 
     Attributes:
@@ -24,7 +24,7 @@ class Thoughts(NamedTuple):
     most: int
 
     @classmethod
-    def among(cls, tokens: Tensor, latent_id: int) -> "Thoughts":
+    def among(cls, tokens: Tensor, latent_id: int) -> "Latents":
         """Returns where latents are among tokens (B, T), by their id."""
         latent = tokens == latent_id
         columns = latent.any(dim=0).nonzero()[:, 0].tolist()
@@ -45,7 +45,7 @@ class CoconutNetwork(TextNetwork):
         *,
         real: Tensor | None = None,
         cache: AnswerCache | None = None,
-        thoughts: Thoughts | None = None,
+        latents: Latents | None = None,
     ) -> Tensor:
         """Returns the normed states (B, T, D) of tokens.
 
@@ -56,24 +56,24 @@ class CoconutNetwork(TextNetwork):
             tokens: (B, T) int64.
             real: which of them are text (B, T) bool; None: all.
             cache: what was read before, extended in place.
-            thoughts: where latents are; None: nowhere.
+            latents: where they are; None: nowhere.
         """
-        if thoughts is None:
+        if latents is None:
             return super().forward(tokens, real=real, cache=cache)
         if cache is None:
             cache = AnswerCache(len(tokens), tokens.device)
         if real is None:
             real = torch.ones_like(tokens, dtype=torch.bool)
         h = self.backbone.embed(tokens)
-        behind = thoughts.first + thoughts.most
-        parts = [read(self.backbone, cache, h[:, : thoughts.first], real[:, : thoughts.first]).last]
+        behind = latents.first + latents.most
+        parts = [read(self.backbone, cache, h[:, : latents.first], real[:, : latents.first]).last]
         fed = []
-        for column in range(thoughts.first, behind):
-            own = thoughts.latent[:, column, None]
+        for column in range(latents.first, behind):
+            own = latents.latent[:, column, None]
             fed.append(torch.where(own, parts[-1][:, -1], h[:, column]))
             here = real[:, column : column + 1]
             parts.append(read(self.backbone, cache, fed[-1][:, None], here).last)
         if behind < tokens.shape[1]:
             parts.append(read(self.backbone, cache, h[:, behind:], real[:, behind:]).last)
-        record("latents", states=fed, latent=thoughts.latent[:, thoughts.first : behind])
+        record("latents", states=fed, latent=latents.latent[:, latents.first : behind])
         return torch.cat(parts, dim=1)

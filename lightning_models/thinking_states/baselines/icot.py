@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_models.optim import OptimizerConfig
 from lightning_models.thinking_states.baselines.layout import Batch, ChainLayout, Segment
 from lightning_models.thinking_states.baselines.staged import StagedConfig, StagedLM
-from lightning_models.thinking_states.baselines.stages import Stages, StepStages, TokenStages
+from lightning_models.thinking_states.baselines.stages import Stages, TokenStages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,7 @@ class ICoTConfig(StagedConfig):
     def curriculum(self) -> Stages:
         """Returns how the chain goes."""
         if self.removal == "steps":
-            return StepStages(
-                self.epochs_per_stage,
-                self.max_latent_stage,
-                self.first_stage,
-                self.uniform_prob,
-                self.curriculum_seed,
-            )
+            return self.step_stages()
         return TokenStages(
             self.remove_per_epoch,
             self.remove_all_beyond,

@@ -27,7 +27,7 @@ NOTHING, QUERY, THINKING, CHAIN, PREFIX, ANSWER = range(-1, 5)
 """What a token of a row is; padding is nothing."""
 
 
-class Rows(NamedTuple):
+class TextRows(NamedTuple):
     """Text as a network reads it.
 
     Attributes:
@@ -68,7 +68,7 @@ def shortened(segment: Segment, removed: Tensor, side: str) -> Segment:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TextLayout:
     """Query, answer prefix, answer: the text without reasoning, and the base of all others.
 
     Called with a batch it counts the tokens that the loss predicts there.
@@ -85,7 +85,7 @@ class Layout:
         """Returns the normaliser of ``nll``: ``targets``, predicted tokens of the batch."""
         return {"targets": float((self.training(batch).targets >= 0).sum())}
 
-    def training(self, batch: Batch, stage: int = 0) -> Rows:
+    def training(self, batch: Batch, stage: int = 0) -> TextRows:
         """Returns the text to be learned.
 
         Args:
@@ -96,7 +96,7 @@ class Layout:
         prefix = constant(self.answer_prefix, batch["query"])
         return self.arrange(batch, (CHAIN, chain), (PREFIX, prefix), learned=learned)
 
-    def scored(self, batch: Batch, middle: Segment) -> Rows:
+    def scored(self, batch: Batch, middle: Segment) -> TextRows:
         """Returns the text whose answer is scored: ``middle`` ends with the answer prefix."""
         return self.arrange(batch, (PREFIX, middle))
 
@@ -110,12 +110,12 @@ class Layout:
 
     def arrange(
         self, batch: Batch, *middle: tuple[int, Segment], learned: Tensor | None = None
-    ) -> Rows:
+    ) -> TextRows:
         """Returns rows of query, ``middle`` and answer; see ``predict`` for the other argument."""
         line = line_up((QUERY, query_of(batch)), *middle, (ANSWER, answer_of(batch)))
         return self.predict(line, learned)
 
-    def predict(self, line: Joined, learned: Tensor | None) -> Rows:
+    def predict(self, line: Joined, learned: Tensor | None) -> TextRows:
         """Returns rows with what is predicted in them.
 
         Args:
@@ -131,11 +131,11 @@ class Layout:
             predicted = predicted | (kinds == PREFIX) & learned[:, None]
         targets = next_tokens(line, predicted)
         answers = next_tokens(line, kinds == ANSWER) >= 0
-        return Rows(line.tokens, targets, answers, kinds)
+        return TextRows(line.tokens, targets, answers, kinds)
 
 
 @dataclass(frozen=True)
-class ChainLayout(Layout):
+class ChainLayout(TextLayout):
     """Query, chain, answer prefix, answer: a chain of thought, which is learned with its end.
 
     Raises:

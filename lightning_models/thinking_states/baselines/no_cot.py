@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lightning_models.optim import OptimizerConfig
-from lightning_models.thinking_states.baselines.layout import Layout
+from lightning_models.thinking_states.baselines.layout import TextLayout
 from lightning_models.thinking_states.baselines.text import TextLM
 from lightning_models.thinking_states.config import ReasoningConfig
 
@@ -41,6 +41,6 @@ class NoCoTLM(TextLM):
         super().__init__(config, optimizer, compile)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TextLayout:
         """Query, prefix, answer."""
-        return Layout(self.config.answer_prefix, lm_on_query=self.config.lm_on_query)
+        return TextLayout(self.config.answer_prefix, lm_on_query=self.config.lm_on_query)

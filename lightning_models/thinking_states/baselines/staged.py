@@ -9,8 +9,8 @@ from torch import nn
 
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import Mean
-from lightning_models.thinking_states.baselines.layout import CHAIN, Batch, Rows
-from lightning_models.thinking_states.baselines.stages import Stages
+from lightning_models.thinking_states.baselines.layout import CHAIN, Batch, TextRows
+from lightning_models.thinking_states.baselines.stages import Stages, StepStages
 from lightning_models.thinking_states.baselines.starting import load_backbone
 from lightning_models.thinking_states.baselines.text import ChainConfig, TextLM
 
@@ -57,6 +57,16 @@ class StagedConfig(ChainConfig):
             )
         if not 0.0 <= self.uniform_prob <= 1.0:
             raise ValueError(f"uniform_prob ({self.uniform_prob}) must be between 0 and 1")
+
+    def step_stages(self) -> StepStages:
+        """Returns the curriculum that takes steps away."""
+        return StepStages(
+            self.epochs_per_stage,
+            self.max_latent_stage,
+            self.first_stage,
+            self.uniform_prob,
+            self.curriculum_seed,
+        )
 
 
 class StagedLM(TextLM):
@@ -131,7 +141,8 @@ class StagedLM(TextLM):
         if "epochs" not in batch:
             raise ValueError(
                 f"{type(self).__name__} follows a curriculum, and the batch does not say how many "
-                "epochs are behind it; train on a datamodules.ReasoningDataModule"
+                "epochs are behind it; train on a datamodules.ReasoningDataModule, without "
+                "trainer.overfit_batches"
             )
         before, now = self.reached, (int(batch["epochs"]), self.stages.at(batch["epochs"]))
         watched = {"epoch": 0, "stage": 1}.get(self.config.reset)
@@ -142,7 +153,7 @@ class StagedLM(TextLM):
             self.progress_made.copy_(torch.tensor(now))
             self._reached = now
 
-    def statistics(self, batch: Batch, rows: Rows) -> dict[str, torch.Tensor | Mean]:
+    def statistics(self, batch: Batch, rows: TextRows) -> dict[str, torch.Tensor | Mean]:
         """Returns the batch's ``stage``, and ``chain_tokens``: those left in a row on average."""
         stage = self.stages.at(batch["epochs"]) if "epochs" in batch else self.stage
         return {

@@ -7,16 +7,14 @@ and so do a resumed run and one that was never stopped.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_models.rng import seeded_generator
-from lightning_models.thinking_states.baselines.layout import Segment, shortened
+from lightning_models.thinking_states.baselines.layout import Batch, Segment, shortened
 from lightning_models.thinking_states.rows import chain_of
-
-Batch = dict[str, Any]
 
 _UNIFORM, _OFFSET = range(2)  # what a row's draws are for: second number of their key
 

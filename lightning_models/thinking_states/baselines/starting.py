@@ -36,10 +36,12 @@ def load_backbone(network: TextNetwork, config: ReasoningConfig, path: str) -> N
     saved: Any = read_checkpoint(path).content["state_dict"]
     own = network.backbone.state_dict()
     strange = [key for key, value in own.items() if not _fits(key, value, saved, config.vocab_size)]
+    theirs = [key.removeprefix(_BACKBONE) for key in saved if key.startswith(_BACKBONE)]
+    strange += [key for key in theirs if key not in own]  # e.g. of a deeper backbone
     if strange:
         raise CheckpointError(
-            f"start_from ({path}) holds no backbone of this shape: {strange[0]} is missing or of "
-            "another size; train both with one tokenizer and with equal sizes"
+            f"start_from ({path}) holds no backbone of this shape: {strange[0]} is in one of the "
+            "two only, or of another size; train both with one tokenizer and with equal sizes"
         )
     with torch.no_grad():
         for key, value in own.items():

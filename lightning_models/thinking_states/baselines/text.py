@@ -12,7 +12,7 @@ from lightning_models.log_probs import token_log_probs
 from lightning_models.losses import linear_cross_entropy_each
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.thinking_states.backbone import Backbone
-from lightning_models.thinking_states.baselines.layout import Batch, Layout, Rows, Segment
+from lightning_models.thinking_states.baselines.layout import Batch, Segment, TextLayout, TextRows
 from lightning_models.thinking_states.baselines.text_cache import TextCache
 from lightning_models.thinking_states.config import ReasoningConfig
 from lightning_models.thinking_states.decoding import AnswerCache, read
@@ -96,11 +96,11 @@ class TextLM(ReasoningLM):
 
     @property
     @abstractmethod
-    def layout(self) -> Layout:
+    def layout(self) -> TextLayout:
         """How questions become rows of text."""
 
     @property
-    def counter(self) -> Layout:
+    def counter(self) -> TextLayout:
         """The layout, which counts what it predicts."""
         return self.layout
 
@@ -139,11 +139,11 @@ class TextLM(ReasoningLM):
         stats |= self.statistics(batch, rows)
         return LossOutput({"nll": Term(nll, learned.sum(), "targets")}, stats)
 
-    def statistics(self, batch: Batch, rows: Rows) -> dict[str, Tensor | Mean]:
+    def statistics(self, batch: Batch, rows: TextRows) -> dict[str, Tensor | Mean]:
         """Returns what is to be logged of the text of a training batch; here nothing."""
         return {}
 
-    def states(self, rows: Rows) -> Tensor:
+    def states(self, rows: TextRows) -> Tensor:
         """Returns the normed states (B, T, D) of rows of text."""
         h: Tensor = self.network(rows.tokens)
         return h
@@ -163,7 +163,7 @@ class TextLM(ReasoningLM):
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 
-    def scored_rows(self, batch: Batch) -> Rows:
+    def scored_rows(self, batch: Batch) -> TextRows:
         """Returns the text whose answer is scored."""
         return self.layout.scored(batch, self.before_answer(batch))
 

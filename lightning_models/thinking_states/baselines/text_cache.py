@@ -32,7 +32,7 @@ class TextCache(AnswerCache):
         self._end = torch.tensor(end, dtype=torch.int64, device=limits.device)
         self._tail = limits.new_full((len(limits), len(end)), -1)
         self._limits = limits
-        self._written = torch.zeros_like(limits)
+        self._written = 0  # tokens behind each query: rows begin together
         self._begun = False
         self.answering = torch.full_like(limits, not end, dtype=torch.bool)
         """Whether what each row writes next is its answer (B,) bool."""
@@ -41,8 +41,7 @@ class TextCache(AnswerCache):
         """Keeps only ``rows`` (int64 indices), in that order."""
         super().select(rows)
         self._last, self._tail = self._last[rows], self._tail[rows]
-        self._limits = self._limits[rows]
-        self._written, self.answering = self._written[rows], self.answering[rows]
+        self._limits, self.answering = self._limits[rows], self.answering[rows]
 
     def take(self, tokens: Tensor) -> Tensor:
         """Returns what is read next (B, t), and notes what was written (B,).
@@ -54,7 +53,7 @@ class TextCache(AnswerCache):
             return self.next_inputs(self._last)
         if len(self._end):
             self._tail = torch.cat((self._tail[:, 1:], tokens[:, None]), dim=1)
-            self._written = self._written + 1
+            self._written += 1
             self.answering = self.answering | (self._tail == self._end).all(dim=1)
         return self.next_inputs(tokens)
 
@@ -62,7 +61,7 @@ class TextCache(AnswerCache):
         """Returns logits (B, V) in which rows whose chain is too long go on with the prefix."""
         if not len(self._end):
             return logits
-        late = ~self.answering & (self._written >= self._limits)
+        late = ~self.answering & (self._limits <= self._written)
         place = (self._written - self._limits).clamp(min=0, max=len(self._end) - 1)
         only = torch.full_like(logits, -torch.inf).scatter(1, self._end[place][:, None], 0.0)
         return torch.where(late[:, None], only, logits)
