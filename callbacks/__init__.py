@@ -19,8 +19,21 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``PosteriorAnalysis`` | how latent vectors are inferred, and T_fast swept; added by hand |
 | ``StepAllocation`` | where a pondering model spends its steps; added by hand |
 | ``ThoughtTrace`` | thoughts along queries, beside the data's; added by hand |
+| ``TaskScores`` | scores on tasks of lm-evaluation-harness, every n steps; added by hand |
 | ``Samples`` | text samples behind validations |
 | ``Predictions`` | what ``predict`` writes |
+
+What they are made of, no callbacks:
+
+| File or folder | What it holds |
+|---|---|
+| ``analysis/`` | what all analyses have in common: turns, batches, files, figures, pages |
+| ``reasoning/`` | questions, what is right, thoughts; for ``evaluate.py reason``, too |
+| ``evaluation_hooks`` | validations and tests through one set of hooks |
+| ``undisturbed``, ``random_state`` | a model looked at in training; states of random generators |
+| ``dial`` | a trained model under another setting, for a moment |
+| ``trainer_state`` | what the trainer knows but does not declare |
+| ``output_folder``, ``peak_rate`` | folders that can be written to; FLOPs per second of devices |
 """
 
 from callbacks.answer_accuracy import AnswerAccuracy
@@ -37,6 +50,7 @@ from callbacks.resume_state import ResumeState
 from callbacks.samples import Samples
 from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.step_allocation import StepAllocation
+from callbacks.task_scores import TaskScores
 from callbacks.termination import Terminated, Termination
 from callbacks.thought_trace import ThoughtTrace
 from callbacks.throughput import Throughput
@@ -57,6 +71,7 @@ __all__ = [
     "Samples",
     "SaveCheckpoints",
     "StepAllocation",
+    "TaskScores",
     "Terminated",
     "Termination",
     "ThoughtTrace",

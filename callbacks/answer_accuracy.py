@@ -4,29 +4,27 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 import torch.distributed as dist
 
 from callbacks.analysis import check_least
-from callbacks.questions import (
+from callbacks.evaluation_hooks import EvaluationHooks
+from callbacks.reasoning.questions import (
     REASONING,
     Question,
     judge,
-    longest_text,
     not_asked,
     questions_in,
+    room_for,
+    write,
 )
-from callbacks.samples import undisturbed
 from callbacks.trainer_state import gather
-
-ROOM = 2
-"""What a model may write, as a multiple of the longest right text."""
+from callbacks.undisturbed import undisturbed
 
 
-class AnswerAccuracy(L.Callback):
+class AnswerAccuracy(EvaluationHooks):
     """Logs the share of questions that a model answers rightly, of those in the first batches.
 
     The model writes greedily, thinking in its own way; right is what the data take for right. It is
@@ -81,83 +79,30 @@ class AnswerAccuracy(L.Callback):
                 "choose data of reasoning rows, e.g. datamodules.StateTracking, or leave it out"
             )
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Starts at nothing."""
-        self._clear()
-
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts at nothing."""
-        self._clear()
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Asks the questions of the first batches."""
-        self._ask_batch(trainer, pl_module, batch, batch_idx)
-
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Asks the questions of the first batches."""
-        self._ask_batch(trainer, pl_module, batch, batch_idx)
-
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Logs the accuracy, in time for checkpoints to be ranked by it."""
-        self._log(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Logs the accuracy."""
-        self._log(trainer, pl_module, "test")
-
-    # ---- work
-
-    def _clear(self) -> None:
         self._asked, self._right = Counter(), Counter()
 
-    def _ask_batch(
-        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
+    def evaluation_batch_ends(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        beyond = self.num_batches is not None and batch_idx >= self.num_batches
-        if trainer.sanity_checking or beyond:
+        """Asks the questions of the first batches."""
+        if self.num_batches is not None and batch_idx >= self.num_batches:
             return
         own = questions_in(batch)
         asked, first = _of_all_ranks(own) if _is_sharded(pl_module) else (own, 0)
         if not asked:
             return
         data = _data_of(trainer)
-        written = self._write(pl_module, data, asked)[first : first + len(own)]
+        with undisturbed(pl_module):
+            room = room_for(asked, data, self.max_new_tokens)
+            written = write(pl_module, data, asked, room)[first : first + len(own)]
         for question, ids in zip(own, written, strict=True):
             self._asked[question.group] += 1
             self._right[question.group] += judge(pl_module, data, question, ids).right
 
-    def _write(self, pl_module: Any, data: Any, asked: Sequence[Question]) -> list[list[int]]:
-        """Returns the token ids that the model writes behind each question."""
-        room = self.max_new_tokens or ROOM * longest_text(asked, data)
-        with undisturbed(pl_module):
-            written: list[list[int]] = pl_module.generate_text(
-                [question.query for question in asked],
-                tokenizer=_Ids(data.tokenizer),
-                max_new_tokens=room,
-                temperature=0,
-            )
-        return written
-
-    def _log(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Logs shares over all ranks; the same names on each of them."""
-        if trainer.sanity_checking:
-            return
+    def evaluation_epoch_ends(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Logs shares over all ranks, the same names on each, in time to rank checkpoints."""
         asked: Counter[int] = Counter()
         right: Counter[int] = Counter()
         for their_asked, their_right in gather((self._asked, self._right)):
@@ -172,22 +117,6 @@ class AnswerAccuracy(L.Callback):
             values |= {f"{name}/{label}_{g}": right[g] / asked[g] for g in sorted(asked)}
         for key, value in values.items():
             pl_module.log(key, value, prog_bar=key == name, rank_zero_only=False)
-
-
-class _Ids:
-    """A tokenizer for texts that are ids already."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        """Takes over what is no text."""
-        self.vocab_size, self.stop_id = tokenizer.vocab_size, tokenizer.stop_id
-
-    def prompt_ids(self, text: list[int]) -> list[int]:
-        """Returns what a model reads."""
-        return text
-
-    def decode(self, ids: list[int]) -> list[int]:
-        """Returns what it has written."""
-        return ids
 
 
 def _data_of(trainer: L.Trainer) -> Any:

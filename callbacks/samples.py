@@ -1,15 +1,12 @@
 """Text that the model writes while it trains."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
 
-from callbacks.random_state import RandomState
+from callbacks.undisturbed import undisturbed
 
 DEFAULT_PROMPTS = ("", "The ", "In this ")
 
@@ -106,21 +103,6 @@ class Samples(L.Callback):
             return max(1, self.max_new_tokens)
         longest = max(len(tokenizer.encode(prompt)) for prompt in self.prompts)
         return max(1, min(self.max_new_tokens, limit - max(1, longest)))
-
-
-@contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Evaluates ``module`` inside; random states and every submodule's mode are put back after."""
-    random_state = RandomState.capture()
-    modes = {child: child.training for child in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for child, mode in modes.items():
-            child.training = mode
-        random_state.restore()
 
 
 def as_markdown(prompts: Sequence[str], texts: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from callbacks.analysis import Analysis, check_least
-from callbacks.batch_parts import real_tokens, rows_of
+from callbacks.analysis.batch_parts import real_tokens, rows_of
 from callbacks.fork_analysis.report import Report, log
 from callbacks.fork_analysis.statistics import ForkRecorder, TokenRow
 from callbacks.trainer_state import tokenizer_of
@@ -33,6 +33,7 @@ class ForkAnalysis(Analysis):
     several ranks the text is that of rank 0. A model without forks is told of once and left alone.
     """
 
+    of_tests = True
     tag = "fork_analysis"
 
     def __init__(
@@ -80,28 +81,6 @@ class ForkAnalysis(Analysis):
                 f"one of {ours}; take a checkpoint that was trained with the same tokenizer"
             )
         return reference
-
-    # ---- tests too
-
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begins an analysis."""
-        self.on_validation_start(trainer, pl_module)
-
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Analyses the first batches."""
-        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
-
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Reports, on rank 0."""
-        self._conclude(trainer, pl_module)
 
     # ---- work
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from callbacks.analysis_figures import BLUE, GREEN, GREY, ORANGE, panels
+from callbacks.analysis.figures import BLUE, GREEN, GREY, ORANGE, panels
+from callbacks.analysis.token_text import short_label
 from callbacks.fork_analysis.entropy import WINDOW, Parabola, Windows
 from callbacks.fork_analysis.statistics import TokenRow
-from callbacks.token_text import short_label
 
 MOST_POINTS = 4000  # of a scatter plot
 LINE_TOKENS, LINES = 48, 3  # of the map of tokens

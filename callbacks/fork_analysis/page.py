@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from callbacks.analysis_page import document, number, table, token
+from callbacks.analysis.page import document, number, table, token
 from callbacks.fork_analysis.statistics import MEASURES, TokenRow
 
 ARROW = " \N{RIGHTWARDS ARROW} "

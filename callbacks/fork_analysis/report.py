@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from callbacks.analysis_files import as_csv, as_pixels
+from callbacks.analysis.files import as_csv, as_pixels
+from callbacks.analysis.token_text import pieces
 from callbacks.fork_analysis import figures
 from callbacks.fork_analysis.entropy import Parabola, Windows, fit_parabola, windows
 from callbacks.fork_analysis.page import page
 from callbacks.fork_analysis.statistics import TokenRow
-from callbacks.token_text import pieces
 
 OWN, REFERENCE = "this model", "the reference"
 TAGS = {OWN: "entropy", REFERENCE: "reference_entropy"}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from callbacks.batch_parts import real_tokens
+from callbacks.analysis.batch_parts import real_tokens
 
 MEASURES = {
     "per_token": "forks per token behind the fork layer",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from callbacks.analysis_files import as_csv
+from callbacks.analysis.files import as_csv
 from callbacks.gate_analysis.ages import Ages, Findings
 from callbacks.gate_analysis.history import History, shares_over
 

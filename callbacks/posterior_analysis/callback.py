@@ -3,9 +3,8 @@
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks.analysis import Analysis, check_least
+from callbacks.analysis import SweepingAnalysis, check_least
 from callbacks.dial import dialled, has_dial
 from callbacks.posterior_analysis import report
 from callbacks.posterior_analysis.figures import pictures
@@ -16,7 +15,7 @@ DIAL = "inner_steps"
 """Field of a configuration that the sweep turns."""
 
 
-class PosteriorAnalysis(Analysis):
+class PosteriorAnalysis(SweepingAnalysis):
     """Shows how a model infers its latent vectors, and what these carry (Latent-Thought LM).
 
     Behind validations it scores the first batches once more and reports ELBO, KL and NLL over the
@@ -55,27 +54,9 @@ class PosteriorAnalysis(Analysis):
             sweep_every_n_validations: do so at every n-th validation of a training, where that is
                 analysed; 0: at none of them, only at the verb validate.
         """
-        super().__init__(every_n_validations, num_batches, output)
+        super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
         check_least("steps", min(steps, default=None), 0)
-        check_least("sweep_every_n_validations", sweep_every_n_validations, 0)
         self.steps = tuple(steps)
-        self.sweep_every_n_validations = sweep_every_n_validations
-        self._fixed = self._sweeps = False
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds the folder.
-
-        Raises:
-            ValueError: if ``output`` cannot be written to.
-        """
-        super().setup(trainer, pl_module, stage)
-        self._fixed = False
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begins an analysis if this validation's turn has come."""
-        super().on_validation_start(trainer, pl_module)
-        turn = self._is_turn(trainer, self.sweep_every_n_validations)
-        self._sweeps = bool(self.steps) and turn
 
     # ---- work
 
@@ -103,10 +84,9 @@ class PosteriorAnalysis(Analysis):
         for steps in sorted(set(self.steps), reverse=True):
             seen = self._score_with(pl_module, batch, steps)
             if seen is None:
-                self._fixed = True
-                rank_zero_info(
-                    f"{self._name}: {type(pl_module).__name__} takes no inner steps with "
-                    "this configuration, so there is no sweep over their number"
+                self._give_up_sweeps(
+                    f"{type(pl_module).__name__} takes no inner steps with this configuration, so "
+                    "there is no sweep over their number"
                 )
                 return
             findings.add_point(steps, *seen)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from callbacks.analysis_files import as_csv
+from callbacks.analysis.files import as_csv
 from callbacks.posterior_analysis.findings import Findings
 
 ACTIVE_VARIANCE = 0.01

@@ -3,10 +3,9 @@
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks.analysis import Analysis, check_least
-from callbacks.batch_parts import first_tokens, rows_of
+from callbacks.analysis import SweepingAnalysis, check_least
+from callbacks.analysis.batch_parts import first_tokens, rows_of
 from callbacks.dial import dialled, has_dial
 from callbacks.step_allocation import measures
 from callbacks.step_allocation.convergence import measure
@@ -18,7 +17,7 @@ DIAL = "alpha"
 """Field of a configuration that the sweep turns."""
 
 
-class StepAllocation(Analysis):
+class StepAllocation(SweepingAnalysis):
     """Shows where a pondering model spends its steps, and what they are good for (PonderLM-3).
 
     Behind validations it scores the first batches once more and reports, over all tokens with a
@@ -72,10 +71,9 @@ class StepAllocation(Analysis):
             convergence_iterations: iterations to follow.
             html_rows: rows that are written out token by token.
         """
-        super().__init__(every_n_validations, num_batches, output)
+        super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
         for name, value, least in (
             ("top_tokens", top_tokens, 0),
-            ("sweep_every_n_validations", sweep_every_n_validations, 0),
             ("convergence_rows", convergence_rows, 0),
             ("convergence_tokens", convergence_tokens, 1),
             ("convergence_iterations", convergence_iterations, 1),
@@ -85,28 +83,10 @@ class StepAllocation(Analysis):
         self.tokens = tuple(tokens)
         self.top_tokens = top_tokens
         self.alphas = tuple(alphas)
-        self.sweep_every_n_validations = sweep_every_n_validations
         self.convergence_rows = convergence_rows
         self.convergence_tokens = convergence_tokens
         self.convergence_iterations = convergence_iterations
         self.html_rows = html_rows
-        self._fixed = self._sweeps = False
-
-    # ---- hooks
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds the folder.
-
-        Raises:
-            ValueError: if ``output`` cannot be written to.
-        """
-        super().setup(trainer, pl_module, stage)
-        self._fixed = False
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begins an analysis if this validation's turn has come."""
-        super().on_validation_start(trainer, pl_module)
-        self._sweeps = self._is_turn(trainer, self.sweep_every_n_validations)
 
     # ---- work
 
@@ -136,10 +116,9 @@ class StepAllocation(Analysis):
         if not self.alphas or self._fixed:
             return
         if not has_dial(pl_module, DIAL):
-            self._fixed = True
-            rank_zero_info(
-                f"{self._name}: {type(pl_module).__name__} has no setting {DIAL!r} to shift its "
-                "steps with, so there is no sweep over it"
+            self._give_up_sweeps(
+                f"{type(pl_module).__name__} has no setting {DIAL!r} to shift its steps with, so "
+                "there is no sweep over it"
             )
             return
         for alpha in sorted({0.0, *map(float, self.alphas)}):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from callbacks.batch_parts import real_tokens
+from callbacks.analysis.batch_parts import real_tokens
 from callbacks.dial import dialled, has_dial
 
 NOISE = 32.0

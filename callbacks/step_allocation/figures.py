@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from callbacks.analysis_figures import BLUE, GREEN, GREY, ORANGE, panels
+from callbacks.analysis.figures import BLUE, GREEN, GREY, ORANGE, panels
+from callbacks.analysis.token_text import short_label
 from callbacks.step_allocation.convergence import Fit
-from callbacks.token_text import short_label
 
 COLORS = {"easy": GREEN, "medium": BLUE, "hard": ORANGE}
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from callbacks.batch_parts import real_tokens
+from callbacks.analysis.batch_parts import real_tokens
+from callbacks.analysis.token_text import PART, pieces
 from callbacks.step_allocation.convergence import Convergence
 from callbacks.step_allocation.words import word_places
-from callbacks.token_text import PART, pieces
 
 
 class Pass:

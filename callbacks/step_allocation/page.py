@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from callbacks.analysis_page import document, number, table, token
+from callbacks.analysis.page import document, number, table, token
 from callbacks.step_allocation.findings import TextRow
 
 HEAD = ("executed steps", "tokens", "share", "step-0 loss (nats)", "loss behind all steps (nats)")

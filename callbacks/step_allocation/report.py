@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from callbacks.analysis_files import as_csv
+from callbacks.analysis.files import as_csv
 from callbacks.step_allocation import figures, measures
 from callbacks.step_allocation.findings import Findings, TextRow
 from callbacks.step_allocation.measures import ALL, Records

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from callbacks.token_text import PART
+from callbacks.analysis.token_text import PART
 
 ELSEWHERE, INTERNAL, FINAL = range(3)
 """A word of one token, or none; within a word of several tokens; the last token of such a word."""

@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 
 from callbacks.analysis import Analysis, check_least
-from callbacks.thinking import Recorded
+from callbacks.reasoning.thinking import Recorded
 from callbacks.thought_trace.findings import Findings
 from callbacks.thought_trace.page import markdown
 from callbacks.thought_trace.report import Report

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from callbacks.analysis_figures import BLUE, GREEN, GREY, ORANGE, panels
+from callbacks.analysis.figures import BLUE, GREEN, GREY, ORANGE, panels
 
 Lines = Sequence[Mapping[str, Any]]
 

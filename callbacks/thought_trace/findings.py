@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from callbacks.thinking import RowThinking, Thought, insert, parts_of, thought_text
+from callbacks.reasoning.thinking import RowThinking, Thought, insert, parts_of, thought_text
 
 Tokens = tuple[int, ...]
 

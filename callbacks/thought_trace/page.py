@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from callbacks.analysis_page import document, number, table, token
+from callbacks.analysis.page import document, number, table, token
 from callbacks.thought_trace.findings import ShownRow, ShownThought
 
 TEXT, RIGHT, WRONG = range(3)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from callbacks.analysis_files import as_csv
+from callbacks.analysis.files import as_csv
 from callbacks.thought_trace import figures, measures
 from callbacks.thought_trace.findings import Findings, ShownRow
 from callbacks.thought_trace.measures import Records

@@ -6,22 +6,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from callbacks.analysis_files import as_pixels, write_files
+from callbacks.analysis.files import as_pixels, write_files
+from callbacks.evaluation_hooks import EvaluationHooks
 from callbacks.output_folder import check_folder
-from callbacks.samples import undisturbed
 from callbacks.trainer_state import gather
+from callbacks.undisturbed import undisturbed
 
 
-class Analysis(L.Callback, ABC):
+class Analysis(EvaluationHooks, ABC):
     """Looks at the first batches of every n-th validation of a training, and of standalone ones.
 
-    Each analysis says what it has found before the first batch (``_begin``), what it looks at in a
-    batch (``_look_at``) and how it reports (``_report``). How many validations have passed is in
-    checkpoints.
+    And of tests where ``of_tests`` says so. Each analysis says what it has found before the first
+    batch (``_begin``), what it looks at in a batch (``_look_at``) and how it reports (``_report``).
+    How many validations have passed is in checkpoints.
     """
 
+    of_tests = False
     tag: ClassVar[str]
     """Name of the files' folder; pictures are below it in TensorBoard."""
 
@@ -98,19 +100,13 @@ class Analysis(L.Callback, ABC):
             self._folder = Path(self.output).expanduser()
             check_folder(f"{self.tag}.output", self._folder)
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Begins an analysis if this validation's turn has come."""
-        due = not trainer.sanity_checking and self._is_turn(trainer, self.every_n_validations)
+        due = self._is_turn(trainer, self.every_n_validations)
         self._findings = self._begin() if due else None
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def evaluation_batch_ends(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Analyses the first batches."""
         if self._findings is None or self._unable:
@@ -119,14 +115,10 @@ class Analysis(L.Callback, ABC):
             with undisturbed(pl_module):
                 self._look_at(trainer, pl_module, batch, self._findings)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Reports what all ranks have found, on rank 0."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if trainer.state.fn == "fit":
             self._validations += 1
-        self._conclude(trainer, pl_module)
-
-    def _conclude(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ends an analysis, if one has begun."""
         own, self._findings = self._findings, None
         if own is None:
             return
@@ -197,6 +189,56 @@ class Analysis(L.Callback, ABC):
     def _name(self) -> str:
         """How messages begin."""
         return self.tag.replace("_", " ")
+
+
+class SweepingAnalysis(Analysis):
+    """An analysis that also scores its batches under other settings, which is dear.
+
+    It does so (``_sweeps``) at every n-th validation of a training, and at standalone ones.
+    """
+
+    def __init__(
+        self,
+        every_n_validations: int,
+        num_batches: int,
+        output: str | None,
+        sweep_every_n_validations: int,
+    ) -> None:
+        """Chooses how often, how much, and where to.
+
+        Args:
+            every_n_validations: see ``Analysis``.
+            num_batches: see ``Analysis``.
+            output: see ``Analysis``.
+            sweep_every_n_validations: of the validations within training that are analysed; 0:
+                never there.
+
+        Raises:
+            ValueError: if a number is too low.
+        """
+        super().__init__(every_n_validations, num_batches, output)
+        check_least("sweep_every_n_validations", sweep_every_n_validations, 0)
+        self.sweep_every_n_validations = sweep_every_n_validations
+        self._fixed = self._sweeps = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finds the folder.
+
+        Raises:
+            ValueError: if ``output`` cannot be written to.
+        """
+        super().setup(trainer, pl_module, stage)
+        self._fixed = False
+
+    def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Begins an analysis if this validation's turn has come."""
+        super().evaluation_starts(trainer, pl_module)
+        self._sweeps = self._is_turn(trainer, self.sweep_every_n_validations)
+
+    def _give_up_sweeps(self, reason: str) -> None:
+        """Leaves sweeps out from now on (``_fixed``), and says so."""
+        self._fixed = True
+        rank_zero_info(f"{self._name}: {reason}")
 
 
 def check_least(name: str, value: float | None, least: int) -> None:

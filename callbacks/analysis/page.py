@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
-from callbacks.token_text import EOS, PART
+from callbacks.analysis.token_text import EOS, PART
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733; background: #fff;

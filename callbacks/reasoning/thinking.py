@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from callbacks.token_text import EOS, PART, pieces
+from callbacks.analysis.token_text import EOS, PART, pieces
 
 JOINT = "; "
 """Stands between two steps of one thought."""

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 REASONING = "reasoning"
 """What models and data of this kind say of their rows."""
+ROOM = 2
+"""What a model may write, as a multiple of the longest right text."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,35 @@ def longest_text(questions: Sequence[Question], data: Any) -> int:
         sum(separator + len(step) for step in question.steps) + prefix + len(question.answer) + 1
         for question in questions
     )
+
+
+def room_for(questions: Sequence[Question], data: Any, asked: int | None = None) -> int:
+    """Returns how many tokens a model may write to each question.
+
+    Args:
+        questions: At least one.
+        data: The data module, which knows the wording.
+        asked: That many; None: twice the tokens of the longest right text, with all its steps.
+    """
+    return asked or ROOM * longest_text(questions, data)
+
+
+def write(
+    model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int
+) -> list[list[int]]:
+    """Returns the token ids that a model writes behind each question, greedily, EOS included.
+
+    Args:
+        model: Which thinks in its own way meanwhile.
+        data: The data module, with the tokenizer.
+        questions: At least one.
+        max_new_tokens: Upper bound for each.
+    """
+    queries = [question.query for question in questions]
+    written: list[list[int]] = model.generate_ids(
+        queries, tokenizer=data.tokenizer, max_new_tokens=max_new_tokens, temperature=0
+    )
+    return written
 
 
 def judge(model: Any, data: Any, question: Question, written: Sequence[int]) -> Answer:
