@@ -1,9 +1,12 @@
 """Options that commands share."""
 
+import itertools
 from argparse import ArgumentParser as PlainParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import LanguageDataModule
@@ -12,6 +15,17 @@ from evaluation.checkpoint.device import Device, Precision
 from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
 
 Split = Literal["train", "val", "test"]
+
+CARRIED = (
+    "tokenizer",
+    "cache_dir",
+    "num_proc",
+    "num_workers",
+    "block_size",
+    "batch_size",
+    "eval_batch_size",
+)
+"""Arguments of the checkpoint's own data that other data take over: how text is read, not which."""
 
 
 def add_model_arguments(parser: ArgumentParser) -> None:
@@ -92,7 +106,58 @@ def add_corpus_arguments(
     if checkpoint is not None and checkpoint.data_recipe is not None:
         resolve_class(checkpoint.data_recipe["class_path"], LanguageDataModule)
         refuse_foreign_classes(checkpoint.data_recipe)
-        parser.set_defaults({"data": checkpoint.data_recipe})
+        parser.set_defaults({"data": default_recipe(checkpoint.data_recipe, argv)})
+
+
+def carried(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those init arguments of the checkpoint's data that other data take over."""
+    return {key: arguments[key] for key in CARRIED if key in arguments}
+
+
+def default_recipe(trained: Recipe, argv: Sequence[str]) -> Recipe:
+    """Returns what ``--data`` begins with: the checkpoint's data, or what other data take of them.
+
+    The parser hands arguments of one name on to another class; that would read the training's
+    files as another corpus. Of data made of a corpus, that may be the one that is another.
+
+    Args:
+        trained: recipe of the checkpoint's data.
+        argv: the command line.
+    """
+    arguments = trained["init_args"]
+    inner = arguments.get("corpus")
+    nested = isinstance(inner, Mapping) and "class_path" in inner
+    if _names_another(argv, "--data", trained["class_path"]):
+        of_corpus = carried(inner.get("init_args", {})) if nested else {}
+        return {**trained, "init_args": {**of_corpus, **carried(arguments)}}
+    if nested and _names_another(argv, "--data.corpus", inner["class_path"]):
+        corpus = {**inner, "init_args": carried(inner.get("init_args", {}))}
+        return {**trained, "init_args": {**arguments, "corpus": corpus}}
+    return trained
+
+
+def _names_another(argv: Sequence[str], option: str, class_path: str) -> bool:
+    """Whether a command line names another class than that of ``class_path``."""
+    own = class_path.rpartition(".")[2]
+    options = (option, f"{option}.class_path")
+    typed = [value for word, value in itertools.pairwise(argv) if word in options]
+    typed += [word.partition("=")[2] for word in argv if word.partition("=")[0] in options]
+    return any(_class_name(value) not in (None, own) for value in typed)
+
+
+def _class_name(typed: str) -> str | None:
+    """Returns the name of the class in the value of an option; None where there is none.
+
+    The value may also be YAML, or a file of it.
+    """
+    path = Path(typed)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8") if path.is_file() else typed)
+    except (OSError, ValueError, yaml.YAMLError):  # for the parser to complain of
+        return None
+    if isinstance(content, Mapping):
+        content = content.get("class_path")
+    return None if content is None else str(content).rpartition(".")[2]
 
 
 def check_limits(settings: Namespace) -> None:

@@ -12,8 +12,8 @@ from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.checkpoint.device import Precision, autocast, pick_device
 from evaluation.checkpoint.rebuild import build_model
+from evaluation.cost import GeneratedSteps
 from evaluation.output import check_target, write_jsonl
-from evaluation.perplexity.thinking import GeneratedSteps
 from evaluation.prompts import collect_prompts
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import read_checkpoint

@@ -1,10 +1,19 @@
 """The formulas count what torch's own counter counts."""
 
+import re
+from typing import get_type_hints
+
 import pytest
 import torch
+from formats import marked_documents
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_models import TransformerConfig, TransformerLM
+from lightning_models import (
+    ThoughtbubblesLM,
+    ThoughtGestaltLM,
+    TransformerConfig,
+    TransformerLM,
+)
 from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
 from tests.reference.attention import sees
 
@@ -94,3 +103,70 @@ def test_a_module_used_twice_is_counted_once():
     layer = torch.nn.Linear(3, 5)
     assert linear_flops(torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Linear(5, 2))) == 50
     assert linear_flops(torch.nn.ModuleList([layer, layer])) == 30
+
+
+FORKS = {"fork_layers": (1, 2), "kappa": "2L"}
+VARIANTS = {
+    "forks": (ThoughtbubblesLM, FORKS),
+    "decoded once": (ThoughtbubblesLM, FORKS | {"output_average": "residual_norm"}),
+    "fork first": (ThoughtbubblesLM, {"fork_layers": (0,), "kappa": "1.5L"}),
+    "memory": (ThoughtGestaltLM, {"memory_size": 2}),
+    "memory, serial": (ThoughtGestaltLM, {"memory_size": 2, "layer_type": "serial"}),
+    "memory in context": (ThoughtGestaltLM, {"memory_size": 2, "memory": "in_context"}),
+    "no memory": (ThoughtGestaltLM, {"memory": "none"}),
+}
+SLOTS, SENTENCES = 27, 4
+
+
+@pytest.fixture(params=VARIANTS)
+def method(request):
+    kind, changes = VARIANTS[request.param]
+    own = {"sentence_layer": 3} if kind is ThoughtGestaltLM else {}
+    sizes = {"vocab_size": 100, "block_size": SLOTS, "num_layers": 4, "dim": 24, "num_heads": 2}
+    torch.manual_seed(0)
+    model = kind(get_type_hints(kind.__init__)["config"](**sizes, **own, **changes))
+    model.configure_model()
+    return model.eval()
+
+
+def scored(model):
+    """A batch whose sizes are those that the formulas take for the average, and its tokens."""
+    if model.reads == "sentences":
+        lengths = [[SLOTS - 2] * (SENTENCES - 1) + [SLOTS - 3]]
+        return marked_documents(lengths, 97, 100, SLOTS), SLOTS * SENTENCES
+    tokens = torch.arange(B * SLOTS).view(B, SLOTS)
+    return {"tokens": tokens, "targets": tokens}, SLOTS
+
+
+def counted(model):
+    """What torch counts while a batch is scored, by the name of the module that it is in."""
+    batch, tokens = scored(model)
+    with FlopCounterMode(display=False, depth=None) as counter, torch.no_grad():
+        model.score(batch)
+    rows = B if model.reads == "windows" else 1
+    sums = {name: sum(found.values()) for name, found in counter.get_flop_counts().items()}
+    return {name: flops / rows / tokens for name, flops in sums.items()}, tokens
+
+
+MODULES = {
+    "feed_forward": r".*\.feed_forward",
+    "forking": r".*\.forks\.\d+",
+    "sentence_head": "SentenceHead",
+}
+"""Names under which torch counts what is a part."""
+
+
+@pytest.mark.parametrize("part", MODULES)
+def test_a_part_is_what_modules_of_its_name_compute(method, part):
+    found, tokens = counted(method)
+    expected = sum(flops for name, flops in found.items() if re.fullmatch(MODULES[part], name))
+    assert method.flops_by_part(tokens).get(part, 0.0) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("context", [1, SLOTS, 1000])
+def test_the_parts_of_every_variant_add_up(method, context):
+    parts = method.flops_by_part(context)
+    assert sum(parts.values()) == pytest.approx(method.flops_per_token(context), rel=1e-12)
+    training = method.flops_per_token(context, training=True)
+    assert training == pytest.approx(TRAINING_FACTOR * sum(parts.values()), rel=1e-12)
+    assert min(parts.values()) > 0 or method.reads == "sentences"

@@ -25,9 +25,11 @@ from evaluation.checkpoint.device import Precision, pick_device
 from evaluation.checkpoint.provenance import describe_data, describe_settings
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.console import format_table
+from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
 from evaluation.output import check_target, write_json
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.layers import recording
 from lightning_models.outputs import Likelihood
 
 Mode = Literal["rank", "generate"]
@@ -49,6 +51,8 @@ class AnswerReport:
     """Kind of the likelihood of answers behind their questions; None where none is computed."""
     causal: bool | None
     """Whether no token's likelihood depends on later ones; None where none is computed."""
+    cost: Cost
+    """FLOPs, steps and seconds of the answers."""
     checkpoint: str
     data: dict[str, Any]
     settings: dict[str, Any]
@@ -83,6 +87,7 @@ class AnswerReport:
             "candidates": self.candidates,
             "likelihood": self.likelihood,
             "causal": self.causal,
+            **self.cost.as_dict(),
             "checkpoint": self.checkpoint,
             "data": self.data,
             "settings": self.settings,
@@ -98,7 +103,7 @@ class AnswerReport:
         rows |= {"mode": str(self.settings["mode"]), "split": str(self.data["split"])}
         if self.likelihood is not None:
             rows |= {"likelihood": self.likelihood, "causal": "yes" if self.causal else "no"}
-        return format_table({**rows, "checkpoint": self.checkpoint})
+        return format_table({**rows, **self.cost.as_cells(), "checkpoint": self.checkpoint})
 
     def _share(self, group: int | None, count: int) -> str:
         error = self.standard_error(group)
@@ -134,10 +139,12 @@ def measure_answers(
     source = data.evaluation_source(split)
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     batches = islice(BatchLoader(source, start=lambda: 0, num_workers=data.num_workers), count)
-    asked, right, kind = _count(
-        _judge(model, data, candidates, precision),
-        tqdm(batches, total=count, desc="asking", unit=" batches", disable=None),
-    )
+    steps, watch = GeneratedSteps(), Stopwatch()
+    with recording(generated_steps=steps.count):
+        asked, right, kind = _count(
+            _judge(model, data, candidates, precision),
+            tqdm(batches, total=count, desc="asking", unit=" batches", disable=None),
+        )
     settings = describe_settings(
         checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
     )
@@ -149,6 +156,7 @@ def measure_answers(
         likelihood=kind,
         # an estimate behind the question is inferred from that alone
         causal=None if kind is None else model.causal or kind == "estimate",
+        cost=price(model, data.row_tokens(split), steps.mean, watch.seconds),
         checkpoint=str(checkpoint.path),
         data=describe_data(checkpoint, data, split),
         settings={"mode": mode, **settings},

@@ -49,7 +49,7 @@ def count_compute(model: LanguageModel, context: int | None = None) -> Compute:
     """
     if context is None and model.reads != "windows":
         raise ValueError(
-            f"context: {type(model).__name__} reads documents of any length; give --context N"
+            f"context: {type(model).__name__} reads {model.reads}, of any length; give --context N"
         )
     context = model.config.block_size if context is None else context
     return Compute(

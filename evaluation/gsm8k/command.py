@@ -12,6 +12,7 @@ every model is sampled alike.
 """
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.checkpoint.device import Precision, pick_device
 from evaluation.checkpoint.rebuild import build_model, changed_fields
+from evaluation.cost import GeneratedSteps, Stopwatch, price
 from evaluation.gsm8k.answers import gold_answer
 from evaluation.gsm8k.candidates import sample_candidates
 from evaluation.gsm8k.prompts import make_prompts
@@ -41,6 +43,7 @@ from evaluation.samples import check_vocabulary
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.generation import SamplingConfig
+from lightning_models.layers import recording
 
 _LEAST = {"pass_at": 1, "shots": 0, "max_new_tokens": 1, "limit_questions": 1, "batch_size": 1}
 
@@ -114,16 +117,19 @@ def measure_gsm8k(
         seed=sampling.seed,
         room=room_for_prompts(model, config.max_new_tokens),
     )
-    texts = sample_candidates(
-        model,
-        tokenizer,
-        [prompt.ids for prompt in prompts],
-        candidates=config.pass_at,
-        max_new_tokens=config.max_new_tokens,
-        sampling=sampling,
-        batch_size=config.batch_size,
-        precision=precision,
-    )
+    steps, watch = GeneratedSteps(), Stopwatch()
+    with recording(generated_steps=steps.count):
+        texts = sample_candidates(
+            model,
+            tokenizer,
+            [prompt.ids for prompt in prompts],
+            candidates=config.pass_at,
+            max_new_tokens=config.max_new_tokens,
+            sampling=sampling,
+            batch_size=config.batch_size,
+            precision=precision,
+        )
+    longest = round(statistics.fmean(len(prompt.ids) for prompt in prompts)) + config.max_new_tokens
     return GSM8KReport(
         problems=problems,
         prompts=prompts,
@@ -137,6 +143,7 @@ def measure_gsm8k(
             "precision": precision,
             **_describe(checkpoint, model, tokenizer),
         },
+        cost=price(model, longest, steps.mean, watch.seconds),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from datamodules.gsm8k import Problem
 from evaluation.console import format_table
+from evaluation.cost import Cost
 from evaluation.gsm8k.answers import extract_answer
 from evaluation.gsm8k.prompts import Prompt
 
@@ -57,6 +58,8 @@ class GSM8KReport:
     checkpoint: str
     data: dict[str, Any]
     settings: dict[str, Any]
+    cost: Cost | None = None
+    """Of writing the candidates, at the length of a prompt with the longest candidate."""
 
     @property
     def candidates(self) -> int:
@@ -102,6 +105,7 @@ class GSM8KReport:
             "pass_at_1": mean,
             "pass_at_1_standard_error": mean_error,
             **self.counts(),
+            **({} if self.cost is None else self.cost.as_dict()),
             "checkpoint": self.checkpoint,
             "data": self.data,
             "settings": self.settings,
@@ -118,6 +122,7 @@ class GSM8KReport:
         rows["questions cut"] = f"{counts['cut_questions']:,}"
         of = f"of {k * len(self.judged):,}"
         rows["candidates without a number"] = f"{counts['without_number']:,} {of}"
+        rows |= {} if self.cost is None else self.cost.as_cells()
         return format_table({**rows, "checkpoint": self.checkpoint})
 
     def texts(self) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ file                what it holds
 ``command``         options, and what is done
 ``report``          its numbers
 ``scoring``         sums over a corpus, and the numbers that follow from them
-``thinking``        additional steps of a model, and what they cost a generated token
+``thinking``        former place of ``evaluation.cost``
 ``autoregressive``  targets scored from their prefixes alone
 ==================  ================================================================================
 """

@@ -7,7 +7,7 @@ a sample of targets it scores x_{t+1} behind the prefix up to t, which has a bud
 the difference is paired.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,10 @@ from tqdm import tqdm
 from datamodules import BatchSource, Tokenizer
 from datamodules.windows import IGNORE
 from evaluation.checkpoint.device import Precision
+from evaluation.cost import StepCounter
 from evaluation.perplexity.scoring import Totals, score_batch, standard_error
 from lightning_models import LanguageModel
+from lightning_models.layers import recording
 from lightning_models.outputs import Likelihood
 
 Batch = dict[str, Any]
@@ -183,6 +185,7 @@ def score_pairs(
     *,
     batch_size: int,
     precision: Precision = "32",
+    steps: StepCounter | None = None,
 ) -> PairedScores:
     """Returns what the model makes of the drawn targets, from their prefixes and blockwise.
 
@@ -192,11 +195,15 @@ def score_pairs(
         tokenizer: the data's; its EOS stands at padded inputs.
         batch_size: windows per batch; a batch of prefixes has no more tokens than those.
         precision: of the matrix products.
+        steps: counts the additional steps of the targets behind their prefixes.
     """
+    steps = StepCounter() if steps is None else steps
     sizes = drawn.num_bytes(tokenizer.token_bytes)
-    prefix, kind = _prefix_nats(
-        model, drawn, eos_id=tokenizer.eos_id, batch_size=batch_size, precision=precision
-    )
+    most_tokens = batch_size * drawn.windows["tokens"].shape[1]
+    groups = list(bucket_by_length(drawn.column + 1, most_tokens))
+    batches = steps.watch(prefix_batch(drawn, chosen, tokenizer.eos_id) for chosen in groups)
+    with recording(thinking_steps=steps.count):
+        prefix, kind = _prefix_nats(model, groups, batches, precision)
     return PairedScores(
         prefix=prefix,
         prefix_likelihood="exact" if kind == "noncausal" else kind,
@@ -209,14 +216,22 @@ def score_pairs(
 
 
 def _prefix_nats(
-    model: LanguageModel, drawn: DrawnTargets, *, eos_id: int, batch_size: int, precision: Precision
+    model: LanguageModel, groups: list[Tensor], batches: Iterable[Batch], precision: Precision
 ) -> tuple[Tensor, Likelihood]:
-    nats = torch.empty(len(drawn), dtype=torch.float64)
+    """Returns the nats (N,) of all targets and their kind.
+
+    Args:
+        model: on its device, in eval mode.
+        groups: numbers of the targets in each batch.
+        batches: see ``prefix_batch``.
+        precision: of the matrix products.
+    """
+    total = sum(map(len, groups))
+    nats = torch.empty(total, dtype=torch.float64)
     kind = model.likelihood
-    most_tokens = batch_size * drawn.windows["tokens"].shape[1]
-    with tqdm(total=len(drawn), desc="prefixes", unit=" positions", disable=None) as bar:
-        for chosen in bucket_by_length(drawn.column + 1, most_tokens):
-            scores = score_batch(model, prefix_batch(drawn, chosen, eos_id), precision)
+    with tqdm(total=total, desc="prefixes", unit=" positions", disable=None) as bar:
+        for chosen, batch in zip(groups, batches, strict=True):
+            scores = score_batch(model, batch, precision)
             likelihood = scores.log_prob.double().sum(dim=1) + scores.sequence_term.double()
             nats[chosen], kind = -likelihood.detach().cpu(), scores.kind
             bar.update(len(chosen))

@@ -24,11 +24,11 @@ from evaluation.checkpoint.provenance import (
     non_embedding_parameters,
 )
 from evaluation.checkpoint.rebuild import build_model
+from evaluation.cost import StepCounter, Stopwatch, price
 from evaluation.output import check_target, write_json
 from evaluation.perplexity.autoregressive import PairedScores, draw_targets, score_pairs
 from evaluation.perplexity.report import Mode, PerplexityReport
 from evaluation.perplexity.scoring import Totals, score_batches
-from evaluation.perplexity.thinking import StepCounter, Thinking
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.layers import recording
@@ -74,20 +74,21 @@ def measure_perplexity(
         )
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     pairs: PairedScores | None = None
-    thinking: Thinking | None = None
+    steps, watch = StepCounter(), Stopwatch()
     how: dict[str, Any] = {}
     if getattr(model.config, "uses_budget", False):  # also where it is as trained
         how["budget"] = model.config.budget
     if mode == "blockwise":
-        steps = StepCounter()
         totals = _blockwise_totals(model, data, source, count, precision, steps)
-        thinking = steps.priced(model, data.row_tokens(split))
     else:
         drawn = draw_targets(source, batches=count, positions=positions, seed=seed)
         size = data.eval_batch_size
-        pairs = score_pairs(model, drawn, data.tokenizer, batch_size=size, precision=precision)
+        pairs = score_pairs(
+            model, drawn, data.tokenizer, batch_size=size, precision=precision, steps=steps
+        )
         totals = pairs.totals
         how |= {"positions": positions, "seed": seed}
+    cost = price(model, data.row_tokens(split), steps.mean, watch.seconds)
     settings = describe_settings(
         checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
     )
@@ -96,8 +97,7 @@ def measure_perplexity(
         pairs=pairs,
         likelihood=model.likelihood if pairs is None else pairs.prefix_likelihood,
         causal=model.causal if pairs is None else True,
-        flops_per_token=model.flops_per_token(data.row_tokens(split), training=False),
-        thinking=thinking,
+        cost=cost,
         model=type(model).__name__,
         parameters=non_embedding_parameters(model),
         train_tokens=count_train_tokens(checkpoint, data),

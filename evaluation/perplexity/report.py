@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from evaluation.console import format_table
+from evaluation.cost import Cost
 from evaluation.perplexity.autoregressive import PairedScores
 from evaluation.perplexity.scoring import Totals
-from evaluation.perplexity.thinking import Thinking
 
 Mode = Literal["blockwise", "autoregressive"]
 
@@ -24,10 +24,8 @@ class PerplexityReport:
     likelihood: str
     """Kind of the likelihood: exact, lower_bound, estimate or noncausal."""
     causal: bool
-    flops_per_token: float
-    """FLOPs per token of a forward pass over one window, or one document of average length."""
-    thinking: Thinking | None
-    """Additional steps of the scored tokens; None where the model tells of none, or of prefixes."""
+    cost: Cost
+    """Of scoring in one pass: of a window, or of a document of average length."""
     model: str
     """Name of the model's class."""
     parameters: int
@@ -51,8 +49,7 @@ class PerplexityReport:
             "likelihood": self.likelihood,
             "causal": self.causal,
             **({} if self.pairs is None else self.pairs.as_dict()),
-            "flops_per_token": self.flops_per_token,
-            **({} if self.thinking is None else self.thinking.as_dict()),
+            **self.cost.as_dict(),
             "model": self.model,
             "parameters": self.parameters,
             "train_tokens": self.train_tokens,

@@ -44,6 +44,7 @@ from evaluation.checkpoint.device import pick_device
 from evaluation.checkpoint.pretrained import Pretrained
 from evaluation.checkpoint.provenance import describe_data
 from evaluation.checkpoint.rebuild import build_model, changed_fields
+from evaluation.cost import Cost, GeneratedSteps, price
 from evaluation.output import check_targets, write_json, write_jsonl
 from evaluation.quality.config import QualityConfig
 from evaluation.quality.judge import Judge
@@ -60,6 +61,7 @@ from evaluation.quality.texts import (
 from evaluation.samples import check_vocabulary
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.layers import recording
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -98,7 +100,9 @@ def run(settings: Namespace) -> None:
     _check_lengths(author, config)
     # Before hours of generating: what is not there fails now.
     featurizer, judge = _readers(config, device)
-    human, continued, sampled = _write(author, data, settings.split, config)
+    steps = GeneratedSteps()
+    with recording(generated_steps=steps.count):
+        human, continued, sampled = _write(author, data, settings.split, config)
     if texts is not None:
         write_jsonl(texts, _lines(author, {"conditional": continued, "unconditional": sampled}))
     report = QualityReport(
@@ -110,6 +114,7 @@ def run(settings: Namespace) -> None:
         checkpoint=str(checkpoint.path),
         data=None if data is None else describe_data(checkpoint, data, settings.split),
         settings=_describe(checkpoint, author, config),
+        cost=_cost(model, [*continued.values(), *sampled.values()], steps.mean),
     )
     print(report.as_table())
     if target is not None:
@@ -191,6 +196,16 @@ def _write(
         starts = _repeat([author.tokenizer.prompt_ids("")], config.samples)
         sampled = author.write(starts, config.sample_tokens, config)
     return human, continued, sampled
+
+
+def _cost(model: LanguageModel, written: Sequence[Written], steps: float | None) -> Cost:
+    """Returns what it cost to write texts, as if all were as long as the longest."""
+    texts = [
+        len(prompt) + len(new)
+        for own in written
+        for prompt, new in zip(own.prompts, own.new, strict=True)
+    ]
+    return price(model, max(texts), steps, sum(own.seconds for own in written))
 
 
 def _repeat(prompts: Sequence[list[int]], times: int) -> list[list[int]]:

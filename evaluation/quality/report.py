@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from evaluation.console import format_columns, format_table
+from evaluation.cost import Cost
 from evaluation.quality.judge import JudgedTexts
 from evaluation.quality.texts import Written
 
@@ -96,6 +97,8 @@ class QualityReport:
     data: dict[str, Any] | None
     """Where the prompts are from; None without prompts."""
     settings: dict[str, Any]
+    cost: Cost
+    """Of writing all texts, at the length of the longest."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values under the keys of the JSON file.
@@ -105,6 +108,7 @@ class QualityReport:
         return {
             **_headlines(self.continuations),
             **_headlines(self.samples),
+            **self.cost.as_dict(),
             "conditional": {way: found.details() for way, found in self.continuations.items()},
             "unconditional": {way: found.details() for way, found in self.samples.items()},
             "model": self.model,
@@ -139,7 +143,8 @@ class QualityReport:
         named = {key.replace("_", " "): str(facts[key]) for key in shown if key in facts}
         named |= {f"cut {name} texts": _cut(result) for name, result in self.samples.items()}
         named = {key: value for key, value in named.items() if value}
-        parts.append(format_table({**named, "checkpoint": self.checkpoint}))
+        facts = {**named, **self.cost.as_cells(), "checkpoint": self.checkpoint}
+        parts.append(format_table(facts))
         return "\n\n".join(parts)
 
 

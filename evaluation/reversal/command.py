@@ -1,6 +1,7 @@
 """``evaluate.py reversal``: whether a relation in the prompt is found in reverse, too."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,22 @@ from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.checkpoint.rebuild import build_model, changed_fields
 from evaluation.console import format_columns, format_table
+from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
 from evaluation.output import check_targets, write_atomically, write_json
 from evaluation.reversal.figure import reversal_figure
 from evaluation.reversal.models import Asked, HubModel, OwnModel
 from evaluation.reversal.names import NAMES
-from evaluation.reversal.probe import CONDITIONS, Answers, ask, draw_pairs, single_tokens
+from evaluation.reversal.probe import (
+    CONDITIONS,
+    Answers,
+    ask,
+    draw_pairs,
+    one_prompt,
+    single_tokens,
+)
 from evaluation.samples import check_vocabulary
 from lightning_models.checkpoint import read_checkpoint
+from lightning_models.layers import recording
 
 DPI = 150
 
@@ -35,6 +45,8 @@ class ReversalReport:
     source: dict[str, Any]
     """``model`` and ``checkpoint`` or ``hf``: who was asked."""
     settings: dict[str, Any]
+    cost: Cost | None = None
+    """Of the answers; None for models of other libraries, which we do not count."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values under the keys of the JSON file."""
@@ -43,6 +55,7 @@ class ReversalReport:
             "pairs": len(self.answers),
             "names": {"used": self.names, "left_out": self.left_out},
             "standard_errors": self.answers.standard_errors(),
+            **({} if self.cost is None else self.cost.as_dict()),
             **self.source,
             "settings": self.settings,
         }
@@ -63,6 +76,7 @@ class ReversalReport:
             "pairs": f"{len(self.answers):,}",
             "names": f"{self.names} ({self.left_out} are no single token and left out)",
             "tokenizer": str(self.settings["tokenizer"]),
+            **({} if self.cost is None else self.cost.as_cells()),
             **{key: value for key, value in self.source.items() if value is not None},
         }
         return f"{format_columns(rows)}\n\n{format_table(facts)}"
@@ -76,6 +90,7 @@ def measure_reversal(
     names: Sequence[str] = NAMES,
     pairs: int = 1000,
     seed: int = 0,
+    priced: Callable[[int, float | None, float], Cost] | None = None,
 ) -> ReversalReport:
     """Returns the answers of a model to both queries about pairs of names.
 
@@ -86,6 +101,8 @@ def measure_reversal(
         names: to draw pairs from; those that are no single token are left out.
         pairs: how many; all that there are, if fewer.
         seed: of the draw.
+        priced: returns the cost of a context of so many tokens, from additional steps and seconds
+            (``evaluation.cost.price``); None: it is not known.
 
     Raises:
         ValueError: if fewer than two names are left.
@@ -98,9 +115,14 @@ def measure_reversal(
             "whole words (gpt2), or give --names that it has"
         )
     drawn = draw_pairs(list(ids), pairs, seed)
-    answers = ask(model, drawn, ids)
+    steps, watch = GeneratedSteps(), Stopwatch()
+    with recording(generated_steps=steps.count):
+        answers = ask(model, drawn, ids)
+    cost: Cost | None = None
+    if priced is not None:  # names are single tokens, so all prompts of a question are as long
+        cost = priced(len(one_prompt(model, drawn[0], "normal")), steps.mean, watch.seconds)
     settings = {"pairs": pairs, "seed": seed, **settings}
-    return ReversalReport(answers, len(ids), len(names) - len(ids), source, settings)
+    return ReversalReport(answers, len(ids), len(names) - len(ids), source, settings, cost)
 
 
 def read_names(file: str | None) -> list[str]:
@@ -168,7 +190,13 @@ def run(settings: Namespace) -> None:
     model, source, how = _load_own(settings) if settings.hf is None else _load_hub(settings)
     how |= {"precision": settings.precision, "names": settings.names}
     report = measure_reversal(
-        model, source=source, settings=how, names=names, pairs=settings.pairs, seed=settings.seed
+        model,
+        source=source,
+        settings=how,
+        names=names,
+        pairs=settings.pairs,
+        seed=settings.seed,
+        priced=functools.partial(price, model.model) if isinstance(model, OwnModel) else None,
     )
     print(report.as_table())
     if target is not None:

@@ -109,9 +109,7 @@ def ask(model: Asked, pairs: Sequence[Pair], ids: Mapping[str, int]) -> Answers:
     prompts, wanted = [], []
     for condition in CONDITIONS:
         for father, son in pairs:
-            names = {"father": father, "son": son}
-            parts = (STATEMENT, QUERIES[condition])
-            prompts.append(model.prompt([part.format(**names) for part in parts]))
+            prompts.append(one_prompt(model, (father, son), condition))
             target, distractor = (son, father) if condition == "normal" else (father, son)
             wanted.append((ids[target], ids[distractor]))
     nll = torch.empty(len(prompts), 2, dtype=torch.float64)
@@ -122,6 +120,13 @@ def ask(model: Asked, pairs: Sequence[Pair], ids: Mapping[str, int]) -> Answers:
             nll[rows] = -log_probs.gather(1, candidates).double()
             bar.update(len(rows))
     return Answers(nll.view(2, len(pairs), 2).transpose(1, 2))
+
+
+def one_prompt(model: Asked, pair: Pair, condition: str) -> list[int]:
+    """Returns what a model reads: the statement about a pair, and the query of a condition."""
+    father, son = pair
+    parts = (STATEMENT, QUERIES[condition])
+    return model.prompt([part.format(father=father, son=son) for part in parts])
 
 
 def equal_lengths(prompts: Sequence[Sequence[int]], most: int = BATCH) -> Iterator[list[int]]:

@@ -1,4 +1,8 @@
-"""``evaluate.py sweep``: perplexity of checkpoints against the steps and FLOPs they take."""
+"""``evaluate.py sweep``: perplexity of checkpoints against the steps and FLOPs they take.
+
+Dials of thinking are turned at test time; what they are is declared by the configs of the methods
+(``SequenceConfig.dials``).
+"""
 
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +22,15 @@ from evaluation.checkpoint.device import pick_device
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.curves.command import MARKS
 from evaluation.perplexity.command import measure_perplexity
-from evaluation.perplexity.report import PerplexityReport
-from evaluation.perplexity.thinking import price_steps
 from evaluation.picture import check_picture, table_path, write_csv, write_picture
 from evaluation.runs.folders import find_checkpoints
-from evaluation.sweep.figure import AXES, COSTS, sweep_figure
-from evaluation.sweep.points import SweepPoint, Variant, find_variants, label_variants
+from evaluation.sweep.dials import add_dial_arguments, typed_dials
+from evaluation.sweep.figure import AXES, COSTS, Measure, sweep_figure
+from evaluation.sweep.points import Skipped, SweepPoint, Variant, find_variants, label_variants
 from evaluation.sweep.table import as_rows, as_table
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.outputs import Likelihood
-
-DIALS = {"alpha": "alphas", "tau": "taus"}
-"""Fields of configs that are swept, and the options that have their values."""
 
 
 def checkpoints_in(argv: Sequence[str]) -> list[Checkpoint]:
@@ -57,19 +57,18 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     add_run_arguments(parser)
     add_data_arguments(parser, argv, lambda words: next(iter(checkpoints_in(words)), None))
-    for field, option in DIALS.items():
-        parser.add_argument(
-            f"--{option}",
-            type=str,
-            default="",
-            help=f"Values of {field} at which every model that has it is scored, separated by "
-            f"commas, e.g. --{option}=0.1,0.2 (the sign = lets the first be negative).",
-        )
+    add_dial_arguments(parser)
     parser.add_argument(
         "--against",
         type=str,
         default=",".join(COSTS),
         help=f"Panels of the figure, separated by commas: {', '.join(AXES)}.",
+    )
+    parser.add_argument(
+        "--measure",
+        type=Measure,
+        default="perplexity",
+        help="What is drawn over costs: perplexity, or the loss in nats per token.",
     )
     parser.add_argument(
         "--label",
@@ -90,20 +89,23 @@ def run(settings: Namespace) -> None:
     """Scores every checkpoint, prints a table, and writes the figure and its points."""
     check_limits(settings)
     picture, against = check_picture(settings.output), _axes(settings.against)
-    dials = {field: _numbers(settings[option], option) for field, option in DIALS.items()}
+    dials = typed_dials(settings)
     import_packages(settings.packages)
     checkpoints = find_checkpoints(settings.ckpts, "ckpts")
-    variants = find_variants(checkpoints, settings["set"], dials)
-    labels = label_variants(variants, settings.label, list(DIALS))
+    variants, skipped = find_variants(checkpoints, settings["set"], dials)
+    labels = label_variants(variants, settings.label, list(dials))
     data = _shared_data(variants, settings)
-    points = [
-        _measure(variant, label, data, settings)
-        for variant, label in zip(variants, labels.texts(), strict=True)
-    ]
-    print(as_table(points, labels.note))
+    points: list[SweepPoint] = []
+    for variant, label in zip(variants, labels.texts(), strict=True):
+        found = _measure(variant, label, data, settings)
+        points += [found] if isinstance(found, SweepPoint) else []
+        skipped += [found] if isinstance(found, Skipped) else []
+    if not points:
+        raise ValueError(skipped[-1].reason)
+    print(as_table(points, labels.note, skipped))
     header, *rows = as_rows(points)
     write_csv(table_path(picture), header, rows)
-    write_picture(sweep_figure(points, against), picture)
+    write_picture(sweep_figure(points, against, settings.measure), picture)
 
 
 def _axes(typed: str) -> list[str]:
@@ -119,19 +121,6 @@ def _axes(typed: str) -> list[str]:
     return chosen
 
 
-def _numbers(typed: str, option: str) -> list[float]:
-    """Returns numbers separated by commas.
-
-    Raises:
-        ValueError: if one is no number.
-    """
-    parts = [part.strip() for part in typed.strip("[]").split(",") if part.strip()]
-    try:
-        return [float(part) for part in parts]
-    except ValueError as error:
-        raise ValueError(f"{option} ({typed}) must be numbers separated by commas") from error
-
-
 def _shared_data(variants: Sequence[Variant], settings: Namespace) -> LanguageDataModule:
     """Returns prepared data that every model can read.
 
@@ -139,11 +128,25 @@ def _shared_data(variants: Sequence[Variant], settings: Namespace) -> LanguageDa
         ValueError: if one of them has another tokenizer, or other rows; it names the checkpoint.
     """
     first = variants[0].checkpoint
+    _check_rows(variants)
     data = build_data(first, data_recipe(settings))
     _check_all(variants, lambda variant: check_fit(variant.outline, data))
     prepare(data, first)
     _check_all(variants, lambda variant: check_tokenizer(data, variant.checkpoint))
     return data
+
+
+def _check_rows(variants: Sequence[Variant]) -> None:
+    """Raises a ValueError if models do not read data of one kind: windows, sentences, reasoning."""
+    first = variants[0]
+    for variant in variants:
+        if variant.outline.reads != first.outline.reads:
+            raise ValueError(
+                f"ckpts: {type(first.outline).__name__} ({first.name}) reads "
+                f"{first.outline.reads} and {type(variant.outline).__name__} ({variant.name}) "
+                f"reads {variant.outline.reads}; a sweep scores all on the same data, so make one "
+                "of each kind"
+            )
 
 
 def _check_all(variants: Sequence[Variant], check: Callable[[Variant], None]) -> None:
@@ -159,22 +162,30 @@ def _check_all(variants: Sequence[Variant], check: Callable[[Variant], None]) ->
 
 def _measure(
     variant: Variant, label: str, data: LanguageDataModule, settings: Namespace
-) -> SweepPoint:
+) -> SweepPoint | Skipped:
+    """Returns a point, or why a checkpoint whose dials were turned cannot be scored there.
+
+    Raises:
+        ValueError: if one that was left as it is cannot be scored.
+    """
     model = build_model(variant.checkpoint, variant.changes).to(pick_device(settings.device))
-    report = measure_perplexity(
-        variant.checkpoint,
-        model,
-        data,
-        split=settings.split,
-        precision=settings.precision,
-        limit_batches=settings.limit_batches,
-    )
-    context = data.row_tokens(settings.split)
-    thinking = report.thinking or price_steps(model, context, 0.0)
-    return SweepPoint(variant, _marked(label, report, model), report, thinking)
+    try:
+        report = measure_perplexity(
+            variant.checkpoint,
+            model,
+            data,
+            split=settings.split,
+            precision=settings.precision,
+            limit_batches=settings.limit_batches,
+        )
+    except ValueError as error:
+        if not variant.dials:
+            raise
+        return Skipped(variant.name, variant.dials, str(error))
+    return SweepPoint(variant, _marked(label, model), report)
 
 
-def _marked(label: str, report: PerplexityReport, model: LanguageModel) -> str:
+def _marked(label: str, model: LanguageModel) -> str:
     """Returns the label with the kind of the likelihood behind it where that is not exact."""
     marks: Mapping[Likelihood, str] = MARKS
     return f"{label} {marks[model.likelihood]}".rstrip()

@@ -7,9 +7,9 @@ from typing import Any
 
 from evaluation.checkpoint.rebuild import build_outline
 from evaluation.perplexity.report import PerplexityReport
-from evaluation.perplexity.thinking import Thinking
 from evaluation.runs.folders import short_names
 from evaluation.runs.labels import MODEL, MOST_KEYS, Labels, differing, label_runs
+from evaluation.sweep.dials import Typed, check_declared, own_dials
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe
 
@@ -26,7 +26,7 @@ class Variant:
     """What tells its checkpoint from the others."""
     changes: Mapping[str, Any]
     """Fields of its config that are not as in training."""
-    dials: Mapping[str, float]
+    dials: Mapping[str, Any]
     """The dials among them."""
     outline: LanguageModel
     """The model without weights."""
@@ -38,6 +38,20 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A checkpoint at settings of its dials that it cannot take."""
+
+    name: str
+    """What tells its checkpoint from the others."""
+    dials: Mapping[str, Any]
+    reason: str
+
+    def __str__(self) -> str:
+        """Returns the line that is printed."""
+        return f"skipped: {self.name} at {shown_dials(self.dials)}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class SweepPoint:
     """What a variant has reached, and what a token costs it."""
 
@@ -45,60 +59,98 @@ class SweepPoint:
     label: str
     """Points of one label are a line of the figure."""
     report: PerplexityReport
-    thinking: Thinking
 
     def value(self, key: str) -> float:
         """Returns the number of an axis of the figure, see ``sweep_figure.AXES``."""
         if key == STEPS:
             return float(self.variant.thinking_steps)
-        return self.thinking.as_dict()[key]
+        return self.report.cost.as_dict()[key]
+
+
+def shown_dials(dials: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
+    """Returns dials and their values for people, such as ``kappa 2L, tau 0.1``.
+
+    Args:
+        dials: values by field.
+        names: what fields are called; None: as they are.
+    """
+    shown = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in dials.items()}
+    return ", ".join(f"{(names or {}).get(key, key)} {value}" for key, value in shown.items())
 
 
 def find_variants(
-    checkpoints: Sequence[Checkpoint],
-    changes: Mapping[str, Any],
-    dials: Mapping[str, Sequence[float]],
-) -> list[Variant]:
+    checkpoints: Sequence[Checkpoint], changes: Mapping[str, Any], dials: Mapping[str, Typed]
+) -> tuple[list[Variant], list[Skipped]]:
     """Returns each checkpoint at each combination of the dials that its model has.
+
+    Beside them the combinations that a checkpoint cannot take, with the reason.
 
     Args:
         checkpoints: in their order.
         changes: fields of configs to change where a config has them.
-        dials: values by the name of the field; no values: as trained.
+        dials: values by the name of the field.
 
     Raises:
-        ValueError: if no config has a field, or refuses a value.
+        ValueError: if no config has a field, a dial is none of any, or no checkpoint takes a value.
     """
-    _check_known(checkpoints, [*changes, *(key for key, values in dials.items() if values)])
+    _check_known(checkpoints, changes)
     names = short_names([checkpoint.path.resolve() for checkpoint in checkpoints])
-    return [
-        variant
-        for checkpoint, name in zip(checkpoints, names, strict=True)
-        for variant in _variants(checkpoint, name, changes, dials)
-    ]
+    plain = [build_outline(checkpoint, _fixed(checkpoint, changes)) for checkpoint in checkpoints]
+    check_declared(plain, dials)
+    variants: list[Variant] = []
+    skipped: list[Skipped] = []
+    for checkpoint, name, outline in zip(checkpoints, names, plain, strict=True):
+        fixed, own = _fixed(checkpoint, changes), own_dials(outline, dials)
+        for values in itertools.product(*own.values()):
+            turned = dict(zip(own, values, strict=True))
+            try:
+                variants.append(_variant(checkpoint, name, fixed, turned))
+            except ValueError as error:
+                skipped.append(Skipped(name, turned, str(error)))
+    _check_taken(variants, skipped)
+    return variants, skipped
 
 
-def _variants(
-    checkpoint: Checkpoint,
-    name: str,
-    changes: Mapping[str, Any],
-    dials: Mapping[str, Sequence[float]],
-) -> list[Variant]:
-    known = _config(checkpoint)
-    fixed = {key: value for key, value in changes.items() if key in known}
-    own = {key: values for key, values in dials.items() if values and key in known}
-    found = []
-    for values in itertools.product(*own.values()):
-        set_to = dict(zip(own, values, strict=True))
-        outline = build_outline(checkpoint, {**fixed, **set_to})
-        found.append(Variant(checkpoint, name, {**fixed, **set_to}, set_to, outline))
-    return found
+def _variant(
+    checkpoint: Checkpoint, name: str, fixed: Mapping[str, Any], turned: Mapping[str, Any]
+) -> Variant:
+    """Returns a variant.
+
+    Raises:
+        ValueError: if its config refuses a value, or the checkpoint's weights have other shapes.
+    """
+    changes = {**fixed, **turned}
+    outline = build_outline(checkpoint, changes)
+    saved, own = checkpoint.content["state_dict"], outline.state_dict()
+    sizes = {key: tuple(value.shape) for key, value in own.items()}
+    learned = {key: tuple(value.shape) for key, value in saved.items()}
+    other = [key for key in {**learned, **sizes} if learned.get(key) != sizes.get(key)]
+    if other and turned:
+        raise ValueError(
+            f"{checkpoint.path}: the weights were learned for another size ({other[0]}: "
+            f"{learned.get(other[0], 'none')}, {shown_dials(turned)} needs "
+            f"{sizes.get(other[0], 'none')}); train a checkpoint with it"
+        )
+    return Variant(checkpoint, name, changes, turned, outline)
 
 
-def _check_known(checkpoints: Sequence[Checkpoint], keys: Sequence[str]) -> None:
-    for key in keys:
+def _check_taken(variants: Sequence[Variant], skipped: Sequence[Skipped]) -> None:
+    """Refuses values that nothing takes; those that some take are points left out."""
+    for point in skipped:
+        for key, value in point.dials.items():
+            if not any(variant.dials.get(key) == value for variant in variants):
+                raise ValueError(point.reason)
+
+
+def _check_known(checkpoints: Sequence[Checkpoint], changes: Mapping[str, Any]) -> None:
+    for key in changes:
         if not any(key in _config(checkpoint) for checkpoint in checkpoints):
             raise ValueError(f"none of the models has the setting {key}; leave it out")
+
+
+def _fixed(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the changes of fields that the checkpoint's config has."""
+    return {key: value for key, value in changes.items() if key in _config(checkpoint)}
 
 
 def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -113,7 +165,7 @@ def label_variants(variants: Sequence[Variant], keys: str | None, dials: Sequenc
         variants: what is measured.
         keys: of the configs, separated by commas; None: the class, and what models of one class
             and K differ in.
-        dials: fields that make no label.
+        dials: fields that make no label: those that are turned.
 
     Raises:
         ValueError: if no model has such a key.

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import LanguageDataModule, ZeroShotText
 from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS
-from evaluation.arguments import add_model_arguments, check_limits
+from evaluation.arguments import add_model_arguments, carried, check_limits
 from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
 from evaluation.checkpoint.device import Precision, pick_device
@@ -22,17 +22,6 @@ from evaluation.perplexity.command import measure_perplexity
 from evaluation.zero_shot.report import ZeroShotReport
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe, read_checkpoint
-
-_KEPT = (
-    "tokenizer",
-    "cache_dir",
-    "num_proc",
-    "num_workers",
-    "block_size",
-    "batch_size",
-    "eval_batch_size",
-)
-"""Arguments that the sets take over from the data that the checkpoint was trained on."""
 
 
 def measure_zero_shot(
@@ -87,13 +76,9 @@ def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
     inner = arguments.get("corpus")
     if isinstance(inner, Mapping) and "class_path" in inner:
         batches = {key: changes[key] for key in ("block_size", "eval_batch_size") if key in changes}
-        corpus = _recipe({**_kept(inner.get("init_args", {})), **changes})
+        corpus = _recipe({**carried(inner.get("init_args", {})), **changes})
         return {**trained, "init_args": {**arguments, **batches, "corpus": corpus}}
-    return _recipe({**_kept(arguments), **changes})
-
-
-def _kept(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: arguments[key] for key in _KEPT if key in arguments}
+    return _recipe({**carried(arguments), **changes})
 
 
 def _recipe(arguments: dict[str, Any]) -> Recipe:

@@ -6,6 +6,7 @@ from typing import Any
 
 from datamodules.zero_shot import zero_shot_set
 from evaluation.console import format_columns, format_table
+from evaluation.cost import Cost, mean_cost
 from evaluation.perplexity.report import PerplexityReport
 from evaluation.perplexity.scoring import PERPLEXITY_KEYS
 
@@ -20,6 +21,13 @@ class ZeroShotReport:
     @property
     def _any(self) -> PerplexityReport:
         return next(iter(self.reports.values()))
+
+    @property
+    def cost(self) -> Cost:
+        """That of all sets together: FLOPs and steps are means over their tokens."""
+        costs = [report.cost for report in self.reports.values()]
+        counts = [report.totals.tokens for report in self.reports.values()]
+        return mean_cost(costs, counts)
 
     @property
     def perplexity_key(self) -> str:
@@ -37,7 +45,7 @@ class ZeroShotReport:
             **{f"{name}_{key}": r.totals.perplexity for name, r in self.reports.items()},
             "likelihood": report.likelihood,
             "causal": report.causal,
-            "flops_per_token": report.flops_per_token,
+            **self.cost.as_dict(),
             "model": report.model,
             "parameters": report.parameters,
             "train_tokens": report.train_tokens,
@@ -53,6 +61,7 @@ class ZeroShotReport:
         common = {
             "likelihood": report.likelihood,
             "causal": "yes" if report.causal else "no",
+            **self.cost.as_cells(),
             "checkpoint": report.checkpoint,
         }
         return f"{format_columns([header, *rows])}\n\n{format_table(common)}"

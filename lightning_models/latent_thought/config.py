@@ -1,8 +1,9 @@
 """What can be chosen about a Latent-Thought Language Model."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning_models.layers import DecoderConfig
 
@@ -19,6 +20,8 @@ class LatentThoughtConfig(DecoderConfig):
     Raises:
         ValueError: if a value is out of its range.
     """
+
+    dials: ClassVar[Mapping[str, str]] = {"inner_steps": "T_fast"}
 
     num_layers: int = 12
     """L: 3, 6 and 12 for LTM-Small, -Medium and -Large."""

@@ -1,8 +1,9 @@
 """The sizes and styles that every decoder shares."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from lightning_models.layers.attention import Backend
 
@@ -14,6 +15,10 @@ class SequenceConfig:
     Raises:
         ValueError: if a size is below 1; the message names key and value.
     """
+
+    dials: ClassVar[Mapping[str, str]] = {}
+    """Fields that decide how much a trained model computes and leave its weights as they are, with
+    the symbol of each: ``evaluate.py sweep`` turns those that are declared here."""
 
     vocab_size: int
     """V before padding; the command line takes it from the data (``data.vocab_size``)."""

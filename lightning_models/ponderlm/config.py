@@ -1,9 +1,9 @@
 """The configurations of PonderLM-3 and of what its family has in common."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning_models.transformer.network import TransformerConfig
 
@@ -19,6 +19,8 @@ class PonderingConfig(TransformerConfig):
     Raises:
         ValueError: if a value is out of its range.
     """
+
+    dials: ClassVar[Mapping[str, str]] = {"thinking_steps": "K"}
 
     norm: Literal["layer", "rms"] = "rms"
     activation: Literal["gelu", "gelu_tanh", "swiglu"] = "swiglu"
@@ -48,6 +50,8 @@ class PonderLM2Config(PonderingConfig):
     Raises:
         ValueError: if a value is out of its range.
     """
+
+    dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "eval_iterations": "J"}
 
     latent_positions: Literal["shared", "sequential"] = "shared"
     """Rotary positions of slots: all at that of their token, or one after the other."""
@@ -105,6 +109,12 @@ class PonderConfig(PonderLM2Config):
     Raises:
         ValueError: if a value is out of its range.
     """
+
+    dials: ClassVar[Mapping[str, str]] = {
+        **PonderLM2Config.dials,
+        "alpha": r"$\alpha$",
+        "tau": r"$\tau$",
+    }
 
     router_init: Literal["deep", "uniform"] = "deep"
     """First step distribution s: ``router_bias`` more on the logit of K steps, or all equal."""

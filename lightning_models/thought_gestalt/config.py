@@ -1,7 +1,8 @@
 """The dials of Thought Gestalt."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lightning_models.layers import DecoderConfig
 
@@ -18,6 +19,8 @@ class ThoughtGestaltConfig(DecoderConfig):
     Raises:
         ValueError: if a value is out of its range; the message names key, value and cure.
     """
+
+    dials: ClassVar[Mapping[str, str]] = {"memory_size": "M"}
 
     attention_dropout: float = 0.2
     """Dropout on attention weights, within sentences and over memory (App. B.2)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
 from lightning_models.layers import record, segment_sum, wants
-from lightning_models.log_probs import token_entropies, token_log_probs
+from lightning_models.log_probs import greedy_targets, token_entropies, token_log_probs
 from lightning_models.losses import linear_cross_entropy, linear_cross_entropy_each
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
@@ -184,21 +184,27 @@ class ThoughtGestaltLM(LanguageModel):
 
         One sentence step's states are held at a time, and no graph where no gradient is asked for.
         Records ``entropy``: ``entropy`` (B, S, U) of the next-token distributions in nats, nan
-        where no slot is used.
+        where no slot is used; ``greedy``: ``greedy`` (B, S, U) bool, whether a target is the most
+        likely token.
         """
         targets, matrix = batch["targets"], self.network.output_matrix
         log_prob = targets.new_zeros(targets.numel(), dtype=torch.float32)
         entropy = torch.full_like(log_prob, torch.nan)
+        greedy = torch.zeros_like(log_prob, dtype=torch.bool)
 
         def consume(step: SentenceStep, h: Tensor) -> None:
             log_prob[step.source] = token_log_probs(h, matrix, step.targets)
             if wants("entropy"):
                 entropy[step.source] = token_entropies(h, matrix)
+            if wants("greedy"):
+                vocabulary = self.config.vocab_size
+                greedy[step.source] = greedy_targets(h, matrix, step.targets, vocabulary)
 
         for _ in self.network.run(self._steps(batch), (), consume):
             pass
         if wants("entropy"):
             record("entropy", entropy=entropy.view_as(targets))
+        record("greedy", greedy=greedy.view_as(targets))
         num_targets = (targets >= 0).flatten(1).sum(dim=1)
         no_term = log_prob.new_zeros(len(targets))
         return Scores(log_prob.view_as(targets), no_term, num_targets, self.likelihood)
@@ -237,32 +243,61 @@ class ThoughtGestaltLM(LanguageModel):
         what is done once a sentence (its vector, and the vector's keys and values) is shared among
         them. Memory fills up as the document goes on: longer documents read more of it.
         """
-        config = self.config
-        slots = min(SENTENCE_SLOTS, config.block_size)
-        sentences = max(1.0, context / slots)
-        full = config.memory_size
-        # how many sentences find m others in memory, the last one in part
-        sizes = [(m, min(1.0, max(0.0, sentences - m))) for m in range(full)]
-        sizes.append((full, max(0.0, sentences - full)))
-        stack = sum(
-            share * block.flops(slots, m) for block in self.network.layers for m, share in sizes
-        )
-        stack, written = stack / sentences / slots, self._write_flops() / slots
-        head = head_flops(config)
+        parts = self.flops_by_part(context)
+        forward = sum(parts.values())
         if not training:
-            return stack + written + head
-        if config.checkpoint_sentences:  # computed twice: blocks, and the head with its gradients
-            return TRAINING_FACTOR * (written + 2 * head) + (TRAINING_FACTOR + 1) * stack
-        return TRAINING_FACTOR * (stack + written + head)
+            return forward
+        if not self.config.checkpoint_sentences:
+            return TRAINING_FACTOR * forward
+        # computed twice: blocks, and the head with its gradients
+        stack = forward - parts["output"] - self._write_flops()
+        return TRAINING_FACTOR * (forward + parts["output"]) + stack
+
+    def flops_by_part(self, context: int) -> dict[str, float]:
+        """Returns the forward FLOPs per slot by what they are spent on, see ``flops_per_token``.
+
+        ``cross_attention`` is all that has to do with memory but ``sentence_head``, which makes
+        the vectors: projecting them once for every reader, and reading them.
+        """
+        sums: dict[str, float] = {}
+        slots, sizes = self._slots, self._memory_sizes(context)
+        sentences = sum(share for _, share in sizes)
+        for block in self.network.layers:
+            for remembered, share in sizes:
+                for name, flops in block.flops(slots, remembered).items():
+                    sums[name] = sums.get(name, 0.0) + share * flops
+        parts = {name: flops / sentences / slots for name, flops in sums.items()}
+        parts["output"] = head_flops(self.config)
+        head, readers = self.network.sentence_head, self.network.readers
+        if head is None:
+            return parts
+        if readers:
+            projected = sum(linear_flops(x.key) + linear_flops(x.value) for x in readers)
+            parts["cross_attention"] = parts.get("cross_attention", 0.0) + projected / slots
+        return {**parts, "sentence_head": linear_flops(head) / slots}
+
+    @property
+    def _slots(self) -> int:
+        """Slots of a sentence, for counting."""
+        return min(SENTENCE_SLOTS, self.config.block_size)
+
+    def _memory_sizes(self, context: int) -> list[tuple[int, float]]:
+        """Returns how many sentences of ``context`` slots find m others in memory, by m.
+
+        The last sentence counts in part; there is at least one.
+        """
+        sentences, full = max(1.0, context / self._slots), self.config.memory_size
+        sizes = [(m, min(1.0, max(0.0, sentences - m))) for m in range(full)]
+        return [*sizes, (full, max(0.0, sentences - full))]
 
     def _write_flops(self) -> float:
-        """Returns the FLOPs of making a sentence vector and projecting it for every reader."""
+        """Returns the FLOPs per slot of making sentence vectors and projecting them for readers."""
         if self.network.sentence_head is None:
             return 0.0
         flops = linear_flops(self.network.sentence_head)
         for reader in self.network.readers:
             flops += linear_flops(reader.key) + linear_flops(reader.value)
-        return flops
+        return flops / self._slots
 
 
 def _kind_losses(

@@ -100,16 +100,21 @@ class GestaltBlock(nn.Module):
             x = x + self.dropout(read)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
-    def flops(self, slots: int, remembered: int) -> float:
-        """Returns the forward FLOPs for a sentence that finds so many vectors in memory."""
+    def flops(self, slots: int, remembered: int) -> dict[str, float]:
+        """Returns the forward FLOPs for a sentence that finds so many vectors in memory, by part.
+
+        ``self_attention`` and ``cross_attention`` (to memory) where the block has them, and
+        ``feed_forward``; what is computed when a vector is written is not the block's.
+        """
         rows = slots + remembered * self.prefixed
-        flops = rows * linear_flops(self.feed_forward)
+        flops = {"feed_forward": rows * linear_flops(self.feed_forward)}
         if self.attention is not None:
-            flops += rows * linear_flops(self.attention) + 2.0 * self.dim * rows * (rows + 1)
+            seen = 2.0 * self.dim * rows * (rows + 1)
+            flops["self_attention"] = rows * linear_flops(self.attention) + seen
         reader = self.memory_attention
         if reader is not None and remembered:
-            flops += slots * (linear_flops(reader.query) + linear_flops(reader.out))
-            flops += 4.0 * self.dim * slots * remembered
+            projected = slots * (linear_flops(reader.query) + linear_flops(reader.out))
+            flops["cross_attention"] = projected + 4.0 * self.dim * slots * remembered
         return flops
 
 

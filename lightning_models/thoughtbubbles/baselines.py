@@ -1,8 +1,8 @@
 """The control that computes as much without choosing: every token copied n times."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class CopyConfig(TransformerConfig):
     Raises:
         ValueError: if a value is out of its range.
     """
+
+    dials: ClassVar[Mapping[str, str]] = {"copies": "n"}
 
     positions: Literal["rope"] = "rope"
     """Rotary only: copies stand at fractional positions."""
@@ -124,3 +126,7 @@ class CopyLM(TransformerLM):
         copies = self.config.copies
         parts = super().flops_by_part(copies * context)
         return {name: flops * (1 if name == "output" else copies) for name, flops in parts.items()}
+
+    def passes_per_token(self, context: int) -> float:
+        """Returns n, the streams of a token; see ``LanguageModel``."""
+        return float(self.config.copies)

@@ -3,8 +3,9 @@
 import itertools
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lightning_models.layers import DecoderConfig
 
@@ -18,6 +19,8 @@ class ThoughtbubblesConfig(DecoderConfig):
     Raises:
         ValueError: if a value is out of its range; the message names key, value and cure.
     """
+
+    dials: ClassVar[Mapping[str, str]] = {"kappa": r"$\kappa$"}
 
     positions: Literal["rope"] = "rope"
     """Rotary only: forks stand at fractional positions."""

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
-from lightning_models.layers import record, wants
-from lightning_models.log_probs import mixture_entropies, mixture_log_probs
+from lightning_models.layers import Block, record, wants
+from lightning_models.log_probs import (
+    mixture_entropies,
+    mixture_greedy_targets,
+    mixture_log_probs,
+)
 from lightning_models.losses import linear_mixture_cross_entropy
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import Likelihood, LossOutput, Scores, Term
@@ -85,7 +89,8 @@ class ThoughtbubblesLM(LanguageModel):
         Raises:
             ValueError: if thresholds decide that were not observed in training at this kappa.
 
-        Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats.
+        Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats; and
+        ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token.
         """
         self._check_thresholds()
         decoded, targets = self._decode(batch), batch["targets"]
@@ -94,6 +99,9 @@ class ThoughtbubblesLM(LanguageModel):
         if wants("entropy"):
             entropy = mixture_entropies(*mixture, len(states.targets))
             record("entropy", entropy=entropy.view_as(targets))
+        if wants("greedy"):
+            sizes = states.targets, self.config.vocab_size
+            record("greedy", greedy=mixture_greedy_targets(*mixture, *sizes).view_as(targets))
         log_prob = mixture_log_probs(*mixture, states.targets).view_as(targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(targets)), num_targets, self.likelihood)
@@ -131,17 +139,33 @@ class ThoughtbubblesLM(LanguageModel):
         Counted for min(kappa, 2 N) streams behind every fork layer, which the causal allocations
         meet on average only.
         """
-        flops = 0.0
-        streams = self.config.streams_by_layer(context)
-        for block, count in zip(self.network.blocks, streams, strict=True):
-            attention = 4.0 * self.config.dim * (count + 1) / 2
-            flops += count / context * (linear_flops(block) + attention)
-        for fork, layer in zip(self.network.forks, self.config.fork_layers, strict=True):
-            before = streams[layer - 1] if layer else context
-            flops += before / context * linear_flops(fork)
-        decoded = streams[-1] if self.config.output_average == "mixture" else context
-        flops += decoded / context * head_flops(self.config)
+        flops = sum(self.flops_by_part(context).values())
         return flops * (TRAINING_FACTOR if training else 1.0)
+
+    def flops_by_part(self, context: int) -> dict[str, float]:
+        """Returns the forward FLOPs per token, those of all its streams, by what they are spent on.
+
+        Counted for as many streams as ``flops_per_token``; ``forking`` is their scores at the fork
+        layers, none of whose other work is a product of matrices.
+        """
+        config, streams = self.config, self.config.streams_by_layer(context)
+        parts = dict.fromkeys(("output", "self_attention", "feed_forward", "forking"), 0.0)
+        for block, count in zip(self.network.blocks, streams, strict=True):
+            assert isinstance(block, Block)
+            looking = linear_flops(block.attention) + 4.0 * config.dim * (count + 1) / 2
+            parts["self_attention"] += count / context * looking
+            parts["feed_forward"] += count / context * linear_flops(block.feed_forward)
+        for fork, layer in zip(self.network.forks, config.fork_layers, strict=True):
+            before = streams[layer - 1] if layer else context
+            parts["forking"] += before / context * linear_flops(fork)
+        decoded = streams[-1] if config.output_average == "mixture" else context
+        parts["output"] = decoded / context * head_flops(config)
+        return parts
+
+    def passes_per_token(self, context: int) -> float:
+        """Returns the streams of a token, the mean over the blocks; see ``LanguageModel``."""
+        streams = self.config.streams_by_layer(context)
+        return sum(streams) / len(streams) / context
 
     def _decode(self, batch: dict[str, Any]) -> Decoded:
         lengths = batch["mask"].sum(dim=1) if "mask" in batch else None

@@ -1,0 +1,178 @@
+"""What a score costs: FLOPs as papers and as we count them, steps, wall time (docs/compute.md)."""
+
+import operator
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from datamodules.windows import IGNORE
+from lightning_models import LanguageModel
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How much more than one pass tokens take, and FLOPs of generating one of them."""
+
+    executed_steps: float
+    """Additional passes through the network, the mean over the targets; 0: a plain decoder."""
+    generation_flops: float
+    """FLOPs per generated token, counted operation by operation."""
+    flops_6nd: float
+    """6 N (1 + steps) with N all parameters: what PonderLM-3 (arXiv 2603.02023, section 4.2) calls
+    inference FLOPs per token. It is rather the count of a training step; ratios are the same."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Returns the numbers under the keys of the JSON file."""
+        return {
+            "executed_steps": self.executed_steps,
+            "generation_flops_per_token": self.generation_flops,
+            "flops_per_token_6nd": self.flops_6nd,
+        }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What stands beside every score."""
+
+    flops_per_token: float
+    """FLOPs per token of scoring, all passes, counted operation by operation."""
+    thinking: Thinking
+    seconds: float
+    """Wall time of what was measured, from the first batch to the last."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Returns the numbers under the keys of the JSON file."""
+        return {
+            "flops_per_token": self.flops_per_token,
+            **self.thinking.as_dict(),
+            "seconds": self.seconds,
+        }
+
+    def as_cells(self) -> dict[str, str]:
+        """Returns the numbers for people, by name."""
+        return {
+            "FLOPs/token": f"{self.flops_per_token:.4g}",
+            "executed steps": f"{self.thinking.executed_steps:.4g}",
+            "FLOPs/generated token": f"{self.thinking.generation_flops:.4g}",
+            "6 N (1 + steps)": f"{self.thinking.flops_6nd:.4g}",
+            "seconds": f"{self.seconds:.4g}",
+        }
+
+
+def price(model: LanguageModel, context: int, steps: float | None, seconds: float) -> Cost:
+    """Returns the cost of scores of sequences of ``context`` tokens.
+
+    Args:
+        model: which.
+        context: tokens of a sequence, on average.
+        steps: mean of additional steps that were executed; None: see ``price_steps``.
+        seconds: that it took.
+    """
+    return Cost(model.flops_per_token(context), price_steps(model, context, steps), seconds)
+
+
+def price_steps(model: LanguageModel, context: int, steps: float | None) -> Thinking:
+    """Returns what it costs to generate a token with so many additional steps on average.
+
+    Args:
+        model: which; one that takes no additional steps costs what it costs.
+        context: tokens in front.
+        steps: mean of additional steps, at least 0; None: those of the model's configuration
+            (``LanguageModel.passes_per_token``), where nothing tells how many were executed.
+    """
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    executed = model.passes_per_token(context) - 1 if steps is None else steps
+    return Thinking(
+        executed_steps=executed,
+        generation_flops=model.generation_flops(context, steps),
+        flops_6nd=6 * parameters * (1 + executed),
+    )
+
+
+def mean_cost(costs: Sequence[Cost], tokens: Sequence[int]) -> Cost:
+    """Returns the cost of several texts together.
+
+    Args:
+        costs: of each, at least one.
+        tokens: of each: FLOPs and steps are means that they weigh; seconds are added up.
+    """
+    weights = tokens if sum(tokens) else [1] * len(costs)
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(map(operator.mul, values, weights)) / sum(weights)
+
+    thoughts = [cost.thinking for cost in costs]
+    return Cost(
+        mean(cost.flops_per_token for cost in costs),
+        Thinking(
+            mean(thinking.executed_steps for thinking in thoughts),
+            mean(thinking.generation_flops for thinking in thoughts),
+            mean(thinking.flops_6nd for thinking in thoughts),
+        ),
+        sum(cost.seconds for cost in costs),
+    )
+
+
+class Stopwatch:
+    """Wall time since it was made, in seconds; what runs on a GPU must have been waited for."""
+
+    def __init__(self) -> None:
+        """Starts."""
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Time so far."""
+        return time.perf_counter() - self._start
+
+
+class GeneratedSteps:
+    """Counts the additional steps of generated tokens, where a model records them."""
+
+    def __init__(self) -> None:
+        """Starts at none."""
+        self._steps = self._tokens = 0
+
+    def count(self, steps: Tensor) -> None:
+        """Takes the steps, int64 (n,), that tokens have taken."""
+        self._steps += int(steps.sum())
+        self._tokens += len(steps)
+
+    @property
+    def mean(self) -> float | None:
+        """Steps per generated token; None if nothing was recorded."""
+        return self._steps / self._tokens if self._tokens else None
+
+
+class StepCounter:
+    """Sums the additional steps of all targets, where a model records ``thinking_steps``."""
+
+    def __init__(self) -> None:
+        """Starts at none."""
+        self._steps = self._targets = 0
+        self._batch: dict[str, Any] = {}
+
+    def watch(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the batches; what is recorded belongs to the latest."""
+        for batch in batches:
+            self._batch = batch
+            yield batch
+
+    def count(self, executed: Tensor, most: int) -> None:
+        """Takes what the model records.
+
+        Args:
+            executed: additional steps of each token of the batch, int64 (B, T).
+            most: K, what they are at most.
+        """
+        targets = (self._batch["targets"] != IGNORE).to(executed.device)
+        self._steps += int(executed[targets].sum())
+        self._targets += int(targets.sum())
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over the targets; None if nothing was recorded."""
+        return self._steps / self._targets if self._targets else None
