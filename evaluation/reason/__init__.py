@@ -14,5 +14,6 @@ file             what it holds
 ``report``       their numbers side by side
 ``figure``       their picture
 ``known_facts``  command ``known_facts``: what a model knows of the facts behind two-hop questions
+``journal``      its answers so far, so that it can go on
 ===============  ===================================================================================
 """

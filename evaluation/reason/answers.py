@@ -6,15 +6,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from callbacks.questions import Question, judge, longest_text
-from callbacks.thinking import Recorded, RowThinking
+from callbacks.reasoning.questions import Question, judge, write
+from callbacks.reasoning.thinking import Recorded, RowThinking
 from evaluation.checkpoint.device import Precision, autocast
 from lightning_models import LanguageModel
-from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
-
-ROOM = 2
-"""What a model may write, as a multiple of the longest right text."""
 
 
 @dataclass(frozen=True)
@@ -34,49 +30,6 @@ class Reply:
     text: str
     right: bool
     thinking: RowThinking | None
-
-
-def room_for(batches: Sequence[Sequence[Question]], data: Any, asked: int | None) -> int:
-    """Returns how many tokens models may write.
-
-    Args:
-        batches: all questions, at least one.
-        data: the data module, with the wording.
-        asked: that many; None: twice the tokens of the longest right text, with all its steps.
-    """
-    if asked is not None:
-        return asked
-    return ROOM * longest_text([question for batch in batches for question in batch], data)
-
-
-def write(
-    model: LanguageModel,
-    data: Any,
-    questions: Sequence[Question],
-    *,
-    max_new_tokens: int,
-    precision: Precision = "32",
-) -> list[list[int]]:
-    """Returns the token ids that a model writes behind each question, greedily.
-
-    Args:
-        model: on its device, in eval mode.
-        data: the data module, with the tokenizer.
-        questions: at least one.
-        max_new_tokens: upper bound for each.
-        precision: of the matrix products.
-    """
-    tokenizer = data.tokenizer
-    with autocast(model.device, precision):
-        return generate(
-            model,
-            [question.query for question in questions],
-            max_new_tokens=max_new_tokens,
-            sampling=SamplingConfig(temperature=0),
-            eos_id=tokenizer.stop_id,
-            vocab_size=tokenizer.vocab_size,
-            device=model.device,
-        )
 
 
 def ask(
@@ -101,10 +54,8 @@ def ask(
     replies: list[Reply] = []
     for questions in tqdm(batches, desc=f"asking {name}", unit=" batches", disable=None):
         seen = Recorded()
-        with recording(thoughts=seen.take):
-            written = write(
-                model, data, questions, max_new_tokens=max_new_tokens, precision=precision
-            )
+        with recording(thoughts=seen.take), autocast(model.device, precision):
+            written = write(model, data, questions, max_new_tokens)
         rows: Sequence[RowThinking | None] = seen.rows or [None] * len(questions)
         for question, ids, row in zip(questions, written, rows, strict=True):
             answer = judge(model, data, question, ids)

@@ -2,11 +2,12 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from callbacks.questions import REASONING, Question, questions_in
+from callbacks.reasoning.questions import REASONING, Question, questions_in
 from datamodules import LanguageDataModule
+from datamodules.store import SPLITS
 from evaluation.arguments import Split
 from evaluation.checkpoint.classes import resolve_class
 from evaluation.checkpoint.corpus import build_data, check_fit, check_tokenizer, prepare
@@ -153,6 +154,27 @@ def asked_batches(data: Any, split: Split, limit: int | None) -> tuple[list[list
     count = len(source) if limit is None else min(limit, len(source))
     batches = [questions_in(source.batch(n)) for n in range(count)]
     return [batch for batch in batches if batch], len(source)
+
+
+def moved_steps(data: Any, chunk_sizes: Iterable[int]) -> list[dict[str, Any]]:
+    """Returns how many questions have a step that was moved out of its marker's chunk.
+
+    A step moves on where another one has its token (see `datamodules.reasoning`).
+
+    Args:
+        data: prepared.
+        chunk_sizes: tokens of a chunk; counted for each of them.
+    """
+    return [
+        {
+            "chunk_size": chunk_size,
+            "split": split,
+            "questions": data.stored(split).crossings(chunk_size),
+            "of": len(data.stored(split)),
+        }
+        for chunk_size in chunk_sizes
+        for split in SPLITS
+    ]
 
 
 def with_question_first(checkpoint: Checkpoint, recipe: Recipe, longest: int) -> Any:

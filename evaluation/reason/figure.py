@@ -33,7 +33,8 @@ def settings_of(contestants: Sequence[Contestant], key: str) -> list[float | Non
 
 
 def _setting(one: Contestant, key: str) -> float | None:
-    config: Any = one.model.config
+    with one.ready() as model:
+        config: Any = model.config
     if key == RECURRENCE:
         return _recurrence(one) if hasattr(config, "output_layer") else None
     if not hasattr(config, key):

@@ -7,24 +7,29 @@ parametric knowledge of Thinking States (Sec. 4.3).
 NOTE(paper): the paper does not say how its questions were filtered. The protocol is that of the
 public sets (Biran et al., arXiv 2406.12775): ten new tokens, and a fact is known if a name of its
 object occurs in them, whatever the case; but only as whole words.
+
+Answers are on the disk batch by batch: the same command goes on where an interrupted one ended.
 """
 
+import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
 from datamodules.readers import expand
-from datamodules.reasoning.hops import Chain, Hop
-from datamodules.reasoning.two_hop_files import check_csv, read_chains
+from datamodules.reasoning.two_hop.files import check_csv, read_chains
+from datamodules.reasoning.two_hop.hops import Chain, Hop
 from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.checkpoint.pretrained import Pretrained
 from evaluation.console import format_table
 from evaluation.output import check_target, write_jsonl
+from evaluation.reason.journal import Journal, only_writer
 
 
 @dataclass(frozen=True)
@@ -64,20 +69,28 @@ def names_one(text: str, names: Iterable[str]) -> bool:
 def ask(
     pretrained: Pretrained,
     hops: Iterable[Hop],
+    output: Path,
     *,
     max_new_tokens: int = 10,
     batch_size: int = 32,
+    made_by: Mapping[str, Any] | None = None,
 ) -> list[Asked]:
     """Returns what a model writes for the objects of facts, each question asked once.
+
+    Writes the answers to `output`, a line a fact, once all are there; until then they are in a
+    journal beside it, which a later call goes on with.
 
     Args:
         pretrained: A causal model.
         hops: The facts; of those with the same question the first counts.
+        output: jsonl file; its folder exists.
         max_new_tokens: Longest continuation; only its first line counts.
         batch_size: Questions at once; they are sorted by length, and the result keeps their order.
+        made_by: What else decides the answers, in plain values: a journal with another is refused.
 
     Raises:
-        ValueError: A question leaves no room for an answer in the model's context.
+        ValueError: A question leaves no room for an answer in the model's context, another process
+            writes the output, or another command has begun it.
     """
     unique: dict[str, Hop] = {}
     for hop in hops:
@@ -85,13 +98,22 @@ def ask(
     ids = {text: [*pretrained.start, *pretrained.encode(text)] for text in unique}
     _check_room(pretrained, max(map(len, ids.values()), default=0) + max_new_tokens)
     order = sorted(unique, key=lambda text: len(ids[text]))
-    written: dict[str, str] = {}
-    starts = range(0, len(order), batch_size)
-    for start in tqdm(starts, desc="asking", unit=" batches", disable=None):
-        texts = order[start : start + batch_size]
-        rows = _continue(pretrained, [ids[text] for text in texts], max_new_tokens)
-        written.update(zip(texts, rows, strict=True))
-    return [Asked(hop, written[text]) for text, hop in unique.items()]
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    sizes = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    digest = hashlib.sha256("\n".join(order).encode("utf-8", "replace")).hexdigest()[:16]
+    with only_writer(output):
+        journal = Journal(output, {**(made_by or {}), **sizes, "questions": digest})
+        done = len(journal.batches)
+        for texts in tqdm(
+            batches[done:], "asking", len(batches), initial=done, unit=" batches", disable=None
+        ):
+            journal.append(_continue(pretrained, [ids[text] for text in texts], max_new_tokens))
+        pairs = zip(batches, journal.batches, strict=True)
+        written = dict(pair for texts, rows in pairs for pair in zip(texts, rows, strict=True))
+        asked = [Asked(hop, written[text]) for text, hop in unique.items()]
+        write_jsonl(output, [one.as_dict() for one in asked])
+        journal.finish()
+    return asked
 
 
 def _check_room(pretrained: Pretrained, needed: int) -> None:
@@ -153,7 +175,12 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         required=True,
         help="csv files of TwoHopFact or of Hopping Too Late: paths or globs.",
     )
-    parser.add_argument("--output", type=str, required=True, help="JSONL file to write.")
+    parser.add_argument(
+        "--output",
+        type=str,
+        required=True,
+        help="JSONL file to write; one that an interrupted command has begun is gone on with.",
+    )
     parser.add_argument("--max_new_tokens", type=int, default=10, help="Longest answer, in tokens.")
     parser.add_argument("--batch_size", type=int, default=32, help="Questions asked at once.")
     parser.add_argument(
@@ -175,11 +202,22 @@ def run(settings: Namespace) -> None:
     asked = ask(
         pretrained,
         (hop for chain in chains for hop in (chain.first, chain.second)),
+        target,
         max_new_tokens=settings.max_new_tokens,
         batch_size=settings.batch_size,
+        made_by={"hf": _identity(pretrained), "precision": settings.precision},
     )
-    write_jsonl(target, [one.as_dict() for one in asked])
     print(format_table(summary(chains, asked)))
+
+
+def _identity(pretrained: Pretrained) -> str:
+    """Returns a name for the weights: hub name and commit, or folder and the times of its files."""
+    folder = Path(pretrained.source)
+    if not folder.is_dir():
+        return f"{pretrained.source}@{getattr(pretrained.model.config, '_commit_hash', None)}"
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return f"{folder.resolve()}@{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}"
 
 
 def _files(patterns: str | list[str]) -> list[Path]:

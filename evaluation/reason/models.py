@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from callbacks.questions import REASONING, not_asked
+from callbacks.dial import dialled
+from callbacks.reasoning.questions import REASONING, not_asked
 from evaluation.checkpoint.classes import resolve_class
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.runs.folders import find_checkpoints, short_names
@@ -30,7 +32,8 @@ class Contestant:
     Attributes:
         label: Stands for it in tables; no other has the same.
         checkpoint: Where it comes from.
-        model: On its device, in eval mode.
+        model: On its device, in eval mode; contestants of one checkpoint share it, so it is asked
+            within ``ready``.
         latents: Number of latent thoughts that was asked for; None: none was.
     """
 
@@ -38,6 +41,12 @@ class Contestant:
     checkpoint: Checkpoint
     model: LanguageModel
     latents: int | None = None
+
+    @contextmanager
+    def ready(self) -> Iterator[LanguageModel]:
+        """Inside, the model that is returned has this contestant's number of latent thoughts."""
+        with _with_latents(self.model, self.latents):
+            yield self.model
 
     @property
     def is_chain_of_thought(self) -> bool:
@@ -126,9 +135,9 @@ def build_contestants(
     """
     _check_known(checkpoints, [*changes, *([LATENTS] if latents else [])])
     built = [
-        (checkpoint, number, build_model(checkpoint, changed).to(device))
+        (checkpoint, number, model)
         for checkpoint in checkpoints
-        for number, changed in _settings(checkpoint, changes, latents, block_size)
+        for number, model in _models(checkpoint, changes, latents, block_size, device)
     ]
     labels = _labels(built, label)
     return [
@@ -137,17 +146,26 @@ def build_contestants(
     ]
 
 
-def _settings(
-    checkpoint: Checkpoint, changes: Mapping[str, Any], latents: Sequence[int], block_size: int
-) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """Yields numbers of latents of a checkpoint's model, each with the fields to change."""
+def _models(
+    checkpoint: Checkpoint,
+    changes: Mapping[str, Any],
+    latents: Sequence[int],
+    block_size: int,
+    device: torch.device,
+) -> Iterator[tuple[int | None, LanguageModel]]:
+    """Yields the numbers of latents of a checkpoint's model, each with it: one set of weights."""
     known = _config(checkpoint)
     fixed = {key: value for key, value in changes.items() if key in known}
     if known.get(LONGEST, block_size) < block_size:
         fixed.setdefault(LONGEST, block_size)
+    model = build_model(checkpoint, fixed).to(device)
     numbers: Sequence[int | None] = latents if latents and LATENTS in known else [None]
     for number in numbers:
-        yield number, fixed if number is None else {**fixed, LATENTS: number}
+        yield number, model
+
+
+def _with_latents(model: LanguageModel, number: int | None) -> AbstractContextManager[None]:
+    return nullcontext() if number is None else dialled(model, LATENTS, number)
 
 
 def _check_known(checkpoints: Sequence[Checkpoint], keys: Sequence[str]) -> None:
@@ -161,9 +179,11 @@ def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return config
 
 
-def _labels(built: Sequence[tuple[Checkpoint, Any, LanguageModel]], keys: str | None) -> list[str]:
+def _labels(
+    built: Sequence[tuple[Checkpoint, int | None, LanguageModel]], keys: str | None
+) -> list[str]:
     """Returns a label for each model: its class and what others of that class differ from it in."""
-    recipes = [_plain(model.recipe()) for _, _, model in built]
+    recipes = [_recipe(model, number) for _, number, model in built]
     names = short_names([checkpoint.path.resolve() for checkpoint, _, _ in built])
     more = _differences(recipes) if keys is None else []
     if len(more) > MOST_KEYS:
@@ -173,8 +193,10 @@ def _labels(built: Sequence[tuple[Checkpoint, Any, LanguageModel]], keys: str | 
     return _told_apart(texts, names)
 
 
-def _plain(recipe: Recipe) -> Recipe:
-    """Returns a recipe without what tells nobody how models differ."""
+def _recipe(model: LanguageModel, number: int | None) -> Recipe:
+    """Returns a model's recipe without what tells nobody how models differ."""
+    with _with_latents(model, number):
+        recipe: Recipe = model.recipe()
     config = recipe["init_args"]["config"]
     kept = {key: value for key, value in config.items() if key not in UNTOLD}
     return {**recipe, "init_args": {"config": kept}}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from callbacks.thinking import thought_text, told
+from callbacks.reasoning.thinking import thought_text, told
 from evaluation.console import format_columns
 from evaluation.reason.answers import Reply
 from evaluation.reason.compare import overlap_table, overlaps
@@ -100,6 +100,11 @@ class ReasonReport:
             notes.append(f"speed-ups are over {self.baseline}")
         if len(self.results) > 1:
             notes.append("overlap: share of what the row's model solves that the column's does not")
+        notes += [
+            f"with chunks of {found['chunk_size']} tokens {found['questions']:,} of "
+            f"{found['of']:,} {found['split']} questions have a step moved out of its chunk"
+            for found in self.data.get("moved_steps", ())
+        ]
         return "\n".join(notes)
 
     # ---- answers

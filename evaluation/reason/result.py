@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ class ReasonResult:
     question_first: Sequence[Reply] | None = None
     """To the same questions with the question in front."""
     latents: int | None = None
+    cost: Mapping[str, float] = field(default_factory=dict)
+    """FLOPs and steps of a token, see ``evaluation.cost``."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What it was trained on, and what was changed."""
 
@@ -131,6 +133,7 @@ class ReasonResult:
             "questions": len(self.replies),
             "written_tokens": self.written_tokens,
             **self.speed(),
+            **self.cost,
             **self.thinking(),
             **self.with_question_first(),
             "by_group": self._groups(group_name),

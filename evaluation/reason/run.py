@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from callbacks.questions import Question
+from callbacks.reasoning.questions import Question, room_for, write
 from evaluation.arguments import Split
-from evaluation.checkpoint.device import Precision
+from evaluation.checkpoint.device import Precision, autocast
 from evaluation.checkpoint.provenance import describe_data
 from evaluation.checkpoint.rebuild import changed_fields
-from evaluation.reason.answers import Reply, ask, room_for, write
-from evaluation.reason.data import asked_batches, check_same_questions
+from evaluation.cost import price_steps
+from evaluation.reason.answers import Reply, ask
+from evaluation.reason.data import asked_batches, check_same_questions, moved_steps
 from evaluation.reason.models import Contestant
 from evaluation.reason.report import ReasonReport
 from evaluation.reason.result import ReasonResult
@@ -77,7 +78,9 @@ def measure_reason(
         ValueError: if the split is empty, or the two data have other questions.
     """
     batches, available = asked_batches(data, split, limit_batches)
-    session = _Session(contestants, room_for(batches, data, config.max_new_tokens), precision)
+    session = _Session(
+        contestants, room_for([*chain(*batches)], data, config.max_new_tokens), precision
+    )
     replies = session.ask(data, batches)
     again: Sequence[list[Reply] | None] = [None] * len(contestants)
     if question_first is not None:
@@ -86,12 +89,19 @@ def measure_reason(
         again = session.ask(question_first, other)
     timed = _timed(list(chain(*batches)), config, data.eval_batch_size)
     timings = session.time(data, timed, config.rounds)
-    results = [_result(*parts) for parts in zip(contestants, replies, again, timings, strict=True)]
+    context = data.row_tokens(split)
+    results = [
+        _result(*parts, context=context)
+        for parts in zip(contestants, replies, again, timings, strict=True)
+    ]
     return ReasonReport(
         results=_with_speed_ups(results, baseline),
         group_name=data.group_name,
         baseline=None if baseline is None else baseline.label,
-        data=describe_data(contestants[0].checkpoint, data, split),
+        data={
+            **describe_data(contestants[0].checkpoint, data, split),
+            "moved_steps": moved_steps(data, _chunk_sizes(contestants)),
+        },
         settings={
             **dataclasses.asdict(config),
             "max_new_tokens": session.room,
@@ -104,6 +114,12 @@ def measure_reason(
             "device": str(session.device),
         },
     )
+
+
+def _chunk_sizes(contestants: Sequence[Contestant]) -> list[int]:
+    """Returns the chunk sizes of the models that read in chunks, ascending."""
+    configs = [one.model.config for one in contestants]
+    return sorted({config.chunk_size for config in configs if hasattr(config, "chunk_size")})
 
 
 @dataclass(frozen=True)
@@ -123,9 +139,11 @@ class _Session:
     def ask(self, data: Any, batches: Sequence[Sequence[Question]]) -> list[list[Reply]]:
         """Returns what each of them answers."""
         options: dict[str, Any] = {"max_new_tokens": self.room, "precision": self.precision}
-        return [
-            ask(one.model, data, batches, name=one.label, **options) for one in self.contestants
-        ]
+        replies = []
+        for one in self.contestants:
+            with one.ready() as model:
+                replies.append(ask(model, data, batches, name=one.label, **options))
+        return replies
 
     def time(
         self, data: Any, batches: Sequence[Sequence[Question]], rounds: int
@@ -137,9 +155,9 @@ class _Session:
         return time_in_turn(answering, rounds, sum(map(len, batches)), self.device)
 
     def _answer(self, one: Contestant, data: Any, batches: Sequence[Sequence[Question]]) -> None:
-        options: dict[str, Any] = {"max_new_tokens": self.room, "precision": self.precision}
-        for questions in batches:
-            write(one.model, data, questions, **options)
+        with one.ready() as model, autocast(model.device, self.precision):
+            for questions in batches:
+                write(model, data, questions, self.room)
 
 
 def _timed(
@@ -156,8 +174,13 @@ def _result(
     replies: Sequence[Reply],
     again: Sequence[Reply] | None,
     timing: Timing | None,
+    *,
+    context: int,
 ) -> ReasonResult:
     checkpoint, model = one.checkpoint, one.model
+    with one.ready():
+        changed = changed_fields(checkpoint, model)
+        flops, thinking = model.flops_per_token(context), price_steps(model, context, None)
     stage = {"stage": model.stage} if hasattr(model, "stages") else {}  # of a curriculum
     return ReasonResult(
         label=one.label,
@@ -167,11 +190,12 @@ def _result(
         timing=timing,
         question_first=again,
         latents=one.latents,
+        cost={"flops_per_token": flops, **thinking.as_dict()},
         settings={
             "trained_on": checkpoint.data_state.get("fingerprint"),
             "step": checkpoint.step,
             **stage,
-            "set": changed_fields(checkpoint, model),
+            "set": changed,
         },
     )
 
