@@ -73,7 +73,7 @@ def window_tokens(checkpoint: Checkpoint, model: LanguageModel) -> float | None:
     The mean over the steps done, as the last one of an epoch may have fewer micro-batches. None
     where rows are not windows of a fixed length.
     """
-    recipe, progress = checkpoint.data_recipe, _batches(checkpoint)
+    recipe, progress = checkpoint.data_recipe, micro_batches(checkpoint)
     rows = None if recipe is None else recipe["init_args"].get("batch_size")
     if rows is None or not progress or not checkpoint.step or model.reads != "windows":
         return None
@@ -81,7 +81,7 @@ def window_tokens(checkpoint: Checkpoint, model: LanguageModel) -> float | None:
     return float(progress / checkpoint.step * ranks * rows * model.config.block_size)
 
 
-def _batches(checkpoint: Checkpoint) -> int:
+def micro_batches(checkpoint: Checkpoint) -> int:
     """Returns the micro-batches that each rank has trained on; 0 where it is not known."""
     value: Any = checkpoint.content
     for key in ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "processed"):

@@ -1,0 +1,141 @@
+"""``evaluate.py compare``: any set of runs as one honest comparison."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from evaluation.arguments import Split, check_limits
+from evaluation.checkpoint.classes import import_packages
+from evaluation.checkpoint.device import Device, Precision, pick_device
+from evaluation.compare.figure import compare_figure, drawn_rows
+from evaluation.compare.files import check_folder, write_folder
+from evaluation.compare.found import SKIP, LeftOut, Run, find_compared, left_out_or_raise
+from evaluation.compare.measured import Measured, measure
+from evaluation.compare.page import as_page
+from evaluation.compare.report import FIGURE, Report, as_markdown, as_text, make_report
+from evaluation.compare.results import ResultFile, named_results
+from evaluation.compare.rows import Row, make_rows
+from evaluation.compare.scoring import How
+from evaluation.compare.tables import csv_rows, curve_rows, run_rows
+from evaluation.picture import write_csv, write_picture
+
+DEFAULT_OUTPUT = "runs/comparison"
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options."""
+    parser.add_argument(
+        "runs",
+        type=str,
+        nargs="+",
+        help="Checkpoints, folders of runs, or patterns in quotes; of a folder the furthest "
+        "checkpoint of every run in it. Methods may be mixed.",
+    )
+    parser.add_argument(
+        "--output",
+        type=str,
+        default=DEFAULT_OUTPUT,
+        help="Folder to write report.html, report.md, report.csv and what they are made of to; one "
+        "of an earlier comparison is replaced.",
+    )
+    parser.add_argument(
+        "--results",
+        type=str,
+        nargs="*",
+        default=[],
+        help="JSON files of evaluate.py tasks or perplexity about these checkpoints, or patterns. "
+        "Those in the folders of a run are found.",
+    )
+    parser.add_argument(
+        "--label",
+        type=str | None,
+        default=None,
+        help="Keys of the models' config that name the rows, separated by commas, or model for the "
+        "class. Found where models of one class differ in one or two.",
+    )
+    parser.add_argument("--split", type=Split, default="val", help="Held-out documents to score.")
+    parser.add_argument(
+        "--batch_size", type=int | None, default=None, help="Rows per batch (null: as trained)."
+    )
+    parser.add_argument(
+        "--limit_batches", type=int | None, default=None, help="Score so many batches only."
+    )
+    parser.add_argument(
+        "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
+    )
+    parser.add_argument(
+        "--precision", type=Precision, default="32", help="bf16 rounds the matrix products."
+    )
+    parser.add_argument(
+        SKIP,
+        action="store_true",
+        help="Leave out runs that cannot be read or scored, and say so, rather than stop.",
+    )
+    parser.add_argument(
+        "--packages",
+        type=list[str],
+        default=[],
+        help="Packages to import first, where models or data are classes of your own.",
+    )
+
+
+def run(settings: Namespace) -> None:
+    """Scores every run, prints checks and table, and writes the report."""
+    check_limits(settings)
+    folder = check_folder(settings.output)
+    import_packages(settings.packages)
+    pick_device(settings.device)  # told before the work
+    how = How(
+        settings.split,
+        settings.limit_batches,
+        settings.batch_size,
+        settings.precision,
+        settings.device,
+    )
+    skip = settings.skip_unreadable
+    runs, left_out = find_compared(settings.runs, skip=skip)
+    measured, more = _measure_all(runs, how, named_results(settings.results, runs), skip=skip)
+    rows = make_rows(measured, settings.label)
+    report = make_report(rows, [*left_out, *more])
+    print(as_text(report))
+    write_folder(folder, lambda place: _write(place, report, rows))
+    print(f"\nwritten to {folder}")
+
+
+def _measure_all(
+    runs: Sequence[Run], how: How, named: Sequence[ResultFile], *, skip: bool
+) -> tuple[list[Measured], list[LeftOut]]:
+    """Returns what is known of each run, and the runs that are left out.
+
+    Raises:
+        ValueError: if one cannot be scored and ``skip`` is false, or none can.
+    """
+    measured, left_out = [], []
+    for number, one in enumerate(runs, start=1):
+        print(f"run {number} of {len(runs)}: {one.name}", file=sys.stderr)
+        try:
+            measured.append(measure(one, how, named))
+        except ValueError as error:
+            left_out.append(left_out_or_raise(str(one.checkpoint.path), error, skip=skip))
+    if not measured:
+        raise ValueError(f"runs: none of them can be scored; {left_out[0].reason}")
+    return measured, left_out
+
+
+def _write(place: Path, report: Report, rows: Sequence[Row]) -> None:
+    svg = None
+    if report.has_figure:
+        write_picture(compare_figure(drawn_rows(rows)), place / FIGURE)
+        svg = (place / FIGURE).read_bytes()
+        _write_table(place / "curves.csv", curve_rows(rows))
+    _write_table(place / "report.csv", csv_rows(rows))
+    _write_table(place / "runs.csv", run_rows(rows))
+    (place / "report.md").write_text(as_markdown(report), encoding="utf-8")
+    (place / "report.html").write_text(as_page(report, svg), encoding="utf-8")
+
+
+def _write_table(path: Path, rows: Sequence[Sequence[object]]) -> None:
+    header, *lines = rows
+    write_csv(path, [str(name) for name in header], lines)

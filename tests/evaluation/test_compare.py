@@ -1,0 +1,310 @@
+"""Runs of all methods in one comparison."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+from compared_runs import by_model, dress, grown, place, read
+from formats import REASONING
+
+from datamodules import LocalText, Sentences, StateTracking
+from evaluation.cli import main
+from lightning_models import ThinkingStatesLM, ThoughtbubblesLM, ThoughtGestaltLM
+
+GESTALT = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
+STATES = {"num_layers": 3, "chunk_size": 4, "max_thought_tokens": 5}
+FORKS = {"num_layers": 3, "fork_layers": (1, 2), "kappa": "2L"}
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, checkpoint_path, latent_path, ponder_path, train_checkpoint, tmp_path_factory):
+    """A folder with a run of each method, and the plain transformer with two seeds."""
+    folder = tmp_path_factory.mktemp("compared")
+    one, two = (place(folder, f"plain_{seed}", "TransformerLM") for seed in (1, 2))
+    shutil.copy(checkpoint_path, one)
+    grown(checkpoint_path, two, 1.5)
+    latent, ponder = place(folder, "latent", "LatentThoughtLM"), place(folder, "ponder", "PonderLM")
+    shutil.copy(latent_path, latent)
+    shutil.copy(ponder_path, ponder)
+    bubbles = place(folder, "bubbles", "ThoughtbubblesLM")
+    train_checkpoint(bubbles, LocalText(**corpus), ThoughtbubblesLM, **FORKS)
+    gestalt = place(folder, "gestalt", "ThoughtGestaltLM")
+    train_checkpoint(gestalt, sentences(corpus), ThoughtGestaltLM, **GESTALT)
+    states = place(folder, "states", "ThinkingStatesLM")
+    questions = StateTracking(**{**REASONING.options, "cache_dir": corpus["cache_dir"]})
+    train_checkpoint(states, questions, ThinkingStatesLM, **STATES)
+    for path in (one, latent, ponder, bubbles, gestalt):
+        dress(path, seed=1)
+    dress(two, seed=2, commit="c2", **{"val/bpb": 7.0})
+    dress(states, seed=1, **{"val/accuracy": 0.25})
+    return folder
+
+
+def sentences(corpus):
+    plain = {key: value for key, value in corpus.items() if key not in ("batch_size", "block_size")}
+    options = {"splitter": "spans:29", "max_sentence_tokens": 29, "max_sentences": 5}
+    return Sentences(corpus=LocalText(**plain), batch_size=4, batch_tokens=300, **options)
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory):
+    """The folder of a report on all of them."""
+    folder = tmp_path_factory.mktemp("report") / "all"
+    assert main(["compare", str(runs), "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def compare(evaluates, tmp_path):
+    """Compares some runs; returns what was printed, and the rows of the CSV file."""
+
+    def run(*words, output="report"):
+        printed = evaluates("compare", *words, "--output", tmp_path / output)
+        return printed, read(tmp_path / output / "report.csv")
+
+    return run
+
+
+# ---- rows and columns
+
+
+def test_every_method_is_a_row_and_seeds_are_one(report):
+    rows = read(report / "report.csv")
+    assert [row["likelihood"] for row in rows] == 4 * ["exact"] + ["lower_bound", "noncausal"]
+    assert {row["model"] for row in rows[:4]} == {
+        "TransformerLM",
+        "PonderLM",
+        "ThoughtGestaltLM",
+        "ThinkingStatesLM",
+    }
+    assert rows[3]["model"] == "ThinkingStatesLM"  # its likelihood is that of answers
+    assert [row["label"] for row in rows] == [row["model"] for row in rows]
+    plain = by_model(rows)["TransformerLM"]
+    assert (plain["runs"], plain["seeds"], plain["num_seeds"]) == ("plain_1 plain_2", "1 2", "2")
+    losses = [float(row["loss"]) for row in with_loss(rows[:3])]
+    assert losses == sorted(losses)
+
+
+def with_loss(rows):
+    return [{**row, "loss": row["bits_per_byte_exact"]} for row in rows]
+
+
+KIND_COLUMNS = re.compile(r"nats_per_token|bits_per_byte|perplexity|ppl_")
+
+
+def test_no_column_has_two_kinds_of_likelihood(report):
+    rows = read(report / "report.csv")
+    columns = [key for key in rows[0] if KIND_COLUMNS.match(key)]
+    for key in columns:
+        assert len({row["likelihood"] for row in rows if row[key]}) == 1, key
+    for row in rows:
+        own = [key for key in columns if row[key]]
+        assert own
+        assert ("perplexity" in own) == (row["likelihood"] == "exact" and row["counted"] == "all")
+    assert {"ppl_bound", "ppl_noncausal", "perplexity_lexical", "perplexity_answers"} <= set(
+        columns
+    )
+    for key in columns:  # tokens of one sort, too, but bits are per byte of the text
+        counted = {row["counted"] for row in rows if row[key]}
+        assert len(counted - {"lexical"} if "bits" in key else counted) <= 1
+
+
+def test_numbers_are_those_of_perplexity(report, runs, evaluates, tmp_path):
+    rows = {row["run"]: row for row in read(report / "runs.csv")}
+    for name in ("plain_2", "latent", "ponder", "gestalt", "states"):
+        target = tmp_path / f"{name}.json"
+        evaluates("perplexity", "--ckpt", runs / name, "--output", target)
+        alone = json.loads(target.read_text())
+        end = {"gestalt": "_lexical", "states": "_answers"}.get(name, "")
+        kind = alone["likelihood"]
+        assert float(rows[name][f"nats_per_token_{kind}{end}"]) == alone["nats_per_token"]
+        bits = f"bits_per_byte_{kind}" + ("_answers" if name == "states" else "")
+        assert float(rows[name][bits]) == alone["bits_per_byte"]
+        scoring = float(rows[name]["scoring_flops_per_token"])
+        assert scoring == pytest.approx(alone["flops_per_token"]) or name == "gestalt"
+    assert float(rows["ponder"]["executed_steps"]) == alone_steps(tmp_path / "ponder.json")
+
+
+def alone_steps(path):
+    return json.loads(path.read_text())["executed_steps"]
+
+
+def test_a_row_has_the_mean_and_the_range_of_its_seeds(report):
+    values = [
+        float(row["nats_per_token_exact"])
+        for row in read(report / "runs.csv")
+        if row["run"].startswith("plain")
+    ]
+    row = by_model(read(report / "report.csv"))["TransformerLM"]
+    found = [float(row[f"nats_per_token_exact{end}"]) for end in ("", "_min", "_max")]
+    assert found == pytest.approx([sum(values) / 2, min(values), max(values)])
+    assert values[0] != values[1]
+    text = f"{found[0]:.4f} ({found[1]:.4f} to {found[2]:.4f})"
+    assert text in (report / "report.md").read_text()
+
+
+def test_training_is_counted_in_tokens_of_the_text(report, corpus):
+    rows = by_model(read(report / "report.csv"))
+    assert float(rows["TransformerLM"]["training_tokens"]) == 2 * 4 * 32
+    assert float(rows["LatentThoughtLM"]["training_tokens"]) == 2 * 2 * 128
+    data = sentences(corpus)
+    data.setup()
+    batches = [data.training_source().batch(n) for n in range(2)]
+    text = sum(int(b["lexical"].sum() + b["is_last"].sum()) for b in batches)
+    slots = sum(int(b["lengths"].sum()) for b in batches)
+    gestalt = rows["ThoughtGestaltLM"]
+    assert float(gestalt["training_tokens"]) == text < slots
+    per_token = float(gestalt["training_flops_per_token"])
+    assert float(gestalt["training_flops"]) == pytest.approx(per_token * text)
+    assert float(gestalt["tokens_per_second"]) == pytest.approx(100 * text / slots)
+    assert rows["ThinkingStatesLM"]["training_tokens"] == ""
+    assert float(rows["ThinkingStatesLM"]["val_accuracy"]) == 1.25  # the latest
+    assert float(rows["TransformerLM"]["tokens_per_second"]) == 100
+
+
+# ---- checks
+
+
+def state_of(text, what):
+    (line,) = [line for line in text.splitlines() if re.match(rf"[a-z ]+: {what}: ", line)]
+    state, _, detail = line.split(": ", 2)
+    return state, detail
+
+
+def test_what_differs_is_said(compare, runs):
+    printed, _ = compare(*(runs / name for name in ("plain_1", "latent", "gestalt")))
+    assert state_of(printed, "training text")[0] == "matched"
+    assert state_of(printed, "tokenizer") == ("matched", "bytes")
+    state, detail = state_of(printed, "data order")
+    assert state == "differs"
+    assert "block_size 32" in detail
+    assert "rows sentences" in detail
+    assert state_of(printed, "tokens trained on")[0] == "differs"
+    assert state_of(printed, "optimiser steps") == ("matched", "2")
+    assert state_of(printed, "held-out text that is scored")[0] == "matched"  # cut in two ways
+    assert state_of(printed, "targets that nats per token count")[0] == "differs"
+    assert state_of(printed, "parameters")[0] == "differs"
+    assert state_of(printed, "precision of training") == ("matched", "32-true")
+
+
+def test_seeds_match_in_all_but_the_code(compare, runs):
+    printed, (row,) = compare(runs / "plain_1", runs / "plain_2")
+    states = dict(re.findall(r"^(?:matched|differs|not known): ([^:]+): (.*)$", printed, re.M))
+    assert row["num_seeds"] == "2"
+    assert states["code version"] == "c1 (plain_1) | c2 (plain_2)"
+    assert printed.count("differs: ") == 1
+    assert "not known" not in printed
+    assert states["tokens trained on"] == "256"
+
+
+def test_other_text_and_tokenizer_are_said(compare, runs, bpe_run):
+    printed, rows = compare(runs / "plain_1", bpe_run)
+    assert state_of(printed, "held-out text that is scored")[0] == "differs"
+    state, detail = state_of(printed, "tokenizer")
+    assert state == "differs"
+    assert "bpe:280 #" in detail
+    assert state_of(printed, "code version")[0] == "not known"  # a checkpoint without its run
+    assert len(rows) == 2
+    assert rows[0]["label"].startswith("TransformerLM")
+    assert rows[0]["label"] != rows[1]["label"]
+
+
+def test_the_same_seed_twice_is_no_spread(compare, runs, tmp_path):
+    shutil.copytree(runs / "plain_1", tmp_path / "runs" / "again")
+    printed, (row,) = compare(runs / "plain_1", tmp_path / "runs")
+    assert row["seeds"] == "1 1"
+    assert "two of its runs have the same seed (1, 1)" in printed
+
+
+# ---- the report
+
+
+class Page(HTMLParser):
+    """Cells, tags and addresses of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.cells, self.tags, self.addresses, self._inside = [], set(), [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.addresses += [value for key, value in attrs if key in ("src", "href")]
+        if tag in ("td", "th"):
+            self.cells.append("")
+            self._inside = True
+
+    def handle_endtag(self, tag):
+        self._inside = self._inside and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self._inside:
+            self.cells[-1] += (" " if self.cells[-1] and data.startswith("(") else "") + data
+
+
+def test_the_page_needs_no_network(report):
+    text = (report / "report.html").read_text()
+    page = Page(text)
+    assert "://" not in text
+    assert not {"script", "link", "iframe", "object"} & page.tags
+    (address,) = page.addresses
+    assert address.startswith("data:image/svg+xml;base64,")
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_page_and_markdown_say_the_same(report):
+    page = Page((report / "report.html").read_text())
+    markdown = (report / "report.md").read_text()
+    lines = [line for line in markdown.splitlines() if line.startswith("| ")]
+    cells = [
+        cell.strip().replace("\\|", "|")
+        for line in lines
+        if "| --- |" not in line
+        for cell in line[1:-1].split(" | ")
+    ]
+    assert [" ".join(cell.split()) for cell in page.cells] == cells
+    assert "nats/token (exact)" in cells
+    assert "nats/token (bound)" in cells
+    assert "![Loss" in markdown
+
+
+def test_the_same_command_writes_the_same_bytes(report, runs, tmp_path):
+    assert main(["compare", str(runs), "--output", str(tmp_path / "again")]) == 0
+    first = {path.name: path.read_bytes() for path in report.iterdir()}
+    second = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert first == second
+    assert set(first) == {
+        "report.html",
+        "report.md",
+        "report.csv",
+        "runs.csv",
+        "curves.csv",
+        "loss.svg",
+    }
+
+
+def test_curves_are_what_was_logged(report):
+    points = [row for row in read(report / "curves.csv") if row["run"] == "plain_2"]
+    assert [(int(p["steps"]), float(p["tokens"])) for p in points] == [(1, 128), (2, 256)]
+    assert [float(p["val/bpb"]) for p in points] == [7.0, 8.0]
+    runs = {row["run"]: row for row in read(report / "runs.csv")}
+    flops = float(runs["plain_2"]["training_flops"])
+    assert [float(p["training_flops"]) for p in points] == [flops / 2, flops]
+
+
+def test_questions_alone_have_no_figure(compare, runs, tmp_path):
+    printed, (row,) = compare(runs / "states")
+    assert not (tmp_path / "report" / "loss.svg").exists()
+    assert "<img" not in (tmp_path / "report" / "report.html").read_text()
+    assert row["counted"] == "answers"
+    assert "right answers (val)" in printed
+
+
+def test_less_than_the_whole_split_is_said(compare, runs, tmp_path):
+    printed, _ = compare(runs / "plain_1", "--limit_batches", "1", "--batch_size", "2")
+    assert "scored on a part of the split only" in printed
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert re.search(r"val: 1 of \d+ batches, windows of 32, 64 targets \(all\)", text)
