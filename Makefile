@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: install demo study test test-slow test-gpu check clean
+.PHONY: install demo study suite test test-slow test-gpu check clean
 
 install: $(READY)
 
@@ -41,9 +41,13 @@ demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
 	@cat docs/next-steps.txt
 
 # Evidence for a method: several runs, an hour at most; stopped ones go on. TEXT: globs of your own
-# text, TEXT_NAME: what the report calls it, JOBS: runs at a time.
+# text, TEXT_NAME: what the report calls it, JOBS: runs at a time, OPERATIONS: N of thinking_states.
 study: $(READY)
-	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))
+	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))$(if $(OPERATIONS), --operations $(OPERATIONS))
+
+# All methods beside each other on the same text: several hours for SUITE=cpu, resumable run by run.
+suite: $(READY)
+	$(RUN) -m studies.suite $(SUITE) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))
 
 test: check
 	$(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal

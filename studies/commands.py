@@ -1,7 +1,7 @@
 """The command lines of a study: what ``train.py`` and ``evaluate.py`` are asked."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ def training_settings(study: Study, run: Run) -> dict[str, Any]:
     """Returns the config of a run, as nested plain values."""
     return {
         "seed_everything": run.seed,
-        "model": dict(run.model),
+        "model": _model(study, run),
         "data": _data(study, run),
         "trainer": {
             **study.trainer,
@@ -29,8 +29,19 @@ def training_settings(study: Study, run: Run) -> dict[str, Any]:
     }
 
 
+def _model(study: Study, run: Run) -> dict[str, Any]:
+    if not run.paced:
+        return dict(run.model)
+    arguments, passes = run.model["init_args"], study.passes_of(run)
+    paced = {key: value(passes) for key, value in run.paced.items()}
+    return {
+        **run.model,
+        "init_args": {**arguments, "config": {**arguments["config"], **paced}},
+    }
+
+
 def _data(study: Study, run: Run) -> dict[str, Any]:
-    text = study.text.settings if study.task is None else study.task
+    text = study.source
     corpus = {**text, "init_args": {**text["init_args"], **study.data}}
     if run.data is None:
         return corpus
@@ -92,11 +103,20 @@ def train_command(config: Path, folder: Path, *, resume: bool) -> list[str]:
 
 def evaluate_command(evaluation: Evaluation, checkpoint: Path, output: Path) -> list[str]:
     """Returns the command that measures a checkpoint and writes the JSON file ``output``."""
-    command = [sys.executable, str(ROOT / "evaluate.py"), evaluation.command]
-    command += ["--ckpt", str(checkpoint), "--output", str(output)]
-    for key, value in evaluation.options.items():
-        command += [f"--{key}", str(value)]
-    return command
+    options = {"ckpt": checkpoint, "output": output, **evaluation.options}
+    return evaluate_words(evaluation.command, (), options)
+
+
+def evaluate_words(command: str, words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Returns a command line of ``evaluate.py``.
+
+    Args:
+        command: one of its commands.
+        words: what stands in front of the options.
+        options: without dashes.
+    """
+    typed = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    return [sys.executable, str(ROOT / "evaluate.py"), command, *words, *typed]
 
 
 def analyse_command(config: Path, checkpoint: Path) -> list[str]:

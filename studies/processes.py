@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 PATIENCE = 60.0
@@ -62,6 +63,12 @@ def execute(command: Sequence[str], log: Path, threads: int | None = None) -> No
             _running.discard(process)
     if code:
         raise CommandError(command, code, log)
+
+
+def executor(jobs: int) -> Execute:
+    """Returns what runs a command where several are under way, which share the processors."""
+    threads = None if jobs == 1 else max(1, (os.cpu_count() or 1) // jobs)
+    return partial(execute, threads=threads)
 
 
 def stop_running() -> None:

@@ -116,7 +116,7 @@ def _blank(study: Study) -> str:
 
 def _command(study: Study) -> str:
     """Returns the command, with the name of the user's text in the place of its paths."""
-    words = ["python -m studies", study.method]
+    words = ["python -m studies", study.method, *([study.typed] if study.typed else [])]
     if study.text.files:
         words += [f"--text '<{study.text.label}>'"]
     if study.epochs is not None:

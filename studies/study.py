@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,9 @@ class Run:
     data: Settings | None = None
     """Class path and init arguments of a data module that takes the study's text, with the study's
     ``data`` arguments, as its ``corpus``; None: the module of the text itself."""
+    paced: Mapping[str, Callable[[float], Any]] = field(default_factory=dict)
+    """Entries of the model's config that follow from how often the run reads its questions, e.g. a
+    curriculum that is to end before the training does, however long that is."""
     callbacks: tuple[Settings, ...] = ()
     """Callbacks that watch the training, class paths and init arguments."""
     length: float = 1.0
@@ -165,10 +168,14 @@ class Study:
     validations: int = 10
     """Points of the validation curves."""
     text: Text = Text()
+    corpus: Settings | None = None
+    """Class path and init arguments of a data module, where the text is no file of the user's."""
     task: Settings | None = None
     """Class path and init arguments of a data module that makes up questions, in place of a text;
     lengths then count questions."""
     seeds: tuple[int, ...] = (0, 1)
+    typed: str = ""
+    """Options of the command that made this a variant of the declared study, for the report."""
 
     def __post_init__(self) -> None:
         """Checks numbers and names."""
@@ -180,11 +187,22 @@ class Study:
             raise StudyError(f"epochs ({self.epochs}): runs with a length of their own count steps")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise StudyError(f"seeds ({list(self.seeds)}) must be different numbers from 0")
+        if self.task is None and any(run.paced for run in self.runs):
+            raise StudyError(
+                f"runs of {self.method} are paced, which takes the questions of a task"
+            )
         names = [run.name for run in self.runs]
         if len(set(names)) < len(names) or self.baseline not in names:
             raise StudyError(f"runs ({', '.join(names)}) must differ and contain {self.baseline}")
+        if self.corpus is not None and (self.task is not None or self.text.files):
+            raise StudyError(f"text: {self.method} declares a corpus; leave the other out")
         if self.task is not None and self.text.files:
             raise StudyError(f"text: {self.method} makes up its questions; leave the text out")
+
+    @property
+    def source(self) -> Settings:
+        """Class path and own arguments of the data module that texts or questions come from."""
+        return self.task or self.corpus or self.text.settings
 
     @property
     def unit(self) -> str:
@@ -209,13 +227,21 @@ class Study:
         """Returns the optimiser steps of a run, where those are counted."""
         return max(1, round(self.steps * run.length))
 
+    def passes_of(self, run: Run) -> float:
+        """Returns how often a run reads the training questions of the task."""
+        if self.epochs is not None:
+            return float(self.epochs)
+        return self.steps_of(run) * self.units_per_step / int(self.data["train_examples"])
+
     @property
     def folder(self) -> str:
         """Name of the folder that sets of runs with other text or steps do not share."""
         corpus = "python_docs"
-        if self.task is not None:
-            own = json.dumps(self.task, sort_keys=True)
-            corpus = f"task-{hashlib.sha256(own.encode()).hexdigest()[:8]}"
+        declared = self.task or self.corpus
+        if declared is not None:
+            own = json.dumps(declared, sort_keys=True)
+            kind = "corpus" if self.task is None else "task"
+            corpus = f"{kind}-{hashlib.sha256(own.encode()).hexdigest()[:8]}"
         elif self.text.files:
             own = "\n".join((*self.text.files, self.text.separator))
             corpus = f"local_text-{hashlib.sha256(own.encode()).hexdigest()[:8]}"

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def pretend(study, commands, results, monkeypatch, tmp_path):
     """Runs the command line on the pretended study; returns the exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command_line, "find_study", lambda name: study)
+    monkeypatch.setattr(command_line, "find_study", lambda name, operations: study)
     monkeypatch.setattr(command_line, "collect", lambda study, folder: results())
     real = command_line.run_study
     monkeypatch.setattr(
@@ -69,6 +70,21 @@ def test_a_failed_command_ends_with_1(pretend, commands, tmp_path, capsys):
     assert not (tmp_path / "report.md").exists()
 
 
+def test_the_report_of_a_variant_names_it_and_replaces_nothing(pretend, monkeypatch, tmp_path):
+    monkeypatch.setattr(command_line, "ROOT", tmp_path)
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    declared = command_line.find_study
+
+    def variant(name, operations):
+        return replace(declared(name, None), typed=f"--operations {operations}")
+
+    monkeypatch.setattr(command_line, "find_study", variant)
+    assert pretend("--operations=20", output=None) == 0
+    report = tmp_path / "runs/studies/pretended/python_docs-2-steps/report.md"
+    assert "studies pretended --operations 20 --steps 2" in report.read_text()
+    assert not list((tmp_path / "docs" / "results").iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -92,8 +108,13 @@ def test_interrupting_ends_with_130(pretend, commands, capsys):
     assert "go on from here" in capsys.readouterr().err
 
 
-def test_make_quotes_the_patterns():
-    typed = ["METHOD=thoughtbubbles", "TEXT=a/*.txt b.txt", "TEXT_NAME=some novels"]
+def test_make_passes_options_on_and_quotes_patterns():
+    typed = [
+        "METHOD=thoughtbubbles",
+        "TEXT=a/*.txt b.txt",
+        "TEXT_NAME=some novels",
+        "OPERATIONS=20",
+    ]
     listed = subprocess.run(
         [
             "make",
@@ -111,5 +132,6 @@ def test_make_quotes_the_patterns():
         env={**os.environ, "MAKEFLAGS": ""},
     ).stdout
     assert listed.splitlines()[-1].endswith(
-        "-m studies thoughtbubbles --text 'a/*.txt' 'b.txt' --text_name 'some novels'"
+        "-m studies thoughtbubbles "
+        "--text 'a/*.txt' 'b.txt' --text_name 'some novels' --operations 20"
     )

@@ -89,6 +89,11 @@ def test_an_unknown_study_is_told_with_the_known_ones():
         find_study("bubbles")
 
 
+def test_only_made_up_texts_have_a_number_of_operations():
+    with pytest.raises(StudyError, match=r"operations \(20\): ponderlm reads a text"):
+        find_study("ponderlm", 20)
+
+
 def test_a_run_may_be_longer_or_come_once(study):
     first, second = study.runs[0], replace(study.runs[1], repeated=False, length=2.5)
     changed = replace(study, runs=(first, second, *study.runs[2:]), seeds=(3, 4))
