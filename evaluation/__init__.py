@@ -7,6 +7,7 @@ place             what it holds
 ``console``       errors as one line, tables
 ``output``        files that are whole or not there
 ``arguments``     options that commands share
+``cost``          what a score costs: FLOPs, steps and wall time
 ``picture``       figures as files, their tables beside them
 ``table``         command: result files side by side
 ``prompts``       texts to continue, from the command line or a file
@@ -15,6 +16,7 @@ place             what it holds
 ``checkpoint/``   from a checkpoint to a model with its data and tokenizer
 ``perplexity/``   command ``perplexity``: score a corpus
 ``zero_shot/``    command ``zero_shot``: score sets of texts of other kinds, detokenised
+``tasks/``        command ``tasks``: scores of lm-evaluation-harness, in process
 ``answers/``      command ``answers``: accuracy on questions with one right answer
 ``gsm8k/``        command ``gsm8k``: word problems that a model solves in k tries
 ``reason/``       command ``reason``: methods that think, asked the same questions, and timed
@@ -24,6 +26,7 @@ place             what it holds
 ``curves/``       command ``curves``: training curves over tokens and FLOPs
 ``compute/``      command ``compute``: what the FLOPs of models are spent on
 ``sweep/``        command ``sweep``: perplexity against steps and FLOPs, of several checkpoints
+``compare/``      command ``compare``: any runs as one table, with plots and a report
 ``runs/``         runs and checkpoints: where they are, what they are called, what they have logged
 ================  ================================================================================
 

@@ -11,6 +11,7 @@ from evaluation.console import DEBUG_FLAG, run_with_clear_errors
 COMMANDS = {
     "perplexity": ("perplexity.command", "Score a corpus: perplexity and bits per byte."),
     "zero_shot": ("zero_shot.command", "Score seven sets of texts of other kinds."),
+    "tasks": ("tasks.command", "Score tasks of lm-evaluation-harness: LAMBADA, HellaSwag, BLiMP."),
     "answers": ("answers.command", "Count right answers, of questions with one answer."),
     "gsm8k": ("gsm8k.command", "Solve word problems in k tries: pass@k on GSM8K."),
     "reason": ("reason.command", "Ask questions that take reasoning, and time the answers."),
@@ -21,6 +22,7 @@ COMMANDS = {
     "curves": ("curves.command", "Draw training curves over tokens and FLOPs."),
     "sweep": ("sweep.command", "Compare perplexity with the steps and FLOPs it takes."),
     "compute": ("compute.command", "Show what the FLOPs of models are spent on."),
+    "compare": ("compare.command", "Compare any runs: one table, plots, a report."),
     "table": ("table", "Show result files side by side."),
     "generate": ("samples", "Continue prompts."),
     "import": ("importing", "Write a checkpoint from transformers weights."),

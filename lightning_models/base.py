@@ -143,6 +143,18 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """
         return self.flops_per_token(context)
 
+    def passes_per_token(self, context: int) -> float:
+        """Returns how often a token goes through the network, as papers count.
+
+        1, and the additional steps ``thinking_steps`` of configs that have it, the most that a
+        token takes; methods that compute more in another way say so. Outside of training: 6 N
+        times this is what papers call inference FLOPs per token.
+
+        Args:
+            context: tokens of the sequence.
+        """
+        return 1.0 + getattr(self.config, "thinking_steps", 0)
+
     def published_flops_per_token(self, context: int) -> float | None:
         """Returns training FLOPs per token as the method's paper counts, where that differs."""
         return None

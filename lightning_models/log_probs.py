@@ -1,4 +1,6 @@
-"""Log-probabilities and entropies of the output layer, without gradients and in chunks."""
+"""What the output layer says of tokens: log-probabilities, greedy choices, entropies, in chunks."""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -50,6 +52,58 @@ def mixture_log_probs(
 
 
 @torch.no_grad()
+def greedy_targets(h: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+    """Returns whether greedy decoding would choose each target, bool, the shape of ``targets``.
+
+    False where nothing is predicted: those states cost nothing.
+
+    Args:
+        h: normed states (..., D).
+        weight: output matrix (V, D).
+        targets: int64 (...), -100 where nothing is predicted.
+        vocab_size: ids from here on (padding of the vocabulary) are never chosen.
+    """
+    flat, wanted = h.reshape(-1, h.shape[-1]), targets.reshape(-1)
+    places = (wanted != IGNORE_INDEX).nonzero()[:, 0]
+    dtype = product_dtype(h)
+    states, matrix = flat[places].to(dtype), weight[:vocab_size].to(dtype)
+    greedy = torch.zeros_like(wanted, dtype=torch.bool)
+    for rows in row_chunks(len(places), weight.device):
+        chosen = logits(states[rows], matrix).argmax(dim=-1)
+        greedy[places[rows]] = chosen == wanted[places[rows]]
+    return greedy.view(targets.shape)
+
+
+@torch.no_grad()
+def mixture_greedy_targets(
+    h: Tensor,
+    weight: Tensor,
+    log_scores: Tensor,
+    owner: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+) -> Tensor:
+    """Returns ``greedy_targets`` (tokens,) of mixtures of several states' distributions.
+
+    Args:
+        h: normed states (N, D), those of one token next to each other.
+        weight: output matrix (V, D).
+        log_scores: log P of each state (N,).
+        owner: int64 (N,), the token of each state, never decreasing.
+        targets: int64 (tokens,), -100 where nothing is predicted.
+        vocab_size: ids from here on are never chosen.
+    """
+    kept = (targets != IGNORE_INDEX)[owner]
+    tokens, place = torch.unique_consecutive(owner[kept], return_inverse=True)
+    chosen = torch.empty_like(tokens)
+    for _, index, mixed in _mixtures(h[kept], weight, log_scores[kept], place, len(tokens)):
+        chosen[index] = mixed[:, :vocab_size].argmax(dim=-1)
+    greedy = torch.zeros_like(targets, dtype=torch.bool)
+    greedy[tokens] = chosen == targets[tokens]
+    return greedy
+
+
+@torch.no_grad()
 def mixture_entropies(
     h: Tensor, weight: Tensor, log_scores: Tensor, owner: Tensor, count: int
 ) -> Tensor:
@@ -63,17 +117,29 @@ def mixture_entropies(
         count: number of tokens; those without a state get nan.
     """
     out = torch.full((count,), torch.nan, device=h.device)
+    for present, index, mixed in _mixtures(h, weight, log_scores, owner, count):
+        out[index[present]] = torch.special.entr(mixed[present]).sum(dim=-1)
+    return out
+
+
+def _mixtures(
+    h: Tensor, weight: Tensor, log_scores: Tensor, owner: Tensor, count: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yields, in chunks, consecutive tokens (n,) and their mixed distributions (n, V).
+
+    Before them, which of those tokens have any state, bool (n,); the rows of others are 0.
+    """
     dtype = product_dtype(h)
     states, matrix, scores = h.to(dtype), weight.to(dtype), log_scores.float()
     prior = segment_logsumexp(scores, owner, count)
     shares = (scores - prior[owner]).exp()
     for rows, first, tokens in token_chunks(owner):
         own = logits(states[rows], matrix).softmax(dim=-1).float() * shares[rows, None]
-        index = owner[rows] - first
-        mixed = own.new_zeros(tokens, own.shape[-1]).index_add_(0, index, own)
-        entropy = torch.special.entr(mixed).sum(dim=-1)
-        out[owner[rows]] = entropy[index]
-    return out
+        place = owner[rows] - first
+        mixed = own.new_zeros(tokens, own.shape[-1]).index_add_(0, place, own)
+        index = torch.arange(first, first + tokens, device=h.device)
+        present = torch.zeros_like(index, dtype=torch.bool).index_fill_(0, place, True)
+        yield present, index, mixed
 
 
 def token_entropies(h: Tensor, weight: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ from lightning_models.latent_thought.posterior import (
     infer,
 )
 from lightning_models.latent_thought.reading import LearningReading, Reading
-from lightning_models.layers import record
-from lightning_models.log_probs import token_log_probs
+from lightning_models.layers import record, wants
+from lightning_models.log_probs import greedy_targets, token_log_probs
 from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import Likelihood, LossOutput, Mean, Scores, Term
@@ -204,7 +204,8 @@ class LatentThoughtLM(LanguageModel):
 
         Records ``posterior``: ``mean`` and ``log_variance`` (B, Z, D; None for a chain), ``kl``
         (B, Z), ``nll`` (B,) at the scored sample, ``targets`` (B,), ``informed`` (B,) bool and
-        ``latents_per_layer``; and what ``infer`` records.
+        ``latents_per_layer``; ``greedy``: ``greedy`` (B, T) bool, whether a target is the most
+        likely token under z; and what ``infer`` records.
         """
         batch = ordinary(batch)
         targets = batch["targets"]
@@ -221,6 +222,9 @@ class LatentThoughtLM(LanguageModel):
         with torch.no_grad():
             h = self.network(reading.start, z)
         log_prob = token_log_probs(h, self.network.output_matrix, targets)
+        if wants("greedy"):
+            sizes = targets, self.config.vocab_size
+            record("greedy", greedy=greedy_targets(h, self.network.output_matrix, *sizes))
         number = (targets >= 0).sum(dim=1)
         record(
             "posterior",
@@ -326,6 +330,11 @@ class LatentThoughtLM(LanguageModel):
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the FLOPs per token of one forward pass, by part (Fig. 3)."""
         return pass_by_part(self.network, context)
+
+    def passes_per_token(self, context: int) -> float:
+        """Returns T_fast + 1 (Table 1 counts the trained T_fast so); 1 with an encoder."""
+        amortised = self.config.inference == "amortised"
+        return 1.0 if amortised else 1.0 + self.config.inner_steps
 
     def published_flops_per_token(self, context: int) -> float:
         """Returns training FLOPs per token as the paper counts (Table 1, trFLOPs/tok)."""

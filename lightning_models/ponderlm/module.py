@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_models.base import LanguageModel
 from lightning_models.layers import record, wants
-from lightning_models.log_probs import token_entropies, token_log_probs
+from lightning_models.log_probs import greedy_targets, token_entropies, token_log_probs
 from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
@@ -115,8 +115,9 @@ class PonderLM2(LanguageModel):
         ``most``, K; ``depth_losses``: ``losses`` (B, T, K+1), cross-entropy in nats if tokens
         stopped after i steps (of PonderLM-3 with partial sums of their own mass: the last differs
         from the score by the order of tau); ``entropy``: ``entropy`` (B, T) of the next-token
-        distributions, in nats; ``states``, see ``jacobi.record_states``; ``router`` where there is
-        one: ``log_steps`` and ``log_tail`` (B, T, K+1).
+        distributions, in nats; ``greedy``: ``greedy`` (B, T) bool, whether a target is the most
+        likely token; ``states``, see ``jacobi.record_states``; ``router`` where there is one:
+        ``log_steps`` and ``log_tail`` (B, T, K+1).
         """
         pondered, targets = self._ponder(batch), batch["targets"]
         record("thinking_steps", executed=pondered.executed, most=self.config.thinking_steps)
@@ -129,6 +130,9 @@ class PonderLM2(LanguageModel):
         matrix = self.network.output_matrix
         if wants("entropy"):
             record("entropy", entropy=token_entropies(pondered.read_out, matrix))
+        if wants("greedy"):
+            h = pondered.read_out
+            record("greedy", greedy=greedy_targets(h, matrix, targets, self.config.vocab_size))
         log_prob = token_log_probs(pondered.read_out, matrix, targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)

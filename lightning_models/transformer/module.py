@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
 from lightning_models.layers import FeedForward, KVCache, SelfAttention, record, wants
-from lightning_models.log_probs import token_entropies, token_log_probs
+from lightning_models.log_probs import greedy_targets, token_entropies, token_log_probs
 from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import LossOutput, Scores, Term
@@ -50,13 +50,18 @@ class TransformerLM(LanguageModel):
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns exact log-probabilities of a window batch's targets.
 
-        Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats.
+        Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats; and
+        ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token.
         """
-        h = self.network(batch["tokens"])
+        h, targets = self.network(batch["tokens"]), batch["targets"]
+        matrix = self.network.output_matrix
         if wants("entropy"):
-            record("entropy", entropy=token_entropies(h, self.network.output_matrix))
-        log_prob = token_log_probs(h, self.network.output_matrix, batch["targets"])
-        num_targets = (batch["targets"] >= 0).sum(dim=1)
+            record("entropy", entropy=token_entropies(h, matrix))
+        if wants("greedy"):
+            greedy = greedy_targets(h, matrix, targets, self.config.vocab_size)
+            record("greedy", greedy=greedy)
+        log_prob = token_log_probs(h, matrix, targets)
+        num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 
     def init_cache(

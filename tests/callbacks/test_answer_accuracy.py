@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from callbacks import AnswerAccuracy, SaveCheckpoints, answer_accuracy
-from callbacks.questions import Question, judge, longest_text, questions_in
+from callbacks.reasoning import questions
+from callbacks.reasoning.questions import Question, judge, longest_text, questions_in
 from lightning_models import (
     CoconutConfig,
     CoconutLM,
@@ -19,6 +20,7 @@ from lightning_models import (
     ThinkingStatesLM,
 )
 from lightning_models.generation import SamplingConfig, generate
+from tests.callbacks.written import check_training_is_the_same
 
 SIZES = {"vocab_size": 257, "block_size": 96, "num_layers": 3, "dim": 16, "num_heads": 2}
 METHODS = [
@@ -119,22 +121,24 @@ def test_a_text_that_is_cut_short_is_wrong(data, make_trainer):
 
 
 @pytest.mark.parametrize(("kind", "config"), METHODS)
-def test_every_method_is_asked(data, make_trainer, kind, config):
+def test_every_method_is_asked(data, make_trainer, monkeypatch, kind, config):
     """Whatever it writes, batch by batch, is judged as if it had been asked alone."""
     model = build(kind, config)
-    callback = AnswerAccuracy(max_new_tokens=20)
     written = []
-    callback._write = lambda *args: (
-        written.extend(AnswerAccuracy._write(callback, *args)) or written[-len(args[2]) :]
-    )
-    trainer = make_trainer(callback, **ALL)
+
+    def write(*words):
+        written.extend(questions.write(*words))
+        return written[-len(words[2]) :]
+
+    monkeypatch.setattr(answer_accuracy, "write", write)
+    trainer = make_trainer(AnswerAccuracy(max_new_tokens=10), **ALL)
     (logged,) = trainer.validate(model, data, verbose=False)
     asked = [question for batch in batches_of(data) for question in questions_in(batch)]
     alone = [
         generate(
             model.eval(),
             [question.query],
-            max_new_tokens=20,
+            max_new_tokens=10,
             sampling=SamplingConfig(temperature=0),
             eos_id=256,
             vocab_size=257,
@@ -165,17 +169,14 @@ def test_runs_are_chosen_by_it(data, make_trainer, tmp_path):
 
 
 def test_training_is_the_same_with_and_without(data, make_trainer):
-    ends = []
-    for callbacks in ([], [AnswerAccuracy()]):
+    def train(added):
         model = build(CoTLM, CoTConfig, attention_dropout=0.2)
-        trainer = make_trainer(*callbacks, max_steps=3, val_check_interval=1)
+        callbacks = [AnswerAccuracy(max_new_tokens=8)] if added else []
+        trainer = make_trainer(*callbacks, max_steps=2, val_check_interval=1)
         trainer.fit(model, data)
-        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if "accuracy" not in k}
-        modes = [child.training for child in model.modules()]
-        ends.append((model.state_dict(), metrics, torch.rand(1).item(), modes))
-    (weights, *rest), (weights_with, *rest_with) = ends
-    assert rest_with == rest
-    assert all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
+        return trainer, model
+
+    check_training_is_the_same(train, added=["val/accuracy"])
 
 
 def test_the_check_before_training_asks_nothing(data, make_trainer):

@@ -2,7 +2,6 @@
 
 import csv
 import math
-import random
 import warnings
 
 import numpy as np
@@ -12,10 +11,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from methods import METHODS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks import ForkAnalysis, analysis_files
-from callbacks.batch_parts import rows_of
+from callbacks import ForkAnalysis
+from callbacks.analysis import files
+from callbacks.analysis.batch_parts import rows_of
 from callbacks.fork_analysis import callback as module
-from training.cli import LatentCLI
+from tests.callbacks.written import check_training_is_the_same
 
 BY_NAME = {method.name: method for method in METHODS}
 FILES = {
@@ -44,14 +44,18 @@ def scalars(path):
 
 
 @pytest.fixture
-def analyse(make_data, make_trainer, tmp_path, monkeypatch):
+def undrawn(monkeypatch):
+    """Drawing takes longer than all the rest."""
+    monkeypatch.setattr(files, "as_png", lambda figure: b"")
+
+
+@pytest.fixture
+def analyse(make_data, make_trainer, tmp_path, undrawn):
     """Validates a model with the analysis and returns what it wrote."""
 
     def run(model=None, data=None, trainer=None, **options):
         analysis = ForkAnalysis(**{"num_batches": 1, **options})
         trainer = make_trainer(analysis, **(trainer or {}))
-        # drawing takes longer than all the rest
-        monkeypatch.setattr(analysis_files, "as_png", lambda figure: b"")
         trainer.validate(model or build(), data or make_data(), verbose=False)
         return written(tmp_path / "fork_analysis", step=0)
 
@@ -74,29 +78,27 @@ def save_checkpoint(make_trainer, make_data, tmp_path):
 # ---- what is written
 
 
-def test_everything_is_written_behind_every_nth_validation(make_data, make_trainer, tmp_path):
-    logger = TensorBoardLogger(tmp_path)
+def test_everything_is_written(make_data, make_trainer, tmp_path):
     trainer = make_trainer(
-        ForkAnalysis(num_batches=1, every_n_validations=2),
-        logger=logger,
-        max_steps=4,
-        val_check_interval=1,
+        ForkAnalysis(num_batches=1),
+        logger=TensorBoardLogger(tmp_path),
+        max_steps=2,
+        val_check_interval=2,
     )
     trainer.fit(build(), make_data())
     folder = tmp_path / "lightning_logs" / "version_0" / "fork_analysis"
-    assert written(folder, step=2)[0] == written(folder, step=4)[0] == FILES
-    assert len(list(folder.iterdir())) == 2 * len(FILES)
+    names, values = written(folder, step=2)
+    assert names == FILES
+    assert len(list(folder.iterdir())) == len(FILES)
     events = EventAccumulator(str(folder.parent)).Reload()
     tags = events.Tags()
     assert {"forks/entropy", "forks/layers", "forks/tokens"} <= set(tags["images"])
     assert {"forks/layer1/streams", "forks/layer2/streams"} <= set(tags["histograms"])
-    _, values = written(folder, step=4)
-    logged = {tag for tag in tags["scalars"] if tag.startswith("forks/")}
-    assert logged == set(values)
+    assert {tag for tag in tags["scalars"] if tag.startswith("forks/")} == set(values)
     for tag, value in values.items():
-        first, last = events.Scalars(tag)
-        assert (first.step, last.step) == (1, 3)  # those of the validation's own scalars
-        assert last.value == pytest.approx(value, rel=1e-4)
+        (event,) = events.Scalars(tag)
+        assert event.step == 1  # that of the validation's own scalars
+        assert event.value == pytest.approx(value, rel=1e-4)
 
 
 def test_numbers_of_a_real_model(analyse, tmp_path):
@@ -169,28 +171,17 @@ def test_only_some_rows_are_written_out(analyse, tmp_path, rows):
     assert page.count("<div class='text'>") == rows
 
 
-def test_a_test_is_analysed_at_the_step_of_its_checkpoint(make_data, make_trainer, tmp_path):
+def test_tests_are_analysed(make_data, make_trainer, tmp_path, undrawn):
     data = make_data(test_fraction=0.2)
-    trainer = make_trainer(max_steps=3, limit_val_batches=0)
-    trainer.fit(build(), data)
-    trainer.save_checkpoint(tmp_path / "three.ckpt")
     trainer = make_trainer(ForkAnalysis(), limit_test_batches=1)
-    trainer.test(build(), data, ckpt_path=tmp_path / "three.ckpt", verbose=False)
-    assert written(tmp_path / "fork_analysis", "test", 3)[0] == FILES
-
-
-def test_a_folder_that_refuses_files_does_not_end_the_training(make_data, make_trainer, tmp_path):
-    (tmp_path / "fork_analysis").write_text("a file is in the way")
-    trainer = make_trainer(ForkAnalysis(), max_steps=2, val_check_interval=1)
-    with pytest.warns(UserWarning, match="fork_analysis cannot be written to"):
-        trainer.fit(build(), make_data())
-    assert trainer.global_step == 2
+    trainer.test(build(), data, verbose=False)
+    assert written(tmp_path / "fork_analysis", "test", 0)[0] == FILES
 
 
 # ---- a reference
 
 
-@pytest.mark.parametrize("name", ["gpt2", "copy-3", "thoughtbubbles-residual"])
+@pytest.mark.parametrize("name", ["gpt2", "thoughtbubbles-residual"])
 def test_entropies_of_another_checkpoint(analyse, save_checkpoint, name):
     _, alone = analyse()
     names, found = analyse(reference_ckpt=save_checkpoint(name))
@@ -234,23 +225,17 @@ def test_a_reference_of_an_unknown_method_is_refused(analyse, save_checkpoint):
 # ---- training is not touched
 
 
-def test_training_is_the_same_with_and_without(make_data, make_trainer, save_checkpoint):
+def test_training_is_the_same_with_and_without(make_data, make_trainer, save_checkpoint, undrawn):
     reference = save_checkpoint("gpt2")
-    ends = []
-    for callbacks in ([], [ForkAnalysis(reference_ckpt=reference)]):
-        random.seed(0)
-        np.random.seed(0)
-        model = build(dropout=0.2)
-        trainer = make_trainer(*callbacks, max_steps=4, val_check_interval=2)
+
+    def train(added):
+        model, callbacks = build(dropout=0.2), [ForkAnalysis(reference_ckpt=reference)]
+        callbacks = callbacks if added else []
+        trainer = make_trainer(*callbacks, max_steps=2, val_check_interval=1)
         trainer.fit(model, make_data())
-        draws = torch.rand(1).item(), np.random.rand(), random.random()
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        modes = [child.training for child in model.modules()]
-        ends.append((model.state_dict(), metrics, draws, modes))
-    (weights, *rest), (weights_with, *rest_with) = ends
-    assert rest_with == rest
-    assert weights_with.keys() == weights.keys()
-    assert all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
+        return trainer, model
+
+    check_training_is_the_same(train)
 
 
 def test_half_precision(analyse):
@@ -290,30 +275,7 @@ def test_a_model_without_forks_is_told_of_once(make_data, make_trainer, tmp_path
     assert not (tmp_path / "fork_analysis").exists()
 
 
-def test_the_sanity_check_is_not_analysed(make_data, make_trainer, tmp_path):
-    trainer = make_trainer(ForkAnalysis(every_n_validations=2), max_steps=1, num_sanity_val_steps=1)
-    trainer.fit(build(), make_data())
-    assert not (tmp_path / "fork_analysis").exists()
-
-
-def test_validations_are_counted_on():
-    analysis = ForkAnalysis()
-    analysis.load_state_dict({"validations": 5})
-    assert analysis.state_dict() == {"validations": 5}
-
-
 # ---- arguments
-
-
-def test_it_is_added_in_yaml(tmp_path):
-    config = tmp_path / "forks.yaml"
-    options = "{num_batches: 2, reference_ckpt: null}"
-    entry = f"{{class_path: callbacks.ForkAnalysis, init_args: {options}}}"
-    config.write_text(f"trainer:\n  callbacks:\n    - {entry}\n")
-    root = f"--trainer.default_root_dir={tmp_path}"
-    trainer = LatentCLI(["-c", str(config), root, "--trainer.accelerator=cpu"], run=False).trainer
-    (analysis,) = (each for each in trainer.callbacks if isinstance(each, ForkAnalysis))
-    assert (analysis.num_batches, analysis.attention) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,17 @@
 
 import csv
 import math
-import random
 import warnings
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from callbacks import GateAnalysis, NonFinite, analysis_files
+from callbacks import GateAnalysis, NonFinite
+from callbacks.analysis import files
 from callbacks.gate_analysis import callback as module
 from callbacks.gate_analysis.history import gates
 from lightning_models import (
@@ -23,8 +22,8 @@ from lightning_models import (
     TransformerConfig,
     TransformerLM,
 )
+from tests.callbacks.written import check_training_is_the_same
 from tests.thought_gestalt.cases import SIZES, streams
-from training.cli import LatentCLI
 
 M = SIZES["memory_size"]
 OF_RUN = {
@@ -78,7 +77,7 @@ def names(folder, prefix=""):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(analysis_files, "as_png", lambda figure: b"")
+    monkeypatch.setattr(files, "as_png", lambda figure: b"")
     monkeypatch.setattr(module, "pictures", lambda *_: {})
     monkeypatch.setattr(
         module, "run_pictures", lambda gates, norms: {"gates": 0} if gates.rows else {}
@@ -203,24 +202,6 @@ def test_detached_memory_is_drawn_too(make_trainer, tmp_path):
     assert {float(row["gradient_norm"]) for row in table(folder / "val-step=0-reach.csv")} == {0.0}
 
 
-def test_the_folder_may_be_chosen(make_trainer, tmp_path, undrawn):
-    trainer = make_trainer(GateAnalysis(output=str(tmp_path / "there" / "it")))
-    trainer.validate(build(), batches(1), verbose=False)
-    assert (tmp_path / "there" / "it" / "val-step=0-reach.csv").is_file()
-    (tmp_path / "file").touch()
-    trainer = make_trainer(GateAnalysis(output=str(tmp_path / "file" / "it")))
-    with pytest.raises(ValueError, match=r"gate_analysis.output \(.*\): .* is a file"):
-        trainer.validate(build(), batches(1), verbose=False)
-
-
-def test_a_folder_that_refuses_files_does_not_end_the_training(make_trainer, tmp_path, undrawn):
-    (tmp_path / "gate_analysis").write_text("a file is in the way")
-    trainer = make_trainer(GateAnalysis(), max_steps=2, val_check_interval=1)
-    with pytest.warns(UserWarning, match="gate_analysis cannot be written to"):
-        trainer.fit(build(), batches(2), batches(1))
-    assert trainer.global_step == 2
-
-
 # ---- resuming
 
 
@@ -264,21 +245,15 @@ def test_another_training_of_the_process_begins_anew(make_trainer, undrawn):
 
 
 def test_training_is_the_same_with_and_without(make_trainer, undrawn):
-    ends = []
-    for callbacks in ([], [GateAnalysis(every_n_steps=1)]):
-        random.seed(0)
-        np.random.seed(0)
+    def train(added):
         model = build(dropout=0.2, warm_in=(0, 0))
+        callbacks = [GateAnalysis(every_n_steps=1)] if added else []
         options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "val_check_interval": 1}
         trainer = make_trainer(*callbacks, max_steps=3, **options)  # validates within steps
         trainer.fit(model, batches(6), batches(1, seed=9))
-        draws = torch.rand(1).item(), np.random.rand(), random.random()
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        modes = [child.training for child in model.modules()]
-        ends.append((model.state_dict(), metrics, draws, modes, model.sentence_steps))
-    (weights, *rest), (weights_with, *rest_with) = ends
-    assert rest_with == rest
-    assert all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
+        return trainer, model
+
+    check_training_is_the_same(train)
 
 
 def test_half_precision_and_checkpointed_sentences(make_trainer, tmp_path, undrawn):
@@ -363,17 +338,6 @@ def test_either_half_may_be_off(make_trainer, tmp_path, undrawn, steps, validati
 
 
 # ---- arguments
-
-
-def test_it_is_added_in_yaml(tmp_path):
-    config = tmp_path / "gates.yaml"
-    options = "{num_batches: 3, every_n_steps: 10, output: null}"
-    entry = f"{{class_path: callbacks.GateAnalysis, init_args: {options}}}"
-    config.write_text(f"trainer:\n  callbacks:\n    - {entry}\n")
-    root = f"--trainer.default_root_dir={tmp_path}"
-    trainer = LatentCLI(["-c", str(config), root, "--trainer.accelerator=cpu"], run=False).trainer
-    (analysis,) = (each for each in trainer.callbacks if isinstance(each, GateAnalysis))
-    assert (analysis.num_batches, analysis.every_n_steps) == (3, 10)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def found(model, batch, **options):
     """The findings of one batch."""
     analysis = GateAnalysis(**options)
     analysis._findings = findings = Findings()
-    analysis.on_validation_batch_end(None, model, None, batch, 0)
+    analysis.evaluation_batch_ends(None, model, batch, 0, 0)
     assert not analysis._unable
     return findings
 

@@ -1,20 +1,23 @@
 """The analysis of posteriors within real trainings and validations."""
 
-import csv
 import logging
-import random
 import warnings
 
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from methods import METHODS
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks import PosteriorAnalysis, analysis_files
+from callbacks import PosteriorAnalysis
+from callbacks.analysis import files
 from callbacks.posterior_analysis import callback as module
-from training.cli import LatentCLI
+from tests.callbacks.written import (
+    check_second_validation,
+    check_training_is_the_same,
+    names,
+    scalars,
+    table,
+)
 
 BY_NAME = {method.name: method for method in METHODS}
 OF_STEPS = {"inner_steps.csv", "inner_steps.png"}
@@ -27,30 +30,15 @@ def build(name="latent-thought", **changes):
     return BY_NAME[name].build(num_layers=3, dim=16, num_heads=2, **changes)
 
 
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def column(folder, name, key):
     """A column of a table of a validation without a checkpoint."""
-    return [float(line[key] or "nan") for line in table(folder / f"val-step=0-{name}.csv")]
-
-
-def scalars(folder, step=0):
-    lines = table(folder / f"val-step={step}-scalars.csv")
-    return {line["name"]: float(line["value"]) for line in lines}
-
-
-def names(folder, step=0):
-    prefix = f"val-step={step}-"
-    return {path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
+    return [float(line[key] or "nan") for line in table(folder, name)]
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
     """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(analysis_files, "as_png", lambda figure: b"")
+    monkeypatch.setattr(files, "as_png", lambda figure: b"")
     monkeypatch.setattr(module, "pictures", lambda findings: {})
 
 
@@ -78,22 +66,8 @@ def test_everything_is_written_behind_every_nth_validation(make_data, make_train
         val_check_interval=1,
     )
     trainer.fit(build(), make_data())
-    log = tmp_path / "lightning_logs" / "version_0"
-    folder = log / "posterior_analysis"
-    assert names(folder, 2) == FILES  # the sweep is left to the verb validate
-    assert len(list(folder.iterdir())) == len(FILES)
-    for path in folder.glob("*.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")
-    events = EventAccumulator(str(log)).Reload()
-    tags = events.Tags()
-    drawn = {f"posterior_analysis/{name}" for name in ("inner_steps", "layers", "variance")}
-    assert set(tags["images"]) == drawn
-    found = scalars(folder, 2)
-    assert {tag for tag in tags["scalars"] if tag.startswith("posterior/")} == set(found)
-    for tag, value in found.items():
-        (event,) = events.Scalars(tag)
-        assert event.step == 1  # that of the validation's own scalars
-        assert event.value == pytest.approx(value, rel=1e-4)
+    log = tmp_path / "lightning_logs" / "version_0"  # the sweep is left to the verb validate
+    check_second_validation(log, "posterior_analysis", "posterior/", FILES)
 
 
 def test_a_validation_alone_is_swept(make_data, make_trainer, tmp_path):
@@ -107,18 +81,7 @@ def test_a_validation_alone_is_swept(make_data, make_trainer, tmp_path):
     assert flops[1] > flops[0]
     assert column(folder, "sweep", "kl")[0] == 0  # of the prior
     assert model.config.inner_steps == model.network.config.inner_steps == 2
-    assert {line["sample"] for line in table(folder / "val-step=0-inner_steps.csv")[:-1]} == {
-        "inner"
-    }
-
-
-def test_sweeps_may_be_part_of_a_training(make_data, make_trainer, tmp_path, undrawn):
-    analysis = PosteriorAnalysis(num_batches=1, steps=(0, 1), sweep_every_n_validations=2)
-    make_trainer(analysis, max_steps=3, val_check_interval=1).fit(build(), make_data())
-    found = [set(scalars(tmp_path / "posterior_analysis", step)) for step in (1, 2, 3)]
-    swept = {"posterior/sweep/steps_0", "posterior/sweep/steps_1"}
-    assert [swept & values for values in found] == [set(), swept, set()]
-    assert "posterior/elbo" in found[0]
+    assert {line["sample"] for line in table(folder, "inner_steps")[:-1]} == {"inner"}
 
 
 def test_numbers_are_those_of_the_validation(analyse):
@@ -230,22 +193,15 @@ def test_a_model_without_posteriors_is_told_of_once(make_data, make_trainer, tmp
 
 
 def test_training_is_the_same_with_and_without(make_data, make_trainer, undrawn):
-    ends = []
-    analysis = PosteriorAnalysis(num_batches=1, steps=(0, 3), sweep_every_n_validations=1)
-    for callbacks in ([], [analysis]):
-        random.seed(0)
-        np.random.seed(0)
+    def train(added):
+        analysis = PosteriorAnalysis(num_batches=1, steps=(0, 3), sweep_every_n_validations=1)
         model = build(dropout=0.2, slow_gradient="trajectory")
         options = {"accumulate_grad_batches": 2, "val_check_interval": 1}  # also within steps
-        trainer = make_trainer(*callbacks, max_steps=2, **options)
+        trainer = make_trainer(*([analysis] if added else []), max_steps=2, **options)
         trainer.fit(model, make_data())
-        draws = torch.rand(1).item(), np.random.rand(), random.random()
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        modes = [child.training for child in model.modules()]
-        ends.append((model.state_dict(), metrics, draws, modes))
-    (weights, *rest), (weights_with, *rest_with) = ends
-    assert rest_with == rest
-    assert all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
+        return trainer, model
+
+    check_training_is_the_same(train)
 
 
 def test_a_sweep_that_fails_leaves_the_configuration(make_data, make_trainer, monkeypatch):
@@ -264,46 +220,20 @@ def test_a_sweep_that_fails_leaves_the_configuration(make_data, make_trainer, mo
     assert model.network.config is configs[1]
 
 
-def test_validations_are_counted_on(make_data, make_trainer, tmp_path, undrawn):
-    analysis = PosteriorAnalysis(num_batches=1, every_n_validations=3)
-    analysis.load_state_dict({"validations": 2})
-    trainer = make_trainer(analysis, max_steps=1, val_check_interval=1, num_sanity_val_steps=1)
-    trainer.fit(build(), make_data())
-    assert names(tmp_path / "posterior_analysis", 1) >= {"scalars.csv"}
-    assert not names(tmp_path / "posterior_analysis", 0)  # the sanity check
-    assert analysis.state_dict() == {"validations": 3}
-
-
-def test_a_checkpoint_is_analysed_at_its_step(make_data, make_trainer, tmp_path, undrawn):
-    trainer = make_trainer(max_steps=3, limit_val_batches=0)
-    trainer.fit(build(), make_data())
-    trainer.save_checkpoint(tmp_path / "three.ckpt")
-    trainer = make_trainer(PosteriorAnalysis(output=str(tmp_path / "later"), steps=(1,)))
-    trainer.validate(build(), make_data(), ckpt_path=tmp_path / "three.ckpt", verbose=False)
-    assert "sweep.csv" in names(tmp_path / "later", 3)
-    (tmp_path / "file").touch()
-    trainer = make_trainer(PosteriorAnalysis(output=str(tmp_path / "file" / "it")))
-    with pytest.raises(ValueError, match=r"posterior_analysis.output \(.*\): .* is a file"):
-        trainer.validate(build(), make_data(), verbose=False)
-
-
-def test_a_folder_that_refuses_files_does_not_end_the_training(
-    make_data, make_trainer, tmp_path, undrawn
-):
-    (tmp_path / "posterior_analysis").write_text("a file is in the way")
-    trainer = make_trainer(PosteriorAnalysis(num_batches=1), max_steps=2, val_check_interval=1)
-    with pytest.warns(UserWarning, match="posterior_analysis cannot be written to"):
-        trainer.fit(build(), make_data())
-    assert trainer.global_step == 2
-
-
-def test_half_precision_and_a_compiled_network(analyse):
+@pytest.mark.slow
+def test_a_compiled_network(analyse):
     folder, _ = analyse()
     full = scalars(folder)
     model, graphs = build(), []
     model.network.compile(backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
     analyse(model)
     assert scalars(folder) == pytest.approx(full, rel=1e-4)
+    assert graphs  # the validation itself ran compiled
+
+
+def test_half_precision(analyse):
+    folder, _ = analyse()
+    full = scalars(folder)
     analyse(trainer={"precision": "bf16-mixed"})
     for name in ("nll", "kl", "sweep/steps_2", "variance/mean"):
         value = scalars(folder)[f"posterior/{name}"]
@@ -311,17 +241,6 @@ def test_half_precision_and_a_compiled_network(analyse):
 
 
 # ---- arguments
-
-
-def test_it_is_added_in_yaml(tmp_path):
-    config = tmp_path / "posterior.yaml"
-    options = "{num_batches: 3, steps: [0, 8], output: null}"
-    entry = f"{{class_path: callbacks.PosteriorAnalysis, init_args: {options}}}"
-    config.write_text(f"trainer:\n  callbacks:\n    - {entry}\n")
-    root = f"--trainer.default_root_dir={tmp_path}"
-    trainer = LatentCLI(["-c", str(config), root, "--trainer.accelerator=cpu"], run=False).trainer
-    (analysis,) = (each for each in trainer.callbacks if isinstance(each, PosteriorAnalysis))
-    assert (analysis.num_batches, tuple(analysis.steps)) == (3, (0, 8))
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,15 @@
 """The analysis of steps within real trainings and validations."""
 
-import csv
 import logging
-import random
 import warnings
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks import StepAllocation, analysis_files
+from callbacks import StepAllocation
+from callbacks.analysis import files
 from callbacks.step_allocation.report import Report
 from lightning_models import (
     OptimizerConfig,
@@ -24,7 +21,13 @@ from lightning_models import (
     TransformerLM,
 )
 from lightning_models.layers import record
-from training.cli import LatentCLI
+from tests.callbacks.written import (
+    check_second_validation,
+    check_training_is_the_same,
+    names,
+    scalars,
+    table,
+)
 
 K = 3
 PICTURES = {f"{name}.png" for name in ("steps", "tokens", "words", "utility")}
@@ -99,28 +102,10 @@ def build(kind=MadeUp, config=MadeUpConfig, **changes):
     return kind(config(**{**SIZES, **changes}), OptimizerConfig(schedule="constant", warmup=0))
 
 
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def rows(folder, name, step=0):
-    return table(folder / f"val-step={step}-{name}.csv")
-
-
-def scalars(folder, step=0):
-    return {line["name"]: float(line["value"]) for line in rows(folder, "scalars", step)}
-
-
-def names(folder, step=0):
-    prefix = f"val-step={step}-"
-    return {path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
-
-
 @pytest.fixture
 def undrawn(monkeypatch):
     """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(analysis_files, "as_png", lambda figure: b"")
+    monkeypatch.setattr(files, "as_png", lambda figure: b"")
     monkeypatch.setattr(Report, "pictures", lambda report: {})
 
 
@@ -149,22 +134,8 @@ def test_everything_is_written_behind_every_nth_validation(make_data, make_train
         val_check_interval=1,
     )
     trainer.fit(build(), make_data())
-    log = tmp_path / "lightning_logs" / "version_0"
-    folder = log / "step_allocation"
-    assert names(folder, 2) == FILES  # what is dear is left to the verb validate
-    assert len(list(folder.iterdir())) == len(FILES)
-    for path in folder.glob("*.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")
-    events = EventAccumulator(str(log)).Reload()
-    tags = events.Tags()
-    drawn = {f"step_allocation/{name.removesuffix('.png')}" for name in PICTURES}
-    assert set(tags["images"]) == drawn
-    found = scalars(folder, 2)
-    assert {tag for tag in tags["scalars"] if tag.startswith("steps/")} == set(found)
-    for tag, value in found.items():
-        (event,) = events.Scalars(tag)
-        assert event.step == 1  # that of the validation's own scalars
-        assert event.value == pytest.approx(value, rel=1e-4)
+    log = tmp_path / "lightning_logs" / "version_0"  # what is dear is left to the verb validate
+    check_second_validation(log, "step_allocation", "steps/", FILES)
 
 
 def test_a_validation_alone_sweeps_and_iterates(make_data, make_trainer, tmp_path):
@@ -175,7 +146,7 @@ def test_a_validation_alone_sweeps_and_iterates(make_data, make_trainer, tmp_pat
     folder = tmp_path / "step_allocation"
     assert names(folder) == FILES | OF_SWEEP | OF_ITERATIONS
     assert model.config is model.network.config is config
-    lines = {(line["alpha"], line["bucket"]): line for line in rows(folder, "sweep")}
+    lines = {(line["alpha"], line["bucket"]): line for line in table(folder, "sweep")}
     assert {alpha for alpha, _ in lines} == {"-1", "0", "1"}
     steps = scalars(folder)["steps/mean"]
     for alpha in ("-1", "1"):
@@ -184,7 +155,7 @@ def test_a_validation_alone_sweeps_and_iterates(make_data, make_trainer, tmp_pat
         assert float(line["loss_change"]) == pytest.approx(change, abs=1e-5)
         assert line["tokens"] == str(2 * 4 * 32)
     assert float(lines["0", "all"]["mean_steps"]) == pytest.approx(steps, rel=1e-5)
-    found = [float(line["rmse"]) for line in rows(folder, "convergence")]
+    found = [float(line["rmse"]) for line in table(folder, "convergence")]
     assert found == pytest.approx([0.25 * 0.5**n for n in range(9)], rel=1e-4)  # tau is 0
     assert scalars(folder)["steps/convergence/rate"] == pytest.approx(0.5, rel=1e-4)
     assert scalars(folder)["steps/convergence/r2"] == pytest.approx(1, abs=1e-5)
@@ -202,7 +173,7 @@ def test_sweeps_may_be_part_of_a_training(make_data, make_trainer, tmp_path, und
 def test_numbers_are_those_of_the_validation(analyse, make_data):
     """Sums over all of its batches: the loss behind all steps is what is logged."""
     folder, logged = analyse(num_batches=3, trainer={"limit_val_batches": 3})
-    lines, found = rows(folder, "steps"), scalars(folder)
+    lines, found = table(folder, "steps"), scalars(folder)
     loss = sum(float(line["share"]) * float(line["loss"] or 0) for line in lines)
     assert loss == pytest.approx(float(logged["val/loss"]), rel=1e-4)
     assert sum(int(line["tokens"]) for line in lines) == 3 * 4 * 32
@@ -221,7 +192,7 @@ def test_numbers_are_those_of_the_validation(analyse, make_data):
 def test_named_and_frequent_tokens_are_listed(analyse):
     """Of the named ones " " is one byte and " of" is none."""
     folder, _ = analyse(tokens=(" of", "q", " "), top_tokens=2)
-    lines = rows(folder, "tokens")
+    lines = table(folder, "tokens")
     assert [line["text"] for line in lines[:2]] == ["q", " "]
     assert lines[0]["count"] == "0"
     assert lines[0]["mean_steps"] == ""
@@ -237,7 +208,7 @@ def test_tables_need_no_tokenizer(make_data, make_trainer, tmp_path, undrawn):
     trainer = make_trainer(StepAllocation(num_batches=1, alphas=(), convergence_rows=0))
     trainer.validate(build(), data.val_dataloader(), verbose=False)
     assert names(tmp_path / "step_allocation") == TABLES - {"words.csv"}
-    assert {line["text"] for line in rows(tmp_path / "step_allocation", "tokens")} == {""}
+    assert {line["text"] for line in table(tmp_path / "step_allocation", "tokens")} == {""}
 
 
 # ---- models that have not everything
@@ -276,16 +247,16 @@ def test_ponderlm3_from_end_to_end(make_data, make_trainer, tmp_path, undrawn):
     folder = tmp_path / "step_allocation"
     assert names(folder) == TABLES | {"sweep.csv", "convergence.csv", "text.html"}
     found, logged = scalars(folder), trainer.callback_metrics
-    lines = rows(folder, "steps")
+    lines = table(folder, "steps")
     loss = sum(float(line["share"]) * float(line["loss"] or 0) for line in lines)
     assert loss == pytest.approx(float(logged["val/loss"]), rel=1e-4)
-    swept = {line["alpha"]: line for line in rows(folder, "sweep") if line["bucket"] == "all"}
+    swept = {line["alpha"]: line for line in table(folder, "sweep") if line["bucket"] == "all"}
     assert float(swept["0"]["mean_steps"]) == pytest.approx(found["steps/mean"], rel=1e-5)
     assert float(swept["0"]["loss"]) == pytest.approx(loss, rel=1e-4)
     assert float(swept["-8"]["mean_steps"]) < 0.1
     assert float(swept["8"]["mean_steps"]) > 1.9
     assert 0 < found["steps/convergence/rate"] < 1
-    assert len(rows(folder, "convergence")) == 9
+    assert len(table(folder, "convergence")) == 9
 
 
 def test_ponderlm2_takes_all_steps(analyse):
@@ -300,60 +271,18 @@ def test_ponderlm2_takes_all_steps(analyse):
 
 
 def test_training_is_the_same_with_and_without(make_data, make_trainer, undrawn):
-    ends = []
-    analysis = StepAllocation(num_batches=1, alphas=(1,), sweep_every_n_validations=1)
-    for callbacks in ([], [analysis]):
-        random.seed(0)
-        np.random.seed(0)
+    def train(added):
+        analysis = StepAllocation(num_batches=1, alphas=(1,), sweep_every_n_validations=1)
         model = build(dropout=0.2)
+        callbacks = [analysis] if added else []
         trainer = make_trainer(*callbacks, max_steps=2, val_check_interval=1)
         trainer.fit(model, make_data())
-        draws = torch.rand(1).item(), np.random.rand(), random.random()
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        modes = [child.training for child in model.modules()]
-        ends.append((model.state_dict(), metrics, draws, modes))
-    (weights, *rest), (weights_with, *rest_with) = ends
-    assert rest_with == rest
-    assert all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
+        return trainer, model
 
-
-def test_a_checkpoint_is_analysed_at_its_step(make_data, make_trainer, tmp_path, undrawn):
-    trainer = make_trainer(max_steps=3, limit_val_batches=0)
-    trainer.fit(build(), make_data())
-    trainer.save_checkpoint(tmp_path / "three.ckpt")
-    trainer = make_trainer(StepAllocation(output=str(tmp_path / "later"), alphas=()))
-    path = tmp_path / "three.ckpt"
-    trainer.validate(build(), make_data(), ckpt_path=path, verbose=False)
-    assert "steps.csv" in names(tmp_path / "later", 3)
-    (tmp_path / "file").touch()
-    trainer = make_trainer(StepAllocation(output=str(tmp_path / "file" / "it")))
-    with pytest.raises(ValueError, match=r"step_allocation.output \(.*\): .* is a file"):
-        trainer.validate(build(), make_data(), verbose=False)
-
-
-def test_a_folder_that_refuses_files_does_not_end_the_training(
-    make_data, make_trainer, tmp_path, undrawn
-):
-    (tmp_path / "step_allocation").write_text("a file is in the way")
-    trainer = make_trainer(StepAllocation(num_batches=1), max_steps=2, val_check_interval=1)
-    with pytest.warns(UserWarning, match="step_allocation cannot be written to"):
-        trainer.fit(build(), make_data())
-    assert trainer.global_step == 2
+    check_training_is_the_same(train)
 
 
 # ---- arguments
-
-
-def test_it_is_added_in_yaml(tmp_path):
-    config = tmp_path / "steps.yaml"
-    options = "{num_batches: 3, alphas: [-2, 2], tokens: [' a'], output: null}"
-    entry = f"{{class_path: callbacks.StepAllocation, init_args: {options}}}"
-    config.write_text(f"trainer:\n  callbacks:\n    - {entry}\n")
-    root = f"--trainer.default_root_dir={tmp_path}"
-    trainer = LatentCLI(["-c", str(config), root, "--trainer.accelerator=cpu"], run=False).trainer
-    (analysis,) = (each for each in trainer.callbacks if isinstance(each, StepAllocation))
-    assert (analysis.num_batches, tuple(analysis.alphas)) == (3, (-2, 2))
-    assert analysis.tokens == (" a",)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks.batch_parts import first_tokens, real_tokens, rows_of
+from callbacks.analysis.batch_parts import first_tokens, real_tokens, rows_of
+from callbacks.analysis.token_text import EOS, PART, pieces
 from callbacks.step_allocation import measures
 from callbacks.step_allocation.convergence import NOISE, Convergence, measure
 from callbacks.step_allocation.findings import Findings, Pass
 from callbacks.step_allocation.report import Report
 from callbacks.step_allocation.words import ELSEWHERE, FINAL, INTERNAL, word_places
-from callbacks.token_text import EOS, PART, pieces
 from datamodules.tokenizers import BytesTokenizer
 from lightning_models.layers import record, recording
 

@@ -1,6 +1,5 @@
 """What a model thinks along queries, within real trainings and validations, and by hand."""
 
-import csv
 import math
 import warnings
 
@@ -8,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks import ThoughtTrace, analysis_files
-from callbacks.thinking import RowThinking, Thought, thought_text, told
+from callbacks import ThoughtTrace
+from callbacks.analysis import files
+from callbacks.reasoning.thinking import RowThinking, Thought, thought_text, told
 from callbacks.thought_trace import measures
 from callbacks.thought_trace.findings import Findings, Row, ShownRow, ShownThought
 from callbacks.thought_trace.page import page
@@ -27,7 +26,12 @@ from lightning_models import (
 from lightning_models.layers import record
 from lightning_models.thinking_states.trace import Thought as Recorded
 from lightning_models.thinking_states.trace import Trace
-from training.cli import LatentCLI
+from tests.callbacks.written import (
+    check_second_validation,
+    check_training_is_the_same,
+    scalars,
+    table,
+)
 
 SIZES = {"vocab_size": 257, "block_size": 96, "num_layers": 3, "dim": 16, "num_heads": 2}
 THINKING = {**SIZES, "chunk_size": 4, "max_thought_tokens": 3}
@@ -53,24 +57,10 @@ def build(kind=ThinkingStatesLM, config=ThinkingStatesConfig, **changes):
     return kind(config(**{**sizes, **changes}), OptimizerConfig(schedule="constant", warmup=0))
 
 
-def table(folder, name, step=0):
-    with (folder / f"val-step={step}-{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def scalars(folder, step=0):
-    return {line["name"]: float(line["value"]) for line in table(folder, "scalars", step)}
-
-
-def names(folder, step=0):
-    prefix = f"val-step={step}-"
-    return {path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
-
-
 @pytest.fixture
 def undrawn(monkeypatch):
     """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(analysis_files, "as_png", lambda figure: b"")
+    monkeypatch.setattr(files, "as_png", lambda figure: b"")
     monkeypatch.setattr(Report, "pictures", lambda report: {})
 
 
@@ -92,20 +82,8 @@ def test_everything_is_written_behind_every_nth_validation(data, make_trainer, t
     make_trainer(callback, **options, **ALL).fit(build(), data)
     log = tmp_path / "lightning_logs" / "version_0"
     folder = log / "thought_trace"
-    assert names(folder, 2) == TABLES | PICTURES | TEXTS
-    assert len(list(folder.iterdir())) == len(TABLES | PICTURES | TEXTS)
-    for path in folder.glob("*.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")
-    events = EventAccumulator(str(log)).Reload()
-    tags = events.Tags()
-    drawn = {f"thought_trace/{name.removesuffix('.png')}" for name in PICTURES}
-    assert set(tags["images"]) == drawn
-    found = scalars(folder, 2)
-    assert {tag for tag in tags["scalars"] if tag.startswith("thoughts/")} == set(found)
-    for tag, value in found.items():
-        (event,) = events.Scalars(tag)
-        assert event.step == 1  # that of the validation's own scalars
-        assert event.value == pytest.approx(value, rel=1e-4)
+    files = TABLES | PICTURES | TEXTS
+    events = check_second_validation(log, "thought_trace", "thoughts/", files)
     (written,) = events.Tensors("thought_trace/text_summary")
     (text,) = written.tensor_proto.string_val
     shown = (folder / "val-step=2-text.txt").read_text().strip().split("\n\n")
@@ -193,28 +171,14 @@ def test_a_model_without_thoughts_is_told_of_once(data, make_trainer, tmp_path):
 
 
 def test_training_is_the_same_with_and_without(data, make_trainer, undrawn):
-    ends = []
-    for callbacks in ([], [ThoughtTrace(num_batches=1)]):
-        model = build(attention_dropout=0.2)
+    def train(added):
+        model, callbacks = build(attention_dropout=0.2), [ThoughtTrace(num_batches=1)]
+        callbacks = callbacks if added else []
         trainer = make_trainer(*callbacks, max_steps=2, val_check_interval=1)
         trainer.fit(model, data)
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        modes = [child.training for child in model.modules()]
-        ends.append((model.state_dict(), metrics, torch.rand(1).item(), modes))
-    (weights, *rest), (weights_with, *rest_with) = ends
-    assert rest_with == rest
-    assert all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
+        return trainer, model
 
-
-def test_it_is_added_in_yaml(tmp_path):
-    config = tmp_path / "thoughts.yaml"
-    first = "{class_path: callbacks.ThoughtTrace, init_args: {num_batches: 3, shown_rows: 0}}"
-    second = "{class_path: callbacks.AnswerAccuracy, init_args: {num_batches: null}}"
-    config.write_text(f"trainer:\n  callbacks:\n    - {first}\n    - {second}\n")
-    root = f"--trainer.default_root_dir={tmp_path}"
-    trainer = LatentCLI(["-c", str(config), root, "--trainer.accelerator=cpu"], run=False).trainer
-    (trace,) = (each for each in trainer.callbacks if isinstance(each, ThoughtTrace))
-    assert (trace.num_batches, trace.shown_rows) == (3, 0)
+    check_training_is_the_same(train)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from callbacks.token_text import EOS, PART, pieces
+from callbacks.analysis.token_text import EOS, PART, pieces
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
 TEXT = "Na\u00efve caf\u00e9s:\n\t\u65e5\u672c\u8a9e \U0001f4ad <b> & 'x' \u2026"

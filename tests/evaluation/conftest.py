@@ -7,11 +7,29 @@ import lightning as L
 import pytest
 import torch
 
-from datamodules import LocalText
-from lightning_models import LatentThoughtLM, OptimizerConfig, PonderLM, TransformerLM
+from datamodules import LocalText, StateTracking
+from lightning_models import (
+    CoconutLM,
+    CoTLM,
+    ICoTLM,
+    LatentThoughtLM,
+    NoCoTLM,
+    OptimizerConfig,
+    PonderLM,
+    ThinkingStatesLM,
+    TransformerLM,
+)
 
 SIZES = {"num_layers": 2, "dim": 32, "num_heads": 2}
 LATENT = {"latents_per_layer": 2, "inner_steps": 2, "prior_layers": 1, "window": 16}
+REASONERS = {
+    "ts": (ThinkingStatesLM, 24, {"chunk_size": 4, "max_thought_tokens": 4}),
+    "cot": (CoTLM, 2, {}),
+    "no_cot": (NoCoTLM, 24, {}),
+    "icot": (ICoTLM, 2, {}),
+    "coconut": (CoconutLM, 2, {"first_stage": 1}),
+}
+"""Class, steps of training, and options; after 24 steps some answers are right."""
 
 
 @pytest.fixture(scope="session")
@@ -117,6 +135,26 @@ def edited(checkpoint_path, tmp_path):
 
 
 @pytest.fixture
+def write_method(request, tmp_path):
+    """Writes an untrained checkpoint of a method of the contract suite, with its small data."""
+    from methods import METHODS
+
+    def write(name, **changes):
+        (method,) = [method for method in METHODS if method.name == name]
+        model = method.build(**changes)
+        data = request.getfixturevalue(method.format.fixture)()
+        content = {
+            "state_dict": model.state_dict(),
+            "recipe": {"model": model.recipe(), "data": data.recipe()},
+        }
+        path = tmp_path / f"{name}.ckpt"
+        torch.save(content, path)
+        return path
+
+    return write
+
+
+@pytest.fixture
 def fails(capsys):
     """Runs evaluate.py, which must end with exit code 2 and one line; returns that line."""
     from evaluation.cli import main
@@ -183,3 +221,53 @@ def save_gpt2(tmp_path_factory):
 def tiny_gpt2(save_gpt2):
     """The plain one of them."""
     return save_gpt2()
+
+
+# ---- questions with reasoning
+
+
+@pytest.fixture(scope="session")
+def reason_options(tmp_path_factory):
+    """Options of questions about coins that are flipped once, and when tested twice, too."""
+    return {
+        "operations": [1],
+        "test_operations": [1, 2],
+        "train_examples": 32,
+        "val_examples": 5,
+        "test_examples": 9,
+        "tokenizer": "bpe:300",
+        "block_size": 96,
+        "batch_size": 8,
+        "eval_batch_size": 4,
+        "cache_dir": str(tmp_path_factory.mktemp("reason_cache")),
+    }
+
+
+@pytest.fixture(scope="session")
+def train_reasoner(quiet_trainer):
+    """Writes a checkpoint of so many steps on questions."""
+
+    def train(path, data, kind, steps, **changes):
+        torch.manual_seed(0)
+        sizes = {**SIZES, "num_layers": 3, **changes}
+        sizes |= {"vocab_size": data.vocab_size, "block_size": data.block_size}
+        config = get_type_hints(kind.__init__)["config"](**sizes)
+        model = kind(config, OptimizerConfig(lr=0.01, warmup=0, schedule="constant"))
+        trainer = quiet_trainer(max_steps=steps, limit_val_batches=0, default_root_dir=path.parent)
+        trainer.fit(model, data)
+        trainer.save_checkpoint(path)
+        return path
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def reasoners(reason_options, train_reasoner, tmp_path_factory):
+    """A checkpoint of every method, by name; not to be changed."""
+    folder = tmp_path_factory.mktemp("reason")
+    return {
+        name: train_reasoner(
+            folder / f"{name}.ckpt", StateTracking(**reason_options), kind, steps, **changes
+        )
+        for name, (kind, steps, changes) in REASONERS.items()
+    }

@@ -11,6 +11,7 @@ from datamodules.answer_windows import NO_GROUP
 from evaluation.answers.answering import generate_judge, questions_in, rank_judge
 from evaluation.answers.command import AnswerReport
 from evaluation.checkpoint.rebuild import build_model
+from evaluation.cost import Cost, Thinking
 from lightning_models import Scores, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 
@@ -195,6 +196,8 @@ def test_json_and_table(answers):
     rows = dict(line.split("  ", 1) for line in table.strip().splitlines())
     assert {"accuracy", "hops 3", "hops 5", "by chance"} <= rows.keys()
     assert (rows["likelihood"].strip(), rows["causal"].strip()) == ("exact", "yes")
+    assert {"FLOPs/token", "executed steps", "seconds"} <= rows.keys()
+    assert result["flops_per_token"] > 0
 
 
 def test_other_modes_splits_and_limits(answers):
@@ -216,6 +219,7 @@ def test_standard_error_is_binomial():
         candidates=22,
         likelihood="exact",
         causal=True,
+        cost=Cost(1.0, Thinking(0.0, 1.0, 6.0), 2.0),
         checkpoint="",
         data={"split": "test"},
         settings={"mode": "rank"},

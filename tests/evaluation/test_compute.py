@@ -10,7 +10,13 @@ from evaluation.checkpoint.rebuild import build_model, build_outline
 from evaluation.compute.command import as_rows, as_table
 from evaluation.compute.count import count_compute, part_names
 from evaluation.compute.figure import compute_figure
-from lightning_models import ThoughtbubblesLM, TransformerConfig, TransformerLM
+from lightning_models import (
+    LanguageModel,
+    ThoughtbubblesLM,
+    ThoughtGestaltLM,
+    TransformerConfig,
+    TransformerLM,
+)
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.flops import attention_flops, head_flops
 
@@ -87,11 +93,50 @@ def test_parts_of_a_methods_own_follow_the_common_ones():
     assert sum(map(latent.share, part_names(counts))) == pytest.approx(1)
 
 
+class SilentLM(TransformerLM):
+    """Says nothing of its parts."""
+
+    flops_by_part = LanguageModel.flops_by_part
+
+    def flops_per_token(self, context, training=False):
+        return 1.0
+
+
 def test_a_model_without_parts_is_named():
-    (method,) = [method for method in METHODS if method.name == "thoughtbubbles"]
-    assert method.model is ThoughtbubblesLM
-    with pytest.raises(ValueError, match="ThoughtbubblesLM does not count its FLOPs by part"):
-        count_compute(method.build())
+    with pytest.raises(ValueError, match="SilentLM does not count its FLOPs by part"):
+        count_compute(built(SilentLM))
+
+
+FORKING = [method for method in METHODS if method.model is ThoughtbubblesLM]
+GESTALTS = [method for method in METHODS if method.model is ThoughtGestaltLM]
+
+
+@pytest.mark.parametrize("method", [*FORKING, *GESTALTS], ids=lambda method: method.name)
+@pytest.mark.parametrize("context", [5, BLOCK, 200])
+def test_the_parts_of_one_scoring_pass_add_up(method, context):
+    model = method.build()
+    count = count_compute(model, context)
+    assert count.one_pass == pytest.approx(count.forward, rel=1e-12)
+    assert min(count.parts.values()) > 0
+
+
+def test_forks_are_a_part_of_their_own(forking_runs, evaluates):
+    printed = evaluates("compute", forking_runs, "--context", "32")
+    assert printed.splitlines()[1].endswith("output  self attention  feed forward  forking")
+
+
+@pytest.fixture
+def forking_runs(write_method):
+    return write_method("thoughtbubbles")
+
+
+def test_sentences_are_counted_at_a_context_that_is_given(write_method, evaluates, tmp_path):
+    path, output = write_method("thought-gestalt"), tmp_path / "gestalt.svg"
+    evaluates("compute", path, "--context", "320", "--output", output)
+    (row,) = read_table(tmp_path / "gestalt.csv")
+    assert float(row["flops_one_pass"]) == pytest.approx(float(row["flops_forward"]))
+    assert float(row["share_cross_attention"]) > 0
+    assert float(row["share_sentence_head"]) > 0
 
 
 def test_a_model_of_documents_needs_a_context():
@@ -201,3 +246,20 @@ def test_a_missing_checkpoint_ends_in_one_line(fails, tmp_path):
     line = fails("compute", tmp_path)
     assert f"runs ({tmp_path}): there is no whole checkpoint below this folder" in line
     assert "name the folder of a run or a checkpoint file" in line
+
+
+EVERY_CLASS = list({method.model: method for method in reversed(METHODS)}.values())[::-1]
+
+
+@pytest.mark.parametrize("method", EVERY_CLASS, ids=lambda method: method.name)
+def test_every_method_is_counted_or_says_that_it_is_not(method, write_method, evaluates, fails):
+    path = write_method(method.name)
+    command = ("compute", path, "--context", 40)
+    if method.model.reads == "reasoning":
+        line = fails(*command)
+        assert f"{method.model.__name__} does not count its FLOPs by part" in line
+        return
+    printed = evaluates(*command)
+    assert printed == evaluates(*command)
+    model = build_model(read_checkpoint(path))
+    assert f"{model.flops_per_token(40, training=True):.4g}" in printed

@@ -192,6 +192,9 @@ def test_the_command_reports_and_writes(asks, trained):
     assert result["data"]["test"]["file"]["name"] == "test.jsonl"
     assert result["checkpoint"] == str(trained)
     assert "pass@3" in table
+    assert (result["executed_steps"], result["seconds"] > 0) == (0, True)
+    assert result["flops_per_token_6nd"] > 0
+    assert "FLOPs/generated token" in table
 
 
 def test_neither_batches_nor_further_questions_change_a_text(asks):

@@ -7,9 +7,11 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from datamodules.reasoning.hops import Hop
-from datamodules.reasoning.two_hop import read_known
+from datamodules.reasoning.two_hop.hops import Hop
+from datamodules.reasoning.two_hop.module import read_known
 from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.reason import known_facts
+from evaluation.reason.journal import only_writer
 from evaluation.reason.known_facts import add_arguments, ask, names_one, run
 
 CPU = torch.device("cpu")
@@ -45,17 +47,81 @@ def test_names_in_texts(text, names, right):
     assert names_one(text, names) is right
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_models_are_asked_greedily(tiny_gpt2, batch_size):
+HOPS = [hop(question, "x") for question in (*QUESTIONS, QUESTIONS[0])]
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "known.jsonl"
+
+
+def test_models_are_asked_greedily(tiny_gpt2, output):
+    """Three at once, padded; here each alone."""
     model, words, folder = tiny_gpt2
     expected = [continued(model, words, question, 5) for question in QUESTIONS]
     expected = [text.partition("<|endoftext|>")[0].strip().split("\n")[0] for text in expected]
-    hops = [hop(question, "x") for question in (*QUESTIONS, QUESTIONS[0])]
-    asked = ask(Pretrained(str(folder), CPU), hops, max_new_tokens=5, batch_size=batch_size)
+    asked = ask(Pretrained(str(folder), CPU), HOPS, output, max_new_tokens=5, batch_size=3)
     assert [one.hop.question for one in asked] == QUESTIONS
     assert [one.written for one in asked] == expected
     with pytest.raises(ValueError, match="needs 6. tokens .* the model's context has 64"):
-        ask(Pretrained(str(folder), CPU), hops, max_new_tokens=60)
+        ask(Pretrained(str(folder), CPU), HOPS, output, max_new_tokens=60)
+
+
+# ---- interrupted
+
+
+@pytest.fixture
+def interrupted(tiny_gpt2, output, monkeypatch):
+    """Asks in batches of one until the third, which is Ctrl-C; returns what asks on, and counts."""
+    pretrained = Pretrained(str(tiny_gpt2[2]), CPU)
+    calls, real = [], known_facts._continue
+
+    def asking(pretrained, rows, max_new_tokens):
+        calls.append(rows)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(pretrained, rows, max_new_tokens)
+
+    def again(batch_size=1, **made_by):
+        return ask(pretrained, HOPS, output, batch_size=batch_size, made_by=made_by)
+
+    monkeypatch.setattr(known_facts, "_continue", asking)
+    with pytest.raises(KeyboardInterrupt):
+        again(hf="a")
+    return again, calls
+
+
+def test_an_interrupted_run_goes_on_to_the_same_file(interrupted, tiny_gpt2, output):
+    again, calls = interrupted
+    journal = output.with_name(".known.jsonl.journal")
+    assert not output.exists()
+    assert len(journal.read_text().splitlines()) == 1 + 2
+    with journal.open("a") as file:
+        file.write('{"written": ["half a li')  # killed while it was written
+    again(hf="a")
+    assert len(calls) == 3 + 2  # of four batches
+    resumed = output.read_bytes()
+    assert not journal.exists()
+    again(hf="a")
+    assert len(calls) == 5 + 4  # whole files are written anew
+    assert output.read_bytes() == resumed
+
+
+def test_other_commands_do_not_go_on_with_it(interrupted, output):
+    again, _ = interrupted
+    with pytest.raises(ValueError, match=r"begun it with another hf \(a, now b\); run that one"):
+        again(hf="b")
+    with pytest.raises(ValueError, match=r"another batch_size \(1, now 2\)"):
+        again(hf="a", batch_size=2)
+    with only_writer(output), pytest.raises(ValueError, match="written by another process"):
+        again(hf="a")
+    output.with_name(".known.jsonl.journal").write_text("nonsense\n")
+    with pytest.raises(ValueError, match="no journal of this command; remove it"):
+        again(hf="a")
+    assert not output.exists()
+
+
+# ---- the command
 
 
 def test_the_command_writes_what_the_data_module_reads(tiny_gpt2, tmp_path, capsys):

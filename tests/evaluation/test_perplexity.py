@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
+from methods import METHODS
 
 from datamodules import LocalText
+from evaluation.arguments import default_recipe
 from evaluation.checkpoint.provenance import (
     count_lexical,
     count_train_tokens,
@@ -27,6 +29,10 @@ KEYS = [
     "likelihood",
     "causal",
     "flops_per_token",
+    "executed_steps",
+    "generation_flops_per_token",
+    "flops_per_token_6nd",
+    "seconds",
     "model",
     "parameters",
     "train_tokens",
@@ -216,3 +222,107 @@ def test_boundary_tokens_are_not_lexical(checkpoint_path, corpus, monkeypatch):
         assert count_lexical(stream, (256, space), chunk=chunk) == len(words)
     monkeypatch.setattr(type(data.tokenizer), "special_ids", (space, 256))
     assert count_train_tokens(read_checkpoint(checkpoint_path), data) == len(words)
+
+
+# ---- other data than those of the training
+
+
+def own_arguments(argv, recipe):
+    return default_recipe(recipe, [str(word) for word in argv])["init_args"]
+
+
+LOCAL = {
+    "class_path": "datamodules.LocalText",
+    "init_args": {
+        "data_files": "mine.txt",
+        "val_fraction": 0.2,
+        "tokenizer": "bpe:300",
+        "block_size": 64,
+        "batch_size": 3,
+    },
+}
+SENTENCES = {
+    "class_path": "datamodules.Sentences",
+    "init_args": {"corpus": LOCAL, "splitter": "spans:9", "batch_size": 5},
+}
+SIZES = {"tokenizer": "bpe:300", "block_size": 64, "batch_size": 3}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--data", "datamodules.Pes2o"],
+        ["--data=Pes2o", "--data.block_size", "8"],
+        ["--data.class_path", "datamodules.Pes2o"],
+        ["--data", '{"class_path": "datamodules.Pes2o", "init_args": {"data_files": "a"}}'],
+    ],
+    ids=["two words", "one word", "class path", "yaml"],
+)
+def test_another_corpus_takes_tokenizer_and_sizes_but_no_sources(argv):
+    assert own_arguments(argv, LOCAL) == SIZES
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--data", "datamodules.LocalText"],
+        ["--data=LocalText"],
+        ["--data.data_files", "b.txt"],
+        ["--data", '{"init_args": {"data_files": "b.txt"}}'],
+        ["--data", "{"],
+    ],
+    ids=["nothing", "path", "name", "option", "no class", "broken"],
+)
+def test_the_same_class_keeps_all_arguments(argv):
+    assert own_arguments(argv, LOCAL) == LOCAL["init_args"]
+
+
+def test_a_file_may_name_the_class(tmp_path):
+    path = tmp_path / "data.yaml"
+    path.write_text("class_path: datamodules.Pes2o\n")
+    assert own_arguments(["--data", path], LOCAL) == SIZES
+    path.write_text("class_path: datamodules.LocalText\n")
+    assert own_arguments(["--data", path], LOCAL) == LOCAL["init_args"]
+
+
+def test_a_corpus_within_data_may_be_another():
+    own = own_arguments(["--data.corpus", "datamodules.Pes2o"], SENTENCES)
+    assert own["corpus"] == {**LOCAL, "init_args": SIZES}
+    assert own["splitter"] == "spans:9"
+    assert own_arguments(["--data.corpus.data_files", "b"], SENTENCES) == SENTENCES["init_args"]
+    # windows of plain text behind sentences: the tokenizer is that of the corpus within
+    assert own_arguments(["--data", "LocalText"], SENTENCES) == {**SIZES, "batch_size": 5}
+
+
+def test_the_training_text_is_not_read_as_another_corpus(fails, score, checkpoint_path, tmp_path):
+    other = ("--data", "datamodules.ZeroShotText", "--data.set_name", "lm1b")
+    assert "data_files" in fails("perplexity", "--ckpt", checkpoint_path, *other)
+    text = tmp_path / "lm1b.txt"
+    text.write_text("a thought reads .\nthe memory writes .\n" * 20)
+    result = score(checkpoint_path, *other, "--data.data_files", text)
+    arguments = result["data"]["recipe"]["init_args"]
+    assert (arguments["data_files"], arguments["block_size"]) == (str(text), 32)
+    texts = ("a thought reads.", "the memory writes.")  # as the set undoes its spaces
+    assert result["tokens"] == 20 * sum(len(text) + 1 for text in texts)
+
+
+# ---- every method
+
+
+EVERY_CLASS = list({method.model: method.name for method in reversed(METHODS)}.values())[::-1]
+"""The first method of every class."""
+
+
+@pytest.mark.parametrize("name", EVERY_CLASS)
+def test_every_method_is_scored_and_twice_the_same(score, write_method, name):
+    path = write_method(name)
+    few = ("--split", "train", "--limit_batches", 1)
+    first, second = score(path, *few), score(path, *few)
+    assert math.isfinite(first["nats_per_token"])
+    assert first["flops_per_token"] > 0
+    assert first["flops_per_token_6nd"] > 0
+    assert first["executed_steps"] >= 0
+    assert first.pop("seconds") > 0
+    second.pop("seconds")
+    assert first == second

@@ -50,6 +50,8 @@ def test_samples_are_judged(quality, tiny_gpt2):
     assert details["judged_tokens"] == judged.totals.tokens
     assert result["multinomial_samples_per_second"] == 5 / details["seconds"]
     assert result["conditional"] == {}
+    assert result["seconds"] == details["seconds"]
+    assert (result["executed_steps"], result["flops_per_token_6nd"] > 0) == (0, True)
     assert result["data"] is None
     assert "continuations" not in printed
     assert f"{perplexity:.5g}" in printed
@@ -158,7 +160,7 @@ def test_texts_that_are_judged_in_part_are_told(quality, save_gpt2):
     result, _, printed = quality(*options, "--judge", folder)
     assert result["unconditional"]["multinomial"]["cut_texts"] == 5
     assert "cut multinomial texts  5 of 5, to the judge's context" in printed
-    assert "cut" not in quality(*options, "--sample_tokens", 8)[2]
+    assert "cut multinomial" not in quality(*options, "--sample_tokens", 8)[2]
 
 
 def test_too_few_windows_are_named(fails, checkpoint_path, tiny_gpt2):

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -12,90 +11,37 @@ from datamodules import LanguageDataModule, StateTracking
 from datamodules.recipe import parameters
 from evaluation.checkpoint.classes import resolve_class
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.reason.data import SHARED, TASKS, check_task, with_task
+from evaluation.reason.answers import ask
+from evaluation.reason.data import SHARED, TASKS, asked_batches, check_task, with_task
+from evaluation.reason.figure import settings_of
+from evaluation.reason.models import build_contestants
 from lightning_models import (
-    CoconutLM,
-    CoTLM,
-    ICoTLM,
     NoCoTLM,
-    OptimizerConfig,
     ThinkingStatesLM,
 )
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
 
-SIZES = {"num_layers": 3, "dim": 32, "num_heads": 2}
-METHODS = {
-    "ts": (ThinkingStatesLM, 24, {"chunk_size": 4, "max_thought_tokens": 4}),
-    "cot": (CoTLM, 2, {}),
-    "no_cot": (NoCoTLM, 24, {}),
-    "icot": (ICoTLM, 2, {}),
-    "coconut": (CoconutLM, 2, {"first_stage": 1}),
-}
-"""Class, steps of training, and options; after 24 steps some answers are right."""
 UNTIMED = ("--rounds", 0)
 QUICK = ("--rounds", 2, "--timing_batches", 1, "--timing_batch_size", 2, "--max_new_tokens", 6)
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
-    return {
-        "operations": [1],
-        "test_operations": [1, 2],
-        "train_examples": 32,
-        "val_examples": 5,
-        "test_examples": 9,
-        "tokenizer": "bpe:300",
-        "block_size": 96,
-        "batch_size": 8,
-        "eval_batch_size": 4,
-        "cache_dir": str(tmp_path_factory.mktemp("reason_cache")),
-    }
-
-
-@pytest.fixture(scope="module")
-def write_checkpoint(quiet_trainer):
-    def write(path, data, kind, steps, **changes):
-        torch.manual_seed(0)
-        sizes = {"vocab_size": data.vocab_size, "block_size": data.block_size, **SIZES, **changes}
-        config = get_type_hints(kind.__init__)["config"](**sizes)
-        model = kind(config, OptimizerConfig(lr=0.01, warmup=0, schedule="constant"))
-        trainer = quiet_trainer(max_steps=steps, limit_val_batches=0, default_root_dir=path.parent)
-        trainer.fit(model, data)
-        trainer.save_checkpoint(path)
-        return path
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def runs(options, write_checkpoint, tmp_path_factory):
-    """A checkpoint of every method, trained on coins that are flipped once, by name."""
-    folder = tmp_path_factory.mktemp("reason")
-    return {
-        name: write_checkpoint(
-            folder / f"{name}.ckpt", StateTracking(**options), kind, n, **changes
-        )
-        for name, (kind, n, changes) in METHODS.items()
-    }
-
-
-@pytest.fixture(scope="module")
-def data(options):
-    module = StateTracking(**options)
+def data(reason_options):
+    module = StateTracking(**reason_options)
     module.prepare_data()
     module.setup()
     return module
 
 
 @pytest.fixture
-def reason(evaluates, runs, tmp_path):
+def reason(evaluates, reasoners, tmp_path):
     """Runs the command; returns the JSON file, the answers and what was printed."""
 
     def run(*words, ckpts=("ts", "no_cot")):
         result, answers = tmp_path / "result.json", tmp_path / "answers.jsonl"
-        paths = [runs.get(name, name) for name in ckpts]
+        paths = [reasoners.get(name, name) for name in ckpts]
         files = ("--output", result, "--answers_file", answers)
         printed = evaluates("reason", "--ckpt", *paths, *files, *words)
         rows = [json.loads(line) for line in answers.read_text().splitlines()]
@@ -111,13 +57,13 @@ def by_label(result):
 # ---- real models
 
 
-def test_answers_are_those_to_single_questions(reason, runs, data):
+def test_answers_are_those_to_single_questions(reason, reasoners, data):
     """Batches of four; here each question alone, and judged by hand."""
     result, rows, printed = reason(*UNTIMED)
     assert [row["model"] for row in rows] == ["ThinkingStatesLM"] * 9 + ["NoCoTLM"] * 9
     examples = list(data.examples("test"))
     for name, label in (("ts", "ThinkingStatesLM"), ("no_cot", "NoCoTLM")):
-        model = build_model(read_checkpoint(runs[name]))
+        model = build_model(read_checkpoint(reasoners[name]))
         own = [row for row in rows if row["model"] == label]
         for number, (row, example) in enumerate(zip(own, examples, strict=True)):
             written = generate(
@@ -147,10 +93,10 @@ def test_answers_are_those_to_single_questions(reason, runs, data):
     assert "s/question" not in printed
 
 
-def test_thoughts_are_those_of_the_model(reason, runs, data):
+def test_thoughts_are_those_of_the_model(reason, reasoners, data):
     """Recorded anew, one query at a time."""
     result, rows, _ = reason(*UNTIMED, ckpts=("ts",))
-    model, tokenizer = build_model(read_checkpoint(runs["ts"])), data.tokenizer
+    model, tokenizer = build_model(read_checkpoint(reasoners["ts"])), data.tokenizer
     rounds, full, chunks = [], [], []
     for row in rows:
         seen = []
@@ -180,8 +126,24 @@ def test_thoughts_are_those_of_the_model(reason, runs, data):
     assert numbers["chunks"] == pytest.approx(sum(chunks) / 9)
 
 
-def test_every_method_answers_and_is_timed(reason, runs):
-    result, rows, printed = reason("--latents", 1, 3, *QUICK, ckpts=METHODS)
+def test_steps_out_of_their_chunks_are_counted(reason, data, monkeypatch):
+    """By the chunk size of the model; other models have none."""
+    monkeypatch.setattr(type(data.stored("val")), "crossings", lambda stored, size: 2 + size)
+    quick = (*UNTIMED, "--limit_batches", 1)
+    result, _, printed = reason(*quick, ckpts=("ts", "no_cot"))
+    found = {each.pop("split"): each for each in result["data"]["moved_steps"]}
+    assert found == {
+        split: {"chunk_size": 4, "questions": 6, "of": count}
+        for split, count in (("train", 32), ("val", 5), ("test", 9))
+    }
+    assert "with chunks of 4 tokens 6 of 9 test questions have a step moved out of" in printed
+    result, _, printed = reason(*quick, ckpts=("no_cot",))
+    assert result["data"]["moved_steps"] == []
+    assert "moved out" not in printed
+
+
+def test_every_method_answers_and_is_timed(reason, reasoners):
+    result, rows, printed = reason("--latents", 1, 3, *QUICK, ckpts=reasoners)
     found = by_label(result)
     assert list(found) == [
         *("ThinkingStatesLM", "CoTLM", "NoCoTLM", "ICoTLM"),
@@ -203,8 +165,28 @@ def test_every_method_answers_and_is_timed(reason, runs):
     assert len(pairs) == 6 * 5
 
 
-def test_a_baseline_may_be_named(reason, runs):
-    result, _, _ = reason("--baseline", runs["icot"], *QUICK)
+def test_numbers_of_latents_share_one_set_of_weights(reasoners, data):
+    """Each contestant answers as a model of its own would that was built with its number."""
+    checkpoint = read_checkpoint(reasoners["coconut"])
+    options = {"changes": {}, "label": None, "device": torch.device("cpu")}
+    contestants = build_contestants([checkpoint], latents=[1, 4], **options)
+    assert len({id(one.model) for one in contestants}) == 1
+    batches, _ = asked_batches(data, "test", 1)
+    (batch,) = batches
+    room = {"max_new_tokens": 12, "temperature": 0, "tokenizer": data.tokenizer}
+    for one in contestants:
+        alone = build_model(checkpoint, {"eval_latents": one.latents})
+        with one.ready() as model:
+            replies = ask(model, data, batches, max_new_tokens=12)
+            assert model.recipe() == alone.recipe()
+        written = alone.generate_ids([each.query for each in batch], **room)
+        assert [reply.written for reply in replies] == written
+        assert model.config.eval_latents is None  # as before
+    assert settings_of(contestants, "eval_latents") == [1, 4]
+
+
+def test_a_baseline_may_be_named(reason, reasoners):
+    result, _, _ = reason("--baseline", reasoners["icot"], *QUICK)
     assert result["baseline"] == "ICoTLM"
     assert list(by_label(result)) == ["ThinkingStatesLM", "NoCoTLM", "ICoTLM"]
     assert by_label(result)["ICoTLM"]["speed_up"] == 1.0
@@ -251,8 +233,8 @@ def test_another_task(reason):
     assert {row["right"] for row in rows} == {False}
 
 
-def test_a_task_keeps_the_tokenizer_and_changes_the_wording(runs):
-    checkpoint = read_checkpoint(runs["ts"])
+def test_a_task_keeps_the_tokenizer_and_changes_the_wording(reasoners):
+    checkpoint = read_checkpoint(reasoners["ts"])
     assert with_task(checkpoint, None) is checkpoint
     own = checkpoint.data_recipe["init_args"]
     same = with_task(checkpoint, "parity").data_recipe["init_args"]
@@ -262,20 +244,20 @@ def test_a_task_keeps_the_tokenizer_and_changes_the_wording(runs):
     assert "answer_prefix" not in other
 
 
-def test_every_task_has_data_that_take_what_they_get(runs):
+def test_every_task_has_data_that_take_what_they_get(reasoners):
     for task, recipe in TASKS.items():
         kind = resolve_class(recipe["class_path"], LanguageDataModule)
         assert {*recipe["init_args"], *SHARED, "question_first"} <= parameters(kind)
-        changed = with_task(read_checkpoint(runs["ts"]), task).data_recipe
+        changed = with_task(read_checkpoint(reasoners["ts"]), task).data_recipe
         assert set(changed["init_args"]) <= parameters(kind)
         check_task(task, changed)
 
 
 @pytest.fixture(scope="module")
-def larger_chunks(options, write_checkpoint, tmp_path_factory):
+def larger_chunks(reason_options, train_reasoner, tmp_path_factory):
     path = tmp_path_factory.mktemp("chunks") / "eight.ckpt"
     changes = {"chunk_size": 8, "max_thought_tokens": 4}
-    return write_checkpoint(path, StateTracking(**options), ThinkingStatesLM, 1, **changes)
+    return train_reasoner(path, StateTracking(**reason_options), ThinkingStatesLM, 1, **changes)
 
 
 def test_ablations_side_by_side(reason, larger_chunks, tmp_path):
@@ -346,20 +328,20 @@ def test_result_files_side_by_side(reason, evaluates, tmp_path):
         (["--data.test_operations", "[9]"], "block_size=96 is too short"),
     ],
 )
-def test_wrong_options_end_in_one_line(fails, runs, words, expected):
-    assert expected in fails("reason", "--ckpt", runs["ts"], *words)
+def test_wrong_options_end_in_one_line(fails, reasoners, words, expected):
+    assert expected in fails("reason", "--ckpt", reasoners["ts"], *words)
 
 
-def test_models_of_other_kinds_are_refused(fails, runs, checkpoint_path):
-    line = fails("reason", "--ckpt", runs["ts"], checkpoint_path)
+def test_models_of_other_kinds_are_refused(fails, reasoners, checkpoint_path):
+    line = fails("reason", "--ckpt", reasoners["ts"], checkpoint_path)
     assert f"ckpt ({checkpoint_path}): TransformerLM reads windows" in line
-    line = fails("reason", "--ckpt", runs["ts"], "--baseline", checkpoint_path)
+    line = fails("reason", "--ckpt", reasoners["ts"], "--baseline", checkpoint_path)
     assert line.startswith(f"error: baseline ({checkpoint_path}): TransformerLM reads windows")
 
 
-def test_another_tokenizer_is_named(fails, options, runs, write_checkpoint, tmp_path):
-    data = StateTracking(**{**options, "tokenizer": "bpe:299"})
-    other = write_checkpoint(tmp_path / "other.ckpt", data, NoCoTLM, 1)
-    line = fails("reason", "--ckpt", runs["ts"], other)
+def test_another_tokenizer_is_named(fails, reason_options, reasoners, train_reasoner, tmp_path):
+    data = StateTracking(**{**reason_options, "tokenizer": "bpe:299"})
+    other = train_reasoner(tmp_path / "other.ckpt", data, NoCoTLM, 1)
+    line = fails("reason", "--ckpt", reasoners["ts"], other)
     assert f"ckpt ({other}): the data's tokenizer" in line
     assert "all checkpoints answer the same questions" in line

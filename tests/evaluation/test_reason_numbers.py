@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from callbacks.questions import Question
-from callbacks.thinking import RowThinking, Thought
+from callbacks.reasoning.questions import Question
+from callbacks.reasoning.thinking import RowThinking, Thought
 from evaluation.reason import timing
 from evaluation.reason.answers import Reply
 from evaluation.reason.compare import overlap_table, overlaps

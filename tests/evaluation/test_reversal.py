@@ -239,6 +239,13 @@ def test_a_checkpoint_gives_what_its_network_says(own_run, evaluates, tokenizer,
     assert (result["model"], result["checkpoint"]) == ("TransformerLM", str(own_run))
     assert result["settings"]["tokenizer"] == f"bpe:{ENTRIES}"
     assert picture.read_bytes().startswith(b"\x89PNG")
+    size = sum(parameter.numel() for parameter in network.parameters())
+    assert (result["flops_per_token_6nd"], result["executed_steps"]) == (6 * size, 0)
+    length = len(tokenizer.encode(texts[0])) + 1  # names are single tokens
+    assert result["flops_per_token"] == build_model(read_checkpoint(own_run)).flops_per_token(
+        length
+    )
+    assert result["seconds"] > 0
 
 
 def test_own_names_and_bf16(own_run, evaluates, tmp_path):
@@ -320,6 +327,7 @@ def test_transformers_models_give_what_they_say_themselves(
         (right,), (wrong,) = tokenizer.encode(f" {father}"), tokenizer.encode(f" {son}")
         margins.append(nll(logits, 0, wrong) - nll(logits, 0, right))
     assert len(margins) == result["pairs"] == 12
+    assert "flops_per_token" not in result
     assert result["reversed_margin"] == pytest.approx(sum(margins) / 12, abs=1e-5)
     assert result["reversed_error_rate"] == sum(margin < 0 for margin in margins) / 12
     assert (result["hf"], result["checkpoint"]) == (str(folder), None)

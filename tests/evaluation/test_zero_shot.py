@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+from methods import METHODS
 
 from datamodules import LocalText, SentenceWindows
 from datamodules.zero_shot import ZERO_SHOT_SETS
@@ -61,7 +62,12 @@ def test_all_sets_are_scored_by_default(score, checkpoint_path, files):
         assert own["data"]["recipe"]["init_args"]["block_size"] == 32
         assert own["settings"]["batches"] == own["settings"]["of_batches"]
     assert result["likelihood"] == "exact"
-    assert "likelihood  exact" in printed
+    assert re.search("likelihood +exact", printed)
+    sets = result["sets"].values()
+    assert result["flops_per_token"] == pytest.approx(next(iter(sets))["flops_per_token"])
+    assert result["executed_steps"] == 0
+    assert result["seconds"] == pytest.approx(sum(own["seconds"] for own in sets))
+    assert "6 N (1 + steps)" in printed
 
 
 def test_the_numbers_are_those_of_perplexity(score, evaluates, checkpoint_path, files, tmp_path):
@@ -179,3 +185,26 @@ def test_a_checkpoint_without_data_says_how_to_go_on(fails, edited):
     path = edited(lambda content: content["recipe"].update(data=None))
     line = fails("zero_shot", "--ckpt", path, "--sets", "ptb")
     assert "names no tokenizer; score one set at a time with evaluate.py perplexity" in line
+
+
+# ---- every method
+
+
+EVERY_CLASS = list({method.model: method for method in reversed(METHODS)}.values())[::-1]
+"""The first method of every class."""
+READS_TEXT = [m.name for m in EVERY_CLASS if m.model.reads != "reasoning"]
+READS_QUESTIONS = [m.name for m in EVERY_CLASS if m.model.reads == "reasoning"]
+
+
+@pytest.mark.parametrize("name", READS_TEXT)
+def test_every_method_of_texts_scores_a_set(score, write_method, files, name):
+    _, result = score(write_method(name), "--sets", "lm1b", *files["lm1b"], "--limit_batches", 1)
+    own = result["sets"]["lm1b"]
+    assert math.isfinite(own["nats_per_token"])
+    assert result["flops_per_token_6nd"] == pytest.approx(own["flops_per_token_6nd"])
+
+
+@pytest.mark.parametrize("name", READS_QUESTIONS)
+def test_models_of_questions_say_so(fails, write_method, files, name):
+    words = ("--sets", "lm1b", *files["lm1b"])
+    assert "reads reasoning" in fails("zero_shot", "--ckpt", write_method(name), *words)

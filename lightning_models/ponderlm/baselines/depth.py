@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_models.layers import record, wants
-from lightning_models.log_probs import token_entropies, token_log_probs
+from lightning_models.log_probs import greedy_targets, token_entropies, token_log_probs
 from lightning_models.outputs import Scores
 from lightning_models.ponderlm.config import PonderingConfig
 from lightning_models.transformer import TransformerLM
@@ -33,7 +33,8 @@ class DepthLM(TransformerLM):
         Records ``thinking_steps``: ``executed`` (B, T) int64, additional steps of each token, and
         ``most``, K; ``depth_losses``: ``losses`` (B, T, K+1), cross-entropy in nats if tokens
         stopped after i steps, 0 where there is no target; ``entropy``: ``entropy`` (B, T) of the
-        next-token distributions, in nats.
+        next-token distributions, in nats; ``greedy``: ``greedy`` (B, T) bool, whether a target is
+        the most likely token.
         """
         targets, every_depth = batch["targets"], wants("depth_losses")
         states, executed = self.read(batch, every_depth)
@@ -44,6 +45,9 @@ class DepthLM(TransformerLM):
             states = states[..., -1, :]
         if wants("entropy"):
             record("entropy", entropy=token_entropies(states, matrix))
+        if wants("greedy"):
+            greedy = greedy_targets(states, matrix, targets, self.config.vocab_size)
+            record("greedy", greedy=greedy)
         log_prob = token_log_probs(states, matrix, targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)

@@ -1,0 +1,149 @@
+"""Scores on tasks of lm-evaluation-harness while a model trains."""
+
+from typing import Any, Literal
+
+import lightning as L
+
+from callbacks.trainer_state import gather, tokenizer_of
+from callbacks.undisturbed import undisturbed
+
+
+class TaskScores(L.Callback):
+    """Logs scores on a few tasks, as ``evaluate.py tasks`` gives them, every n optimiser steps.
+
+    As ``tasks/<task>/<metric>``, over all ranks: each scores its share of the examples. A small set
+    of local ones needs no network: ``blimp_local`` with ``limit: 20``, and the folder that the
+    environment variable ``DATA`` names (``docs/tasks.md``). Training is not touched: random states
+    and modes are put back, and the position in the data stays as it is. A Thoughtbubbles model
+    keeps its own ``budget``, by default in proportion to a text's length.
+    """
+
+    def __init__(
+        self,
+        tasks: list[str],
+        every_n_steps: int = 1000,
+        limit: int | None = 100,
+        num_fewshot: int | None = None,
+        batch_size: int = 16,
+        mode: Literal["blockwise", "autoregressive"] = "blockwise",
+        include_path: str | None = None,
+        max_gen_toks: int = 256,
+    ) -> None:
+        """Chooses what is scored, and how often.
+
+        Args:
+            tasks: names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
+            every_n_steps: score behind every so many optimiser steps.
+            limit: first so many examples of each task; null: all.
+            num_fewshot: examples in front of each question; null: as the task says.
+            batch_size: rows at once.
+            mode: 'blockwise', or 'autoregressive': each token behind its prefix alone.
+            include_path: folder of your own task files.
+            max_gen_toks: most new tokens where a task that writes does not say.
+
+        Raises:
+            ValueError: if a number is too low, or no task is named.
+        """
+        least = {"every_n_steps": every_n_steps, "limit": limit, "batch_size": batch_size}
+        for name, value in {**least, "max_gen_toks": max_gen_toks}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} ({value}) must be at least 1")
+        if not tasks:
+            raise ValueError("tasks ([]) must name some, e.g. [blimp_local]")
+        self.tasks = list(tasks)
+        self.every_n_steps = every_n_steps
+        self.limit = limit
+        self.num_fewshot = num_fewshot
+        self.batch_size = batch_size
+        self.mode: Literal["blockwise", "autoregressive"] = mode
+        self.include_path = include_path
+        self.max_gen_toks = max_gen_toks
+        self._latest = 0
+        self._loaded: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the step of the latest scores."""
+        return {"latest": self._latest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Does not score again what the checkpoint has scored."""
+        self._latest = state_dict["latest"]
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Loads the tasks, so that what is wrong with them shows at once.
+
+        Raises:
+            ValueError: if a task is unknown, its data cannot be had, or the model cannot be asked.
+        """
+        # The one place where training uses evaluation: it only loads what this callback asks for.
+        from evaluation.tasks.harness import load_tasks, task_names
+
+        if self.limit is not None and self.limit < trainer.world_size:
+            raise ValueError(
+                f"limit ({self.limit}) must give each of the {trainer.world_size} processes an "
+                f"example; set it to {trainer.world_size} or more"
+            )
+        self._model_of_harness(trainer, pl_module)
+        with undisturbed(pl_module):
+            names = task_names(self.tasks)
+            self._loaded = load_tasks(names, self.include_path, self.num_fewshot)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Scores on all ranks, and logs on the first."""
+        step = trainer.global_step
+        if step == self._latest or step % self.every_n_steps:
+            return
+        self._latest = step
+        values = self._scores(trainer, pl_module)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            # the step of the scalars logged with this batch, counted from 0
+            logger.log_metrics(values, step=step - 1)
+
+    def _scores(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+        """Returns the scores by the names they are logged under; nothing on ranks but the first."""
+        from evaluation.tasks.harness import score_tasks
+        from evaluation.tasks.report import shown, task_scores
+
+        lm = self._model_of_harness(trainer, pl_module)
+        with undisturbed(pl_module):
+            results = score_tasks(
+                lm, self._loaded, limit=self.limit, bootstrap_iters=0, silent=True
+            )
+        if results is None:
+            return {}
+        model: Any = pl_module
+        return {
+            f"tasks/{score.name}/{metric}": value
+            for score in shown(task_scores(results, model, lm.work))
+            for metric, value in score.metrics.items()
+        }
+
+    def _model_of_harness(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Any:
+        from evaluation.tasks.adapter import HarnessModel
+
+        model: Any = pl_module
+        tokenizer = tokenizer_of(trainer)
+        if tokenizer is None:
+            raise ValueError(
+                "TaskScores: the data have no tokenizer, which texts are encoded with; train on a "
+                "data module of datamodules, or leave the callback out"
+            )
+        return HarnessModel(
+            model,
+            tokenizer,
+            batch_size=self.batch_size,
+            mode=self.mode,
+            context=model.precision_context,
+            max_gen_toks=self.max_gen_toks,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            gather=gather,
+            progress=False,
+        )

@@ -1,0 +1,17 @@
+"""Command ``tasks``: scores of lm-evaluation-harness, in process.
+
+===============  ===================================================================================
+file             what it holds
+===============  ===================================================================================
+``command``      options, and what is done
+``adapter``      ``HarnessModel``: any model of ours as a model of the harness
+``readers``      texts as tokens that a model reads, of which some are scored: windows, sentences
+``outcomes``     a log-likelihood with its kind and what it cost
+``writing``      continuations that end at the harness' stop texts
+``harness``      loading tasks, running them, answers kept in a file
+``installed``    ``import evaluate`` finds the package, not the script of that name
+``local_data``   data sets of the folder ``DATA``, for ``configs/tasks``
+``paper_rules``  how the Thoughtbubbles paper decides what is right
+``report``       results as JSON, as a table, and example by example
+===============  ===================================================================================
+"""

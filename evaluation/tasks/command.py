@@ -1,0 +1,213 @@
+"""``evaluate.py tasks``: a checkpoint's scores on tasks of lm-evaluation-harness."""
+
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from datamodules import SentenceTokenizer, Tokenizer, load_tokenizer
+from evaluation.arguments import add_model_arguments
+from evaluation.checkpoint.classes import import_packages
+from evaluation.checkpoint.corpus import build_tokenizer
+from evaluation.checkpoint.device import autocast, pick_device
+from evaluation.checkpoint.provenance import non_embedding_parameters
+from evaluation.checkpoint.rebuild import build_model, changed_fields
+from evaluation.output import check_targets, write_json, write_jsonl
+from evaluation.samples import check_vocabulary
+from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint, read_checkpoint
+
+DEFAULT_BATCH = 16
+DEFAULT_GENERATED = 256
+"""Most new tokens where a task does not say, as in the harness."""
+
+PACKAGES = ("lm_eval", "datasets", "torch")
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--tasks",
+        type=str,
+        required=True,
+        help="Tasks, groups or tags by commas: the harness' (lambada_openai, hellaswag, blimp), or "
+        "those of configs/tasks (lambada_local), which read the folder DATA names.",
+    )
+    parser.add_argument(
+        "--include_path", type=str | None, default=None, help="Folder of your own task files."
+    )
+    parser.add_argument(
+        "--limit", type=int | None, default=None, help="Score the first so many examples of a task."
+    )
+    parser.add_argument(
+        "--num_fewshot",
+        type=int | None,
+        default=None,
+        help="Worked examples in front of each question (null: as the task says, or none).",
+    )
+    parser.add_argument("--batch_size", type=int, default=DEFAULT_BATCH, help="Rows per batch.")
+    parser.add_argument(
+        "--mode",
+        type=Literal["blockwise", "autoregressive"],
+        default="blockwise",
+        help="blockwise: context and continuation in one pass; autoregressive: each token behind "
+        "its prefix alone, causal for every method. They differ for models that are not causal.",
+    )
+    parser.add_argument(
+        "--budget",
+        type=Literal["fixed", "dynamic"] | None,
+        default=None,
+        help="Streams of Thoughtbubbles: in proportion to a text's length (null: so, as in the "
+        "paper), or as of a whole window.",
+    )
+    parser.add_argument(
+        "--max_gen_toks",
+        type=int,
+        default=DEFAULT_GENERATED,
+        help="Most new tokens where a task that writes does not say.",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Seed of sampled texts.")
+    parser.add_argument(
+        "--tokenizer",
+        type=str | None,
+        default=None,
+        help="Tokenizer name, where the checkpoint names none.",
+    )
+    parser.add_argument(
+        "--cache",
+        type=str | None,
+        default=None,
+        help="File of answers (sqlite): a run that was stopped goes on from it.",
+    )
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
+    parser.add_argument(
+        "--samples", type=str | None, default=None, help="JSONL file to write: example by example."
+    )
+
+
+def check_numbers(settings: Namespace) -> None:
+    """Raises a ValueError if a number is out of its range."""
+    least = {"limit": 1, "num_fewshot": 0, "batch_size": 1, "max_gen_toks": 1, "seed": 0}
+    for key, low in least.items():
+        if settings[key] is not None and settings[key] < low:
+            raise ValueError(f"{key} ({settings[key]}) must be at least {low}")
+
+
+def config_changes(
+    checkpoint: Checkpoint, changes: dict[str, Any], budget: str | None
+) -> dict[str, Any]:
+    """Returns the config fields to change: ``--set``, and the budget of models that have one.
+
+    Raises:
+        ValueError: if a budget is typed and the model has none, or differs from ``--set``.
+    """
+    if "budget" not in checkpoint.model_recipe["init_args"].get("config", {}):
+        if budget is not None:
+            name = checkpoint.model_recipe["class_path"].rpartition(".")[2]
+            raise ValueError(f"budget ({budget}): {name} has no budget to set; leave --budget out")
+        return changes
+    if budget is not None and changes.get("budget", budget) != budget:
+        raise ValueError(
+            f"budget ({budget}) and set.budget ({changes['budget']}) are the same field; give one"
+        )
+    # Texts are shorter than training's windows: App. E.1 of the Thoughtbubbles paper.
+    return {"budget": budget or "dynamic", **changes}
+
+
+def load(settings: Namespace) -> tuple[Checkpoint, LanguageModel, Tokenizer]:
+    """Returns the checkpoint, its model on its device, and its tokenizer.
+
+    Raises:
+        ValueError: if they do not fit.
+    """
+    import_packages(settings.packages)
+    checkpoint = read_checkpoint(settings.ckpt)
+    changes = config_changes(checkpoint, dict(settings["set"]), settings.budget)
+    device = pick_device(settings.device)
+    if settings.tokenizer is None:
+        tokenizer = build_tokenizer(checkpoint)
+    else:
+        tokenizer = load_tokenizer(settings.tokenizer)
+    model = build_model(checkpoint, changes).to(device)
+    if settings.budget is not None and not getattr(model.config, "uses_budget", True):
+        raise ValueError(
+            f"budget ({settings.budget}) has no effect on the allocation of this model when it is "
+            "evaluated; leave --budget out"
+        )
+    check_vocabulary(model, tokenizer)
+    return checkpoint, model, tokenizer
+
+
+def run(settings: Namespace) -> None:
+    """Scores the tasks, prints a table and writes the files that are asked for."""
+    check_numbers(settings)
+    targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
+    output, samples, cache = targets
+    checkpoint, model, tokenizer = load(settings)
+    # The harness takes seconds to import: not before the input is known to be good.
+    from evaluation.tasks import harness, report
+    from evaluation.tasks.adapter import HarnessModel
+
+    names = harness.task_names(settings.tasks)
+    lm = HarnessModel(
+        model,
+        tokenizer,
+        batch_size=settings.batch_size,
+        mode=settings.mode,
+        context=partial(autocast, model.device, settings.precision),
+        max_gen_toks=settings.max_gen_toks,
+        seed=settings.seed,
+    )
+    tasks = harness.load_tasks(names, settings.include_path, settings.num_fewshot)
+    how = describe(settings, checkpoint, model, names)
+    how["counted"] = "lexical" if isinstance(tokenizer, SentenceTokenizer) else "all"
+    kept = None if cache is None else Path(cache)
+    results = harness.score_tasks(
+        lm,
+        tasks,
+        limit=settings.limit,
+        cache=kept,
+        identity="" if kept is None else _identity(model, tokenizer, how),
+    )
+    assert results is not None  # a single process is the first rank
+    told = report.TasksReport(
+        scores=report.task_scores(results, model, lm.work),
+        model=type(model).__name__,
+        parameters=non_embedding_parameters(model),
+        checkpoint=str(checkpoint.path),
+        settings=how,
+        versions={name: version(name) for name in PACKAGES},
+    )
+    print(told.as_table())
+    if samples is not None:
+        write_jsonl(samples, report.samples_of(results))
+    if output is not None:
+        write_json(output, told.as_dict())
+
+
+def describe(
+    settings: Namespace, checkpoint: Checkpoint, model: LanguageModel, names: list[str]
+) -> dict[str, Any]:
+    """Returns how the model was asked, as plain values."""
+    keys = ("include_path", "limit", "num_fewshot", "batch_size", "mode", "max_gen_toks", "seed")
+    budget = getattr(model.config, "uses_budget", False)
+    return {
+        "tasks": names,
+        **{key: settings[key] for key in keys},
+        **({"budget": getattr(model.config, "budget", None)} if budget else {}),
+        "precision": settings.precision,
+        "device": str(model.device),
+        "set": changed_fields(checkpoint, model),
+    }
+
+
+def _identity(model: LanguageModel, tokenizer: Tokenizer, how: dict[str, Any]) -> str:
+    """Returns what decides the answers; which tasks are asked, and how many at once, does not."""
+    from evaluation.tasks.harness import identity_of
+
+    keys = ("mode", "max_gen_toks", "seed", "precision")
+    return identity_of(model, tokenizer.state(), {key: how[key] for key in keys})

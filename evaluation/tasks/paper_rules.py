@@ -1,0 +1,58 @@
+"""How the Thoughtbubbles paper decides what is right (arXiv 2510.00219, Appendix E).
+
+For ``configs/tasks``: each function is named in a task file, and takes what the harness hands over.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from evaluation.tasks.outcomes import LogLikelihood
+
+
+def hellaswag_sequences(doc: dict[str, Any]) -> list[str]:
+    """Returns each continuation behind the premise, as whole texts."""
+    return [f"{doc['query']} {ending}" for ending in doc["choices"]]
+
+
+def piqa_sequences(doc: dict[str, Any]) -> list[str]:
+    """Returns each solution behind the goal, as whole texts."""
+    return [f"{doc['goal']} {doc[key]}" for key in ("sol1", "sol2")]
+
+
+def hellaswag_lowest(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    """Returns whether the right sequence has the lowest perplexity, as ``acc``."""
+    return _lowest(int(doc["gold"]), results)
+
+
+def piqa_lowest(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    """Returns whether the right sequence has the lowest perplexity, as ``acc``."""
+    return _lowest(int(doc["label"]), results)
+
+
+def blimp_lowest(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    """Returns whether the grammatical sentence, the first, has the lower perplexity, as ``acc``."""
+    return _lowest(0, results)
+
+
+def greedy_match(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    """Returns whether greedy decoding writes the final word, as ``acc``.
+
+    All tokens of the word are the most likely ones, each behind the right text.
+    """
+    (_, greedy), *_ = results
+    return {"acc": float(greedy)}
+
+
+def _lowest(gold: int, results: Sequence[Any]) -> dict[str, float]:
+    """Returns ``acc``: whether sequence ``gold`` has the lowest perplexity, the first of equals.
+
+    Raises:
+        ValueError: if the scores do not say how many tokens they are of.
+    """
+    if not all(isinstance(result, LogLikelihood) for result in results):
+        raise ValueError(
+            "tasks: the paper's rules compare perplexities of a token, and these scores do not "
+            "say how many tokens they are of; run the task with evaluate.py tasks"
+        )
+    nats = [-result[0] / result.facts.scored for result in results]
+    return {"acc": float(nats.index(min(nats)) == gold)}

@@ -1,0 +1,294 @@
+"""Texts as a model reads them, and which of their tokens are scored.
+
+The harness asks for the log-likelihood of a continuation behind a context. Where one ends and the
+other begins, in tokens, is decided as the harness does it: both are encoded together, white space
+at the context's end goes to the continuation, and an empty context is the end-of-text token.
+
+| reader | for models of | what is scored |
+|---|---|---|
+| `WindowReader` | windows of tokens | the continuation's tokens |
+| `MarkedReader` | windows over marked sentences | its words, not the marks between sentences |
+| `SentenceReader` | sentences (Thought Gestalt) | its words, not the marks |
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules import SentenceTokenizer, Tokenizer
+from datamodules.sentences.grids import written_batch
+from datamodules.windows import IGNORE
+from lightning_models import LanguageModel
+
+Batch = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that the model reads at once.
+
+    Attributes:
+        tokens: In order; of a `SentenceReader` without marks.
+        scored: Whether each is scored; the first one of a window never is, the last one always.
+        ends: Where sentences end, in tokens, of a `SentenceReader`; else empty.
+    """
+
+    tokens: tuple[int, ...]
+    scored: tuple[bool, ...]
+    ends: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> int:
+        """Tokens in front of the first scored one."""
+        return self.scored.index(True)
+
+    @property
+    def number(self) -> int:
+        """A number that only depends on the tokens in front of the first scored one, 62 bits.
+
+        What a method draws at random follows it: the same for all answers of a question, whatever
+        batch or order they come in.
+        """
+        given = np.asarray(self.tokens[: self.given], dtype=np.int64).tobytes()
+        return int.from_bytes(hashlib.sha256(given).digest()[:8], "big") >> 2
+
+    def prefixes(self) -> Iterator["Piece"]:
+        """Yields, for each scored token, the tokens up to it, of which it alone is scored."""
+        for place in np.flatnonzero(self.scored).tolist():
+            ends = tuple(end for end in self.ends if end <= place)
+            yield Piece(
+                self.tokens[: place + 1],
+                (*[False] * place, True),
+                (*ends, place + 1) if self.ends else (),
+            )
+
+
+class Reader(ABC):
+    """Turns texts into tokens, and tokens into batches.
+
+    Args:
+        tokenizer: The one the model was trained with.
+        limit: Most tokens that the model reads at once; None: any number.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
+        self.tokenizer, self.limit = tokenizer, limit
+
+    @abstractmethod
+    def piece(self, context: str, continuation: str) -> Piece:
+        """Returns both texts, the continuation's tokens scored; it may be longer than the limit."""
+
+    @abstractmethod
+    def batch(self, pieces: Sequence[Piece]) -> Batch:
+        """Returns the batch of pieces within the limit, their scored tokens as targets."""
+
+    @abstractmethod
+    def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+        """Returns of each piece what a model says of its scored tokens, in order.
+
+        Args:
+            per_target: In the shape of the batch's targets.
+            pieces: Those of the batch.
+        """
+
+    def pieces(self, context: str, continuation: str) -> list[Piece]:
+        """Returns the texts in pieces within the limit; together they score each token once.
+
+        A continuation that fits is one piece, the context cut on the left. A longer one is read in
+        windows that each have as much in front of them as fits, as the harness' rolling windows.
+        """
+        return windows(self.piece(context, continuation), self.limit)
+
+    def prompt(self, text: str) -> list[int]:
+        """Returns what a model reads before it continues ``text``; at least one token."""
+        return self.tokenizer.encode(text) or [self.tokenizer.eos_id]
+
+    def read_tokens(self, piece: Piece) -> int:
+        """Returns how many tokens the model reads of a piece."""
+        return len(piece.tokens) - 1
+
+
+def windows(piece: Piece, limit: int | None) -> list[Piece]:
+    """Returns a piece cut into such that have at most ``limit`` inputs and score as many tokens."""
+    size, begin = len(piece.tokens), piece.given
+    if limit is None or size - 1 <= limit:
+        return [piece]
+    found = []
+    while begin < size:
+        end = min(begin + limit, size)
+        start = max(0, end - limit - 1)
+        scored = [place >= begin and piece.scored[place] for place in range(start, end)]
+        if any(scored):  # marks alone are not worth a window
+            last = len(scored) - scored[::-1].index(True)
+            tokens = piece.tokens[start : start + last]
+            found.append(Piece(tokens, tuple(scored[:last])))
+        begin = end
+    return found
+
+
+class WindowReader(Reader):
+    """Plain tokens."""
+
+    def piece(self, context: str, continuation: str) -> Piece:
+        """Returns both texts, encoded together and split where the context alone ends."""
+        kept = context.rstrip()
+        continuation = context[len(kept) :] + continuation
+        whole = self.tokenizer.encode(kept + continuation)
+        given = list(self._encoded(kept)) if kept else []
+        behind = whole[len(given) :]
+        if not behind:  # the continuation's text is part of the context's last token
+            given, behind = whole[:-1], whole[-1:]
+        given = given or [self.tokenizer.eos_id]
+        marks = (*[False] * len(given), *[True] * len(behind))
+        return Piece((*given, *behind), marks)
+
+    @lru_cache(maxsize=64)  # noqa: B019 (a reader lives as long as its results are asked for)
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        """All answers of a question have one context."""
+        return tuple(self.tokenizer.encode(text))
+
+    def batch(self, pieces: Sequence[Piece]) -> Batch:
+        """Returns the batch dict of windows, and ``context`` (B,): tokens that are given.
+
+        The last token of a piece is a target only: a model that is not causal must not read it.
+        """
+        size = len(pieces), max(len(piece.tokens) for piece in pieces) - 1
+        tokens = torch.full(size, self.tokenizer.eos_id)
+        targets, mask = torch.full(size, IGNORE), torch.zeros(size, dtype=torch.bool)
+        for row, piece in enumerate(pieces):
+            inputs, length = torch.tensor(piece.tokens), len(piece.tokens) - 1
+            tokens[row, :length], mask[row, :length] = inputs[:-1], True
+            scored = torch.tensor(piece.scored[1:])
+            targets[row, :length] = inputs[1:].where(scored, IGNORE)
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "mask": mask,
+            "sequence_id": torch.tensor([piece.number for piece in pieces]),
+            "context": torch.tensor([piece.given for piece in pieces]),
+        }
+
+    def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+        """Returns the values at the scored tokens; that at t belongs to token t + 1."""
+        return [
+            per_target[row, np.flatnonzero(piece.scored) - 1] for row, piece in enumerate(pieces)
+        ]
+
+
+class MarkedReader(WindowReader):
+    """A flat stream of sentences between BOS and EOS, which are read and not scored."""
+
+    tokenizer: SentenceTokenizer
+
+    def piece(self, context: str, continuation: str) -> Piece:
+        """Returns both texts with marks, the last sentence open."""
+        words, ends, given = split_words(self.tokenizer, context, continuation)
+        tokens: list[int] = []
+        scored: list[bool] = []
+        begin = 0
+        for end in ends:
+            tokens += [self.tokenizer.eos_id] * (begin > 0) + [self.tokenizer.bos_id]
+            scored += [False] * (1 + (begin > 0))
+            tokens += words[begin:end]
+            scored += [place >= given for place in range(begin, end)]
+            begin = end
+        return Piece(tuple(tokens), tuple(scored))
+
+    def prompt(self, text: str) -> list[int]:
+        """Returns the marked sentences, the last one open."""
+        return self.tokenizer.prompt_ids(text)
+
+
+class SentenceReader(Reader):
+    """Words in sentences; the marks around them are the batch's."""
+
+    tokenizer: SentenceTokenizer
+
+    def piece(self, context: str, continuation: str) -> Piece:
+        """Returns the words of both texts."""
+        words, ends, given = split_words(self.tokenizer, context, continuation)
+        scored = tuple(place >= given for place in range(len(words)))
+        return Piece(tuple(words), scored, tuple(ends))
+
+    def batch(self, pieces: Sequence[Piece]) -> Batch:
+        """Returns the keys of `datamodules.sentences.grids.grid_batch`."""
+        batch = written_batch(
+            [[piece.tokens[a:b] for a, b in _spans(piece)] for piece in pieces],
+            [piece.number for piece in pieces],
+            bos_id=self.tokenizer.bos_id,
+            eos_id=self.tokenizer.eos_id,
+        )
+        scored = torch.zeros_like(batch["mask"])
+        for row, piece in enumerate(pieces):
+            for sentence, (a, b) in enumerate(_spans(piece)):
+                scored[row, sentence, : b - a] = torch.tensor(piece.scored[a:b])
+        batch["targets"] = batch["targets"].where(scored, IGNORE)
+        return batch
+
+    def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+        """Returns the values at the scored words; slot s predicts word s of its sentence."""
+        found = []
+        for row, piece in enumerate(pieces):
+            spans = enumerate(_spans(piece))
+            values = [per_target[row, sentence, : b - a] for sentence, (a, b) in spans]
+            found.append(torch.cat(values)[torch.tensor(piece.scored)])
+        return found
+
+    def prompt(self, text: str) -> list[int]:
+        """Returns the marked sentences, the last one open."""
+        return self.tokenizer.prompt_ids(text)
+
+    def read_tokens(self, piece: Piece) -> int:
+        """Returns the slots that are computed: words, and the marks of each sentence."""
+        return len(piece.tokens) + 2 * len(piece.ends)
+
+
+def _spans(piece: Piece) -> list[tuple[int, int]]:
+    return list(zip((0, *piece.ends[:-1]), piece.ends, strict=True))
+
+
+def split_words(
+    tokenizer: SentenceTokenizer, context: str, continuation: str
+) -> tuple[list[int], list[int], int]:
+    """Returns the words of both texts, where their sentences end, and the context's words.
+
+    Sentences are those of the whole text: a continuation may go on with the context's last one, or
+    begin another.
+    """
+    kept = context.rstrip()
+    text = kept + context[len(kept) :] + continuation
+    sentences = tokenizer.prompt_sentences(text)
+    words = [word for sentence in sentences for word in sentence]
+    given = sum(map(len, tokenizer.prompt_sentences(kept))) if kept else 0
+    ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
+    return words, ends, min(given, len(words) - 1)
+
+
+def reader_of(model: LanguageModel, tokenizer: Tokenizer) -> Reader:
+    """Returns how a model reads texts.
+
+    Raises:
+        ValueError: if it reads questions only, or its tokenizer is of another kind.
+    """
+    marked = isinstance(tokenizer, SentenceTokenizer)
+    if model.reads == "windows":
+        return (MarkedReader if marked else WindowReader)(tokenizer, model.context_limit)
+    if model.reads == "sentences" and marked:
+        return SentenceReader(cast(SentenceTokenizer, tokenizer), None)
+    name = type(model).__name__
+    if model.reads == "sentences":
+        raise ValueError(
+            f"ckpt: {name} reads sentences, and the tokenizer ({tokenizer.name}) marks none; use "
+            "the one it was trained with"
+        )
+    raise ValueError(
+        f"ckpt: {name} answers questions ({model.reads} rows) and gives no likelihood of other "
+        "texts; ask it with evaluate.py reason"
+    )

@@ -1,0 +1,346 @@
+"""``evaluate.py tasks``: scores of every method, what they are called, and bad input."""
+
+import json
+import math
+from typing import get_type_hints
+
+import pytest
+import torch
+from task_data import write_folder
+
+from datamodules import LocalText, Sentences, SentenceWindows
+from evaluation.importing import checkpoint_content
+from lightning_models import (
+    GistLM,
+    LatentThoughtLM,
+    MoRLM,
+    NoCoTLM,
+    OptimizerConfig,
+    PonderLM,
+    ThoughtbubblesLM,
+    ThoughtGestaltLM,
+    TransformerLM,
+)
+
+SIZES = {"num_layers": 3, "dim": 32, "num_heads": 2}
+GESTALT = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
+LATENT = {"latents_per_layer": 2, "inner_steps": 2, "prior_layers": 1, "window": 16}
+BUBBLES = {"fork_layers": (1, 2), "kappa": "2L", "budget": "fixed"}
+MODELS = {
+    "transformer": (TransformerLM, {}, "windows"),
+    "thoughtbubbles": (ThoughtbubblesLM, BUBBLES, "windows"),
+    "thought_gestalt": (ThoughtGestaltLM, GESTALT, "sentences"),
+    "gist": (GistLM, {}, "marked"),
+    "latent_thought": (LatentThoughtLM, LATENT, "windows"),
+    "ponderlm": (PonderLM, {"thinking_steps": 2, "router_init": "uniform"}, "windows"),
+    "mixture_of_recursions": (
+        MoRLM,
+        {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25), "eval_routing": "topk"},
+        "windows",
+    ),
+}
+LIKELIHOODS = dict.fromkeys(MODELS, "exact") | {
+    "thoughtbubbles": "noncausal",
+    "latent_thought": "estimate",
+    "mixture_of_recursions": "noncausal",
+}
+THINKING = ("thoughtbubbles", "latent_thought", "ponderlm", "mixture_of_recursions")
+OWN = """
+task: {name}
+custom_dataset: !function evaluation.tasks.local_data.load
+dataset_kwargs: {{folder: lambada}}
+output_type: {kind}
+test_split: test
+doc_to_text: "{text}"
+doc_to_target: "{{{{text}}}}"
+{more}
+metric_list:
+  - {{metric: {metric}, aggregation: {mean}, higher_is_better: true}}
+"""
+
+
+@pytest.fixture(scope="session")
+def untrained(corpus, tmp_path_factory):
+    """Writes a checkpoint of a model as it is drawn; its texts are long enough to score."""
+    folder = tmp_path_factory.mktemp("untrained")
+    windows = {**corpus, "block_size": 96}
+
+    def write(name):
+        kind, changes, rows = MODELS[name]
+        inner = LocalText(**windows)
+        data = inner
+        if rows == "sentences":
+            data = Sentences(corpus=inner, max_sentence_tokens=29)
+        elif rows == "marked":
+            data = SentenceWindows(corpus=inner, block_size=96, max_sentence_tokens=29)
+        sizes = {"vocab_size": data.vocab_size, "block_size": data.block_size, **SIZES}
+        config = get_type_hints(kind.__init__)["config"](**{**sizes, **changes})
+        torch.manual_seed(0)
+        model = kind(config, OptimizerConfig())
+        model.configure_model()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(3 if weight.dim() > 1 else 1)
+        path = folder / f"{name}.ckpt"
+        torch.save(checkpoint_content(model, data), path)
+        return path
+
+    written = {}
+
+    def path_of(name):
+        if name not in written:
+            written[name] = write(name)
+        return written[name]
+
+    return path_of
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    root = write_folder(tmp_path / "data")
+    monkeypatch.setenv("DATA", str(root))
+    return root
+
+
+@pytest.fixture
+def score(evaluates, tmp_path, folder):
+    """Scores tasks; returns the result, its examples and what was printed."""
+
+    def run(checkpoint, tasks, *options):
+        target, samples = tmp_path / "result.json", tmp_path / "samples.jsonl"
+        files = ("--output", target, "--samples", samples)
+        printed = evaluates("tasks", "--ckpt", checkpoint, "--tasks", tasks, *files, *options)
+        rows = [json.loads(line) for line in samples.open()]
+        return json.loads(target.read_text()), rows, printed
+
+    return run
+
+
+@pytest.fixture
+def own_tasks(tmp_path):
+    """Task files of the user's: a text to write, and a text to score from its start."""
+    place = tmp_path / "own"
+    place.mkdir()
+    write = {"kind": "generate_until", "text": "{{text}}", "metric": "exact_match", "mean": "mean"}
+    write["more"] = "generation_kwargs: {until: ['e'], max_gen_toks: 8}"
+    (place / "write.yaml").write_text(OWN.format(name="write", **write))
+    roll = {"kind": "loglikelihood_rolling", "text": "", "more": "", "metric": "byte_perplexity"}
+    (place / "roll.yaml").write_text(OWN.format(name="roll", mean="weighted_perplexity", **roll))
+    return place
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_method_scores(name, untrained, score, own_tasks):
+    """All three kinds of requests; twice the same; whatever the batches."""
+    ask = (untrained(name), "lambada_local,piqa_local,write,roll", "--include_path", own_tasks)
+    result, rows, printed = score(*ask, "--batch_size", 3)
+    told = result["tasks"]["piqa_local"]
+    assert told["likelihood"] == LIKELIHOODS[name]
+    assert told["causal"] is (LIKELIHOODS[name] != "noncausal")
+    rolling = "lower_bound" if name == "latent_thought" else LIKELIHOODS[name]
+    assert result["tasks"]["roll"]["likelihood"] == rolling
+    assert result["tasks"]["write"]["likelihood"] is None
+    key = "perplexity" if rolling == "exact" else f"ppl_{'bound' if 'low' in rolling else rolling}"
+    assert f"byte_{key}" in result["tasks"]["roll"]["metrics"]
+    steps = told["executed_steps"]
+    assert (steps > 0) is (name in THINKING)
+    assert told["flops_per_token"] > 0
+    parameters = sum(
+        weight.numel()
+        for weight in torch.load(untrained(name))["state_dict"].values()
+        if weight.dtype.is_floating_point
+    )
+    assert told["flops_per_token_6nd"] <= 6 * parameters * (1 + steps)
+    assert told["seconds"] > 0
+    assert printed.splitlines()[1].split()[:2] == ["lambada_local", *result_key(result)]
+
+    _, again, _ = score(*ask, "--batch_size", 1)
+    for one, other in zip(rows, again, strict=True):
+        if "texts" in one:
+            assert one == other
+        else:
+            assert one["log_likelihoods"] == pytest.approx(other["log_likelihoods"], abs=2e-4)
+            assert one["tokens"] == other["tokens"]
+
+
+def result_key(result):
+    return [next(iter(result["tasks"]["lambada_local"]["metrics"]))]
+
+
+def test_the_same_command_gives_the_same_numbers(untrained, score):
+    ask = (untrained("latent_thought"), "hellaswag_local", "--limit", 2)
+    results = [score(*ask)[:2] for _ in range(2)]
+    for result, _ in results:
+        result["tasks"]["hellaswag_local"].pop("seconds")
+    assert results[0] == results[1]
+
+
+def test_numbers_follow_from_the_examples(untrained, score):
+    result, rows, _ = score(untrained("transformer"), "lambada_local,hellaswag_local")
+    nats = [row["log_likelihoods"][0] for row in rows if row["task"] == "lambada_local"]
+    values = result["tasks"]["lambada_local"]["metrics"]
+    assert values["perplexity"] == pytest.approx(math.exp(-sum(nats) / 3))
+    assert result["lambada_local_perplexity"] == values["perplexity"]
+    choices = [row for row in rows if row["task"] == "hellaswag_local"]
+    right = [
+        row["log_likelihoods"].index(max(row["log_likelihoods"])) == row["target"]
+        for row in choices
+    ]
+    assert values["acc"] == 0.0
+    assert result["hellaswag_local_acc"] == sum(right) / 2
+    told = result["tasks"]["hellaswag_local"]
+    assert (told["examples"], told["of_examples"], told["num_fewshot"]) == (2, 2, 0)
+    assert told["scored_tokens"] == sum(sum(row["tokens"]) for row in choices)
+
+
+def test_prefixes_are_causal_and_differ_where_the_model_is_not(untrained, score):
+    path = untrained("thoughtbubbles")
+    result, rows, _ = score(path, "piqa_local", "--mode", "autoregressive")
+    told = result["tasks"]["piqa_local"]
+    assert (told["likelihood"], told["causal"]) == ("exact", True)
+    blockwise, others, printed = score(path, "piqa_local")
+    assert blockwise["settings"]["budget"] == "dynamic"  # trained under fixed
+    assert "budget      dynamic" in printed
+    assert told["read_tokens"] > blockwise["tasks"]["piqa_local"]["read_tokens"]
+    assert told["scored_tokens"] == blockwise["tasks"]["piqa_local"]["scored_tokens"]
+    assert rows[0]["log_likelihoods"] != pytest.approx(others[0]["log_likelihoods"], abs=1e-4)
+    fixed, most, _ = score(path, "piqa_local", "--budget", "fixed")
+    assert fixed["settings"]["budget"] == "fixed"
+    assert most[0]["log_likelihoods"] != pytest.approx(others[0]["log_likelihoods"], abs=1e-4)
+    causal = untrained("transformer")
+    own = [
+        score(causal, "piqa_local", "--mode", mode)[1] for mode in ("blockwise", "autoregressive")
+    ]
+    assert own[0] == own[1]
+
+
+def test_the_papers_own_rules(untrained, score):
+    """Lowest perplexity of a token over the whole text; greedy match of the last word."""
+    names = [f"{name}_thoughtbubbles_local" for name in ("lambada", "hellaswag", "piqa")]
+    result, rows, _ = score(untrained("transformer"), ",".join([*names, "lambada_local"]))
+    for row in rows:
+        if row["task"] in names[1:]:
+            pairs = zip(row["log_likelihoods"], row["tokens"], strict=True)
+            nats = [-nats / tokens for nats, tokens in pairs]
+            assert row["metrics"]["acc"] == float(nats.index(min(nats)) == row["target"])
+    first = next(row for row in rows if row["task"] == names[1])
+    endings = ("reads.", "a", "b c")
+    assert first["tokens"] == [len(f"Reading: The memory {ending}") for ending in endings]
+    assert result[f"{names[0]}_acc"] == result["lambada_local_acc"]
+
+
+def test_groups_have_one_row(untrained, score):
+    result, rows, printed = score(untrained("transformer"), "blimp_local", "--limit", 1)
+    assert len(rows) == 67
+    told = result["tasks"]["blimp_local"]
+    accuracies = [row["metrics"]["acc"] for row in rows]
+    assert told["metrics"]["acc"] == pytest.approx(sum(accuracies) / 67)
+    assert (told["examples"], told["of_examples"], len(told["tasks"])) == (67, 134, 67)
+    assert printed.split("\n\n")[0].count("blimp_local") == 1
+    assert "67 of 134" in printed
+
+
+def test_examples_in_front_of_questions(untrained, score, fails):
+    path = untrained("transformer")
+    result, _, _ = score(path, "lambada_local,arc_easy_local", "--num_fewshot", 1)
+    assert result["tasks"]["arc_easy_local"]["num_fewshot"] == 1
+    assert result["tasks"]["arc_easy_local"]["read_tokens"] > 100
+    line = fails("tasks", "--ckpt", path, "--tasks", "lambada_local", "--num_fewshot", 3)
+    assert "num_fewshot (3): lambada_local has 3 documents to draw them from" in line
+
+
+def test_results_go_into_tables(untrained, score, evaluates, tmp_path):
+    score(untrained("transformer"), "piqa_local")
+    printed = evaluates("table", tmp_path / "result.json")
+    assert "piqa local acc" in printed.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--tasks", "lambda_local"), "did you mean lambada_local"),
+        (("--tasks", ","), "must name some"),
+        (("--tasks", "piqa_local", "--limit", 0), "limit (0) must be at least 1"),
+        (("--tasks", "piqa_local", "--batch_size", 0), "batch_size (0) must be at least 1"),
+        (("--tasks", "piqa_local", "--include_path", "nowhere"), "include_path (nowhere) is no"),
+        (("--tasks", "piqa_local", "--budget", "fixed"), "TransformerLM has no budget"),
+        (("--tasks", "piqa_local", "--tokenizer", "gpt2"), "tokenizer"),
+        (("--tasks", "piqa_local", "--output", "nowhere/x.json"), "nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_line(untrained, fails, folder, options, told, monkeypatch):
+    from evaluation.tasks import harness
+
+    monkeypatch.setattr(harness, "TaskManager", OwnOnly)
+    assert told in fails("tasks", "--ckpt", untrained("transformer"), *options)
+
+
+class OwnOnly:
+    """Knows the project's tasks alone; to read the harness' own thousands takes a minute."""
+
+    def __new__(cls, include_path=None, include_defaults=True):
+        from lm_eval.tasks import TaskManager
+
+        return TaskManager(include_path=include_path, include_defaults=False)
+
+
+def test_an_empty_folder_is_one_line(untrained, fails, tmp_path, monkeypatch):
+    path = untrained("transformer")
+    monkeypatch.setenv("DATA", str(tmp_path))
+    line = fails("tasks", "--ckpt", path, "--tasks", "lambada_local")
+    assert "has no folder lambada; see docs/tasks.md" in line
+    monkeypatch.delenv("DATA")
+    line = fails("tasks", "--ckpt", path, "--tasks", "blimp_local")
+    assert "set the environment variable DATA" in line
+
+
+def test_no_network_is_one_line(untrained, fails):
+    """The tests run without one."""
+    ask = ("tasks", "--ckpt", untrained("transformer"), "--tasks")
+    for name in ("lambada_openai", "hellaswag_thoughtbubbles"):
+        line = fails(*ask, name)
+        assert f"tasks ({name}) cannot be loaded" in line
+        assert "DATA=folder" in line
+        assert "configs/tasks" in line
+
+
+def test_models_that_answer_questions_are_refused(fails, tmp_path, folder, corpus):
+    model = NoCoTLM(
+        get_type_hints(NoCoTLM.__init__)["config"](
+            vocab_size=257, block_size=64, num_layers=2, dim=32, num_heads=2
+        ),
+        OptimizerConfig(),
+    )
+    model.configure_model()
+    path = tmp_path / "asked.ckpt"
+    torch.save(checkpoint_content(model, LocalText(**corpus)), path)
+    line = fails("tasks", "--ckpt", path, "--tasks", "piqa_local")
+    assert "NoCoTLM answers questions" in line
+    assert "evaluate.py reason" in line
+
+
+def test_new_tokens_must_fit(untrained, fails, folder, own_tasks):
+    (own_tasks / "write.yaml").write_text(
+        (own_tasks / "write.yaml").read_text().replace("max_gen_toks: 8", "max_gen_toks: 96")
+    )
+    ask = ("tasks", "--ckpt", untrained("transformer"), "--include_path", own_tasks)
+    line = fails(*ask, "--tasks", "write")
+    assert "max_gen_toks (96) leaves no room for the prompt in a context of 96 tokens" in line
+
+
+def test_results_are_whole_or_not_there(untrained, folder, tmp_path, monkeypatch, capsys):
+    from evaluation.cli import main
+    from evaluation.tasks import report
+
+    def broken(*_):
+        raise ValueError("planted")
+
+    target = tmp_path / "result.json"
+    target.write_text("before")
+    monkeypatch.setattr(report, "samples_of", broken)
+    words = ["tasks", "--ckpt", untrained("transformer"), "--tasks", "piqa_local"]
+    words += ["--output", target, "--samples", tmp_path / "samples.jsonl"]
+    with pytest.raises(ValueError, match="planted"):
+        main([str(word) for word in words])
+    assert target.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "result.json"]

@@ -1,0 +1,173 @@
+"""The same numbers as the harness' own ``hf`` model, on a GPT-2 with imported weights."""
+
+import os
+
+import pytest
+from task_data import write_folder
+
+from datamodules import tokenizer_from_state
+from evaluation.checkpoint.rebuild import build_model
+from lightning_models.checkpoint import read_checkpoint
+
+LOCAL = ("lambada", "hellaswag", "piqa", "arc_easy", "arc_challenge", "blimp")
+TASKS = [f"{name}_local" for name in LOCAL]
+
+
+@pytest.fixture(scope="module")
+def both(save_gpt2, tmp_path_factory):
+    """The harness' model, and ours with the same weights."""
+    from contextlib import nullcontext
+
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer
+
+    from evaluation.cli import main
+    from evaluation.tasks.adapter import HarnessModel
+
+    theirs, _, folder = save_gpt2(positions=72)
+    target = tmp_path_factory.mktemp("imported") / "gpt2.ckpt"
+    assert main(["import", "--hf", str(folder), "--output", str(target)]) == 0
+    checkpoint = read_checkpoint(target)
+    tokenizer = tokenizer_from_state(checkpoint.data_state["tokenizer"])
+    ours = HarnessModel(
+        build_model(checkpoint), tokenizer, batch_size=7, context=nullcontext, progress=False
+    )
+    fast = AutoTokenizer.from_pretrained(folder)
+    return HFLM(pretrained=theirs, tokenizer=fast, batch_size=4, device="cpu"), ours
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATA", str(write_folder(tmp_path / "data")))
+
+
+def answers(lm, tasks, num_fewshot=None, limit=None):
+    from evaluation.tasks.harness import load_tasks, score_tasks
+
+    loaded = load_tasks(tasks, None, num_fewshot)
+    results = score_tasks(lm, loaded, limit=limit, bootstrap_iters=0, silent=True)
+    rows = {
+        (name, example["doc_id"], number): tuple(reply[0])
+        for name, examples in results["samples"].items()
+        for example in examples
+        for number, reply in enumerate(example["resps"])
+    }
+    return rows, results["results"]
+
+
+@pytest.mark.parametrize("num_fewshot", [None, 1])
+def test_log_likelihoods_of_all_local_tasks(both, data, num_fewshot):
+    """Among them contexts that are too long and cut; and LAMBADA's white space and quotes."""
+    names = TASKS if num_fewshot is None else TASKS[:3]
+    theirs, scores = answers(both[0], names, num_fewshot)
+    ours, own_scores = answers(both[1], names, num_fewshot)
+    assert list(ours) == list(theirs)
+    assert len(ours) >= 3 + 5 + 4
+    gaps = [abs(ours[key][0] - theirs[key][0]) for key in theirs]
+    assert max(gaps) < 1e-4
+    assert [ours[key][1] for key in ours] == [theirs[key][1] for key in theirs]
+    for name, values in scores.items():
+        for key in (key for key in values if "," in key and "stderr" not in key):
+            value = values[key]
+            assert own_scores[name][key] == pytest.approx(value, rel=1e-4), (name, key)
+
+
+def request(*args):
+    from lm_eval.api.instance import Instance
+
+    return Instance(request_type="x", doc={}, arguments=args, idx=0, metadata=("task", 0, 1))
+
+
+def test_rolling_log_likelihoods(both):
+    texts = ["the thought", "memory " * 90, "a latent state reads " * 30]
+    requests = [request(text) for text in texts]
+    theirs = both[0].loglikelihood_rolling(requests, disable_tqdm=True)
+    ours = both[1].loglikelihood_rolling(requests)
+    assert ours == pytest.approx(theirs, abs=1e-3)
+    assert ours[1].facts.scored == len(both[1].own_tokenizer.encode(texts[1])) > 72
+
+
+def test_greedy_continuations_are_greedy(both):
+    """Their own continuation is greedy by both; another one is not."""
+    context, options = "the thought reads", {"until": [], "max_gen_toks": 3, "do_sample": False}
+    (text,) = both[0].generate_until([request(context, dict(options))], disable_tqdm=True)
+    (own,) = both[1].generate_until([request(context, dict(options))])
+    assert own == text
+    ids = both[1].own_tokenizer.encode(context)
+    if both[1].own_tokenizer.encode(context + text)[: len(ids)] == ids:
+        pairs = [request(context, text), request(context, " zz")]
+        assert [greedy for _, greedy in both[1].loglikelihood(pairs)] == [
+            greedy for _, greedy in both[0].loglikelihood(pairs, disable_tqdm=True)
+        ]
+
+
+def test_continuations_end_in_front_of_stop_texts(both):
+    contexts = ["the thought", "memory and", "a"]
+    free = [request(text, {"until": [], "max_gen_toks": 12}) for text in contexts]
+    texts = both[1].generate_until(free)
+    stop = texts[0][4:6]
+    cut = [request(text, {"until": [stop], "max_gen_toks": 12}) for text in contexts]
+    assert both[1].generate_until(cut) == [text.split(stop)[0] for text in texts]
+    theirs = both[0].generate_until(
+        [request(text, {"until": [stop], "max_gen_toks": 12}) for text in contexts[:1]],
+        disable_tqdm=True,
+    )
+    assert both[1].generate_until(cut)[:1] == theirs
+
+
+# ---- all rows of a real folder, by hand: see docs/tasks.md
+
+
+def pair_of(data, folder):
+    """Both models with a BPE of LAMBADA's texts, so that rows have realistic lengths."""
+    import json
+    from contextlib import nullcontext
+    from pathlib import Path
+
+    import tokenizers
+    import torch
+    from lm_eval.models.huggingface import HFLM
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    from datamodules.tokenizers import train_bpe
+    from evaluation.importing import import_checkpoint
+    from evaluation.tasks.adapter import HarnessModel
+
+    (file,) = Path(data, "lambada").glob("*test*.jsonl")
+    words = train_bpe("bpe:4096", (json.loads(line)["text"] for line in file.open()))
+    torch.manual_seed(0)
+    sizes = {"n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    ids = {"bos_token_id": words.eos_id, "eos_token_id": words.eos_id}
+    config = GPT2Config(vocab_size=4096, initializer_range=0.2, **sizes, **ids)
+    theirs = GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(folder)
+    inner, eos = tokenizers.Tokenizer.from_str(words.json_text), "<|endoftext|>"
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, bos_token=eos)
+    fast.save_pretrained(folder)
+    ours = import_checkpoint(str(folder), folder / "gpt2.ckpt").eval()
+    options = {"batch_size": 32, "softmax_dtype": "float64", "device": "cpu"}
+    return HFLM(pretrained=theirs, tokenizer=fast, **options), HarnessModel(
+        ours, words, batch_size=32, context=nullcontext, progress=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TASKS_DATA" not in os.environ, reason="TASKS_DATA names no folder of data")
+def test_log_likelihoods_of_all_rows(tmp_path, monkeypatch, capsys):
+    data = os.environ["TASKS_DATA"]
+    monkeypatch.setenv("DATA", data)
+    theirs, ours = pair_of(data, tmp_path)
+    for name in TASKS:
+        limit = 20 if name == "blimp_local" else None
+        (expected, scores), (found, own) = (
+            answers(lm, [name], limit=limit) for lm in (theirs, ours)
+        )
+        assert list(found) == list(expected)
+        gap = max(abs(found[key][0] - expected[key][0]) for key in expected)
+        least = min(log_prob for log_prob, _ in expected.values())
+        with capsys.disabled():
+            told = f"{len(expected)} log-likelihoods down to {least:.0f}, difference {gap:.1e}"
+            print(f"\n{name}: {told}, acc {own[name]['acc,none']:.4f}", end="")
+        assert gap < 1e-4
+        assert [found[key][1] for key in found] == [expected[key][1] for key in expected]
+        assert own[name]["acc,none"] == scores[name]["acc,none"]

@@ -1,0 +1,72 @@
+"""A run that was stopped goes on from its file of answers, which belongs to one model."""
+
+import json
+
+import pytest
+from task_data import write_folder
+
+from lightning_models import TransformerLM
+
+
+@pytest.fixture
+def ask(checkpoint_path, tmp_path, monkeypatch):
+    monkeypatch.setenv("DATA", str(write_folder(tmp_path / "data")))
+    target = tmp_path / "result.json"
+    words = ["tasks", "--ckpt", checkpoint_path, "--tasks", "lambada_local,piqa_local"]
+    words += ["--batch_size", 1, "--cache", tmp_path / "answers.db", "--output", target]
+    return [str(word) for word in words], target
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Counts batches, and may stop a run behind so many of them."""
+    own, counts = TransformerLM.score, {"batches": 0, "stop": None}
+
+    def score(self, batch):
+        if counts["batches"] == counts["stop"]:
+            raise KeyboardInterrupt
+        counts["batches"] += 1
+        return own(self, batch)
+
+    monkeypatch.setattr(TransformerLM, "score", score)
+    return counts
+
+
+def numbers(target):
+    tasks = json.loads(target.read_text())["tasks"]
+    return {name: {**task, "seconds": None} for name, task in tasks.items()}
+
+
+def test_a_stopped_run_goes_on(ask, scored):
+    from evaluation.cli import main
+
+    words, target = ask
+    scored["stop"] = 4
+    assert main(words) == 130
+    assert not target.exists()
+    scored["stop"] = None
+    assert main(words) == 0
+    assert scored["batches"] == 3 + 4  # one a request, each once
+    first = numbers(target)
+    assert main(words) == 0
+    assert scored["batches"] == 7
+    assert numbers(target) == first
+    assert main([*words, "--cache", str(target.with_name("other.db"))]) == 0
+    assert scored["batches"] == 14
+    assert numbers(target) == first
+
+
+def test_a_cache_of_another_model_is_refused(ask, fails, latent_path):
+    from evaluation.cli import main
+
+    words, _ = ask
+    assert main(words) == 0
+    for other in (["--ckpt", str(latent_path)], ["--precision", "bf16"], ["--seed", "1"]):
+        line = fails(*words, *other)
+        assert "answers.db) holds answers of another model, or under other settings" in line
+
+
+def test_a_file_of_another_kind_is_refused(ask, fails, tmp_path):
+    words, _ = ask
+    (tmp_path / "answers.db").write_text("no database, but text that is long enough")
+    assert "answers.db) is no file of answers" in fails(*words)

@@ -1,0 +1,101 @@
+"""Local copies of data sets: the forms they come in, and what is told of others."""
+
+import json
+import shutil
+import zipfile
+
+import pytest
+from task_data import lines, pair, write_folder
+
+from evaluation.tasks.local_data import TaskDataError, load
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    root = write_folder(tmp_path / "data")
+    monkeypatch.setenv("DATA", str(root))
+    return root
+
+
+def test_splits_are_data_sets_of_the_harness_columns(folder):
+    assert load("lambada")["test"].num_rows == 3
+    assert load("hellaswag", version=1.0)["validation"][1]["gold"] == 2
+    assert set(load("arc_easy")) == {"test", "validation"}
+    assert load("arc_easy")["test"][1]["choices"]["label"] == ["1", "2", "3"]
+    assert load("piqa")["validation"]["label"] == [1, 0]
+    assert load("blimp", paradigm="wh_island")["train"].num_rows == 2
+
+
+def test_the_published_hellaswag_is_processed_as_by_the_harness(folder):
+    row = {
+        "ind": 4,
+        "activity_label": "Removing ice",
+        "ctx_a": "A man [header] stands.",
+        "ctx_b": "then HE",
+        "endings": ["reads [title] it.", "b", "c", "d"],
+        "label": "3",
+    }
+    lines(folder / "hellaswag/validation_1000.jsonl", [row])
+    (found,) = load("hellaswag")["validation"]
+    assert found["query"] == "Removing ice: A man stands. Then he"
+    assert found["choices"][0] == "reads. it."
+    assert found["gold"] == 3
+
+
+def test_the_published_files_of_piqa_are_joined(folder):
+    (folder / "piqa/validation_labeled.jsonl").unlink()
+    rows = [{"goal": f"g{i}", "sol1": "a\u2028b", "sol2": "c"} for i in range(3)]
+    path = folder / "piqa/valid.jsonl"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    (folder / "piqa/valid-labels.lst").write_text("1\n0\n1\n")
+    assert load("piqa")["validation"]["label"] == [1, 0, 1]
+    (folder / "piqa/valid-labels.lst").write_text("1\n0\n")
+    with pytest.raises(TaskDataError, match="a label, 0 or 1, for each of the 3 lines"):
+        load("piqa")
+
+
+def test_the_complete_archive_of_blimp_comes_first(folder):
+    with zipfile.ZipFile(folder / "blimp/BLiMP.zip", "w") as archive:
+        rows = [pair("Good.", "Bad.", n) for n in range(5)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        archive.writestr("BLiMP/data/wh_island.jsonl", text)
+    assert load("blimp", paradigm="wh_island")["train"].num_rows == 5
+    with pytest.raises(TaskDataError, match="BLiMP.zip/adjunct_island.jsonl has no rows"):
+        load("blimp", paradigm="adjunct_island")
+    (folder / "blimp/BLiMP.zip").write_text("no archive")
+    with pytest.raises(TaskDataError, match="BLiMP.zip cannot be read"):
+        load("blimp", paradigm="wh_island")
+
+
+def test_missing_folders_and_files(folder, monkeypatch, tmp_path):
+    shutil.rmtree(folder / "piqa")
+    with pytest.raises(TaskDataError, match="DATA .* has no folder piqa; see docs/tasks.md"):
+        load("piqa")
+    (folder / "lambada/lambada_test.jsonl").unlink()
+    with pytest.raises(TaskDataError, match="must have one file .test..jsonl, not none"):
+        load("lambada")
+    shutil.rmtree(folder / "blimp/first200")
+    with pytest.raises(TaskDataError, match="neither BLiMP.zip nor wh_island.jsonl"):
+        load("blimp", paradigm="wh_island")
+    monkeypatch.setenv("DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(TaskDataError, match="DATA .*nowhere. is no folder"):
+        load("piqa")
+    monkeypatch.delenv("DATA")
+    with pytest.raises(TaskDataError, match="set the environment variable DATA"):
+        load("piqa")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "has no rows"),
+        ('{"text": 3}\n', "row 1 has no text of its kind"),
+        ('{"text": "a"}\n{"other": "b"}\n', "row 2 has no text"),
+        ('{"text": "a"}\n{"text"\n', "line 2 is not JSON"),
+        ("[1]\n", "line 1 is no JSON object"),
+    ],
+)
+def test_rows_of_another_form(folder, content, told):
+    (folder / "lambada/lambada_test.jsonl").write_text(content)
+    with pytest.raises(TaskDataError, match=told):
+        load("lambada")

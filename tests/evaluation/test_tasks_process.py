@@ -1,0 +1,68 @@
+"""The real command: the package ``evaluate`` is found in spite of the script of that name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from task_data import write_folder
+
+from evaluation.tasks.installed import PROJECT, installed_evaluate
+
+METRIC = '''
+"""A metric that uses the package, as some of the harness' do."""
+
+import evaluate
+
+
+def results(doc, results):
+    assert hasattr(evaluate, "load"), evaluate.__file__
+    return {"acc": float("site-packages" in evaluate.__file__)}
+'''
+TASK = """
+task: package
+custom_dataset: !function evaluation.tasks.local_data.load
+dataset_kwargs: {folder: lambada}
+output_type: loglikelihood
+test_split: test
+doc_to_text: "{{text}}"
+doc_to_target: " a"
+process_results: !function metric.results
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+"""
+
+
+def test_metrics_of_the_package_are_found(checkpoint_path, tmp_path):
+    (tmp_path / "metric.py").write_text(METRIC)
+    (tmp_path / "package.yaml").write_text(TASK)
+    data = write_folder(tmp_path / "data")
+    words = ["tasks", "--ckpt", checkpoint_path, "--tasks", "package", "--include_path", tmp_path]
+    done = subprocess.run(
+        [sys.executable, "evaluate.py", *map(str, words)],
+        cwd=PROJECT,
+        env={**os.environ, "DATA": str(data), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split()[:3] == ["package", "acc", "1"]
+
+
+def test_the_project_is_left_as_it_was(monkeypatch):
+    """A module of ours under that name is put aside, and put back."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("evaluate", PROJECT / "evaluate.py")
+    ours = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "evaluate", ours)
+    monkeypatch.syspath_prepend(str(PROJECT))
+    finders = list(sys.meta_path)
+    with installed_evaluate():
+        assert "evaluate" not in sys.modules
+        found = importlib.util.find_spec("evaluate")
+        assert Path(found.origin).parent != PROJECT
+        assert Path(found.origin).name == "__init__.py"
+    assert sys.modules["evaluate"] is ours
+    assert sys.meta_path == finders

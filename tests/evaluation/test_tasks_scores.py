@@ -1,0 +1,142 @@
+"""Log-likelihoods of continuations against the models' own decode loops."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from methods import METHODS
+
+from datamodules import SentenceTokenizer, load_tokenizer
+from datamodules.sentences.splitters import parse_splitter
+
+PLAIN = load_tokenizer("bytes")
+NAMES = (
+    "gpt2",
+    "thoughtbubbles-threshold",
+    "thoughtbubbles-window",
+    "gist",
+    "thought-gestalt",
+    "ponderlm-sequential",
+)
+CASES = [method for method in METHODS if method.name in NAMES]
+
+
+def tokenizer_of(model):
+    size = model.config.vocab_size
+    if size == PLAIN.vocab_size:
+        return PLAIN
+    return SentenceTokenizer(PLAIN, parse_splitter("rules"), max_sentence_tokens=13)
+
+
+def request(*args):
+    from lm_eval.api.instance import Instance
+
+    return Instance(request_type="x", doc={}, arguments=args, idx=0, metadata=("task", 0, 1))
+
+
+def harness_model(model, tokenizer, **options):
+    from evaluation.tasks.adapter import HarnessModel
+
+    options = {"batch_size": 4, "context": nullcontext, "progress": False, **options}
+    return HarnessModel(model, tokenizer, **options)
+
+
+def decoded(model, tokenizer, context, continuation):
+    """The same by the decode loop: one token after the other, from the prompt."""
+    ids, total, greedy = tokenizer.prompt_ids(context), 0.0, True
+    if tokenizer is PLAIN:
+        ids = ids[1:]
+    prompt = torch.tensor([ids])
+    with torch.no_grad():
+        cache = model.init_cache(prompt, torch.tensor([len(ids)]), len(continuation))
+        token = prompt[:, -1]
+        for target in continuation.encode():
+            ready = torch.tensor([False])
+            while not ready:
+                logits, ready = model.decode_step(cache, token)
+            total += float(logits[0].double().log_softmax(-1)[target])
+            greedy &= int(logits[0, : model.config.vocab_size].argmax()) == target
+            token = torch.tensor([target])
+    return total, greedy
+
+
+@pytest.mark.parametrize("method", CASES, ids=lambda method: method.name)
+def test_scores_are_what_generation_would_say(method):
+    """A continuation within the sentence, behind a text of two of them."""
+    model = method.build().eval()
+    tokenizer = tokenizer_of(model)
+    lm = harness_model(model, tokenizer)
+    pairs = [("Ab c. De", " fgh"), ("Ab c. De", " f"), ("Xy", "z")]
+    found = lm.loglikelihood([request(*pair) for pair in pairs])
+    for (log_prob, greedy), pair in zip(found, pairs, strict=True):
+        expected, by_loop = decoded(model, tokenizer, *pair)
+        assert log_prob == pytest.approx(expected, abs=2e-4)
+        assert greedy is by_loop
+
+
+def test_latent_vectors_come_from_the_context_alone():
+    """What stands behind a token does not change its log-probability."""
+    (method,) = (m for m in METHODS if m.name == "latent-thought")
+    lm = harness_model(method.build().eval(), PLAIN)
+    texts = ["b", *(f"b{chr(code)}" for code in range(97, 123))]
+    found = lm.loglikelihood([request("context a", text) for text in texts])
+    first, *both = [log_prob for log_prob, _ in found]
+    assert all(log_prob < first for log_prob in both)
+    parts = torch.tensor(both).double() - first
+    assert 0 < parts.exp().sum() < 1  # a part of one distribution
+    assert {pair.facts.likelihood for pair in found} == {"estimate"}
+
+
+def test_rolling_windows_bound_the_likelihood_of_latent_thoughts():
+    (method,) = (m for m in METHODS if m.name == "latent-thought")
+    lm = harness_model(method.build().eval(), PLAIN)
+    (number,) = lm.loglikelihood_rolling([request("text " * 30)])
+    assert number.facts.likelihood == "lower_bound"
+    assert number.facts.causal is False
+    assert number.facts.scored == 150
+    assert number < 0
+
+
+def test_nothing_to_score_is_certain():
+    (method,) = (m for m in METHODS if m.name == "gpt2")
+    lm = harness_model(method.build().eval(), PLAIN)
+    ((log_prob, greedy),) = lm.loglikelihood([request("context", "")])
+    assert (log_prob, greedy) == (0.0, True)
+
+
+def test_longer_than_the_context_is_scored_whole():
+    (method,) = (m for m in METHODS if m.name == "gpt2")
+    model = method.build().eval()
+    lm = harness_model(model, PLAIN)
+    limit = model.context_limit
+    (pair,) = lm.loglikelihood([request("a", "b" * (3 * limit))])
+    assert pair.facts.scored == 3 * limit
+    assert pair.facts.read == 3 * limit
+
+
+def test_steps_are_those_of_the_scored_tokens():
+    (method,) = (m for m in METHODS if m.name == "looped")
+    lm = harness_model(method.build().eval(), PLAIN)
+    (pair,) = lm.loglikelihood([request("abc", "de")])
+    assert pair.facts.steps == 2 * lm.model.config.thinking_steps
+    assert pair.facts.flops == 4 * lm.model.flops_per_token(4)
+    assert lm.work["task"].seconds > 0
+
+
+def test_sampled_texts_do_not_depend_on_the_batch():
+    (method,) = (m for m in METHODS if m.name == "gpt2")
+    model = method.build().eval()
+    options = {"until": [], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
+    requests = [request(text, dict(options)) for text in ("ab", "cde", "f")]
+    together = harness_model(model, PLAIN).generate_until(requests)
+    alone = [harness_model(model, PLAIN).generate_until([one])[0] for one in requests]
+    assert together == alone
+    other = harness_model(model, PLAIN, seed=1).generate_until(requests)
+    assert other != together
+
+
+def test_unknown_options_of_writing_are_refused():
+    (method,) = (m for m in METHODS if m.name == "gpt2")
+    lm = harness_model(method.build().eval(), PLAIN)
+    with pytest.raises(ValueError, match="generation_kwargs num_beams are not known"):
+        lm.generate_until([request("a", {"until": [], "num_beams": 3})])
