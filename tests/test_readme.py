@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from task_data import write_folder
 
 from datamodules.tokenizers import train_bpe
 from evaluation.cli import COMMANDS
@@ -115,6 +116,10 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
         words += ["--data.test_examples", "4", "--rounds", "0"]
         where = ["--trainer.default_root_dir", "runs/parity/one"]
         assert (folder / "runs/parity").exists() or train([*PARITY, *SHORT, *FEW, *where]) == 0
+    if words[0] == "compare":
+        trained = ["fit", "-c", "configs/thoughtbubbles/tiny.yaml", *SHORT]
+        assert train([*trained, "--trainer.default_root_dir", "runs/demo/thoughtbubbles"]) == 0
+        words += ["--limit_batches", "1"]
     if words[0] == "table":  # of what the commands before have written
         for name in words[1:]:
             if not (folder / name).exists():
@@ -123,7 +128,8 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
     run = train if words[0] == "predict" else evaluate
     assert run(words) == 0
     if "--output" in words:
-        assert (folder / words[words.index("--output") + 1]).stat().st_size > 0
+        written = folder / words[words.index("--output") + 1]
+        assert (written / "report.html" if written.is_dir() else written).stat().st_size > 0
     elif "--predictions.output" in words:
         assert len((folder / "out.jsonl").read_text().splitlines()) == 2
     elif words[0] in SAYS:
@@ -175,6 +181,19 @@ def test_make_targets_name_existing_files(target):
 def test_paths_in_the_readme_exist():
     for name in re.findall(r"`((?:configs|docs|lightning_models|tests)/[\w./]*)`", TEXT):
         assert (ROOT / name).exists(), name
+
+
+def test_tasks_of_local_data(folder, monkeypatch, capsys):
+    """The command that begins with a variable."""
+    (command,) = [line for line in commands() if " evaluate.py tasks " in line]
+    (variable, *words) = shlex.split(command)
+    name, _, place = variable.partition("=")
+    monkeypatch.chdir(folder)
+    write_folder(folder / place)
+    monkeypatch.setenv(name, str(folder / place))
+    assert evaluate([*words[2:], "--output", "tasks.json"]) == 0
+    assert "lambada_local" in capsys.readouterr().out
+    assert "lambada_local" in (folder / "tasks.json").read_text()
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
