@@ -5,11 +5,15 @@ python -m benchmarks.decoding --device cuda --layers 12 --dim 768 --heads 12 --v
 """
 
 import argparse
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.measure import compare
 from benchmarks.peers import gpt2_pair
+from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig, generate
 
 
@@ -34,36 +38,34 @@ def main() -> None:
     print("batch  ours tok/s  theirs tok/s  speed ratio  same text")
     for batch in options.batches:
         prompts = torch.randint(1, options.vocab, (batch, options.prompt), device=options.device)
-
-        def our_run(prompts: torch.Tensor = prompts) -> list[list[int]]:
-            greedy = SamplingConfig(temperature=0)
-            return generate(
-                ours,
-                prompts.tolist(),
-                max_new_tokens=options.new,
-                sampling=greedy,
-                device=options.device,
-            )
-
-        def their_run(prompts: torch.Tensor = prompts) -> list[list[int]]:
-            out = theirs.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                max_new_tokens=options.new,
-                min_new_tokens=options.new,
-                do_sample=False,
-                pad_token_id=0,
-            )
-            rows: list[list[int]] = out[:, options.prompt :].tolist()
-            return rows
-
-        time = compare(our_run, their_run, options.rounds)
+        ours_on = partial(_ours, ours, prompts, options.new)
+        theirs_on = partial(_theirs, theirs, prompts, options.new)
+        time = compare(ours_on, theirs_on, options.rounds)
         tokens = batch * options.new
-        same = our_run() == their_run()
+        same = ours_on() == theirs_on()
         print(
             f"{batch:5d} {tokens / time.ours:11.0f} {tokens / time.theirs:13.0f} "
             f"{1 / time.ratio:12.2f}  {same}"
         )
+
+
+def _ours(model: LanguageModel, prompts: Tensor, new: int) -> list[list[int]]:
+    greedy = SamplingConfig(temperature=0)
+    rows = prompts.tolist()
+    return generate(model, rows, max_new_tokens=new, sampling=greedy, device=prompts.device)
+
+
+def _theirs(model: Any, prompts: Tensor, new: int) -> list[list[int]]:
+    written = model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=new,
+        min_new_tokens=new,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    rows: list[list[int]] = written[:, prompts.shape[1] :].tolist()
+    return rows
 
 
 if __name__ == "__main__":

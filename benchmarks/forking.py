@@ -77,6 +77,7 @@ def build_step(
         model.network.compile()
 
     def loss() -> Tensor:
+        """Nats per target of the batch."""
         term = model.loss(batch).terms["nll"]
         return term.sum / term.normaliser
 
@@ -99,6 +100,7 @@ def build_fork_steps(
     gradients: list[Tensor] = [torch.randn_like(values["after"].x) for values in seen]
 
     def run() -> None:
+        """Forks forward and backward, each on the streams that it was seen to get."""
         for fork, values, gradient in zip(network.forks, seen, gradients, strict=True):
             before = values["before"]
             before = before.with_x(before.x.detach().requires_grad_())

@@ -83,6 +83,7 @@ def build_loss(
         model.network.compile()
 
     def loss() -> Tensor:
+        """The training objective of the batch."""
         terms = model.loss(batch).terms.values()
         return torch.stack([term.sum / term.normaliser for term in terms]).sum()
 

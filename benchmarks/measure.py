@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,13 +18,19 @@ class Comparison(NamedTuple):
 
 def compare(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> Comparison:
     """Runs both in turn ``rounds`` times, after one uncounted run each."""
-    times = [(seconds(ours), seconds(theirs)) for _ in range(rounds + 1)]
-    counted = times[1:]
-    return Comparison(
-        statistics.median(a for a, _ in counted),
-        statistics.median(b for _, b in counted),
-        statistics.median(a / b for a, b in counted),
-    )
+    mine, others = in_turn((ours, theirs), rounds)
+    ratios = (a / b for a, b in zip(mine, others, strict=True))
+    return Comparison(statistics.median(mine), statistics.median(others), statistics.median(ratios))
+
+
+def in_turn(runs: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """Returns the seconds of each run in every round, one run after the other in a round.
+
+    What the machine does meanwhile then meets all of them alike. One round more comes first and is
+    not counted.
+    """
+    times = [[seconds(run) for run in runs] for _ in range(rounds + 1)]
+    return [list(counted) for counted in zip(*times[1:], strict=True)]
 
 
 def seconds(run: Callable[[], object]) -> float:

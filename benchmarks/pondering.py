@@ -72,6 +72,7 @@ def build_step(side: str, options: argparse.Namespace) -> Callable[[], float]:
         model.network.compile()
 
     def loss() -> Tensor:
+        """The training objective of the batch."""
         terms = model.loss(batch).terms.values()
         return torch.stack([term.sum / term.normaliser for term in terms]).sum()
 

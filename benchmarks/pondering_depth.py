@@ -121,6 +121,7 @@ def _one_head(model: PonderLM, rows: int) -> float:
     sampler = Sampler(GREEDY, rows)
 
     def run() -> None:
+        """Chooses a token a row, ``REPEATS`` times."""
         for _ in range(REPEATS):
             scores = logits(h, matrix).float()
             sampler.choose(scores, ready, range(rows)).tolist()
@@ -140,6 +141,7 @@ def _one_slot(model: PonderLM, prompts: list[list[int]], options: argparse.Names
     last = tokens[:, -1]
 
     def run() -> None:
+        """Advances every row by a slot, ``REPEATS`` times."""
         for _ in range(REPEATS):
             bool(sequential.advance(model.network, cache, last).any())
 

@@ -12,6 +12,7 @@ peak above what it held before its first step.
 
 import argparse
 import json
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.literal_gestalt import LiteralGestalt, tensorize
-from benchmarks.measure import compare, seconds
+from benchmarks.measure import compare, in_turn, seconds
 from benchmarks.memory import extra_peak, in_a_process
 from benchmarks.steps import training_step
 from lightning_models import ThoughtGestaltConfig, ThoughtGestaltLM
@@ -90,6 +91,7 @@ def build_step(
     count = int((batch["targets"] >= 0).sum())
 
     def loss() -> Tensor:
+        """Nats per target of the streams."""
         nats = model.loss(batch).terms["nll"].sum if padded is None else literal.loss(padded)
         return nats / count
 
@@ -123,9 +125,10 @@ def _against_literal(options: argparse.Namespace) -> None:
 
 def _by_sentences(options: argparse.Namespace) -> None:
     print("sentences  s/step  ms/sentence step  MB  MB checkpointed")
-    for sentences in options.growth:
-        step = build_step("ours", options, sentences)
-        taken = compare(step, step, options.rounds).ours
+    steps = [build_step("ours", options, sentences) for sentences in options.growth]
+    times = in_turn(steps, options.rounds)
+    del steps
+    for sentences, taken in zip(options.growth, map(statistics.median, times), strict=True):
         plain = _memory(options, "ours", sentences)
         checkpointed = _memory(options, "ours", sentences, checkpoint_sentences=True)
         each = 1e3 * taken / sentences
@@ -145,7 +148,7 @@ def _by_memory(options: argparse.Namespace) -> None:
 def _speed(options: argparse.Namespace) -> None:
     step = build_step("ours", options, options.sentences)
     step()
-    taken = sorted(seconds(step) for _ in range(options.rounds))[options.rounds // 2]
+    taken = statistics.median(seconds(step) for _ in range(options.rounds))
     count = options.sentences * options.streams
     print(f"{count / taken:.0f} sentences/s, {options.sentences / taken:.1f} sentence steps/s")
 

@@ -21,6 +21,7 @@ def training_step(
     kind = torch.device(device).type
 
     def step() -> float:
+        """Trains on the batch once."""
         with torch.autocast(kind, torch.bfloat16, enabled=bf16):
             value = loss()
         value.backward()

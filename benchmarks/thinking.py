@@ -62,9 +62,11 @@ def build_timed(method: str, number: int, options: argparse.Namespace) -> Timed:
     batch = training_batch(number, options)
 
     def loss() -> Tensor:
+        """The training objective of the batch."""
         return total(model, batch)
 
     def forward() -> Tensor:
+        """The same without its gradient."""
         with torch.autocast(kind, torch.bfloat16, enabled=options.bf16):
             return loss().detach()
 

@@ -39,6 +39,7 @@ def build_step(side: str, options: argparse.Namespace, vocab: int, bf16: bool) -
         (theirs if side == "theirs" else ours.network).compile()
 
     def loss() -> torch.Tensor:
+        """Nats per target of the batch."""
         if side == "theirs":
             logits = theirs(batch["tokens"], use_cache=False).logits
             return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())

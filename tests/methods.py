@@ -1,4 +1,9 @@
-"""Every method and baseline the contract suite runs on: one line adds one."""
+"""Every method and baseline the contract suite runs on: one line adds one.
+
+The first of a class is tested in full. Its variants skip what a mere option hardly changes: that a
+batch is learned by heart, that networks compile, that runs resume, are validated and logged, and
+that processes agree; unless they say ``full``.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
@@ -38,7 +43,7 @@ from lightning_models import (
     TransformerLM,
 )
 
-__all__ = ["BLOCK", "METHODS", "VOCAB", "Method", "window_batch"]
+__all__ = ["BLOCK", "IN_FULL", "METHODS", "VOCAB", "Method", "window_batch"]
 
 VOCAB = BYTES
 SIZES = {"num_layers": 3, "dim": 32, "num_heads": 4}
@@ -70,6 +75,9 @@ class Method:
     """What the objective of a model that guesses is, in multiples of ln V."""
     continues: bool = True
     """Whether a prompt may be any text, so that what it has written may become part of it."""
+    full: bool = False
+    """Whether it is tested in full though it is not the first of its class: because it trains, or
+    is stateful, in a way of its own."""
 
     @property
     def reads_windows(self) -> bool:
@@ -98,7 +106,7 @@ LLAMA = {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": Fal
 FORKS = {"fork_layers": (1, 2), "kappa": "2L"}
 BY_THRESHOLD = {"allocation": "threshold"}
 BY_WINDOW = {"allocation": "window_topk", "allocation_window": 8}
-RAGGED = {"fixed_shapes": False, "warm_up": 2}
+RAGGED: dict[str, Any] = {"fixed_shapes": False, "warm_up": 2, "full": True}
 GESTALT = {
     "num_layers": 4,
     "sentence_layer": 3,
@@ -148,9 +156,9 @@ def thinking(name: str, **changes: Any) -> Method:
     return asked(name, ThinkingStatesLM, config, guesses=2.0)
 
 
-def latent(name: str, **changes: Any) -> Method:
+def latent(name: str, *, full: bool = False, **changes: Any) -> Method:
     """A variant of the Latent-Thought Language Model."""
-    return Method(name, LatentThoughtLM, LATENT | changes, **BOUND)
+    return Method(name, LatentThoughtLM, LATENT | changes, full=full, **BOUND)
 
 
 def gestalt(name: str, **changes: Any) -> Method:
@@ -192,8 +200,8 @@ METHODS = [
     latent("latent-thought-shared", latents="shared", noise="resampled", latent_positions="spread"),
     latent("latent-thought-trajectory", slow_gradient="trajectory", inner_schedule="cosine"),
     latent("latent-thought-transport", prior="transport"),
-    latent("latent-thought-langevin", inference="langevin"),
-    latent("latent-thought-amortised", inference="amortised"),
+    latent("latent-thought-langevin", inference="langevin", full=True),
+    latent("latent-thought-amortised", inference="amortised", full=True),
     thinking("thinking-states"),
     thinking("thinking-states-partial", grid="partial", tie_thinking_head=True),
     thinking("thinking-states-absolute", grid="absolute", think_in_decode=True, num_kv_heads=2),
@@ -205,3 +213,7 @@ METHODS = [
     asked("coconut", CoconutLM, CHAIN | {"first_stage": 1, "max_latent_stage": 2}, **LATENTS),
     asked("coconut-last", CoconutLM, {"first_stage": 3, "max_latent_stage": 2}, **LATENTS),
 ]
+
+FIRST = {method.model: method for method in reversed(METHODS)}
+IN_FULL = [method for method in METHODS if method is FIRST[method.model] or method.full]
+"""What whole trainings are run on."""

@@ -1,11 +1,17 @@
-"""Every YAML parses, builds at its own size on the meta device, and trains two steps when tiny."""
+"""Every YAML parses, builds at its own size on the meta device, and its method takes a step.
+
+The tiny ones, and one of each kind of model on each kind of data, also train by the command line.
+"""
 
 import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+from methods import METHODS
 
+from lightning_models.optim import build_optimizer
 from training import LatentCLI, main
 
 ROOT = Path(__file__).parent.parent
@@ -21,11 +27,14 @@ CONFIGS = sorted(
     )
     for path in (ROOT / "configs" / room).iterdir()
 )
-TINY = [
-    "--model.config.num_layers=1",
-    "--model.config.dim=16",
-    "--model.config.num_heads=2",
-    "--model.config.ffn_dim=32",
+SMALL = {"num_layers": 1, "dim": 16, "num_heads": 2, "ffn_dim": 32}
+OF_MODEL = {
+    "ThinkingStatesLM": {"input_layer": 0, "output_layer": 1, "max_thought_tokens": 2},
+    "ThoughtbubblesLM": {"fork_layers": [0]},
+    "ThoughtGestaltLM": {"sentence_layer": 1},
+}
+"""What one layer needs beside SMALL."""
+SHORT = [
     "--trainer.accelerator=cpu",
     "--trainer.devices=1",
     "--trainer.max_steps=2",
@@ -35,17 +44,7 @@ TINY = [
     "--trainer.num_sanity_val_steps=0",
     "--samples.max_new_tokens=4",
 ]
-
-OF_MODEL = {
-    "ThinkingStatesLM": [
-        "--model.config.input_layer=0",
-        "--model.config.output_layer=1",
-        "--model.config.max_thought_tokens=2",
-    ],
-    "ThoughtbubblesLM": ["--model.config.fork_layers=[0]"],
-    "ThoughtGestaltLM": ["--model.config.sentence_layer=1"],
-}
-"""What one layer needs beside TINY."""
+ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
 
 WINDOWS = ["--data.block_size=16", "--data.batch_size=2"]
 QUESTIONS = [
@@ -72,8 +71,26 @@ OF_DATA = {
 """Small data of each kind."""
 
 
+FORMATS = {method.model: method.format for method in METHODS}
+
+
 def ids(path):
     return f"{path.parent.name}-{path.stem}"
+
+
+def classes(path):
+    """Names of the model and of the data of a config."""
+    packages, text = ("lightning_models", "datamodules"), path.read_text()
+    return tuple(re.search(rf"class_path: {name}\.(\w+)", text)[1] for name in packages)
+
+
+def representatives():
+    """The tiny configs, and one of each pair of classes that none of them has."""
+    tiny = [path for path in CONFIGS if "tiny" in path.stem]
+    seen = {classes(path) for path in tiny}
+    return tiny + list(
+        {classes(path): path for path in CONFIGS if classes(path) not in seen}.values()
+    )
 
 
 def stated_parameters(path):
@@ -85,10 +102,9 @@ def stated_parameters(path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=ids)
-def test_its_own_size_has_the_stated_parameters(path, monkeypatch, tmp_path):
+def test_its_own_size_has_the_stated_parameters_and_a_small_one_learns(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
-    model = LatentCLI([f"--config={path}", *cpu], run=False).model
+    model = LatentCLI([f"--config={path}", *ON_CPU], run=False).model
     with torch.device("meta"):
         model.configure_model()
     stated, without_embeddings = stated_parameters(path)
@@ -100,38 +116,91 @@ def test_its_own_size_has_the_stated_parameters(path, monkeypatch, tmp_path):
     assert round(count / 1e6, decimals) == float(stated)
     assert model.config.vocab_size > 0
     assert model.flops_per_token(model.config.block_size) > 2 * count * 0.5
+    assert_learns(shrunk(model), FORMATS[type(model)].batch())
 
 
-def commands():
+def shrunk(model):
+    """The same method with the same options at one layer, on the suite's batches of bytes."""
+    form = FORMATS[type(model)]
+    small = {**SMALL, **OF_MODEL.get(type(model).__name__, {}), **form.sizes, "backbone": None}
+    small |= getattr(form, "wording", {})
+    known = {field.name for field in fields(model.config)}
+    config = replace(model.config, **{key: small[key] for key in small.keys() & known})
+    torch.manual_seed(0)
+    other = type(model)(config, model.optimizer_config)
+    other.configure_model()
+    return other.train()
+
+
+def assert_learns(model, batch):
+    """A step of the config's optimiser on its objective changes weights, and nothing overflows."""
+    no_decay = model.no_decay_parameters()
+    optimizer = build_optimizer(model.network, model.optimizer_config, no_decay=no_decay)
+    before = [parameter.detach().clone() for parameter in model.network.parameters()]
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = sum(term.sum / term.normaliser for term in model.loss(batch).terms.values())
+        loss.backward()
+        optimizer.step()
+    after = list(model.network.parameters())
+    assert loss.isfinite()
+    assert all(parameter.isfinite().all() for parameter in after)
+    changed = [not torch.equal(a, b) for a, b in zip(after, before, strict=True) if a.requires_grad]
+    assert sum(changed) > 0.5 * len(changed)
+
+
+def all_commands():
     """What the headings of configs and the pages of the methods tell people to train."""
     texts = [(path, path.read_text()) for path in CONFIGS]
-    texts += [(path, path.read_text()) for path in sorted((ROOT / "docs").glob("*.md"))]
+    pages = set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "adding-a-method.md"}
+    texts += [(path, path.read_text()) for path in sorted(pages)]  # that page has its own test
     for path, text in texts:
         lines = re.findall(r"^(?:#   )?python train\.py fit ([^#\n]+)", text, re.MULTILINE)
         for number, line in enumerate(lines):
-            yield pytest.param(line, id=f"{path.parent.name}-{path.stem}-{number}")
+            yield f"{path.parent.name}-{path.stem}-{number}", line
 
 
-@pytest.mark.parametrize("command", list(commands()))
+def commands():
+    """One command of each kind that names more than a config, which is built above."""
+    kinds = {}
+    for name, line in all_commands():
+        kinds.setdefault(kind_of(line), pytest.param(line, id=name))
+    return [command for kind, command in kinds.items() if len(kind) > 2]
+
+
+def kind_of(command):
+    """The words of a command, with classes for configs, without numbers and folders of runs."""
+    words = re.sub(r"--trainer\.default_root_dir \S+", "", command).split()
+    configs = {word: ROOT / word for word in words if ROOT / word in CONFIGS}
+    return tuple(
+        classes(configs[word]) if word in configs else re.sub(r"\d+", "0", word) for word in words
+    )
+
+
+def test_files_that_commands_name_exist():
+    named = {word for _, line in all_commands() for word in line.split() if "configs/" in word}
+    assert len(named) >= len(CONFIGS)
+    assert sorted(name for name in named if not (ROOT / name).is_file()) == []
+
+
+@pytest.mark.parametrize("command", commands())
 def test_the_commands_that_texts_name_are_understood(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = command.replace(" DATA", " configs/data/openwebtext.yaml").split()
-    one_cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
-    program = LatentCLI([*words, *one_cpu], run=False)
+    program = LatentCLI([*words, *ON_CPU], run=False)
     if " DATA" in command:
         assert type(program.datamodule).__name__ == "OpenWebText"
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=ids)
+@pytest.mark.parametrize("path", representatives(), ids=ids)
 def test_it_trains_two_steps_when_tiny(path, data_cache, tmp_path):
     text = path.read_text()
-    model, data = (
-        re.search(rf"class_path: {package}\.(\w+)", text)[1]
-        for package in ("lightning_models", "datamodules")
-    )
+    model, data = classes(path)
     cache = "data.corpus.cache_dir" if "corpus:" in text else "data.cache_dir"
     folders = [f"--trainer.default_root_dir={tmp_path}", f"--{cache}={data_cache}"]
-    small = [*TINY, *OF_MODEL.get(model, []), *OF_DATA[data]]
+    sizes = {**SMALL, **OF_MODEL.get(model, {})}
+    small = [*(f"--model.config.{key}={value}" for key, value in sizes.items()), *SHORT]
+    small += OF_DATA[data]
     if "backbone: Qwen" in text:  # null is understood in files only
         random = tmp_path / "random.yaml"
         random.write_text("model: {init_args: {config: {backbone: null}}}\n")

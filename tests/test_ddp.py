@@ -1,43 +1,69 @@
 """Two processes do what one process with the doubled batch does, for every method."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from methods import METHODS
+from ddp_worker import train
+from filelock import FileLock
+from methods import IN_FULL
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def runs(text_file, tmp_path_factory):
-    """Folders with what one and what two processes left."""
-    cache = tmp_path_factory.mktemp("cache")
-    folders = []
-    for processes in (1, 2):
-        out = tmp_path_factory.mktemp(f"processes{processes}")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc_per_node", str(processes), "tests/ddp_worker.py"]
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-        done = subprocess.run(
-            [*command, str(text_file), str(cache), str(out)],
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def of_two(text_file, tmp_path_factory):
+    """The folder with what two processes left; they run once, however many workers test."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two_processes"
+    out.mkdir(exist_ok=True)
+    with FileLock(out / "lock"):
+        if not (out / "done").exists():
+            run_two(str(text_file), str(out / "cache"), str(out))
+            (out / "done").touch()
+    return out
+
+
+def run_two(*arguments):
+    """Starts both ranks and waits for them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    place |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "NODE_RANK": "0"}
+    command = [sys.executable, str(ROOT / "tests" / "ddp_worker.py"), *arguments]
+    logs = [Path(arguments[-1]) / f"rank{rank}.log" for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            command,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
+            env={**os.environ, **place, "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=log.open("w"),
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-        folders.append(out)
-    return folders
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        codes = [rank.wait(timeout=600) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
 
 
-@pytest.mark.parametrize("name", [method.name for method in METHODS])
-def test_two_processes_train_as_one(runs, name):
-    one, two = (torch.load(folder / f"{name}.pt", weights_only=True) for folder in runs)
+@pytest.mark.parametrize("method", IN_FULL, ids=lambda method: method.name)
+def test_two_processes_train_as_one(method, of_two, cache, text_file):
+    one = train(method, str(text_file), str(cache), processes=1)
+    two = torch.load(of_two / f"{method.name}.pt", weights_only=True)
     assert one["weights"].keys() == two["weights"].keys()
     for key, weight in one["weights"].items():
         torch.testing.assert_close(two["weights"][key], weight, atol=1e-9, rtol=1e-7, msg=key)

@@ -6,7 +6,6 @@ file                what it holds
 ``command``         options, and what is done
 ``report``          its numbers
 ``scoring``         sums over a corpus, and the numbers that follow from them
-``thinking``        former place of ``evaluation.cost``
 ``autoregressive``  targets scored from their prefixes alone
 ==================  ================================================================================
 """

@@ -4,22 +4,22 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.layers import Rope
 from lightning_models.ponderlm.baselines import repeated
 from lightning_models.transformer import network as transformer_network
+from tests.ponderlm.cases import SIZES, V
 from tests.reference import ponderlm as reference
 
-V = 11
-SIZES = {
-    "vocab_size": V,
-    "vocab_multiple": 1,
-    "block_size": 8,
-    "num_layers": 2,
-    "dim": 8,
-    "num_heads": 2,
-    "ffn_dim": 12,
-    "thinking_steps": 2,
+PLAIN = {
+    "norm": "rms",
+    "activation": "swiglu",
+    "bias": False,
+    "positions": "rope",
+    "tie_head": False,
+    "init": "ponderlm",
 }
+"""The decoder below all of them, in the plain transformer's words."""
 COUNTED = {
     torch.ops.aten.addmm_: lambda into, left, right, out_shape=None, **_: (
         2 * left[0] * left[1] * right[1]
@@ -52,6 +52,23 @@ def build(model, kind, seed=0, **changes):
     lm.configure_model()
     enliven(lm.network, seed)
     return lm.eval()
+
+
+def initialised(model, kind, steps=None):
+    """A model as it is drawn with one seed: of ``steps``, or the plain decoder where they are None.
+
+    All of its other sizes are those of the suite.
+    """
+    sizes = {key: value for key, value in SIZES.items() if key != "thinking_steps"}
+    torch.manual_seed(3)
+    lm = model(kind(**sizes, **(PLAIN if steps is None else {"thinking_steps": steps})))
+    lm.configure_model()
+    return lm
+
+
+def plain_decoder():
+    """What the baselines are without any of their steps."""
+    return initialised(TransformerLM, TransformerConfig)
 
 
 def enliven(network, seed=0):

@@ -5,10 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.ponderlm.baselines.looped import LoopedConfig, LoopedLM
 from tests.ponderlm.baseline_cases import (
-    SIZES,
     blocks,
     build,
     check_decoding,
@@ -18,17 +16,10 @@ from tests.ponderlm.baseline_cases import (
     cross_entropies,
     embedded,
     exactly,
+    initialised,
+    plain_decoder,
     rows_of,
 )
-
-PLAIN = {
-    "norm": "rms",
-    "activation": "swiglu",
-    "bias": False,
-    "positions": "rope",
-    "tie_head": False,
-    "init": "ponderlm",
-}
 
 
 @pytest.fixture
@@ -60,13 +51,7 @@ def test_every_depth_is_recorded():
 
 
 def test_no_further_loop_is_the_plain_decoder_to_the_bit():
-    sizes = {key: value for key, value in SIZES.items() if key != "thinking_steps"}
-    torch.manual_seed(3)
-    plain = TransformerLM(TransformerConfig(**sizes, **PLAIN))
-    plain.configure_model()
-    torch.manual_seed(3)
-    looped = LoopedLM(LoopedConfig(**sizes, thinking_steps=0))
-    looped.configure_model()
+    plain, looped = plain_decoder(), initialised(LoopedLM, LoopedConfig, steps=0)
     theirs = plain.network.state_dict()
     assert {name: value.shape for name, value in theirs.items()} == {
         name: value.shape for name, value in looped.network.state_dict().items()

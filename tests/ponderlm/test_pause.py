@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.ponderlm.baselines.pause import PauseConfig, PauseLM
 from lightning_models.ponderlm.config import PonderLM2Config
 from lightning_models.ponderlm.network import SlotNetwork
@@ -17,9 +16,10 @@ from tests.ponderlm.baseline_cases import (
     counted_flops,
     cross_entropies,
     exactly,
+    initialised,
+    plain_decoder,
     rows_of,
 )
-from tests.ponderlm.test_looped import PLAIN
 from tests.reference import ponderlm as reference
 
 
@@ -82,17 +82,8 @@ def test_pauses_are_slots_with_a_constant_in_place_of_thoughts():
 
 
 def test_no_pause_is_the_plain_decoder_to_the_bit():
-    sizes = {key: value for key, value in SIZES.items() if key != "thinking_steps"}
-    models, batch = [], rows_of([6, 4])
-    for kind, config in (
-        (TransformerLM, TransformerConfig(**sizes, **PLAIN)),
-        (PauseLM, PauseConfig(**sizes, thinking_steps=0)),
-        (PauseLM, PauseConfig(**sizes, thinking_steps=1)),
-    ):
-        torch.manual_seed(3)
-        models.append(kind(config))
-        models[-1].configure_model()
-    plain, none, one = models
+    plain, batch = plain_decoder(), rows_of([6, 4])
+    none, one = (initialised(PauseLM, PauseConfig, steps=steps) for steps in (0, 1))
     assert plain.network.state_dict().keys() == none.network.state_dict().keys()
     for name, value in plain.network.state_dict().items():
         assert torch.equal(value, none.network.state_dict()[name])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_models import TransformerConfig, TransformerLM, vocabulary
+from lightning_models import vocabulary
 from lightning_models.ponderlm.baselines.ponderlm1 import PonderLM1, PonderLM1Config
 from tests.largest import Largest
 from tests.ponderlm.baseline_cases import (
@@ -17,9 +17,10 @@ from tests.ponderlm.baseline_cases import (
     cross_entropies,
     embedded,
     exactly,
+    initialised,
+    plain_decoder,
     rows_of,
 )
-from tests.ponderlm.test_looped import PLAIN
 from tests.reference import ponderlm as reference
 
 VARIANTS = [
@@ -72,13 +73,7 @@ def test_every_pass_is_recorded():
 
 
 def test_without_pondering_it_is_the_plain_decoder_to_the_bit():
-    sizes = {key: value for key, value in SIZES.items() if key != "thinking_steps"}
-    torch.manual_seed(3)
-    plain = TransformerLM(TransformerConfig(**sizes, **PLAIN))
-    plain.configure_model()
-    torch.manual_seed(3)
-    ponder = PonderLM1(PonderLM1Config(**sizes, thinking_steps=0))
-    ponder.configure_model()
+    plain, ponder = plain_decoder(), initialised(PonderLM1, PonderLM1Config, steps=0)
     batch = rows_of([6, 4])
     assert torch.equal(ponder.score(batch).log_prob, plain.score(batch).log_prob)
     assert ponder.flops_per_token(6, training=True) == plain.flops_per_token(6, training=True)

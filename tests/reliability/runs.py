@@ -139,16 +139,21 @@ def same(a, b) -> bool:
     )
 
 
-def assert_same_end(ours: Run, theirs: Run, steps: int) -> None:
-    """Weights, optimiser, schedule, random states and logged losses, bit for bit."""
+def differences(ours: Run, theirs: Run, steps: int) -> list[str]:
+    """Returns what is not the same, bit for bit, at the end of two runs of so many steps.
+
+    Of weights, optimiser, schedule, random states and logged losses.
+    """
     a, b = (torch.load(run.last, weights_only=True) for run in (ours, theirs))
-    assert a["global_step"] == b["global_step"] == steps
-    for key in ("state_dict", "optimizer_states", "lr_schedulers", "resume_state"):
-        assert same(a[key], b[key]), key
+    found = [f"ended at {end['global_step']}" for end in (a, b) if end["global_step"] != steps]
+    states = ("state_dict", "optimizer_states", "lr_schedulers", "resume_state")
+    found += [key for key in states if not same(a[key], b[key])]
     first, second = logged(ours.folder), logged(theirs.folder)
-    assert {step for tag, step in first if tag == "train/loss"} == set(range(steps))
-    assert first.keys() == second.keys()
-    assert {key: (first[key], second[key]) for key in first if first[key] != second[key]} == {}
+    losses = {step for tag, step in first if tag == "train/loss"}
+    found += [f"train/loss of {step}" for step in sorted(losses ^ set(range(steps)))]
+    found += [f"{key}: logged by one" for key in sorted(first.keys() ^ second.keys())]
+    both = sorted(first.keys() & second.keys())
+    return found + [f"{k}: {first[k]}, {second[k]}" for k in both if first[k] != second[k]]
 
 
 def seeded(seed: int) -> random.Random:

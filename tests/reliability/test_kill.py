@@ -9,8 +9,8 @@ import torch
 
 from tests.reliability.runs import (
     Run,
-    assert_same_end,
     at_step,
+    differences,
     finished,
     killed,
     seeded,
@@ -38,8 +38,9 @@ VARIANTS = {
 TWO_RANKS = ("--trainer.devices=2", "--trainer.strategy=ddp")
 
 
-def break_twice_and_compare(text_file, folder, seed, extra, *, terminate=False):
-    """Kills twice, and with ``terminate`` ends once more with SIGTERM, which saves by itself."""
+def broken_twice(text_file, folder, seed, extra, *, terminate=False):
+    """Kills a run twice, and with ``terminate`` ends it once more with SIGTERM, which saves by
+    itself; returns where its end differs from that of a whole run."""
     rng = seeded(seed)
     whole = Run(text_file, folder / "whole", *SCHEDULE, *extra)
     broken = Run(text_file, folder / "broken", *SCHEDULE, *extra)
@@ -53,7 +54,7 @@ def break_twice_and_compare(text_file, folder, seed, extra, *, terminate=False):
     if terminate:
         terminated(broken, min(again + 1, STEPS - 8))
     finished(broken.resume())
-    assert_same_end(broken, whole, STEPS)
+    return differences(broken, whole, STEPS)
 
 
 def terminated(run, step):
@@ -73,21 +74,21 @@ def terminated(run, step):
 
 def test_killed_twice_and_terminated(text_file, tmp_path):
     extra = VARIANTS["accumulation and a worker"]
-    break_twice_and_compare(text_file, tmp_path, 0, extra, terminate=True)
+    assert broken_twice(text_file, tmp_path, 0, extra, terminate=True) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_killed_twice_at_other_moments(text_file, tmp_path, variant, seed):
-    break_twice_and_compare(text_file, tmp_path, seed, VARIANTS[variant])
+    assert broken_twice(text_file, tmp_path, seed, VARIANTS[variant]) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 5])
 def test_two_ranks_killed_twice(text_file, tmp_path, seed):
     """Dropout differs by rank, so this needs the random state of each."""
-    break_twice_and_compare(text_file, tmp_path, seed, TWO_RANKS)
+    assert broken_twice(text_file, tmp_path, seed, TWO_RANKS) == []
 
 
 @pytest.mark.slow
@@ -111,5 +112,5 @@ def test_killed_while_a_checkpoint_is_written(text_file, tmp_path, seed):
     assert torch.load(broken.last, weights_only=True)["global_step"] >= step - 1
     finished(processes[0])
     finished(broken.resume())
-    assert_same_end(broken, whole, STEPS)
+    assert differences(broken, whole, STEPS) == []
     assert not list(folder.glob(".last.ckpt.*"))

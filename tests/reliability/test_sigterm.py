@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from tests.reliability.runs import ROOT, Run, assert_same_end, at_step, finished, seeded
+from tests.reliability.runs import ROOT, Run, at_step, differences, finished, seeded
 
 STEPS = 60
 SCHEDULE = (
@@ -18,7 +18,8 @@ SCHEDULE = (
 TWO = ("--trainer.devices=2", "--trainer.strategy=ddp")
 
 
-def terminate_and_compare(text_file, folder, seed, *extra):
+def terminated_once(text_file, folder, seed, *extra):
+    """Ends a run with SIGTERM and goes on; returns where its end differs from a whole run's."""
     step = seeded(seed).randint(5, STEPS - 20)
     whole = Run(text_file, folder / "whole", *SCHEDULE, *extra)
     broken = Run(text_file, folder / "broken", *SCHEDULE, *extra)
@@ -33,14 +34,14 @@ def terminate_and_compare(text_file, folder, seed, *extra):
     assert "Traceback" not in errors
     finished(processes[0])
     finished(broken.resume())
-    assert_same_end(broken, whole, STEPS)
+    return differences(broken, whole, STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("extra", [(), ("--data.num_workers=1",), TWO], ids=["plain", "w", "ddp"])
 def test_at_other_moments(text_file, tmp_path, seed, extra):
-    terminate_and_compare(text_file, tmp_path, seed, *extra)
+    assert terminated_once(text_file, tmp_path, seed, *extra) == []
 
 
 SHORT = 9  # steps
@@ -82,7 +83,8 @@ def interrupted(run, step, signum):
     return rest
 
 
-def interrupt_and_compare(text_file, folder, step, signum, *extra):
+def interrupted_in_validation(text_file, folder, step, signum, *extra):
+    """Sends a signal there and goes on; returns where its end differs from a whole run's."""
     whole = slow_validation(text_file, folder / "whole", None, *extra)
     broken = slow_validation(text_file, folder / "broken", step, *extra)
     process = whole.start()
@@ -92,7 +94,7 @@ def interrupt_and_compare(text_file, folder, step, signum, *extra):
     finished(process)
     broken.environment["PAUSE"] = "None"
     finished(broken.resume())
-    assert_same_end(broken, whole, SHORT)
+    return differences(broken, whole, SHORT)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def interrupt_and_compare(text_file, folder, step, signum, *extra):
     ],
 )
 def test_a_validation_is_not_waited_for(text_file, tmp_path, step, extra):
-    interrupt_and_compare(text_file, tmp_path, step, signal.SIGTERM, *extra)
+    assert interrupted_in_validation(text_file, tmp_path, step, signal.SIGTERM, *extra) == []
 
 
 @pytest.mark.slow
@@ -114,4 +116,4 @@ def test_a_validation_is_not_waited_for(text_file, tmp_path, step, extra):
 def test_killed_within_a_validation(text_file, tmp_path, step, extra):
     """A checkpoint that is due is not held up by the validation; a kill there loses nothing."""
     extra = (*extra, "--checkpoint.every_n_train_steps=3")
-    interrupt_and_compare(text_file, tmp_path, step, signal.SIGKILL, *extra)
+    assert interrupted_in_validation(text_file, tmp_path, step, signal.SIGKILL, *extra) == []
