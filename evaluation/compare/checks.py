@@ -53,7 +53,18 @@ def make_checks(measured: Sequence[Measured]) -> list[Check]:
         _equal("precision of training", measured, _precision),
         _equal("code version", measured, lambda one: _version(one, "commit")),
         _equal("torch version", measured, lambda one: _version(one, "torch")),
+        *_tasks(measured),
     ]
+
+
+def _tasks(measured: Sequence[Measured]) -> list[Check]:
+    """Returns whether the runs that have a task were asked alike."""
+    names = dict.fromkeys(name for one in measured for name in one.tasks)
+    return [_task(name, [one for one in measured if name in one.tasks]) for name in names]
+
+
+def _task(name: str, having: Sequence[Measured]) -> Check:
+    return _parts(f"task {name}", having, lambda one: one.tasks[name].how)
 
 
 def _held_out(one: Measured) -> dict[str, Any]:

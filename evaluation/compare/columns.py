@@ -186,8 +186,8 @@ def _tasks(rows: Sequence[Row]) -> list[Column]:
     """Returns a column a task and metric; the table shows one metric of each task."""
     metrics: dict[str, dict[str, None]] = {}
     for one in (member for row in rows for member in row.members):
-        for task, numbers in one.tasks.items():
-            metrics.setdefault(task, {}).update(dict.fromkeys(numbers))
+        for task, result in one.tasks.items():
+            metrics.setdefault(task, {}).update(dict.fromkeys(result.metrics))
     columns = []
     for task, names in metrics.items():
         shown = next((name for name in PREFERRED if name in names), next(iter(names), None))
@@ -197,6 +197,7 @@ def _tasks(rows: Sequence[Row]) -> list[Column]:
 
 def _task(task: str, metric: str, *, shown: bool) -> Column:
     def value(one: Measured) -> Number:
-        return one.tasks.get(task, {}).get(metric)
+        result = one.tasks.get(task)
+        return None if result is None else result.metrics.get(metric)
 
     return Column(f"{task}_{metric}", f"{task} ({metric})", value, _fixed(3), in_table=shown)

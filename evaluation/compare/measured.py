@@ -8,7 +8,7 @@ from typing import Any
 
 from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.compare.found import Run
-from evaluation.compare.results import ResultFile, results_beside, tasks_in
+from evaluation.compare.results import ResultFile, TaskResult, results_beside, tasks_in
 from evaluation.compare.scoring import How, Score, open_data, score
 from evaluation.compare.training import (
     Training,
@@ -28,8 +28,8 @@ class Measured:
     run: Run
     training: Training
     score: Score
-    tasks: Mapping[str, Mapping[str, float]]
-    """Metrics of each task."""
+    tasks: Mapping[str, TaskResult]
+    """Results of tasks, by their names."""
     text: str
     """What it was trained on: name of the corpus, digest of all that identifies the text."""
     tokenizer: str

@@ -131,6 +131,9 @@ def _notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         notes.append(
             "Some runs were scored on a part of the split only: see the table of all runs."
         )
+    asked = [task.how for row in rows for member in row.members for task in member.tasks.values()]
+    if any((how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked):
+        notes.append("Some tasks were scored on a part of their examples only: see below.")
     if "tokens_per_second" in keys:
         notes.append(
             "Tokens per second are those logged in training, on whatever machine that was."

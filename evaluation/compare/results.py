@@ -70,20 +70,65 @@ def results_beside(run: Run) -> list[ResultFile]:
     ]
 
 
-def tasks_in(results: Iterable[ResultFile]) -> dict[str, dict[str, float]]:
-    """Returns the metrics of each task, standard errors left out; later files win.
+@dataclass(frozen=True)
+class TaskResult:
+    """What a model has reached on a task."""
 
-    Perplexities among them are named by the kind of their likelihood (``evaluate.py tasks``).
+    metrics: Mapping[str, float]
+    """Standard errors left out; perplexities are named by the kind of their likelihood."""
+    how: Mapping[str, Any]
+    """How it was measured: what must be the same for two of them to be compared."""
+
+    @property
+    def examples(self) -> int:
+        """How many were scored; 0 where the file does not say."""
+        return int(self.how.get("examples") or 0)
+
+
+HOW_TASK = ("examples", "of_examples", "num_fewshot", "version", "likelihood")
+HOW_ASKED = ("mode", "budget", "precision", "counted")
+
+
+def tasks_in(results: Iterable[ResultFile]) -> dict[str, TaskResult]:
+    """Returns the result of each task; of several the one with the most examples.
+
+    Of two with as many the later one. What was measured with other settings of the model than it
+    was trained with (``--set``) is left out, and so are the tasks that a group consists of where
+    the group has a mean.
     """
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, TaskResult] = {}
     for result in results:
+        asked = result.content.get("settings", {})
         tasks = result.content.get("tasks")
-        for name, task in (tasks if isinstance(tasks, Mapping) else {}).items():
-            metrics = task.get("metrics", task) if isinstance(task, Mapping) else {}
-            for key, value in metrics.items() if isinstance(metrics, Mapping) else ():
-                if _is_metric(key, value):
-                    found.setdefault(str(name), {})[key] = value
+        if not isinstance(tasks, Mapping) or asked.get("set"):
+            continue
+        inside = {member for task in tasks.values() for member in _members(task)}
+        for name, task in tasks.items():
+            one = _task_result(task, asked)
+            if one.metrics and name not in inside:
+                before = found.get(str(name))
+                if before is None or one.examples >= before.examples:
+                    found[str(name)] = one
     return found
+
+
+def _members(task: Any) -> Sequence[str]:
+    """Returns the tasks of a group that has numbers of its own."""
+    if not isinstance(task, Mapping) or not task.get("metrics"):
+        return ()
+    members: Sequence[str] = task.get("tasks", ())
+    return members
+
+
+def _task_result(task: Any, asked: Mapping[str, Any]) -> TaskResult:
+    content = task if isinstance(task, Mapping) else {}
+    metrics = content.get("metrics", content)
+    numbers = metrics.items() if isinstance(metrics, Mapping) else ()
+    how = {key: content.get(key) for key in HOW_TASK} | {key: asked.get(key) for key in HOW_ASKED}
+    return TaskResult(
+        {key: value for key, value in numbers if _is_metric(key, value)},
+        {key: value for key, value in how.items() if value is not None},
+    )
 
 
 def _is_metric(key: str, value: Any) -> bool:

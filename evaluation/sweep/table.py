@@ -20,21 +20,22 @@ SHORT = {
 def as_rows(points: Sequence[SweepPoint]) -> list[list[Any]]:
     """Returns a row a point behind a header, with all digits.
 
-    Perplexities stand under the name of their kind, dials under their own; cells of what a point
-    has not are empty. ``frontier_...`` says whether no other point of the same kind of likelihood
-    has both less cost and less perplexity; ``seconds`` is the wall time of scoring.
+    Losses and perplexities stand under the names of their kind, dials under their own; cells of
+    what a point has not are empty. ``frontier_...`` says whether no other point of the same kind of
+    likelihood has both less cost and less perplexity; ``seconds`` is the wall time of scoring.
     """
     dials, kinds, best = _dials(points), _kinds(points), _frontiers(points)
-    header = ["checkpoint", "label", STEPS, *dials, "likelihood", "causal", "nats_per_token"]
-    header += [PERPLEXITY_KEYS[kind] for kind in kinds]
+    header = ["checkpoint", "label", STEPS, *dials, "likelihood", "causal"]
+    header += [loss_key(kind) for kind in kinds] + [PERPLEXITY_KEYS[kind] for kind in kinds]
     header += [*COSTS, *(f"frontier_{key}" for key in COSTS), "seconds"]
     rows: list[list[Any]] = [header]
     for number, point in enumerate(points):
         variant, report = point.variant, point.report
         row: list[Any] = [variant.checkpoint.path, point.label, variant.thinking_steps]
         row += [variant.dials.get(key) for key in dials]
-        row += [report.likelihood, report.causal, report.totals.nats_per_token]
-        row += [report.totals.perplexity if kind == report.likelihood else None for kind in kinds]
+        row += [report.likelihood, report.causal]
+        for value in (report.totals.nats_per_token, report.totals.perplexity):
+            row += [value if kind == report.likelihood else None for kind in kinds]
         row += [point.value(key) for key in COSTS]
         rows.append([*row, *(number in best[key] for key in COSTS), report.cost.seconds])
     return rows
@@ -51,14 +52,15 @@ def as_table(
         skipped: settings that checkpoints cannot take.
     """
     dials, kinds, best = _dials(points), _kinds(points), _frontiers(points)
-    names = [PERPLEXITY_KEYS[kind].replace("_", " ") for kind in kinds]
-    rows = [["", "K", *dials, "nats per token", *names, *(SHORT[key] for key in COSTS), "seconds"]]
+    names = [loss_key(kind).replace("_", " ") for kind in kinds]
+    names += [PERPLEXITY_KEYS[kind].replace("_", " ") for kind in kinds]
+    rows = [["", "K", *dials, *names, *(SHORT[key] for key in COSTS), "seconds"]]
     for number, point in enumerate(points):
         totals, own = point.report.totals, point.report.likelihood
         row = [point.label, str(point.variant.thinking_steps)]
         row += [_cell(point.variant.dials.get(key)) for key in dials]
-        row += [f"{totals.nats_per_token:.5g}"]
-        row += [_cell(totals.perplexity if kind == own else None) for kind in kinds]
+        for value in (totals.nats_per_token, totals.perplexity):
+            row += [_cell(value if kind == own else None) for kind in kinds]
         stars = {key: " *" if number in best[key] else "" for key in COSTS}
         row += [f"{point.value(key):.4g}{stars[key]}" for key in COSTS]
         rows.append([*row, f"{point.report.cost.seconds:.3g}"])
@@ -66,6 +68,11 @@ def as_table(
     notes = [f"*: no other one{of_kind} has both less cost and less perplexity"]
     notes += [f"note: {note}"] if note else []
     return "\n".join([format_columns(rows), *notes, *map(str, skipped)])
+
+
+def loss_key(kind: str) -> str:
+    """Returns what a loss is called whose likelihood is of that kind."""
+    return "nats_per_token" if kind == "exact" else f"nats_per_token_{kind}"
 
 
 def _cell(value: Any) -> str:
@@ -81,7 +88,8 @@ def _dials(points: Sequence[SweepPoint]) -> list[str]:
 
 
 def _kinds(points: Sequence[SweepPoint]) -> list[str]:
-    return list(dict.fromkeys(point.report.likelihood for point in points))
+    kinds = dict.fromkeys(point.report.likelihood for point in points)
+    return list(kinds)
 
 
 def _frontiers(points: Sequence[SweepPoint]) -> dict[str, set[int]]:

@@ -246,6 +246,7 @@ class HarnessModel(LM):
         rows = self.reader.batch(pieces)
         if not given and self.mode == "blockwise":
             rows.pop("context", None)
+            rows["sequence_id"] = torch.tensor([piece.whole_number for piece in pieces])
         recorded = _Recorded()
         greedy_too = recording(greedy=recorded.take_greedy, thinking_steps=recorded.take_steps)
         with greedy_too, torch.no_grad(), self._context():

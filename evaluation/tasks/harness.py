@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -226,6 +227,7 @@ def open_cache(lm: HarnessModel, path: Path, identity: str) -> CachingLM:
         with path.open("rb") as file:
             if file.read(len(_SQLITE)) != _SQLITE:
                 raise ValueError(f"cache ({path}) is no file of answers; name another one")
+        _check_whole(path)
     caching = CachingLM(lm, str(path))
     known = caching.dbdict.setdefault(_IDENTITY, identity)
     if known != identity:
@@ -235,6 +237,16 @@ def open_cache(lm: HarnessModel, path: Path, identity: str) -> CachingLM:
             "file, or delete it"
         )
     return caching
+
+
+def _check_whole(path: Path) -> None:
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            (said,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        said = str(error)
+    if said != "ok":
+        raise ValueError(f"cache ({path}) is damaged ({said}); delete it, or name another file")
 
 
 def identity_of(model: LanguageModel, tokenizer_state: Any, settings: dict[str, Any]) -> str:

@@ -73,7 +73,7 @@ class Spent:
         flops: Forward FLOPs.
         steps: Additional steps of the scored tokens; None where the model tells of none.
         requests: How many log-likelihoods these are.
-        kinds: Kinds of them, each once.
+        kinds: Kinds of those that score anything, each once.
         causal: Whether all are causal; None where there are none.
     """
 
@@ -96,7 +96,7 @@ class Spent:
             flops=sum(f.flops for f in facts),
             steps=sum(known) if known else None,
             requests=len(facts),
-            kinds=tuple(dict.fromkeys(f.likelihood for f in facts)),
+            kinds=tuple(dict.fromkeys(f.likelihood for f in facts if f.scored)),
             causal=all(f.causal for f in facts) if facts else None,
         )
 

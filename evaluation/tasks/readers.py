@@ -56,8 +56,12 @@ class Piece:
         What a method draws at random follows it: the same for all answers of a question, whatever
         batch or order they come in.
         """
-        given = np.asarray(self.tokens[: self.given], dtype=np.int64).tobytes()
-        return int.from_bytes(hashlib.sha256(given).digest()[:8], "big") >> 2
+        return _number_of(self.tokens[: self.given])
+
+    @property
+    def whole_number(self) -> int:
+        """The same of all tokens, for texts that are scored as wholes, each with its own draws."""
+        return _number_of(self.tokens)
 
     def prefixes(self) -> Iterator["Piece"]:
         """Yields, for each scored token, the tokens up to it, of which it alone is scored."""
@@ -68,6 +72,11 @@ class Piece:
                 (*[False] * place, True),
                 (*ends, place + 1) if self.ends else (),
             )
+
+
+def _number_of(tokens: Sequence[int]) -> int:
+    digest = hashlib.sha256(np.asarray(tokens, dtype=np.int64).tobytes()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
 
 
 class Reader(ABC):

@@ -10,8 +10,12 @@ from evaluation.perplexity.scoring import PERPLEXITY_KEYS
 from evaluation.tasks.adapter import Work
 from evaluation.tasks.outcomes import Spent
 from lightning_models import LanguageModel
+from lightning_models.outputs import Likelihood
 
 _NO_FILTER = "none"
+
+WEAKER: tuple[Likelihood, ...] = ("exact", "lower_bound", "estimate", "noncausal")
+"""Kinds of likelihood, each says less than the one before: what several of them together are."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def _score(
 ) -> TaskScore:
     numbers = results["results"].get(name, {})
     counts = [results["n-samples"][member] for member in members]
-    kind = spent.kinds[0] if len(spent.kinds) == 1 else "exact"
+    kind = max(spent.kinds, key=WEAKER.index, default="exact")
     metrics, errors = {}, {}
     for key, value in numbers.items():
         metric, comma, filtered = key.partition(",")
@@ -258,7 +262,7 @@ class TasksReport:
     def as_table(self) -> str:
         """Returns a row for each metric of each group, and of tasks in none."""
         header = ["task", "metric", "value", "error", "examples", "shots", "likelihood", "causal"]
-        header += ["FLOPs/token", "6ND/token", "steps", "seconds"]
+        header += ["FLOPs/token", "6 N (1 + steps)", "steps", "seconds"]
         rows = [
             [score.name, metric, f"{value:.5g}", _number(score.errors[metric]), *_facts(score)]
             for score in shown(self.scores)

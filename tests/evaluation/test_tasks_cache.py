@@ -1,6 +1,8 @@
 """A run that was stopped goes on from its file of answers, which belongs to one model."""
 
+import contextlib
 import json
+import sqlite3
 
 import pytest
 from task_data import write_folder
@@ -70,3 +72,16 @@ def test_a_file_of_another_kind_is_refused(ask, fails, tmp_path):
     words, _ = ask
     (tmp_path / "answers.db").write_text("no database, but text that is long enough")
     assert "answers.db) is no file of answers" in fails(*words)
+
+
+def test_a_damaged_cache_is_refused(ask, fails, tmp_path):
+    words, _ = ask
+    path = tmp_path / "answers.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("create table answers (key text, value blob)")
+        database.executemany("insert into answers values (?, ?)", [("k", b"v" * 3000)] * 9)
+        database.commit()
+    path.write_bytes(path.read_bytes()[:9000])
+    told = fails(*words)
+    assert "answers.db) is damaged" in told
+    assert "delete it" in told

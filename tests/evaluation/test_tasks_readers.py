@@ -164,3 +164,11 @@ def test_scored_values_are_taken_at_the_place_that_predicts():
     reader = WindowReader(BYTES, None)
     piece = reader.piece("ab", "cd")
     assert reader.scored_of(torch.arange(3.0)[None], [piece])[0].tolist() == [1.0, 2.0]
+
+
+def test_whole_texts_have_draws_of_their_own():
+    reader = WindowReader(BYTES, None)
+    one, other = (reader.piece("", text) for text in ("one", "other"))
+    assert one.number == other.number, "answers to one (empty) question share theirs"
+    assert one.whole_number != other.whole_number
+    assert one.whole_number == reader.piece("", "one").whole_number
