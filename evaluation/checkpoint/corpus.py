@@ -116,15 +116,28 @@ def check_tokenizer(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
     Raises:
         ValueError: if its ids mean other text.
     """
+    check_meaning(data.tokenizer, checkpoint, "the data's tokenizer")
+
+
+def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
+    """Checks that a tokenizer's ids mean what they did in a checkpoint's training.
+
+    Args:
+        used: the tokenizer.
+        checkpoint: one that names no tokenizer is content with any.
+        what: names it in the message.
+
+    Raises:
+        ValueError: if they mean other text.
+    """
     saved = checkpoint.data_state.get("tokenizer")
-    if not saved or _content(saved) == _content(data.tokenizer.state()):
+    if not saved or _content(saved) == _content(used.state()):
         return
-    trained, used = tokenizer_from_state(saved), data.tokenizer
+    trained = tokenizer_from_state(saved)
     if not same_tokenizer(trained, used):
         raise ValueError(
-            f"the data's tokenizer ({used.name}, {used.vocab_size} entries) is not the "
-            f"checkpoint's ({trained.name}, {trained.vocab_size} entries): the same ids mean "
-            "different text"
+            f"{what} ({used.name}, {used.vocab_size} entries) is not the checkpoint's "
+            f"({trained.name}, {trained.vocab_size} entries): the same ids mean different text"
         )
 
 

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import SentenceTokenizer, Tokenizer, load_tokenizer
 from evaluation.arguments import add_model_arguments
 from evaluation.checkpoint.classes import import_packages
-from evaluation.checkpoint.corpus import build_tokenizer
+from evaluation.checkpoint.corpus import build_tokenizer, check_meaning
 from evaluation.checkpoint.device import autocast, pick_device
 from evaluation.checkpoint.provenance import non_embedding_parameters
 from evaluation.checkpoint.rebuild import build_model, changed_fields
@@ -132,6 +132,7 @@ def load(settings: Namespace) -> tuple[Checkpoint, LanguageModel, Tokenizer]:
         tokenizer = build_tokenizer(checkpoint)
     else:
         tokenizer = load_tokenizer(settings.tokenizer)
+        check_meaning(tokenizer, checkpoint, "tokenizer")
     model = build_model(checkpoint, changes).to(device)
     if settings.budget is not None and not getattr(model.config, "uses_budget", True):
         raise ValueError(

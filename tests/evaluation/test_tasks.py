@@ -9,6 +9,8 @@ import torch
 from task_data import write_folder
 
 from datamodules import LocalText, Sentences, SentenceWindows
+from datamodules.tokenizers import train_bpe
+from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.importing import checkpoint_content
 from lightning_models import (
     GistLM,
@@ -21,6 +23,7 @@ from lightning_models import (
     ThoughtGestaltLM,
     TransformerLM,
 )
+from lightning_models.checkpoint import read_checkpoint
 
 SIZES = {"num_layers": 3, "dim": 32, "num_heads": 2}
 GESTALT = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
@@ -273,6 +276,15 @@ def test_bad_input_is_one_line(untrained, fails, folder, options, told, monkeypa
 
     monkeypatch.setattr(harness, "TaskManager", OwnOnly)
     assert told in fails("tasks", "--ckpt", untrained("transformer"), *options)
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(untrained, fails, tmp_path):
+    path = untrained("transformer")
+    size = build_tokenizer(read_checkpoint(path)).vocab_size
+    other = tmp_path / "other.json"
+    other.write_text(train_bpe(f"bpe:{size}", ["a thought of another text " * 9]).json_text)
+    line = fails("tasks", "--ckpt", path, "--tasks", "piqa_local", "--tokenizer", other)
+    assert "the same ids mean different text" in line
 
 
 class OwnOnly:
