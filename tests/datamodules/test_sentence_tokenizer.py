@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from datamodules.sentences import SentenceTokenizer, parse_splitter
@@ -105,12 +105,19 @@ def test_the_words_are_those_of_the_whole_text(name, bpe, text, most, splitter):
 
 @settings(max_examples=50, deadline=None)
 @given(text=texts)
+@example(text=" .\u4f60")
+@example(text="a. b.")
 def test_pieces_that_do_not_add_up_are_tokenised_by_sentence(metaspace, text):
     tokenizer = sentence_tokenizer(metaspace, most=500)
+    whole = metaspace.encode(text)
+    found = sentences_of(tokenizer, tokenizer.encode(text))
+    if int(metaspace.token_bytes[whole].sum()) == len(text.encode()):  # it begins with a space
+        assert [i for words in found for i in words] == whole
+        return
     (ends,) = parse_splitter("rules").ends([text])
     starts = [0, *ends[:-1]]
     expected = [metaspace.encode(text[a:b]) for a, b in zip(starts, ends, strict=True)]
-    assert sentences_of(tokenizer, tokenizer.encode(text)) == expected
+    assert found == expected
 
 
 def test_a_token_across_a_border_belongs_to_the_earlier_sentence():
