@@ -1,5 +1,6 @@
 """The command lines of a study: what ``train.py`` and ``evaluate.py`` are asked."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,11 @@ def _interval(study: Study, run: Run) -> int:
 
 def _length(study: Study, run: Run) -> dict[str, Any]:
     if study.epochs is not None:
-        return {"max_epochs": study.epochs, "log_every_n_steps": 10}
+        return {
+            "max_epochs": study.epochs,
+            "val_check_interval": 1 / math.ceil(study.validations / study.epochs),
+            "log_every_n_steps": 10,
+        }
     return {
         "max_steps": study.steps_of(run),
         "val_check_interval": _interval(study, run),

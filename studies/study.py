@@ -166,7 +166,7 @@ class Study:
     curve: str = "val/bpb"
     """Scalar of the validation curves: val/bpb, or val/loss (nats per token that is reported)."""
     validations: int = 10
-    """Points of the validation curves."""
+    """Points of the validation curves, about; each epoch has at least one."""
     text: Text = Text()
     corpus: Settings | None = None
     """Class path and init arguments of a data module, where the text is no file of the user's."""

@@ -84,6 +84,13 @@ def test_epochs_take_the_place_of_steps(study, tmp_path):
     assert (trainer.max_epochs, trainer.check_val_every_n_epoch) == (3, 1)
 
 
+@pytest.mark.parametrize(("epochs", "checks"), [(1, 10), (3, 4), (10, 1), (40, 1)])
+def test_short_trainings_are_validated_within_epochs(study, epochs, checks):
+    counted = replace(study, epochs=epochs, validations=10)
+    settings = training_settings(counted, counted.runs[0])
+    assert settings["trainer"]["val_check_interval"] == 1 / checks
+
+
 def test_data_of_its_own_take_the_text_as_their_corpus(study):
     own = {"class_path": "datamodules.Sentences", "init_args": {"splitter": "rules"}}
     run = replace(study.runs[0], data=own)
