@@ -4,14 +4,13 @@ A header that names the command, then a line for each batch of questions. Whole 
 another batch the same question has other padding, and with it other rounding.
 """
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from datamodules.journals import append_durably
 
 
 class Journal:
@@ -63,30 +62,9 @@ class Journal:
         """Adds a batch, which is on the disk when this returns."""
         new = not self._path.exists() or not self._path.stat().st_size
         lines = [*([self._made_by] if new else []), {"written": written}]
-        with self._path.open("ab") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_durably(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         self.batches.append(written)
 
     def finish(self) -> None:
         """Removes the file: the output is whole."""
         self._path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def only_writer(output: Path) -> Iterator[None]:
-    """Holds the lock of an output.
-
-    Raises:
-        ValueError: Another process has it.
-    """
-    lock = FileLock(output.with_name(f".{output.name}.lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ValueError(f"output ({output}) is being written by another process") from error
-    try:
-        yield
-    finally:
-        lock.release()

@@ -22,6 +22,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
+from datamodules.journals import only_writer
 from datamodules.readers import expand
 from datamodules.reasoning.two_hop.files import check_csv, read_chains
 from datamodules.reasoning.two_hop.hops import Chain, Hop
@@ -29,7 +30,7 @@ from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.checkpoint.pretrained import Pretrained
 from evaluation.console import format_table
 from evaluation.output import check_target, write_jsonl
-from evaluation.reason.journal import Journal, only_writer
+from evaluation.reason.journal import Journal
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
+from datamodules.journals import only_writer
 from datamodules.reasoning.two_hop.hops import Hop
 from datamodules.reasoning.two_hop.module import read_known
 from evaluation.checkpoint.pretrained import Pretrained
 from evaluation.reason import known_facts
-from evaluation.reason.journal import only_writer
 from evaluation.reason.known_facts import add_arguments, ask, names_one, run
 
 CPU = torch.device("cpu")

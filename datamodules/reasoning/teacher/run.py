@@ -5,7 +5,6 @@ Every reply is checked by exact match and written at once: what fits into the ou
 killed loses the requests that were on their way; the next one asks only what neither file has.
 """
 
-import contextlib
 import json
 import os
 from collections import Counter
@@ -15,8 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from datamodules.journals import append_durably, only_writer
 from datamodules.reasoning.gsm8k.solved import Solved
 from datamodules.reasoning.teacher.chat_endpoint import UnfitRequestError
 from datamodules.reasoning.teacher.prompt import (
@@ -64,7 +62,7 @@ def place_steps(
         ValueError: Another process writes that output, or the output has other lines than these.
         EndpointError: As `ask`. What was answered before is in the output.
     """
-    with _only_writer(output):
+    with only_writer(output):
         kept, dropped = _Lines(output), _Lines(dropped_path(output))
         counts: Counter[str] = Counter()
         waiting = _to_ask(problems, kept.identities | dropped.identities, counts)
@@ -183,25 +181,5 @@ class _Lines:
 
     def append(self, row: dict[str, Any]) -> None:
         """Writes a line, which is on the disk when this returns."""
-        with self._path.open("ab") as file:
-            file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _only_writer(output: Path) -> Iterator[None]:
-    """Holds the lock of an output.
-
-    Raises:
-        ValueError: Another process has it.
-    """
-    lock = FileLock(output.with_name(f".{output.name}.lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ValueError(f"output ({output}) is being written by another process") from error
-    try:
-        yield
-    finally:
-        lock.release()
+        line = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        append_durably(self._path, line)
