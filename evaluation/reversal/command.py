@@ -107,7 +107,7 @@ def measure_reversal(
     Raises:
         ValueError: if fewer than two names are left.
     """
-    ids = single_tokens(names, model.encode)
+    ids = single_tokens(names, model.prompt)
     if len(ids) < 2:
         raise ValueError(
             f"names: {len(ids)} of {len(names)} are single tokens of the tokenizer "

@@ -15,9 +15,6 @@ from lightning_models import LanguageModel
 class Asked(Protocol):
     """What the probe needs of a model and its tokenizer."""
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone."""
-
     def prompt(self, sentences: Sequence[str]) -> list[int]:
         """Returns what the model reads of a text of these sentences, the last one unfinished."""
 
@@ -35,10 +32,6 @@ class OwnModel:
         self.model = model
         self.tokenizer = tokenizer
         self.precision = precision
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone."""
-        return self.tokenizer.encode(text)
 
     def prompt(self, sentences: Sequence[str]) -> list[int]:
         """Returns the ids of the sentences: marked for sentence models, else the joined text."""
@@ -86,10 +79,6 @@ class HubModel:
         """
         self._pretrained = Pretrained(source, device, precision)
         self.model: Any = self._pretrained.model
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone."""
-        return self._pretrained.encode(text)
 
     def prompt(self, sentences: Sequence[str]) -> list[int]:
         """Returns the ids of the joined text, behind a BOS if the tokenizer itself puts one."""

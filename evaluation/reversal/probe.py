@@ -67,17 +67,20 @@ class Answers:
         return {name: standard_error(values) for name, values in self.samples().items()}
 
 
-def single_tokens(names: Iterable[str], encode: Callable[[str], list[int]]) -> dict[str, int]:
+def single_tokens(
+    names: Iterable[str], prompt: Callable[[Sequence[str]], list[int]]
+) -> dict[str, int]:
     """Returns the ids of the names that are one token behind a space; the others are left out.
 
-    Encoded as the end of a query, so that tokenizers which treat the beginning of a text specially
+    ``prompt`` returns the ids of unfinished sentences (`Asked.prompt`): names stand at the end of a
+    query there, so that tokenizers which treat the beginning of a text specially, or mark its end,
     need no care. Of names that share an id the first one stays.
     """
     stem = "The son of the man is"
-    before = encode(stem)
+    before = prompt([stem])
     found: dict[int, str] = {}
     for name in names:
-        ids = encode(f"{stem} {name}")
+        ids = prompt([f"{stem} {name}"])
         if len(ids) == len(before) + 1 and ids[:-1] == before:
             found.setdefault(ids[-1], name)
     return {name: i for i, name in found.items()}

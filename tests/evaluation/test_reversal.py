@@ -92,7 +92,7 @@ def copies(text):
 
 
 def answers_of(tokenizer, rule, **options):
-    ids = single_tokens(KNOWN, tokenizer.encode)
+    ids = single_tokens(KNOWN, tokenizer.sentence_prompt_ids)
     model = OwnModel(Reader(tokenizer, rule, **options), tokenizer)
     return ask(model, draw_pairs(KNOWN, 100, 0), ids)
 
@@ -145,14 +145,12 @@ def test_sentence_models_read_two_sentences(tokenizer):
     seen = []
 
     class Marking(BytesTokenizer):
-        encode = staticmethod(tokenizer.encode)
-
         def sentence_prompt_ids(self, sentences):
             seen.append(list(sentences))
             return tokenizer.encode("".join(sentences))
 
     model = OwnModel(Reader(tokenizer, understands), Marking())
-    ask(model, [("James", "Paul")], single_tokens(KNOWN, model.encode))
+    ask(model, [("James", "Paul")], single_tokens(KNOWN, tokenizer.sentence_prompt_ids))
     assert seen == [
         ["The son of James is Paul.", " The son of James is"],
         ["The son of James is Paul.", " The father of Paul is"],
@@ -174,8 +172,8 @@ def test_names_of_several_tokens_are_left_out_and_counted(tokenizer):
 
 def test_of_names_that_share_a_token_one_stays():
     ids = {"ann": 7, "bob": 8}
-    encode = lambda text: [ids.get(word.lower(), 0) for word in text.split()]  # noqa: E731
-    assert single_tokens(["Ann", "ANN", "Bob"], encode) == {"Ann": 7, "Bob": 8}
+    prompt = lambda texts: [ids.get(word.lower(), 0) for word in texts[0].split()]  # noqa: E731
+    assert single_tokens(["Ann", "ANN", "Bob"], prompt) == {"Ann": 7, "Bob": 8}
 
 
 def test_the_built_in_names_are_different():

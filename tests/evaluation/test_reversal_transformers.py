@@ -86,7 +86,7 @@ def test_a_tokenizer_that_puts_a_space_in_front_of_every_text_has_its_names():
     )
     inner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     assert len(inner.encode(" John").ids) == 2
-    found = single_tokens(["John", "Mark"], lambda text: inner.encode(text).ids)
+    found = single_tokens(["John", "Mark"], lambda texts: inner.encode(texts[0]).ids)
     assert found == {"John": 3, "Mark": 4}
 
 
