@@ -298,7 +298,7 @@ EVALUATE = {
     ),
     "missing data": (("perplexity", *CKPT, "--data.data_files", "none.txt"), "none.txt"),
     "window too long": (("perplexity", *CKPT, "--data.block_size", "64"), "set --data.block_size"),
-    "nothing to import": (("import", "--hf", "none", "--output", "a.ckpt"), "no model found at"),
+    "nothing to import": (("import", "--hf", "none", "--output", "a.ckpt"), "no model found"),
     "empty folder to import": (
         ("import", "--hf", "folder", "--tokenizer", "bytes", "--output", "a.ckpt"),
         "the model at 'folder' cannot be read",

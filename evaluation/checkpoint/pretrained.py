@@ -1,12 +1,14 @@
 """Models of ``transformers``, from the hub or a local folder, with their tokenizers."""
 
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 
 from evaluation.checkpoint.device import Precision
+from lightning_models.transformer.pretrained import read_pretrained
+
+OTHER = "the folder of a saved model with its tokenizer"
 
 
 class Pretrained:
@@ -42,13 +44,14 @@ class Pretrained:
         from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
         self.source = source
-        self.tokenizer: Any = _load(
+        self.tokenizer: Any = read_pretrained(
             lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=False),
             "tokenizer",
             f"{key} ({source})",
+            other=OTHER,
         )
         kind: Any = AutoModelForCausalLM if head == "causal" else AutoModel
-        model, info = _load(
+        model, info = read_pretrained(
             lambda: kind.from_pretrained(
                 source,
                 weights_only=True,
@@ -58,6 +61,7 @@ class Pretrained:
             ),
             "model",
             f"{key} ({source})",
+            other=OTHER,
         )
         missing = sorted(info["missing_keys"])
         if missing:  # transformers draws them at random, and goes on
@@ -95,29 +99,3 @@ class Pretrained:
                 ids.append(eos)
             ids += self.encode(document)
         return ids
-
-
-def _load(load: Callable[[], Any], what: str, named: str) -> Any:
-    """Returns what ``load`` does.
-
-    Raises:
-        ValueError: if it fails, in a line of ours.
-    """
-    try:
-        return load()
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{named} is refused: its pickled weights contain more than tensors, which could "
-            "run any code while loading. Use a model with .safetensors weights"
-        ) from error
-    except OSError as error:
-        raise ValueError(
-            f"{named}: no {what} found (neither in a local folder of that name nor on the "
-            "hub); pass the folder of a saved model with its tokenizer"
-        ) from error
-    except Exception as error:  # whatever damaged files make of the library
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"{named}: the {what} cannot be read ({reason}); get it anew, or pass the folder "
-            "of another causal language model"
-        ) from error

@@ -1,6 +1,5 @@
 """Weights of ``transformers`` GPT-2 and LLaMA models in our plain transformer."""
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from lightning_models.transformer.module import TransformerLM
 from lightning_models.transformer.network import TransformerConfig
+from lightning_models.transformer.pretrained import read_pretrained
 
 Weights = dict[str, Tensor]
 
@@ -38,27 +38,15 @@ def import_transformers(source: Any, **changes: Any) -> TransformerLM:
 def _load(source: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    try:
+    return read_pretrained(
         # weights_only and trust_remote_code: no code of the model's author is ever run.
-        return AutoModelForCausalLM.from_pretrained(
+        lambda: AutoModelForCausalLM.from_pretrained(
             source, weights_only=True, trust_remote_code=False
-        )
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{source!r} is refused: its pickled weights contain more than tensors, which could "
-            "run any code while loading. Use a model with .safetensors weights"
-        ) from error
-    except OSError as error:
-        raise ValueError(
-            f"no model found at {source!r} (neither a local folder nor a name the hub answers to); "
-            "pass the folder of a saved model"
-        ) from error
-    except Exception as error:  # whatever damaged files make of the library
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"the model at {source!r} cannot be read ({reason}); get it anew, or pass the folder "
-            "of a saved GPT-2 or LLaMA"
-        ) from error
+        ),
+        "model",
+        repr(source),
+        other="the folder of a saved GPT-2 or LLaMA",
+    )
 
 
 def _refuse(family: str, options: dict[str, bool]) -> None:

@@ -158,4 +158,4 @@ def test_a_tokenizer_that_does_not_fit_is_named(
 
 def test_a_model_that_is_not_there_is_named(fails, tmp_path):
     options = ("--tokenizer", "bytes", "--output", tmp_path / "imported.ckpt")
-    assert "no model found at" in fails("import", "--hf", tmp_path / "none", *options)
+    assert "no model found" in fails("import", "--hf", tmp_path / "none", *options)
