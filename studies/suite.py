@@ -49,7 +49,8 @@ def _run(args: Sequence[str] | None) -> None:
     print(f"{len(runs)} runs of {suite.length} in {folder}")
     run_study(suite, folder, only=options.only, jobs=options.jobs, execute=executor(options.jobs))
     places = [RunFolder(folder / run.folder) for run in runs]
-    compare(places, output, folder / "compare.log")
+    words = [f"{run.title}={place.training}" for run, place in zip(runs, places, strict=True)]
+    compare(suite, words, output, folder / "compare.log")
     for place in places:
         shutil.copyfile(place.path / CONFIG, output / f"{place.path.name}.yaml")
     print(f"report: {output}")
@@ -69,11 +70,12 @@ def _output(options: argparse.Namespace, folder: Path, suite: Study, *, whole: b
     return ROOT / "docs" / "results" / suite.method if whole else folder / "report"
 
 
-def compare(places: Sequence[RunFolder], output: Path, log: Path) -> None:
+def compare(suite: Study, words: Sequence[str], output: Path, log: Path) -> None:
     """Writes the comparison of trained runs.
 
     Args:
-        places: of the runs.
+        suite: what names the report.
+        words: its runs, as ``evaluate.py compare`` takes them.
         output: folder of the report.
         log: file for the output of the command.
 
@@ -82,8 +84,7 @@ def compare(places: Sequence[RunFolder], output: Path, log: Path) -> None:
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
-    words = [str(place.training) for place in places]
-    options = {"output": output, "split": "test"}
+    options = {"output": output, "title": suite.title, "introduction": suite.introduction}
     execute(evaluate_words("compare", words, options), log)
 
 
@@ -137,6 +138,8 @@ def _run_of(path: Path, name: str, own: Any, evaluations: tuple[Evaluation, ...]
     rest = {key: value for key, value in own.items() if key not in ("seeds", "title")}
     repeated = own.get("seeds", "all") != FIRST
     title = own.get("title", name)
+    if "=" in title or "/" in title:
+        raise StudyError(f"{path}: runs.{name}: title ({title}) must not contain = or /")
     return Run(name=name, title=title, repeated=repeated, evaluations=evaluations, **rest)
 
 

@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         type=str,
         nargs="+",
         help="Checkpoints, folders of runs, or patterns in quotes; of a folder the furthest "
-        "checkpoint of every run in it. Methods may be mixed.",
+        "checkpoint of every run in it. Methods may be mixed. NAME=PATH names the row.",
     )
     parser.add_argument(
         "--output",
@@ -39,6 +39,15 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         default=DEFAULT_OUTPUT,
         help="Folder to write report.html, report.md, report.csv and what they are made of to; one "
         "of an earlier comparison is replaced.",
+    )
+    parser.add_argument(
+        "--title",
+        type=str | None,
+        default=None,
+        help="Heading of the report (null: how many runs).",
+    )
+    parser.add_argument(
+        "--introduction", type=str, default="", help="A paragraph to stand below the heading."
     )
     parser.add_argument(
         "--results",
@@ -98,7 +107,9 @@ def run(settings: Namespace) -> None:
     runs, left_out = find_compared(settings.runs, skip=skip)
     measured, more = _measure_all(runs, how, named_results(settings.results, runs), skip=skip)
     rows = make_rows(measured, settings.label)
-    report = make_report(rows, [*left_out, *more])
+    report = make_report(
+        rows, [*left_out, *more], title=settings.title, introduction=settings.introduction
+    )
     print(as_text(report))
     write_folder(folder, lambda place: _write(place, report, rows))
     print(f"\nwritten to {folder}")

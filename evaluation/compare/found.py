@@ -9,7 +9,7 @@ from pathlib import Path
 from evaluation.checkpoint.rebuild import build_outline
 from evaluation.compare.record import Record, read_record
 from evaluation.runs.events import PATTERN, read_scalars
-from evaluation.runs.folders import find_checkpoints, short_names
+from evaluation.runs.folders import find_checkpoints, short_names, split_name
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 
@@ -31,6 +31,8 @@ class Run:
     record: Record
     scalars: Mapping[str, Mapping[int, float]]
     """What was logged, by tag and step; steps count from 0."""
+    row: str | None = None
+    """Name of its row that the command line gives, if it does."""
 
     @property
     def model(self) -> str:
@@ -51,24 +53,24 @@ def find_compared(words: Sequence[str], *, skip: bool) -> tuple[list[Run], list[
 
     Args:
         words: checkpoint files, folders of runs (the furthest checkpoint of each run below it), or
-            patterns.
+            patterns; each may have the name of its row in front (``NAME=PATH``).
         skip: whether a run that cannot be read is left out.
 
     Raises:
         ValueError: if nothing is left, or one cannot be read and ``skip`` is false; it names it.
     """
-    found: dict[Path, tuple[Path, Checkpoint, LanguageModel]] = {}
+    found: dict[Path, tuple[Path, Checkpoint, LanguageModel, str | None]] = {}
     left_out = []
-    for place in (place for word in words for place in _places(word)):
+    for row, place in (each for word in words for each in _places(word)):
         try:
             for checkpoint in find_checkpoints([str(place)]):
                 outline = build_outline(checkpoint)
-                found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline))
+                found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, row))
         except ValueError as error:
             left_out.append(left_out_or_raise(str(place), error, skip=skip))
     if not found:
         raise ValueError(f"runs ({' '.join(words)}): none of them can be read")
-    names = _names([(path, type(outline)) for path, (_, _, outline) in found.items()])
+    names = _names([(path, type(outline)) for path, (_, _, outline, _) in found.items()])
     parts = zip(names, found.values(), strict=True)
     return [_run(name, *part) for name, part in parts], left_out
 
@@ -85,12 +87,16 @@ def left_out_or_raise(name: str, error: ValueError, *, skip: bool) -> LeftOut:
     return LeftOut(name, " ".join(str(error).split()))
 
 
-def _places(word: str) -> list[Path]:
-    """Returns checkpoint files and log folders of a word; else the word, to be complained of."""
-    path = Path(word).expanduser()
+def _places(word: str) -> list[tuple[str | None, Path]]:
+    """Returns checkpoint files and log folders of a word, each with the name of its row.
+
+    If there are none, the word's path, to be complained of.
+    """
+    row, text = split_name(word)
+    path = Path(text).expanduser()
     paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
     places = [place for found in paths for place in (_logs_below(found) or [found])]
-    return places or [path]
+    return [(row, place) for place in places or [path]]
 
 
 def _logs_below(path: Path) -> list[Path]:
@@ -99,11 +105,13 @@ def _logs_below(path: Path) -> list[Path]:
     return sorted({file.parent for file in path.rglob(PATTERN)})
 
 
-def _run(name: str, place: Path, checkpoint: Checkpoint, outline: LanguageModel) -> Run:
+def _run(
+    name: str, place: Path, checkpoint: Checkpoint, outline: LanguageModel, row: str | None
+) -> Run:
     near = (place, checkpoint.path.parent, checkpoint.path.parent.parent)
     log = next((folder for folder in near if folder.is_dir() and any(folder.glob(PATTERN))), None)
     scalars = {} if log is None else read_scalars(log)
-    return Run(name, checkpoint, outline, log, read_record(log), scalars)
+    return Run(name, checkpoint, outline, log, read_record(log), scalars, row)
 
 
 def _names(places: Sequence[tuple[Path, type]]) -> list[str]:

@@ -49,6 +49,7 @@ def as_page(report: Report, svg: bytes | None) -> str:
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{_safe(report.title)}</title>\n<style>{STYLE}</style></head><body>",
         f"<h1>{_safe(report.title)}</h1>",
+        *([f"<p>{_safe(report.introduction)}</p>"] if report.introduction else []),
         _table(report.table),
         f"<ul class='note'>{notes}</ul>",
         *([] if svg is None else ["<h2>Loss</h2>", _figure(svg)]),

@@ -14,9 +14,10 @@ from evaluation.console import format_columns
 FIGURE = "loss.svg"
 ALT = "Loss against training tokens, training FLOPs and inference FLOPs per token"
 CAPTION = (
-    "Lines: what validations have logged (they may have read less than the whole split), one for "
-    "each seed. Large points: the scores of the table, with the range of the seeds. Filled points "
-    "and solid lines are exact, causal likelihoods; hollow points and dashed lines are not."
+    "Lines: what validations have logged, on validation text (they may have read less than all of "
+    "it), one for each seed. Large points: the scores of the table, with the range of the seeds. "
+    "Filled points and solid lines are exact, causal likelihoods; hollow points and dashed lines "
+    "are not."
 )
 
 
@@ -25,6 +26,8 @@ class Report:
     """What all formats show."""
 
     title: str
+    introduction: str
+    """A paragraph, or nothing."""
     notes: list[str]
     """How to read the numbers, a sentence or two each."""
     checks: list[Check]
@@ -35,18 +38,27 @@ class Report:
     has_figure: bool
 
 
-def make_report(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> Report:
+def make_report(
+    rows: Sequence[Row],
+    left_out: Sequence[LeftOut],
+    *,
+    title: str | None = None,
+    introduction: str = "",
+) -> Report:
     """Returns the report.
 
     Args:
         rows: what is compared, in order.
         left_out: runs that could not be read or scored.
+        title: its heading; None: how many runs there are.
+        introduction: a paragraph.
     """
     members = [member for row in rows for member in row.members]
     runs = "1 run" if len(members) == 1 else f"{len(members)} runs"
     columns = make_columns(rows)
     return Report(
-        title=f"Comparison of {runs}",
+        title=f"Comparison of {runs}" if title is None else title,
+        introduction=introduction,
         notes=_notes(rows, columns),
         checks=make_checks(members),
         table=main_table(rows, columns),
@@ -73,6 +85,7 @@ def as_markdown(report: Report) -> str:
     figure = f"![{ALT}]({FIGURE})\n\n{CAPTION}"
     parts = [
         f"# {report.title}",
+        *([report.introduction] if report.introduction else []),
         _markdown(report.table),
         "\n".join(f"- {_escaped(note)}" for note in report.notes),
         *([f"## Loss\n\n{figure}"] if report.has_figure else []),

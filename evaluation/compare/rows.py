@@ -60,15 +60,15 @@ def make_rows(measured: Sequence[Measured], keys: str | None = None) -> list[Row
 
     Args:
         measured: runs in any order, at least one.
-        keys: of the models' config that name the rows, separated by commas; None: the class of the
-            model, and what rows of one class differ in.
+        keys: of the models' config that name the rows, separated by commas; None: what the command
+            line names them, else the class of the model, and what rows of one class differ in.
 
     Raises:
         ValueError: if no model has such a key.
     """
-    groups: dict[str, list[Measured]] = {}
+    groups: dict[tuple[str | None, str], list[Measured]] = {}
     for one in measured:
-        groups.setdefault(recipe_of(one), []).append(one)
+        groups.setdefault((one.run.row, recipe_of(one)), []).append(one)
     members = [tuple(sorted(group, key=lambda one: one.name)) for group in groups.values()]
     labels = _labels([group[0] for group in members], keys)
     rows = [Row(label, group) for label, group in zip(labels, members, strict=True)]
@@ -130,13 +130,14 @@ def _labels(firsts: Sequence[Measured], keys: str | None) -> list[str]:
     if keys is not None:
         chosen = label_runs(recipes, names, keys).texts()
         return _unique(chosen, names)
-    texts = [""] * len(firsts)
-    for kind in dict.fromkeys(one.run.model for one in firsts):
-        numbers = [number for number, one in enumerate(firsts) if one.run.model == kind]
+    texts = [one.run.row or "" for one in firsts]
+    unnamed = [number for number, text in enumerate(texts) if not text]
+    for kind in dict.fromkeys(firsts[number].run.model for number in unnamed):
+        numbers = [number for number in unnamed if firsts[number].run.model == kind]
         found = _of_one_class([recipes[n] for n in numbers], [names[n] for n in numbers])
         for number, text in zip(numbers, found, strict=True):
             texts[number] = text
-    return texts
+    return _unique(texts, names)
 
 
 def _of_one_class(recipes: Sequence[Recipe], names: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from evaluation.compare.columns import Column, make_columns
@@ -53,7 +54,7 @@ def runs_table(rows: Sequence[Row]) -> Table:
             f"{member.training.steps:,}",
             _scored_on(member),
             member.score.source,
-            str(member.run.checkpoint.path),
+            _place(member),
         ]
         for row in rows
         for member, seed in zip(row.members, row.seeds, strict=True)
@@ -83,7 +84,7 @@ def run_rows(rows: Sequence[Row]) -> list[list[Any]]:
     for row in rows:
         for member, seed in zip(row.members, row.seeds, strict=True):
             cells = [column.value(member) for column in columns]
-            lines.append([member.name, row.label, seed, member.run.checkpoint.path, *cells])
+            lines.append([member.name, row.label, seed, _place(member), *cells])
     return lines
 
 
@@ -102,6 +103,12 @@ def _spread(values: Sequence[float]) -> list[Any]:
     if not values:
         return [None, None, None]
     return [sum(values) / len(values), min(values), max(values)]
+
+
+def _place(one: Measured) -> str:
+    """Returns where its checkpoint lies, seen from here if it lies below."""
+    path, here = one.run.checkpoint.path.resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _scored_on(one: Measured) -> str:

@@ -62,6 +62,14 @@ def find_checkpoints(words: Sequence[str], key: str = "runs") -> list[Checkpoint
     return list(found.values())
 
 
+def split_name(word: str) -> tuple[str | None, str]:
+    """Returns the two parts of ``[NAME=]PATH``; a word that is a path as it stands has no name."""
+    name, sign, path = word.partition("=")
+    if not sign or not name or "/" in name or Path(word).exists():
+        return None, word
+    return name, path
+
+
 def short_names(paths: Sequence[Path]) -> list[str]:
     """Returns the parts in which paths differ; of a single one its last two."""
     if len(paths) == 1:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from evaluation.runs.folders import split_name
+
 Axis = Literal["tokens", "parameters"]
 
 AXIS_KEYS: dict[str, str] = {"tokens": "train_tokens", "parameters": "parameters"}
@@ -52,17 +54,9 @@ def read_runs(words: Sequence[str], axis: Axis) -> list[Run]:
     """
     runs = []
     for word in words:
-        name, pattern = _split(word)
+        name, pattern = split_name(word)
         runs += [_read_run(path, name, axis) for path in _files(pattern)]
     return runs
-
-
-def _split(word: str) -> tuple[str | None, str]:
-    """Returns group and pattern; a word that is a path as it stands has no group."""
-    name, sign, pattern = word.partition("=")
-    if not sign or not name or "/" in name or Path(word).exists():
-        return None, word
-    return name, pattern
 
 
 def _files(pattern: str) -> list[Path]:

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from compared_runs import by_model, dress, place, read
+from compared_runs import by_model, dress, grown, place, read
 
 ARC = {"arc": {"metrics": {"acc": 0.25}, "standard_errors": {"acc": 0.1}, "seconds": 3.0}}
 
@@ -176,3 +176,47 @@ def test_a_checkpoint_without_its_run_is_compared(compare, checkpoint_path):
     assert math.isfinite(float(row["bits_per_byte_exact"]))
     assert "tokens_per_second" not in row
     assert "not known: code version: of any run" in printed
+
+
+# ---- names
+
+
+@pytest.fixture
+def seeds(runs, checkpoint_path, tmp_path):
+    """A folder with a run of PonderLM-3 and two of the plain transformer."""
+    folder = tmp_path / "seeds"
+    shutil.copytree(runs, folder)
+    grown(checkpoint_path, place(folder, "plain_2", "TransformerLM"), 1.5)
+    dress(next((folder / "plain_2").rglob("*.ckpt")), seed=2)
+    return folder
+
+
+def test_rows_and_report_have_the_names_they_are_given(compare, seeds, tmp_path, monkeypatch):
+    monkeypatch.chdir(seeds)
+    said = ("--title", "Small <runs>", "--introduction", "Of *two* kinds.")
+    printed, rows = compare("plain decoder=plain_*", "ponder", *said)
+    found = {row["label"]: row["num_seeds"] for row in rows}
+    assert found == {"plain decoder": "2", "PonderLM": "1"}
+    assert "plain decoder" in printed
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert text.startswith("# Small <runs>\n\nOf *two* kinds.\n\n|")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<h1>Small &lt;runs&gt;</h1>\n<p>Of *two* kinds.</p>" in page
+
+
+def test_one_name_for_runs_that_differ_is_told_apart(compare, runs):
+    _, rows = compare(f"all={runs / 'plain_1'}", f"all={runs / 'ponder'}")
+    assert sorted(row["label"] for row in rows) == ["all (plain_1)", "all (ponder)"]
+
+
+def test_runs_of_two_names_are_two_rows(compare, seeds):
+    _, rows = compare(f"one={seeds / 'plain_1'}", f"other={seeds / 'plain_2'}")
+    assert sorted(row["label"] for row in rows) == ["one", "other"]
+
+
+def test_checkpoints_below_are_named_from_here(compare, runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(runs.parent)
+    compare(runs / "plain_1")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert f"| {runs.name}/plain_1/" in text
+    assert str(runs) not in text

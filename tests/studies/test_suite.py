@@ -37,7 +37,10 @@ def small(tmp_path):
         "steps": 2,
         "seeds": [0, 1],
         "shape": {"anything": "for anchors"},
-        "runs": {"one": {"model": model}, "other": {"model": model, "seeds": "first"}},
+        "runs": {
+            "one": {"model": model, "title": "One, small"},
+            "other": {"model": model, "seeds": "first"},
+        },
     }
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -112,6 +115,7 @@ def test_seeds_of_a_run_may_be_the_first_alone(small):
         ({"runs": {"one": {"title": "x"}}}, "runs.one must have a model"),
         ({"runs": {"one": {"model": {}, "modle": {}}}}, "has no key modle"),
         ({"title": None}, "title"),
+        ({"runs": {"one": {"title": "K = 2", "model": {}}}}, r"title \(K = 2\) must not contain ="),
         ({"steps": 0}, r"steps \(0\) must be at least 1"),
     ],
 )
@@ -146,11 +150,12 @@ def test_a_suite_trains_and_compares(small, tmp_path, monkeypatch, capsys):
     assert [Path(command[1]).name for command in commands] == ["train.py"] * 3 + ["evaluate.py"]
     compare = commands[-1]
     assert compare[2] == "compare"
-    assert [Path(word).parent.name for word in compare[3:6]] == [
-        "one-seed0",
-        "other-seed0",
-        "one-seed1",
+    assert [(word.split("=")[0], Path(word).parent.name) for word in compare[3:6]] == [
+        ("One, small", "one-seed0"),
+        ("other", "other-seed0"),
+        ("One, small", "one-seed1"),
     ]
+    assert compare[compare.index("--title") + 1] == "Two of a kind"
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         "one-seed0.yaml",
         "one-seed1.yaml",
