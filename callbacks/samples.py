@@ -101,8 +101,8 @@ class Samples(L.Callback):
         """Returns max_new_tokens, or what fits behind the longest prompt in one trained context."""
         if limit is None:
             return max(1, self.max_new_tokens)
-        longest = max(len(tokenizer.encode(prompt)) for prompt in self.prompts)
-        return max(1, min(self.max_new_tokens, limit - max(1, longest)))
+        longest = max(len(tokenizer.prompt_ids(prompt)) for prompt in self.prompts)
+        return max(1, min(self.max_new_tokens, limit - longest))
 
 
 def as_markdown(prompts: Sequence[str], texts: Sequence[str]) -> str:
