@@ -45,7 +45,7 @@ demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
 study: $(READY)
 	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))$(if $(OPERATIONS), --operations $(OPERATIONS))
 
-# All methods beside each other on the same text: several hours for SUITE=cpu, resumable run by run.
+# Methods beside each other on the same text: several hours for SUITE=cpu, resumable run by run.
 suite: $(READY)
 	$(RUN) -m studies.suite $(SUITE) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))
 

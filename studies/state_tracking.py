@@ -101,10 +101,10 @@ def _introduction(task: str, chunk_size: int, lengths: Lengths) -> str:
         f"longer ones test. All methods read the same texts in the same order, with a backbone "
         f"of {BACKBONE['num_layers']} layers and width {BACKBONE['dim']} from random weights "
         f"(the paper: Qwen2.5-0.5B). Chunks have {chunk_size} tokens.\n\n"
-        "Accuracies are shares of exactly right answers, written greedily. *Seconds a "
-        f"question* are those of one question at a time, of {first} to {last} operations, thinking "
-        "and answer together, in a process of its own each; *rounds* are passes of the backbone "
-        "over the query."
+        "Accuracies are shares of exactly right answers, written greedily. *ms a "
+        f"question* is the time of one question at a time, of {first} to {last} operations, "
+        "thinking and answer together, in a process of its own each; *rounds* are passes of the "
+        "backbone over the query."
     )
 
 

@@ -26,8 +26,8 @@ COLUMNS = (
     "paper's",
 )
 COUNTED = (
-    "results",
-    "drawings, settings",
+    "rows",
+    "of these drawings, settings",
     "command, paper scale",
     "missing, paper scale",
     "command, small scale",
