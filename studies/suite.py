@@ -45,12 +45,13 @@ def _run(args: Sequence[str] | None) -> None:
     suite = configured(_opened(declared, options), options)
     runs = suite.seeded(options.only)
     folder = Path(options.folder or Path("runs", "suites", suite.folder)).resolve()
-    output = _output(options, folder, suite, whole=suite == declared and not options.only)
+    whole = suite == declared and not options.only
+    output = _output(options, folder, suite, whole=whole)
     print(f"{len(runs)} runs of {suite.length} in {folder}")
     run_study(suite, folder, only=options.only, jobs=options.jobs, execute=executor(options.jobs))
     places = [RunFolder(folder / run.folder) for run in runs]
     words = [f"{run.title}={place.training}" for run, place in zip(runs, places, strict=True)]
-    compare(suite, words, output, folder / "compare.log")
+    compare(suite if whole else _trial(suite), words, output, folder / "compare.log")
     for place in places:
         shutil.copyfile(place.path / CONFIG, output / f"{place.path.name}.yaml")
     print(f"report: {output}")
@@ -61,6 +62,11 @@ def _opened(suite: Study, options: argparse.Namespace) -> Study:
     if options.text:
         suite = replace(suite, corpus=None)
     return suite if options.steps is None else replace(suite, epochs=None)
+
+
+def _trial(suite: Study) -> Study:
+    """Returns the suite as what it is not: the whole."""
+    return replace(suite, title=f"{suite.title}: a trial", introduction="")
 
 
 def _output(options: argparse.Namespace, folder: Path, suite: Study, *, whole: bool) -> Path:

@@ -58,17 +58,22 @@ def run(command, folder):
 
 def test_the_page_has_files_and_commands():
     assert len(FILES) == 7
-    assert [line.split()[1] for line in COMMANDS] == ["train.py", "-m"]
+    assert [line.split()[1] for line in COMMANDS] == ["train.py", "evaluate.py", "-m"]
 
 
-def test_it_trains(copy):
+def test_it_trains_and_is_evaluated(copy):
     run(COMMANDS[0], copy)
     saved = list(copy.glob("runs/**/last.ckpt"))
     assert len(saved) == 1
+    assert "bits per byte" in run(COMMANDS[1], copy)
+
+
+def test_files_are_as_linters_want_them(copy):
+    run("python -m ruff check lightning_models/refiner tests/methods.py", copy)
 
 
 def test_the_contract_suite_runs_on_it(copy):
-    told = run(f"{COMMANDS[1]} -q -p no:cacheprovider", copy)
+    told = run(f"{COMMANDS[2]} -q -p no:cacheprovider", copy)
     passed = re.search(r"(\d+) passed", told)
     assert passed is not None
     assert int(passed[1]) >= 15

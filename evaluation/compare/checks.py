@@ -10,7 +10,7 @@ from evaluation.compare.rows import KINDS
 
 State = Literal["matched", "differs", "not known"]
 
-CLOSE_TOKENS, CLOSE_PARAMETERS = 0.01, 0.05
+CLOSE_TOKENS, CLOSE_PARAMETERS, CLOSE_FLOPS = 0.01, 0.05, 0.05
 """How far the largest may be above the smallest where runs are called matched."""
 MOST_NAMES = 4
 NONE = "none"
@@ -45,6 +45,7 @@ def make_checks(measured: Sequence[Measured]) -> list[Check]:
         _close("tokens trained on", measured, lambda one: one.training.tokens, CLOSE_TOKENS),
         _equal("optimiser steps", measured, lambda one: one.training.steps, ","),
         _close("parameters", measured, lambda one: one.training.parameters, CLOSE_PARAMETERS),
+        _close("training FLOPs", measured, lambda one: one.training.flops, CLOSE_FLOPS, ".3g"),
         _parts("held-out text that is scored", measured, _held_out),
         _equal("text of the training is still there", measured, _still_there),
         _equal("targets that nats per token count", measured, lambda one: one.counted),
@@ -108,9 +109,11 @@ def _equal(what: str, measured: Sequence[Measured], fact: Fact, form: str = "") 
     return Check(what, "matched", _shown(known[0], form))
 
 
-def _close(what: str, measured: Sequence[Measured], fact: Fact, within: float) -> Check:
+def _close(
+    what: str, measured: Sequence[Measured], fact: Fact, within: float, form: str = ","
+) -> Check:
     """Returns whether the values of all runs are nearly the same."""
-    exact = _equal(what, measured, fact, ",")
+    exact = _equal(what, measured, fact, form)
     values = [value for value in map(fact, measured) if value is not None]
     if exact.state != "differs" or max(values) > (1 + within) * min(values):
         return exact

@@ -11,7 +11,7 @@ from evaluation.scaling.runs import Axis, Run
 
 COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#9a5fb0", "#8a8f98", "#b8433f")
 MARKERS = "osD^vP"
-LABELS = {"tokens": "training tokens D", "parameters": "non-embedding parameters N"}
+LABELS = {"tokens": "tokens of the training text D", "parameters": "non-embedding parameters N"}
 EXPONENTS = {"tokens": "D", "parameters": "N"}
 Y_TICKS = 5
 

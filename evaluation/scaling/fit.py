@@ -1,8 +1,8 @@
 """Power laws of loss over size, and how much size one model saves against another.
 
-``L(x) = (c / x) ** alpha`` with L in nats per token and x the number of training tokens D or of
-non-embedding parameters N (Kaplan et al., arXiv 2001.08361; section 3.2 of the Thought Gestalt
-paper). It is a line in log-log space, which least squares fit.
+``L(x) = (c / x) ** alpha`` with L in nats per token and x the number of tokens of the training
+text D or of non-embedding parameters N (Kaplan et al., arXiv 2001.08361; section 3.2 of the Thought
+Gestalt paper). It is a line in log-log space, which least squares fit.
 """
 
 import math
