@@ -27,6 +27,7 @@
 | `hub_errors` | why the hub cannot be read, and what helps |
 | `readers` | documents of one file: compression, encodings, broken lines, separators |
 | `splits` | which split a document belongs to |
+| `split_sizes` | how much text each split got, and whether that is what was asked |
 | `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
 | `shuffling` | a seeded order of more documents than memory holds |
 | `tokenising` | documents to tokens in chunks, on several processes, in order |

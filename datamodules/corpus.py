@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules.preparation import Remote, prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
+from datamodules.split_sizes import in_words, too_much_held_out
 from datamodules.store import (
     SPLITS,
     Counts,
@@ -33,6 +34,8 @@ from datamodules.tokenizers import (
     parse_tokenizer,
     train_bpe,
 )
+
+_SIZES_TOLD: set[Path] = set()  # stores whose sizes this process has told
 
 
 class TextCorpus(L.LightningDataModule, ABC):
@@ -85,6 +88,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         self.num_proc = num_proc
         self._spec = parse_tokenizer(tokenizer)
         self._told = False
+        self._name = type(self).__name__  # in messages
 
     # What a corpus writes
 
@@ -124,6 +128,17 @@ class TextCorpus(L.LightningDataModule, ABC):
         """Returns whether a split must have documents; if it has none, that is an error."""
         fractions = {"train": 1.0, "val": self.val_fraction, "test": self.test_fraction}
         return fractions[split] > 0
+
+    def shares(self) -> dict[str, float]:
+        """Returns the shares of the training documents that are held out, where that is done.
+
+        Keys are ``val_fraction`` and ``test_fraction``; 0 for a split with text of its own.
+        """
+        return {}
+
+    def smaller_splits(self) -> str:
+        """Returns what gives smaller held-out splits, beside smaller fractions, for messages."""
+        return "more documents"
 
     def how_to_get(self, split: Split) -> str:
         """Returns what gives a split without documents some, for messages."""
@@ -191,13 +206,15 @@ class TextCorpus(L.LightningDataModule, ABC):
     def prepare_data(self) -> None:
         """Tokenises the corpus into `store_dir`, unless that is done.
 
-        If it is killed, the next call goes on behind the last finished shard.
+        If it is killed, the next call goes on behind the last finished shard. Says how large the
+        splits are.
 
         Raises:
             ValueError: An expected split has no documents, or a problem of the corpus or the
                 tokenizer.
         """
         if not self.store_dir.exists():
+            _SIZES_TOLD.discard(self.store_dir.absolute())
             rank_zero_info(f"Preparing {self.store_dir}")
         prepare_store(
             self.store_dir,
@@ -210,6 +227,19 @@ class TextCorpus(L.LightningDataModule, ABC):
             train_tokens=self.train_tokens,
             num_proc=self.num_proc,
         )
+        self._tell_sizes()
+
+    def _tell_sizes(self) -> None:
+        """Says how much text each split has, in one line, once a store in a process."""
+        place = self.store_dir.absolute()
+        if place in _SIZES_TOLD:
+            return
+        _SIZES_TOLD.add(place)
+        counts = {split: self.counts(split) for split in SPLITS}
+        rank_zero_info(f"{self._name}: {in_words(counts)}")
+        warning = too_much_held_out(counts, self.shares(), self.smaller_splits())
+        if warning is not None:
+            rank_zero_warn(f"{self._name}: {warning}")
 
     def _tell(self, notes: list[str] | None = None) -> list[str]:
         """Returns the notes on the text, which are told: in one line, once an object."""

@@ -186,6 +186,11 @@ class HubCorpus(TextDataModule):
         key = f"{split}_fraction"
         return f"Set data.{key} (now {getattr(self, key)}), or {_KEYS[split]} with data_files."
 
+    def smaller_splits(self) -> str:
+        """Returns what gives smaller held-out splits, for messages."""
+        own = ", files of their own (data.val_files, data.test_files)" if self.is_local else ""
+        return f"more documents{own}"
+
     def documents(self, split: Split) -> Iterator[str]:
         """Yields the documents of a split, in corpus order."""
         if self.has_own(split) and not any(self.shares().values()):

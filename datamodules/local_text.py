@@ -93,6 +93,16 @@ class LocalText(TextDataModule):
             or self._shares[f"{split}_fraction"] > 0
         )
 
+    def shares(self) -> dict[str, float]:
+        """Returns the shares of the documents of `data_files` that are held out."""
+        return dict(self._shares)
+
+    def smaller_splits(self) -> str:
+        """Returns what gives smaller held-out splits, for messages."""
+        uncut = self._separator is None and any(format_of(p) == "text" for p in self.files["train"])
+        cut = " (data.separator cuts txt files)" if uncut else ""
+        return f"more documents{cut}, files of their own (data.val_files, data.test_files)"
+
     def documents(self, split: Split) -> Iterator[str]:
         """Yields the documents of a split, in the order of the files."""
         return (text for s, text in self.labelled_documents() if s == split)

@@ -49,15 +49,17 @@ class PythonDocs(TextDataModule):
             "python": f"{platform.python_implementation()} {platform.python_version()}",
         }
 
+    def shares(self) -> dict[str, float]:
+        """Returns the shares of the documents that are held out."""
+        return {"val_fraction": self.val_fraction, "test_fraction": self.test_fraction}
+
     def documents(self, split: Split) -> Iterator[str]:
         """Yields the documents of a split, topics first, each beginning with its name."""
         return (text for s, text in self.labelled_documents() if s == split)
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
         """Yields the documents of all splits in one pass."""
-        return split_documents(
-            self._documents, val_fraction=self.val_fraction, test_fraction=self.test_fraction
-        )
+        return split_documents(self._documents, **self.shares())
 
     @cached_property
     def _documents(self) -> list[str]:

@@ -151,6 +151,9 @@ class SentenceCorpus(TextCorpus):
         self.corpus.prepare_data()
         super().prepare_data()
 
+    def _tell_sizes(self) -> None:
+        """Says nothing: the inner corpus tells of the same documents."""
+
     def setup(self, stage: str | None = None) -> None:
         """Opens the text stores.
 

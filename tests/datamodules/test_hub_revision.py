@@ -336,7 +336,9 @@ def test_deviations_are_in_the_log_of_every_run_and_in_meta(
         with caplog.at_level("INFO"):
             data = prepared(kind, tmp_path, **options)
             data.setup("test")
-        told = [line for line in caplog.messages if line.startswith(f"{kind.__name__}: ")]
+        lines = [line for line in caplog.messages if line.startswith(f"{kind.__name__}: ")]
+        told = [line for line in lines if not line.startswith(f"{kind.__name__}: train ")]
+        assert len(lines) - len(told) == (run == 0)  # the sizes
         assert len(told) == (said is not None), run
         assert said is None or said in told[0]
     assert (said is None) == (data._store.meta["notes"] == [])

@@ -1,0 +1,160 @@
+"""What is said of a prepared corpus: the sizes of its splits, and that too much is held out."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from datamodules import LocalText, OpenWebText, PythonDocs, Sentences
+from datamodules.split_sizes import in_words, too_much_held_out
+from datamodules.store import SPLITS, Counts
+
+SHARES = {"val_fraction": 0.05, "test_fraction": 0.05}
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What is told at rank zero."""
+    lines = []
+    monkeypatch.setattr("datamodules.corpus.rank_zero_info", lines.append)
+    return lines
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """What is warned about at rank zero."""
+    lines = []
+    monkeypatch.setattr("datamodules.corpus.rank_zero_warn", lines.append)
+    return lines
+
+
+@pytest.fixture
+def books(tmp_path):
+    """Four books of 1,208 bytes, of two chapters each."""
+    (tmp_path / "books").mkdir()
+    for number in range(4):
+        chapters = f"Book {number}".ljust(602, "."), "The end".ljust(603, ".")
+        (tmp_path / "books" / f"{number}.txt").write_text("\n\n\n".join(chapters))
+    return {"data_files": f"{tmp_path}/books/*.txt", "cache_dir": str(tmp_path / "cache")}
+
+
+def counts(train, val=0, test=0, documents=1):
+    tokens = dict(zip(SPLITS, (train, val, test), strict=True))
+    return {s: Counts(documents=documents if n else 0, tokens=n) for s, n in tokens.items()}
+
+
+# Sizes
+
+
+def test_sizes_are_told_once_a_store(books, told, warned, monkeypatch):
+    line = "LocalText: train 2 documents, 2,418 tokens; val 1, 1,209; test 1, 1,209"
+    data = LocalText(**books)
+    for stage in ("fit", "validate", "test"):
+        data.prepare_data()
+        data.setup(stage)
+    LocalText(**books).prepare_data()
+    assert told == [f"Preparing {data.store_dir}", line]
+    assert len(warned) == 1
+    monkeypatch.setattr("datamodules.corpus._SIZES_TOLD", set())  # as in another process
+    LocalText(**books).prepare_data()
+    assert told[2:] == [line]
+    assert len(warned) == 2
+
+
+def test_a_store_that_is_made_anew_is_told_again(books, told, warned):
+    for _ in range(2):
+        data = LocalText(**books)
+        data.prepare_data()
+        data.store_dir.rename(data.store_dir.with_name("away" + str(len(told))))
+    assert told[:2] == told[2:]
+
+
+def test_sentences_tell_of_their_documents_once(books, told, warned):
+    data = Sentences(corpus=LocalText(**books))
+    data.prepare_data()
+    data.setup()
+    assert [line for line in told if "documents, " in line] == [told[1]]
+    assert told[1].startswith("LocalText: train 2 documents, ")
+    assert len(warned) == 1
+
+
+def test_splits_without_text_are_left_out():
+    assert in_words(counts(1000, 20)) == "train 1 document, 1,000 tokens; val 1, 20"
+    assert in_words(counts(0, 20, documents=2000)) == "val 2,000 documents, 20 tokens"
+    assert in_words(counts(0)) == "no documents"
+
+
+# Too much held out
+
+
+def test_whole_files_held_out_are_warned_about_with_a_cure(books, told, warned):
+    LocalText(**books).prepare_data()
+    (line,) = warned
+    assert line == (
+        "LocalText: Held out for val and test are 50% of the tokens, where val_fraction + "
+        "test_fraction asked for 10%: whole documents are held out, and there are 4. What helps: "
+        "more documents (data.separator cuts txt files), files of their own (data.val_files, "
+        "data.test_files), or smaller fractions (0: no such split)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({"separator": r"\n{3,}"}, "25%"),
+        ({"test_fraction": 0.0}, "25%"),
+        ({"val_fraction": 0.3, "test_fraction": 0.0}, None),
+        ({"val_fraction": 0.0, "test_fraction": 0.0}, None),
+    ],
+)
+def test_the_warning_follows_the_options(books, told, warned, options, share):
+    LocalText(**books, **options).prepare_data()
+    assert len(warned) == (share is not None)
+    if share is not None:
+        assert f"are {share} of the tokens" in warned[0]
+        assert ("data.separator" in warned[0]) == ("separator" not in options)
+
+
+def test_the_separator_that_the_readme_names_cuts_txt_files(books, told, warned):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    section = readme.partition("### Your own text")[2].partition("###")[0]
+    assert "a txt file is one\ndocument" in section
+    (separator,) = re.findall(r"--data\.separator '([^']+)'", section)
+    data = LocalText(**books, separator=separator)
+    data.prepare_data()
+    assert sum(data.counts(split).documents for split in SPLITS) == 8
+
+
+def test_a_split_with_files_of_its_own_is_not_counted(books, told, warned, tmp_path):
+    (tmp_path / "val.txt").write_text("v" * 9000)
+    own = {"val_files": f"{tmp_path}/val.txt"}
+    LocalText(**books, **own, test_fraction=0.0).prepare_data()
+    assert warned == []
+    LocalText(**books, **own).prepare_data()
+    assert "Held out for test are 25% of the tokens, where test_fraction asked for 5%" in warned[0]
+
+
+def test_more_than_twice_and_five_points_above_are_too_much():
+    def said(*sizes, **shares):
+        return too_much_held_out(counts(*sizes), shares or SHARES, "more documents")
+
+    assert said(800, 100, 100) is None  # twice
+    assert said(799, 100, 101) is not None
+    assert said(940, 60, val_fraction=0.01) is None  # 5 points above
+    assert said(939, 61, val_fraction=0.01) is not None
+    assert said(0, 0, 0) is None
+    assert too_much_held_out(counts(1, 100, 100), {}, "more documents") is None
+
+
+def test_other_corpora_name_what_they_have(told, warned, tmp_path):
+    texts = ["long " * 1000 if i in (1, 2) else "short" for i in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    options = {"data_files": f"{tmp_path}/a.jsonl", "cache_dir": str(tmp_path / "cache")}
+    LocalText(**options).prepare_data()
+    OpenWebText(**options, val_documents=1, test_fraction=0.05).prepare_data()
+    assert len(warned) == 2
+    assert not any("separator" in line for line in warned)
+    assert all("data.test_files" in line for line in warned)
+    assert "test_fraction asked for 5%" in warned[1]
+    assert PythonDocs(cache_dir=str(tmp_path)).shares() == SHARES
