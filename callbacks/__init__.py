@@ -8,11 +8,12 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``PendingValidation`` | a run that ended within a validation begins with it when resumed |
 | ``ResumeState`` | random states and unfinished steps: a resumed run equals the uninterrupted one |
 | ``KeepOptimizerSettings`` | lets configured optimiser settings win over restored ones |
+| ``ScheduleChange`` | warns where a resumed run's schedule has another learning rate |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
 | ``Throughput`` | tokens per second, FLOPs per token, MFU, peak memory |
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
-| ``Termination`` | SIGTERM: a checkpoint, then the end |
+| ``Termination`` | SIGTERM, Ctrl-C: a checkpoint, then the end |
 | ``AnswerAccuracy`` | share of questions answered rightly, to choose runs by; added by hand |
 | ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
 | ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |
@@ -49,6 +50,7 @@ from callbacks.progress import Progress
 from callbacks.resume_state import ResumeState
 from callbacks.samples import Samples
 from callbacks.save_checkpoints import SaveCheckpoints
+from callbacks.schedule_change import ScheduleChange
 from callbacks.step_allocation import StepAllocation
 from callbacks.task_scores import TaskScores
 from callbacks.termination import Terminated, Termination
@@ -70,6 +72,7 @@ __all__ = [
     "ResumeState",
     "Samples",
     "SaveCheckpoints",
+    "ScheduleChange",
     "StepAllocation",
     "TaskScores",
     "Terminated",

@@ -1,8 +1,10 @@
 """What a running training shows: loss, speed and the time that is left."""
 
 import math
+import shlex
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -10,7 +12,7 @@ from lightning.pytorch.callbacks import Timer, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from callbacks.throughput import Throughput
-from callbacks.trainer_state import in_accumulation, log_interval
+from callbacks.trainer_state import in_accumulation, log_interval, newest_written
 
 
 class Progress(TQDMProgressBar):
@@ -18,7 +20,7 @@ class Progress(TQDMProgressBar):
 
     Both show the logged losses, tokens per second (of the ``Throughput`` callback) and the time
     left until max_steps, max_epochs or max_time, whichever comes first. Each validation leaves a
-    line.
+    line, and so does the end: which checkpoint there is now, and how to evaluate it.
     """
 
     BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
@@ -99,6 +101,13 @@ class Progress(TQDMProgressBar):
         else:
             self.print(line)
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Names the last checkpoint of a training that has ended by itself; the bar is closed."""
+        path = newest_written(trainer) if self._lines or self.is_enabled else None
+        if path is not None:
+            name = shlex.quote(str(_from_here(path)))
+            print(f"checkpoint: {name} (python evaluate.py perplexity --ckpt {name})", flush=True)
+
     def get_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
@@ -150,6 +159,11 @@ class _Pace:
 def _total_steps(trainer: L.Trainer) -> float:
     """Returns the optimiser steps of the whole run; inf if nothing bounds them."""
     return trainer.estimated_stepping_batches
+
+
+def _from_here(path: Path) -> Path:
+    """Returns the path as one would type it in the working folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _finite(value: float) -> int | None:

@@ -1,7 +1,8 @@
-"""SIGTERM: a checkpoint, then the end."""
+"""SIGTERM and Ctrl-C: a checkpoint, then the end."""
 
 import signal
 import threading
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -13,41 +14,47 @@ from callbacks.trainer_state import in_accumulation
 
 
 class Terminated(Exception):  # noqa: N818 - it is no error
-    """A run that was asked to end by SIGTERM, and did; the message says where it goes on."""
+    """A run that was asked to end by a signal, and did; the message says where it goes on."""
 
-    exit_code = 128 + signal.SIGTERM
+    def __init__(self, message: str, number: int = signal.SIGTERM) -> None:
+        """Takes the message and the signal, whose exit code is 128 and its number."""
+        super().__init__(message)
+        self.exit_code = 128 + number
 
 
 class Termination(L.Callback):
-    """Ends training on SIGTERM as if it had never run further than its last checkpoint.
+    """Ends training on SIGTERM or SIGINT (Ctrl-C) as if it had never run past its last checkpoint.
 
     The optimiser step in work is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
     on all ranks at the same step whichever of them was asked. A validation is left at its next
     batch, behind a ``last.ckpt`` from which ``PendingValidation`` begins it anew; only where it
     falls between two accumulated micro-batches of several ranks, whose gradients a checkpoint does
-    not hold in every bit, its end and that of the step are waited for. A second SIGTERM ends the
-    process at once. A run that ends by itself in the meantime ends as always.
+    not hold in every bit, its end and that of the step are waited for. A second signal ends the
+    process at once. A run that ends by itself in the meantime ends as always. Where SIGINT is
+    ignored, as in background jobs of a shell script, it stays so.
 
-    Lightning's own handler ends without a checkpoint, and with several ranks it communicates from
-    within the handler.
+    Lightning's own handlers end without a checkpoint, and with several ranks that of SIGTERM
+    communicates from within the handler.
     """
 
     def __init__(self) -> None:
-        self._asked = False
-        self._ending = False
+        self._asked: int | None = None  # the signal
+        self._ending: signal.Signals | None = None  # the one that all ranks have agreed on
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listens from now on; the trainer puts the former handler back when it ends."""
-        self._asked = trainer.received_sigterm
-        self._ending = False
+        self._asked = signal.SIGTERM if trainer.received_sigterm else None
+        self._ending = None
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._note)
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+                signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
-        self._asked = True
+        if self._asked is not None:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._asked = number
 
     def on_train_batch_end(
         self,
@@ -84,16 +91,18 @@ class Termination(L.Callback):
         if self._ending:
             for callback in _writers(trainer):
                 callback.save_in_validation(trainer)
-            raise Terminated(_farewell(trainer))
+            raise _terminated(trainer, self._ending)
 
     def _agree(self, trainer: L.Trainer) -> None:
         """Decides with all ranks, which are at the same batch; nothing to wait for on one rank."""
         if self._ending:
             return
-        self._ending = trainer.strategy.reduce_boolean_decision(self._asked, all=False)
-        if self._ending:
-            step = trainer.global_step
-            rank_zero_info(f"SIGTERM: writing a checkpoint behind step {step}, then ending")
+        any_rank = partial(trainer.strategy.reduce_boolean_decision, all=False)
+        if any_rank(self._asked is not None):
+            by_sigint = any_rank(self._asked == signal.SIGINT)
+            self._ending = signal.SIGINT if by_sigint else signal.SIGTERM
+            step, name = trainer.global_step, self._ending.name
+            rank_zero_info(f"{name}: writing a checkpoint behind step {step}, then ending")
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -104,15 +113,19 @@ class Termination(L.Callback):
             Terminated: if it was asked to.
         """
         if self._ending:
-            raise Terminated(_farewell(trainer))
+            raise _terminated(trainer, self._ending)
 
 
 def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:
     return [c for c in trainer.checkpoint_callbacks if isinstance(c, SaveCheckpoints)]
 
 
-def _farewell(trainer: L.Trainer) -> str:
-    head = f"stopped by SIGTERM behind step {trainer.global_step}"
+def _terminated(trainer: L.Trainer, number: signal.Signals) -> Terminated:
+    return Terminated(_farewell(trainer, number), number)
+
+
+def _farewell(trainer: L.Trainer, number: signal.Signals) -> str:
+    head = f"stopped by {number.name} behind step {trainer.global_step}"
     paths = [writer.last_model_path for writer in _writers(trainer) if writer.last_model_path]
     if not paths:
         return f"{head}; no checkpoint was written, as this run keeps none"

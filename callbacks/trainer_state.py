@@ -56,6 +56,14 @@ def has_scaler(trainer: L.Trainer) -> bool:
 
 def checkpoint_to_resume(trainer: L.Trainer) -> str | None:
     """Returns the newest checkpoint that this run has written, or else the one it came from."""
+    written = newest_written(trainer)
+    if written is not None:
+        return str(written)
+    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+
+
+def newest_written(trainer: L.Trainer) -> Path | None:
+    """Returns the newest checkpoint that this run has written; None if it has written none."""
     written = [
         Path(path)
         for callback in trainer.checkpoint_callbacks
@@ -63,9 +71,7 @@ def checkpoint_to_resume(trainer: L.Trainer) -> str | None:
         for path in (callback.last_model_path, callback.best_model_path)
         if path and Path(path).is_file()
     ]
-    if written:
-        return str(max(written, key=lambda path: path.stat().st_mtime_ns))
-    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+    return max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def tokenizer_of(trainer: L.Trainer) -> Any:

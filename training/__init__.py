@@ -10,6 +10,7 @@
 | ``event_log`` | TensorBoard files that survive a kill |
 | ``strategies`` | sharding over all devices |
 | ``quiet`` | messages of other libraries that are left out |
+| ``interrupts`` | Ctrl-C: where it counts, and its exit code |
 | ``errors`` | which errors are the user's, and their one line |
 """
 

@@ -1,5 +1,6 @@
 """``train.py``: LightningCLI with this project's defaults, and without its traps."""
 
+import signal
 import sys
 from argparse import ArgumentError
 from pathlib import Path
@@ -25,6 +26,7 @@ from callbacks import (
     ResumeState,
     Samples,
     SaveCheckpoints,
+    ScheduleChange,
     Terminated,
     Termination,
     Throughput,
@@ -38,6 +40,7 @@ from training.checkpoints import AtomicCheckpointIO, find_checkpoint, refuse_for
 from training.conflicts import OPTIMIZER_PREFIX, Conflict, as_table, find_conflicts, report
 from training.errors import UserError, condense, explain
 from training.event_log import EventLog, purge_step
+from training.interrupts import INTERRUPTED, interrupts_here_only, was_interrupt
 from training.quiet import silence
 from training.run_record import RunRecord, log_folder_of
 
@@ -294,7 +297,7 @@ class LatentCLI(LightningCLI):
             unwanted.append(LearningRateMonitor)
         callbacks = [c for c in callbacks if not isinstance(c, tuple(unwanted))]
         if self.subcommand in (None, "fit") and not config["barebones"]:
-            callbacks += [ResumeState(), PendingValidation(), Termination()]
+            callbacks += [ScheduleChange(), ResumeState(), PendingValidation(), Termination()]
             if self._typed_optimizer():
                 callbacks.append(KeepOptimizerSettings())
         return callbacks
@@ -327,7 +330,7 @@ def main(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
     0: done; 2: bad input, told in one line; 3: the loss or the gradient was not a number, told in
-    one line; 143: ended by SIGTERM, with a checkpoint.
+    one line; 130 or 143: ended by Ctrl-C or SIGTERM, behind a checkpoint if it was training.
 
     Args:
         args: the command line; null: that of the process.
@@ -335,11 +338,17 @@ def main(args: list[str] | None = None) -> int:
     argv = sys.argv[1:] if args is None else args
     silence()
     try:
-        LatentCLI(argv)
+        with interrupts_here_only():
+            LatentCLI(argv)
     except (Terminated, NonFiniteError) as stop:
         return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
     except SIGTERMException:  # before the first step
-        return Terminated.exit_code
+        return 128 + signal.SIGTERM
+    except (KeyboardInterrupt, SystemExit) as end:
+        if not was_interrupt(end) or DEBUG_FLAG in argv:
+            raise
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     except Exception as error:
         message = explain(error)
         if message is None or DEBUG_FLAG in argv:

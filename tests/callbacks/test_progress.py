@@ -6,7 +6,7 @@ import sys
 import lightning as L
 import pytest
 
-from callbacks import Progress, Throughput
+from callbacks import Progress, SaveCheckpoints, Throughput
 from callbacks.progress import duration
 
 
@@ -48,6 +48,39 @@ def test_nothing_is_shown_when_switched_off(make_model, make_data, make_trainer,
     trainer = make_trainer(Progress(refresh_rate=0), enable_progress_bar=True, max_steps=3)
     trainer.fit(make_model(), make_data())
     assert "step" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_end_names_the_checkpoint_and_what_to_do(
+    make_model, make_data, make_trainer, tmp_path, monkeypatch, capsys, terminal
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    writer = SaveCheckpoints(dirpath=str(tmp_path / "a run"))
+    options = {"enable_progress_bar": True, "enable_checkpointing": True, "max_steps": 2}
+    make_trainer(Progress(), writer, **options).fit(make_model(), make_data())
+    line = capsys.readouterr().out.splitlines()[-1]
+    name = "'a run/last.ckpt'"
+    assert line == f"checkpoint: {name} (python evaluate.py perplexity --ckpt {name})"
+
+
+def test_the_end_names_no_checkpoint_where_there_is_none(shown):
+    assert "checkpoint" not in shown()
+
+
+def test_the_end_of_another_kind_names_no_checkpoint(
+    make_model, make_data, make_trainer, tmp_path, capsys
+):
+    class Fails(L.Callback):
+        def on_train_end(self, *_):
+            raise RuntimeError
+
+    writer = SaveCheckpoints(dirpath=str(tmp_path), every_n_train_steps=1)
+    options = {"enable_progress_bar": True, "enable_checkpointing": True, "max_steps": 2}
+    with pytest.raises(RuntimeError):
+        make_trainer(Progress(), Fails(), writer, **options).fit(make_model(), make_data())
+    assert (tmp_path / "last.ckpt").is_file()
+    assert "checkpoint:" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SIGTERM within this process; tests/reliability has the real thing."""
+"""SIGTERM and SIGINT within this process; tests/reliability has the real thing."""
 
 import os
 import signal
@@ -11,28 +11,36 @@ from callbacks import PendingValidation, ResumeState, SaveCheckpoints, Terminate
 
 
 class Asks(L.Callback):
-    """Sends SIGTERM to this very process in a training batch, or a validation's (step, batch)."""
+    """Sends a signal to this very process in a training batch, or a validation's (step, batch)."""
 
-    def __init__(self, at, saved):
-        self.at, self.saved, self.validated = at, saved, []
+    def __init__(self, at, saved, number):
+        self.at, self.saved, self.number, self.validated = at, saved, number, []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.fit_loop.epoch_loop.total_batch_idx == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.validated.append((trainer.global_step, batch_idx))
         if self.at == self.validated[-1]:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         self.saved.append((trainer.global_step, trainer.validating))
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Python's own handler, also where the tests are a background job that ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def run(make_model, make_data, make_trainer):
-    def start(at, *callbacks, saved=None, **options):
-        asks = Asks(at, [] if saved is None else saved)
+    def start(at, *callbacks, saved=None, number=signal.SIGTERM, **options):
+        asks = Asks(at, [] if saved is None else saved, number)
         trainer = make_trainer(
             asks,
             ResumeState(),
@@ -51,21 +59,26 @@ def last(tmp_path):
     return tmp_path / "checkpoints" / "last.ckpt"
 
 
-def stopped(run, tmp_path, at, every=None, **options):
+def stopped(run, tmp_path, at, every=None, number=signal.SIGTERM, **options):
     """Runs until it is stopped; returns (step, whether in validation) of each written file."""
     seen = []
     writer = SaveCheckpoints(monitor=None, save_top_k=0, every_n_train_steps=every)
     with pytest.raises(Terminated) as caught:
-        run(at, writer, saved=seen, enable_checkpointing=True, **options)
+        run(at, writer, saved=seen, number=number, enable_checkpointing=True, **options)
     path = last(tmp_path)
+    assert f"stopped by {number.name} behind step {seen[-1][0]}; " in str(caught.value)
     assert f"it goes on from {path} with --ckpt_path last" in str(caught.value)
-    assert caught.value.exit_code == 143
+    assert caught.value.exit_code == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     assert torch.load(path, weights_only=True)["global_step"] == seen[-1][0]
     return seen
 
 
-def test_it_saves_behind_the_step_in_work(run, tmp_path):
-    assert stopped(run, tmp_path, 2, limit_val_batches=0) == [(3, False)]
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+
+
+@BOTH
+def test_it_saves_behind_the_step_in_work(run, tmp_path, number):
+    assert stopped(run, tmp_path, 2, number=number, limit_val_batches=0) == [(3, False)]
 
 
 def test_an_accumulated_step_is_finished_first(run, tmp_path):
@@ -78,10 +91,11 @@ def test_a_validation_that_is_due_is_left_to_the_resumed_run(run, tmp_path):
     assert torch.load(last(tmp_path), weights_only=True)["pending_validation"]
 
 
+@BOTH
 @pytest.mark.parametrize("every", [None, 2])
-def test_a_validation_is_left_at_its_next_batch(run, tmp_path, every):
+def test_a_validation_is_left_at_its_next_batch(run, tmp_path, every, number):
     """Where the checkpoint of that step was due, it has been written by then."""
-    options = {"limit_val_batches": 3, "val_check_interval": 2, "every": every}
+    options = {"number": number, "limit_val_batches": 3, "val_check_interval": 2, "every": every}
     assert stopped(run, tmp_path, (2, 0), **options) == [(2, True)]
     assert torch.load(last(tmp_path), weights_only=True)["pending_validation"]
 
@@ -110,7 +124,16 @@ def test_a_run_that_ends_by_itself_ends_as_always(run):
     assert trainer.state.finished
 
 
-def test_the_former_handler_is_put_back(run):
-    before = signal.getsignal(signal.SIGTERM)
+@BOTH
+def test_the_former_handler_is_put_back(run, number):
+    before = signal.getsignal(number)
     run(99, limit_val_batches=0)
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before
+    with pytest.raises(Terminated):
+        run(1, limit_val_batches=0, number=number)
+    assert signal.getsignal(number) == before
+
+
+def test_an_ignored_ctrl_c_stays_ignored(run):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert run(1, limit_val_batches=0, number=signal.SIGINT).global_step == 6

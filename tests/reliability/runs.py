@@ -60,10 +60,16 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_listen_to_ctrl_c,
         )
 
     def resume(self) -> subprocess.Popen:
         return self.start("--ckpt_path=last")
+
+
+def _listen_to_ctrl_c() -> None:
+    """A background job of a shell script, as tests may be one, hands on that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def step_lines(process):
@@ -74,11 +80,11 @@ def step_lines(process):
 
 
 def at_step(process, step, signum=signal.SIGKILL, delay=0.0):
-    """Sends a signal (the kill to all its processes) as soon as it reports that step."""
+    """Sends a signal as soon as it reports that step; all its processes get a kill or Ctrl-C."""
     reached = next((n for n in step_lines(process) if n >= step), None)
     assert reached is not None, process.stderr.read()[-3000:]
     time.sleep(delay)
-    if signum == signal.SIGKILL:
+    if signum in (signal.SIGKILL, signal.SIGINT):
         os.killpg(process.pid, signum)
     else:
         process.send_signal(signum)

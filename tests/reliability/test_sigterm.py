@@ -1,7 +1,8 @@
-"""SIGTERM as the only reason for a checkpoint; test_kill.py has a quick one behind kills."""
+"""SIGTERM and Ctrl-C as the only reason for a checkpoint; test_kill.py has one behind kills."""
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -18,19 +19,20 @@ SCHEDULE = (
 TWO = ("--trainer.devices=2", "--trainer.strategy=ddp")
 
 
-def terminated_once(text_file, folder, seed, *extra):
-    """Ends a run with SIGTERM and goes on; returns where its end differs from a whole run's."""
+def terminated_once(text_file, folder, seed, *extra, number=signal.SIGTERM):
+    """Ends a run with a signal and goes on; returns where its end differs from a whole run's."""
     step = seeded(seed).randint(5, STEPS - 20)
     whole = Run(text_file, folder / "whole", *SCHEDULE, *extra)
     broken = Run(text_file, folder / "broken", *SCHEDULE, *extra)
     processes = whole.start(), broken.start()
-    reached = at_step(processes[1], step, signal.SIGTERM)
-    errors = finished(processes[1], code=143)
-    (line,) = [line for line in errors.splitlines() if "stopped by SIGTERM" in line]
+    reached = at_step(processes[1], step, number)
+    errors = finished(processes[1], code=128 + number)
+    head = f"stopped by {number.name} behind step"
+    (line,) = [line for line in errors.splitlines() if head in line]
     saved = torch.load(broken.last, weights_only=True)["global_step"]
-    print(f"SIGTERM behind step {reached} (asked {step}), saved step {saved}")
+    print(f"{number.name} behind step {reached} (asked {step}), saved step {saved}")
     assert reached <= saved < STEPS
-    assert line.startswith(f"stopped by SIGTERM behind step {saved}; it goes on from {broken.last}")
+    assert line.startswith(f"{head} {saved}; it goes on from {broken.last}")
     assert "Traceback" not in errors
     finished(processes[0])
     finished(broken.resume())
@@ -42,6 +44,31 @@ def terminated_once(text_file, folder, seed, *extra):
 @pytest.mark.parametrize("extra", [(), ("--data.num_workers=1",), TWO], ids=["plain", "w", "ddp"])
 def test_at_other_moments(text_file, tmp_path, seed, extra):
     assert terminated_once(text_file, tmp_path, seed, *extra) == []
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param((), id="plain", marks=pytest.mark.slow),
+        pytest.param(("--data.num_workers=1",), id="w"),
+        pytest.param(TWO, id="ddp", marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c(text_file, tmp_path, extra):
+    """It reaches all processes of the terminal's job: ranks, and those that build batches."""
+    assert terminated_once(text_file, tmp_path, 1, *extra, number=signal.SIGINT) == []
+
+
+def test_a_second_ctrl_c_ends_at_once(text_file, tmp_path):
+    """Also where the step in work, here a validation batch of a second, is still to end."""
+    run = slow_validation(text_file, tmp_path, 6, *AT_EPOCH_END)
+    process = run.start()
+    assert next(line for line in process.stdout if line.startswith("validating 6:2"))
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.1)
+    finished(process, code=-signal.SIGINT)
+    assert not run.last.exists()
 
 
 SHORT = 9  # steps
@@ -78,7 +105,9 @@ def interrupted(run, step, signum):
     else:
         process.send_signal(signum)
     rest, errors = process.communicate(timeout=60)
-    assert process.returncode == (143 if signum == signal.SIGTERM else -signum), errors[-3000:]
+    assert process.returncode == (-signum if signum == signal.SIGKILL else 128 + signum), errors[
+        -3000:
+    ]
     assert "Traceback" not in errors
     return rest
 
@@ -109,6 +138,12 @@ def interrupted_in_validation(text_file, folder, step, signum, *extra):
 )
 def test_a_validation_is_not_waited_for(text_file, tmp_path, step, extra):
     assert interrupted_in_validation(text_file, tmp_path, step, signal.SIGTERM, *extra) == []
+
+
+@pytest.mark.slow
+def test_nor_on_ctrl_c(text_file, tmp_path):
+    step = 6
+    assert interrupted_in_validation(text_file, tmp_path, step, signal.SIGINT, *AT_EPOCH_END) == []
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from callbacks import (
     ResumeState,
     Samples,
     SaveCheckpoints,
+    ScheduleChange,
+    Termination,
     Throughput,
 )
 from tests.training.conftest import checkpoint_folder, load
@@ -76,7 +78,8 @@ def test_standing_callbacks_and_their_options():
         "--throughput.peak_tflops=2",
     )
     kinds = [type(callback) for callback in cli.trainer.callbacks]
-    for kind in (SaveCheckpoints, GradientNorm, Progress, ResumeState, Samples, Throughput):
+    standing = (SaveCheckpoints, GradientNorm, Progress, ResumeState, Samples, Throughput)
+    for kind in (*standing, ScheduleChange, Termination):
         assert kinds.count(kind) == 1, kind
     checkpoint = cli.trainer.checkpoint_callback
     assert checkpoint.every_n_train_steps == 7

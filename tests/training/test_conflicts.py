@@ -110,6 +110,15 @@ def test_a_typed_learning_rate_has_effect_when_followed(fit, start, tmp_path, ca
     assert "lr: 0.5 replaces the checkpoint's 0.001" in caplog.text
 
 
+def test_another_length_warns_of_the_learning_rate(fit, start, tmp_path, caplog, capsys):
+    """``start`` is in the middle of a schedule of six steps."""
+    with caplog.at_level(logging.INFO):
+        assert fit(tmp_path, start, "--trainer.max_steps=60", bare=True) == 0
+    told = "warning: the schedule now ends at step 60: the learning rate goes from"
+    assert sum(message.startswith(told) for message in caplog.messages) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("checkpoint: ")
+
+
 def test_the_learning_rate_of_the_checkpoint_is_kept_otherwise(fit, start, tmp_path):
     typed = ("--model.optimizer.lr=0.5", "--on_conflict=checkpoint", "--trainer.max_steps=5")
     assert fit(tmp_path, start, *typed, bare=True) == 0
