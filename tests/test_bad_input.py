@@ -301,7 +301,7 @@ EVALUATE = {
     "nothing to import": (("import", "--hf", "none", "--output", "a.ckpt"), "no model found"),
     "empty folder to import": (
         ("import", "--hf", "folder", "--tokenizer", "bytes", "--output", "a.ckpt"),
-        "the model at 'folder' cannot be read",
+        "'folder': the model cannot be read",
     ),
 }
 
