@@ -88,7 +88,7 @@ class HubCorpus(TextDataModule):
 
     def read_file(self, path: Path) -> Iterator[str]:
         """Yields the documents of one of your files."""
-        return read_documents(path)
+        return read_documents(path, lone_surrogates=True)
 
     def read_hub(self, texts: HubTexts) -> Iterator[str]:
         """Yields the documents of a split on the hub; those of white space alone are left out."""

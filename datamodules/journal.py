@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from datamodules.readers import parse_json
 from datamodules.store import FORMAT, Counts, Split, counts_of
 
 # Of the lines themselves; goes up when their meaning changes.
@@ -46,7 +47,7 @@ class Section:
         Raises:
             ValueError: It is not a whole line (or KeyError, TypeError).
         """
-        data = json.loads(line)
+        data = parse_json(line)
         splits = {split: counts_of(part) for split, part in data["splits"].items()}
         return Section(first=data["first"], end=data["end"], splits=splits)
 
@@ -126,7 +127,7 @@ class Journal:
 def _parsed(text: str) -> dict[str, Any]:
     """Returns the JSON object in a text, an empty one where it is none."""
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from datamodules.hub_corpus import HubCorpus
 from datamodules.hub_revision import HubSplit
-from datamodules.readers import format_of, read_documents, read_rows, text_of
+from datamodules.readers import format_of, read_rows, text_of
 from datamodules.store import Split
 
 PILE_SETS = (
@@ -113,11 +113,11 @@ class Pile(HubCorpus):
 
     def read_file(self, path: Path) -> Iterator[str]:
         """Yields the documents of one of your files that are in the chosen collections."""
-        return read_documents(path) if self._sets is None else self._chosen(path, self._sets)
+        return super().read_file(path) if self._sets is None else self._chosen(path, self._sets)
 
     @staticmethod
     def _chosen(path: Path, names: frozenset[str]) -> Iterator[str]:
-        for where, row in read_rows(path):
+        for where, row in read_rows(path, lone_surrogates=True):
             text = text_of(row, "text", where)
             meta = row.get("meta")
             name = meta.get("pile_set_name") if isinstance(meta, dict) else None

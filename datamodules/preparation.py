@@ -183,7 +183,7 @@ class _Partial:
         """Returns the tokenizer that the finished shards were written with, or a new one."""
         path = self.folder / "tokenizer.json"
         if path.is_file():
-            return JsonTokenizer(path.name, path.read_text(encoding="utf-8"))
+            return JsonTokenizer.from_file(path.name, path)
         tokenizer = make()
         if isinstance(tokenizer, JsonTokenizer):
             write_whole(path, tokenizer.json_text)

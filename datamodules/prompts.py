@@ -1,12 +1,12 @@
 """Prompts for `predict`: texts from a file, as batches whose every token is scored."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from datamodules.loader import Batch
+from datamodules.readers import check_utf8, parse_json
 from datamodules.tokenizers import Tokenizer
 from datamodules.windows import IGNORE, as_batch
 
@@ -16,7 +16,8 @@ def read_prompts(path: Path) -> list[str]:
 
     Raises:
         ValueError: The file is missing, empty or not UTF-8, or a jsonl line has no text in its
-            field ``prompt``.
+            field ``prompt``, or text
+            that is not UTF-8.
     """
     if not path.is_file():
         raise ValueError(f"there is no prompts file {path}")
@@ -34,11 +35,12 @@ def read_prompts(path: Path) -> list[str]:
 
 def _field(path: Path, number: int, line: str) -> str:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
         raise ValueError(f'{path}, line {number}: expected {{"prompt": "text"}}')
+    check_utf8(row["prompt"], f"{path}, line {number}")
     return str(row["prompt"])
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from datamodules.tokenizers.interface import first_line
+
 TEXT_SUFFIXES = (".txt", ".text", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet",)
@@ -27,6 +29,7 @@ _CHUNK = 2**20  # bytes read at once
 # Characters kept before and awaited behind a separator match: as far as a pattern may look around
 # itself.
 _LOOK_AHEAD, _LOOK_BEHIND = 4096, 256
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escaped, maybe one of a pair
 
 
 def format_of(path: Path) -> str:
@@ -52,7 +55,11 @@ def format_of(path: Path) -> str:
 
 
 def read_documents(
-    path: Path, *, text_field: str = "text", separator: str | None = None
+    path: Path,
+    *,
+    text_field: str = "text",
+    separator: str | None = None,
+    lone_surrogates: bool = False,
 ) -> Iterator[str]:
     """Yields the documents of a file; those of white space alone are left out.
 
@@ -61,6 +68,7 @@ def read_documents(
         text_field: Field (jsonl) or column (parquet) with the text.
         separator: Regular expression that cuts a text file into documents; None: the file is one
             document.
+        lone_surrogates: See `read_rows`.
 
     Raises:
         ValueError: The file has no document, is not UTF-8, or a line, field or column is not as
@@ -70,7 +78,8 @@ def read_documents(
     if kind == "text":
         texts = _read_text(path, separator)
     elif kind == "jsonl":
-        texts = _read_jsonl(path, text_field)
+        rows = read_rows(path, lone_surrogates=lone_surrogates)
+        texts = (text_of(row, text_field, where) for where, row in rows)
     else:
         texts = read_column(path, text_field)
     empty = True
@@ -255,37 +264,80 @@ def read_lines(path: Path) -> Iterator[str]:
     return _reading(path, parts)
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def read_rows(path: Path, *, lone_surrogates: bool = False) -> Iterator[tuple[str, Any]]:
     """Yields (place for messages, row) of a jsonl file.
 
+    Args:
+        path: File to read.
+        lone_surrogates: Whether text may hold half a surrogate pair: for published corpora, which
+            nobody can change.
+
     Raises:
-        ValueError: A line is not UTF-8 or not JSON.
+        ValueError: A line is not UTF-8 or not JSON, or its text is not UTF-8.
     """
 
     def parts(file: BinaryIO) -> Iterator[tuple[str, Any]]:
         offset = 0
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield f"{path}, line {number}", _json(path, number, offset, line)
+                row, where = _json(path, number, offset, line), f"{path}, line {number}"
+                if not lone_surrogates and _SURROGATE.search(line):
+                    check_utf8(row, where)
+                yield where, row
             offset += len(line)
 
     return _reading(path, parts)
 
 
-def _read_jsonl(path: Path, field: str) -> Iterator[str]:
-    return (text_of(row, field, where) for where, row in read_rows(path))
-
-
 def _json(path: Path, number: int, offset: int, line: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        return parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as error:
         raise not_utf8(path, offset + error.start) from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(
-            f"{path}, line {number} is not JSON ({error.msg} at column {error.colno}). Each line "
-            "must be one JSON object; mend or remove the line."
+            f"{path}, line {number} is not JSON ({error}). Each line must be one JSON object; "
+            "correct or remove the line."
         ) from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+        ValueError: It is not JSON, is nested too deeply, or has a number of too many digits.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column" if error.lineno > 1 else "column"
+        raise ValueError(f"{error.msg} at {place} {error.colno}") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def check_utf8(value: Any, where: str) -> None:
+    """Raises a ValueError if text in a value, lists and objects included, cannot be UTF-8.
+
+    Args:
+        value: As read from JSON or from a command line.
+        where: Its place, for the message.
+    """
+    rest = [value]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            rest += [*value, *value.values()]
+        elif isinstance(value, list):
+            rest += value
+        elif isinstance(value, str):
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{where}: the text holds {value[error.start]!a}, half a surrogate pair "
+                    "or a byte that is not UTF-8. Correct or remove it."
+                ) from error
 
 
 def text_of(row: Any, field: str, where: str) -> str:
@@ -321,11 +373,15 @@ def read_column(path: Path, field: str) -> Iterator[str]:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
+        yield from _column(path, field, pq.ParquetFile(path))
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} is not a parquet file, or cut off ({error}). Get it anew."
+            f"{path} is not a parquet file, or cut off ({first_line(error)}). Download or write it "
+            "again."
         ) from error
+
+
+def _column(path: Path, field: str, file: Any) -> Iterator[str]:
     with file:
         names = file.schema_arrow.names
         if field not in names:
@@ -335,7 +391,12 @@ def read_column(path: Path, field: str) -> Iterator[str]:
             )
         row = 0
         for batch in file.iter_batches(batch_size=1024, columns=[field]):
-            for value in batch.column(0).to_pylist():
+            try:
+                values = batch.column(0).to_pylist()
+            except UnicodeDecodeError as error:
+                rows = f"rows {row + 1} to {row + len(batch)}"
+                raise ValueError(f"{path}, {rows}: the column {field!r} is not UTF-8.") from error
+            for value in values:
                 row += 1
                 yield text_of({field: value}, field, f"{path}, row {row}")
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from datamodules.readers import parse_json
+
 
 def check_target(target: str | Path, key: str = "output") -> Path:
     """Returns the path of a file to be written, having tried that its folder takes files.
@@ -53,6 +55,24 @@ def check_targets(**targets: str | None) -> list[Path | None]:
         if first != key:
             raise ValueError(f"{first} and {key} ({path}) are one file; name two different ones")
     return paths
+
+
+def read_json(path: Path, key: str) -> Any:
+    """Returns the content of a JSON file.
+
+    Args:
+        path: the file.
+        key: the option that names it, for messages.
+
+    Raises:
+        ValueError: if it cannot be read or is not JSON.
+    """
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{key} ({path}): cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ValueError(f"{key} ({path}) is not JSON: {error}") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

@@ -1,6 +1,5 @@
 """``evaluate.py table``: result files side by side."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.console import format_columns
+from evaluation.output import read_json
 
 LEFT_OUT = (
     "checkpoint",
@@ -61,13 +61,9 @@ def _read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file is missing or holds no result.
     """
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"files ({path}): cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ValueError(f"files ({path}) is not JSON: {error}") from error
-    if not isinstance(result, dict):
+    result = read_json(path, "files")
+    several = result.get("results", []) if isinstance(result, dict) else [result]
+    if isinstance(several, list) and not all(isinstance(one, dict) for one in several):
         raise ValueError(f"files ({path}) holds no result; write one with evaluate.py --output")
     return result
 

@@ -40,6 +40,11 @@ DATA = {
     "not UTF-8": ("--data.data_files=latin1.txt", "latin1.txt is not UTF-8 at byte 6. Convert it"),
     "jsonl, not UTF-8": ("--data.data_files=latin1.jsonl", "latin1.jsonl is not UTF-8 at byte"),
     "broken line": ("--data.data_files=broken.jsonl", "broken.jsonl, line 3 is not JSON"),
+    "deeply nested line": (
+        "--data.data_files=deep.jsonl",
+        "deep.jsonl, line 2 is not JSON (nested too deeply)",
+    ),
+    "half a surrogate pair": ("--data.data_files=surrogate.jsonl", "surrogate.jsonl, line 2: "),
     "line without the field": (
         "--data.data_files=fields.jsonl",
         "line 2: there is no field 'text'",
@@ -63,6 +68,7 @@ DATA = {
     ),
     "unknown tokenizer": ("--data.tokenizer=nonsense", "tokenizer='nonsense' is not known"),
     "missing tokenizer.json": ("--data.tokenizer=none.json", "none.json"),
+    "binary tokenizer.json": ("--data.tokenizer=binary.json", "binary.json' is not UTF-8 text"),
     "broken tokenizer.json": ("--data.tokenizer=broken_tokenizer.json", "broken_tokenizer.json"),
     "window too long": ("--data.block_size=100000", "block_size=100000 is longer than the split"),
     "batch too large": ("--data.batch_size=5000", "takes 5000 windows, the train split has only"),
@@ -143,6 +149,12 @@ def _write_bad_files(folder):
     (folder / "broken.jsonl").write_text(
         '{"text": "a"}\n{"text": "b"}\n{"text": "c\n{"text": "d"}\n'
     )
+    (folder / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 100_000 + "\n")
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "results.json").write_text('{"results": [1]}')
+    (folder / "surrogate.jsonl").write_text('{"text": "a"}\n{"text": "b\\ud800"}\n')
+    (folder / "surrogate_prompts.jsonl").write_text('{"prompt": "b\\ud800"}\n')
+    (folder / "binary.json").write_bytes(bytes(range(256)))
     (folder / "fields.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     (folder / "number.jsonl").write_text('{"text": 3}\n')
     (folder / "list.jsonl").write_text('["text"]\n')
@@ -232,6 +244,14 @@ TRAIN = {
         ("predict", FROM, "--data.predict_file=prompts.jsonl"),
         "prompts.jsonl, line 2",
     ),
+    "predict, prompts not UTF-8": (
+        ("predict", FROM, "--data.predict_file=latin1.txt"),
+        "latin1.txt is not UTF-8",
+    ),
+    "predict, half a surrogate pair": (
+        ("predict", FROM, "--data.predict_file=surrogate_prompts.jsonl"),
+        "surrogate_prompts.jsonl, line 1: the text holds '\\ud800', half a surrogate pair",
+    ),
     "predict, long prompt": (("predict", FROM, "--data.predict_file=long.txt"), "prompt"),
     "predict, output below a file": (
         ("predict", FROM, "--data.predict_file=prompts.txt", "--predictions.output=text.jsonl/out"),
@@ -285,6 +305,17 @@ EVALUATE = {
     "empty prompts": (("generate", *CKPT, "--prompts_file", "empty.txt"), "empty.txt"),
     "prompts not UTF-8": (("generate", *CKPT, "--prompts_file", "latin1.txt"), "not UTF-8"),
     "broken prompts": (("generate", *CKPT, "--prompts_file", "prompts.jsonl"), "line 2"),
+    "typed prompt not UTF-8": (
+        ("generate", *CKPT, "--prompt", "caf\udce9"),
+        "'caf\\udce9': the text holds",
+    ),
+    "table of nested JSON": (("table", "deep.json"), "(deep.json) is not JSON: nested too deeply"),
+    "table of binary JSON": (("table", "binary.json"), "(binary.json) is not JSON"),
+    "table of no results": (("table", "results.json"), "(results.json) holds no result"),
+    "scaling of nested JSON": (
+        ("scaling", "--x", "tokens", "a=deep.json"),
+        "(deep.json) is not JSON",
+    ),
     "output is a folder": (("perplexity", *CKPT, "--output", "folder"), "folder) is a folder"),
     "output in no folder": (("perplexity", *CKPT, "--output", "none/a.json"), "does not exist"),
     "output refuses files": (("perplexity", *CKPT, "--output", "/proc/a.json"), "cannot write to"),

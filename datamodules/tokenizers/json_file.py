@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from datamodules.tokenizers.interface import Tokenizer, first_line
@@ -55,6 +56,21 @@ class JsonTokenizer(Tokenizer):
                 f"tokenizer={name!r} turns the text {eos!r} into its end-of-text id even as "
                 "ordinary text, so a document could end itself. Use a byte-level tokenizer."
             )
+
+    @classmethod
+    def from_file(cls, name: str, path: Path) -> "JsonTokenizer":
+        """Returns the tokenizer in a file.
+
+        Raises:
+            ValueError: It is not UTF-8, or as in `__init__`.
+        """
+        try:
+            return cls(name, path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"tokenizer={name!r} is not UTF-8 text ({error.reason} at byte {error.start} of "
+                f"{path}), so it is no tokenizer.json. Name another file."
+            ) from error
 
     def _eos_text(self, inner: Any) -> str:
         found = next(

@@ -106,7 +106,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     if spec.kind == "tiktoken":
         return check_vocab_size(TiktokenTokenizer(name), spec)
     path = Path(name).expanduser() if spec.kind == "file" else _download(name)
-    return check_vocab_size(JsonTokenizer(name, path.read_text(encoding="utf-8")), spec)
+    return check_vocab_size(JsonTokenizer.from_file(name, path), spec)
 
 
 def check_vocab_size(tokenizer: Tokenizer, spec: TokenizerSpec) -> Tokenizer:

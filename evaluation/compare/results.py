@@ -1,13 +1,13 @@
 """Result files of other commands that name a compared checkpoint: its scores, its tasks."""
 
 import glob
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from datamodules.readers import parse_json
 from evaluation.compare.found import Run
 
 ABOVE = 2
@@ -151,7 +151,7 @@ def _jsons(folder: Path) -> list[Path]:
 def _read(path: Path) -> ResultFile | str:
     """Returns a result, or what is wrong with it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except ValueError as error:

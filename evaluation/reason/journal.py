@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.journals import append_durably
+from datamodules.readers import parse_json
 
 
 class Journal:
@@ -39,7 +40,7 @@ class Journal:
         lines = self._path.read_bytes().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         try:
-            header, *batches = [json.loads(line) for line in whole] or [self._made_by]
+            header, *batches = [parse_json(line) for line in whole] or [self._made_by]
             found, self.batches = dict(header), [list(batch["written"]) for batch in batches]
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(

@@ -1,13 +1,13 @@
 """Runs of a scaling fit, read from the result files of ``evaluate.py perplexity``."""
 
 import glob
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from evaluation.output import read_json
 from evaluation.runs.folders import split_name
 
 Axis = Literal["tokens", "parameters"]
@@ -83,12 +83,7 @@ def _read_run(path: Path, name: str | None, axis: Axis) -> Run:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"runs ({path}): cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ValueError(f"runs ({path}) is not JSON: {error}") from error
+    content = read_json(path, "runs")
     if not isinstance(content, dict):
         raise ValueError(f"runs ({path}) holds no result; {_UNKNOWN[LOSS_KEY]}")
     return content

@@ -4,12 +4,13 @@ The environment variable ``DATA`` names the folder; ``docs/tasks.md`` shows what
 harness calls ``load`` (it does not expand variables in YAML).
 """
 
-import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from datamodules.readers import parse_json, read_lines
 
 LAYOUT = "see docs/tasks.md for what lies in that folder"
 
@@ -94,7 +95,7 @@ def _piqa(place: Path) -> Splits:
     if joined:
         return {"validation": _rows(joined[0], {**fields, "label": int})}
     rows, labels = _rows(_only(place, "valid.jsonl"), fields), _only(place, "valid-labels.lst")
-    numbers = labels.read_text(encoding="utf-8").split()
+    numbers = " ".join(read_lines(labels)).split()
     if len(numbers) != len(rows) or not set(numbers) <= {"0", "1"}:
         raise TaskDataError(
             f"{labels} must have a label, 0 or 1, for each of the {len(rows)} lines of valid.jsonl"
@@ -148,14 +149,14 @@ def _only(place: Path, pattern: str) -> Path:
 
 
 def _first(path: Path) -> Row:
-    return next(_objects(path.read_text(encoding="utf-8").split("\n"), str(path)), {})
+    return next(_objects(read_lines(path), str(path)), {})
 
 
 def _rows(path: Path, fields: dict[str, Any]) -> list[Row]:
-    return _parsed(path.read_text(encoding="utf-8").split("\n"), str(path), fields)
+    return _parsed(read_lines(path), str(path), fields)
 
 
-def _parsed(lines: Sequence[str], source: str, fields: dict[str, Any]) -> list[Row]:
+def _parsed(lines: Iterable[str], source: str, fields: dict[str, Any]) -> list[Row]:
     """Returns the fields of each line, in order.
 
     Raises:
@@ -172,12 +173,12 @@ def _parsed(lines: Sequence[str], source: str, fields: dict[str, Any]) -> list[R
     return rows
 
 
-def _objects(lines: Sequence[str], source: str) -> Iterator[Row]:
+def _objects(lines: Iterable[str], source: str) -> Iterator[Row]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise TaskDataError(f"{source}: line {number} is not JSON ({error})") from error
         if not isinstance(row, dict):

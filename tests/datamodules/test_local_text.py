@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import re
 from itertools import chain
@@ -11,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules import LocalText, local_text, readers
+from datamodules import LocalText, OpenWebText, local_text, readers
 from datamodules.readers import expand, read_documents, split_text
 
 TEXTS = ["first", "zweites, \u00e4hnlich", "third\nwith two lines"]
@@ -91,6 +92,15 @@ def test_long_matches_and_look_around_across_chunks(monkeypatch):
     assert pieces == ["a" * 5000, "b" * 5000]
 
 
+def parquet(text: bytes, *, damage: bool = False) -> bytes:
+    """A file of one text, which need not be UTF-8; or one whose first page is overwritten."""
+    sink = io.BytesIO()
+    column = pa.Array.from_buffers(pa.string(), 1, pa.array([text], pa.binary()).buffers())
+    pq.write_table(pa.table({"text": column}), sink)
+    content = sink.getvalue()
+    return content[:4] + b"\xff" * 24 + content[28:] if damage else content
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -112,7 +122,22 @@ def test_long_matches_and_look_around_across_chunks(monkeypatch):
         ("a.jsonl.gz", b"no gzip", "damaged or cut off"),
         ("a.txt.zst", zst_of_two_frames(JSONL)[:-3], "damaged or cut off"),
         ("a.txt.zst", b"no zstd at all", "damaged or cut off"),
+        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is not JSON .*nested too deeply"),
+        ("a.jsonl", b"1" * 9999, "line 1 is not JSON .*Exceeds the limit"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": "b\\ud800"}\n',
+            "line 2: .*half a surr",
+        ),
+        (
+            "a.jsonl",
+            b'{"text": "a", "id": [{"\\uDFFF": 1}]}',
+            "line 1: .*half a surr",
+        ),
         ("a.parquet", b"no parquet", "not a parquet file"),
+        ("a.parquet", b"PAR1" + b"\xff" * 64 + b"\x40\0\0\0PAR1", "not a parquet file"),
+        ("a.parquet", parquet(b"\xff"), "rows 1 to 1: .*not UTF-8"),
+        ("a.parquet", parquet(b"some text", damage=True), "not a parquet file, or cut off"),
         ("a.csv", b"a,b", "format is told by the suffix"),
         ("a.parquet.gz", b"", "format is told by the suffix"),
     ],
@@ -124,6 +149,18 @@ def test_bad_files_say_what_and_where(tmp_path, name, content, message, separato
     with pytest.raises(ValueError, match=message) as error:
         read(path, separator=separator)
     assert str(path) in str(error.value)
+
+
+def test_text_beyond_the_first_plane_is_no_lone_surrogate(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "\\ud83d\\ude00"}\n{"text": "\\\\ud800"}\n')
+    assert read(path) == ["\U0001f600", "\\ud800"]
+
+
+def test_a_published_corpus_may_hold_lone_surrogates(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\\ud800b"}\n')
+    assert list(OpenWebText(data_files=str(path)).read_file(path)) == ["a\ud800b"]
 
 
 def test_globs(tmp_path):

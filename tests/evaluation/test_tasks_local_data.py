@@ -92,6 +92,7 @@ def test_missing_folders_and_files(folder, monkeypatch, tmp_path):
         ('{"text": 3}\n', "row 1 has no text of its kind"),
         ('{"text": "a"}\n{"other": "b"}\n', "row 2 has no text"),
         ('{"text": "a"}\n{"text"\n', "line 2 is not JSON"),
+        ("[" * 100_000, "line 1 is not JSON .nested too deeply"),
         ("[1]\n", "line 1 is no JSON object"),
     ],
 )

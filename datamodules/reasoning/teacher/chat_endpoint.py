@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from datamodules.readers import parse_json
 from datamodules.reasoning.teacher.prompt import Message
 
 _PATH = "/chat/completions"
@@ -227,7 +228,7 @@ class ChatEndpoint:
     def _content(self, body: bytes) -> str:
         """Returns the text of an answer; empty where there is none, e.g. only a refusal."""
         try:
-            choices: Any = json.loads(body)["choices"]
+            choices: Any = parse_json(body)["choices"]
             content = choices[0]["message"]["content"] if choices else None
         except (ValueError, LookupError, TypeError) as error:
             raise EndpointError(

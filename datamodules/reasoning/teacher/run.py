@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.journals import append_durably, only_writer
+from datamodules.readers import parse_json
 from datamodules.reasoning.gsm8k.solved import Solved
 from datamodules.reasoning.teacher.chat_endpoint import UnfitRequestError
 from datamodules.reasoning.teacher.prompt import (
@@ -172,7 +173,7 @@ class _Lines:
 
     def _identity(self, line: bytes, number: int) -> str:
         try:
-            return str(json.loads(line)["id"])
+            return str(parse_json(line)["id"])
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"{self._path}, line {number} is not a line of this command's output; name another "
