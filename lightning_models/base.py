@@ -143,6 +143,15 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """
         return self.flops_per_token(context)
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether texts decide how much scoring computes for them.
+
+        Then ``flops_per_token`` is nominal, and ``score`` records ``flops``: ``flops`` (B,)
+        float64, forward FLOPs of each row without its padding, and ``tokens`` (B,) int64.
+        """
+        return False
+
     def passes_per_token(self, context: int) -> float:
         """Returns how often a token goes through the network, as papers count.
 

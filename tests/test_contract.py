@@ -192,6 +192,17 @@ def test_flops_count_more_context_and_more_training_as_more(method):
     assert model.flops_per_token(BLOCK, training=True) >= method.training_factor * long
 
 
+def test_flops_that_texts_decide_are_recorded(method):
+    model, found = method.build().eval(), []
+    model.recorded(method.batch(), flops=lambda flops, tokens: found.append((flops, tokens)))
+    if model.adaptive or found:
+        ((flops, tokens),) = found
+        assert flops.dtype == torch.float64
+        assert tokens.tolist() == [BLOCK] * len(tokens)
+        expected = model.flops_per_token(BLOCK) * BLOCK
+        assert model.adaptive or flops.tolist() == pytest.approx([expected] * len(flops))
+
+
 def test_a_saved_model_loads_from_its_checkpoint_alone(method, make_loaders, tmp_path):
     model, data = method.build(), make_loaders()
     trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0)

@@ -15,6 +15,7 @@ from torch import Tensor
 from datamodules import Tokenizer, answer_batch
 from datamodules.windows import IGNORE
 from evaluation.checkpoint.device import Precision, autocast
+from evaluation.cost import ComputeCounter
 from evaluation.perplexity.scoring import score_batch
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig, generate
@@ -79,6 +80,7 @@ def rank_judge(
     *,
     batch_size: int,
     precision: Precision = "32",
+    compute: ComputeCounter | None = None,
 ) -> Judge:
     """Returns a judge: right is whose true answer has the highest likelihood of all candidates.
 
@@ -92,7 +94,9 @@ def rank_judge(
         candidates: All possible answers.
         batch_size: Rows to score at once; each question takes as many rows as there are candidates.
         precision: Of the matrix products.
+        compute: Counts what scoring the candidates computes.
     """
+    compute = ComputeCounter() if compute is None else compute
     encoded = [[*tokenizer.encode(text), tokenizer.eos_id] for text in candidates]
 
     def judge(questions: Sequence[Question]) -> Judged:
@@ -100,7 +104,9 @@ def rank_judge(
             return Judged([], None)
         pairs = [(question, answer) for question in questions for answer in encoded]
         parts = [pairs[i : i + batch_size] for i in range(0, len(pairs), batch_size)]
-        scored = [_likelihoods(model, tokenizer, part, precision) for part in parts]
+        batches = compute.watch(_batch_of(tokenizer, part) for part in parts)
+        with compute.recording():
+            scored = [_likelihoods(model, batch, precision) for batch in batches]
         totals = torch.cat([nats for nats, _ in scored]).view(len(questions), len(encoded))
         right = [
             encoded[best] == question.answer
@@ -111,16 +117,8 @@ def rank_judge(
     return judge
 
 
-def _likelihoods(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    pairs: Sequence[tuple[Question, list[int]]],
-    precision: Precision,
-) -> tuple[Tensor, Likelihood]:
-    """Returns the log-likelihood of each answer behind its question, (N,) float64 in nats.
-
-    And its kind: a method that infers something from the question alone makes estimates.
-    """
+def _batch_of(tokenizer: Tokenizer, pairs: Sequence[tuple[Question, list[int]]]) -> dict[str, Any]:
+    """Returns a batch of questions, each with an answer."""
     width = max(len(question.prompt) + len(answer) for question, answer in pairs)
     rows = np.full((len(pairs), width), IGNORE, dtype=np.int64)
     for row, (question, answer) in zip(rows, pairs, strict=True):
@@ -136,6 +134,16 @@ def _likelihoods(
         token_bytes=tokenizer.token_bytes,
     )
     batch["context"] = torch.tensor([len(question.prompt) for question, _ in pairs])
+    return batch
+
+
+def _likelihoods(
+    model: LanguageModel, batch: dict[str, Any], precision: Precision
+) -> tuple[Tensor, Likelihood]:
+    """Returns the log-likelihood of each answer after its question, (N,) float64 in nats.
+
+    And its kind: a method that infers something from the question alone makes estimates.
+    """
     scores = score_batch(model, batch, precision)
     totals = scores.log_prob.double().sum(dim=1) + scores.sequence_term.double()
     return totals.cpu().detach(), scores.kind

@@ -25,7 +25,7 @@ from evaluation.checkpoint.device import Precision, pick_device
 from evaluation.checkpoint.provenance import describe_data, describe_settings
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.console import format_table
-from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
+from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, Stopwatch, price
 from evaluation.output import check_target, write_json
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
@@ -139,12 +139,14 @@ def measure_answers(
     source = data.evaluation_source(split)
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     batches = islice(BatchLoader(source, start=lambda: 0, num_workers=data.num_workers), count)
-    steps, watch = GeneratedSteps(), Stopwatch()
+    steps, compute, watch = GeneratedSteps(), ComputeCounter(), Stopwatch()
     with recording(generated_steps=steps.count):
         asked, right, kind = _count(
-            _judge(model, data, candidates, precision),
+            _judge(model, data, candidates, precision, compute),
             tqdm(batches, total=count, desc="asking", unit=" batches", disable=None),
         )
+    taken = steps.mean if candidates is None else compute.mean
+    spent = taken, watch.seconds, compute.flops_per_token
     settings = describe_settings(
         checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
     )
@@ -156,7 +158,7 @@ def measure_answers(
         likelihood=kind,
         # an estimate behind the question is inferred from that alone
         causal=None if kind is None else model.causal or kind == "estimate",
-        cost=price(model, data.row_tokens(split), steps.mean, watch.seconds),
+        cost=price(model, data.row_tokens(split), *spent),
         checkpoint=str(checkpoint.path),
         data=describe_data(checkpoint, data, split),
         settings={"mode": mode, **settings},
@@ -203,11 +205,13 @@ def _judge(
     data: AnswerDataModule,
     candidates: Sequence[str] | None,
     precision: Precision,
+    compute: ComputeCounter,
 ) -> Judge:
     if candidates is None:
         return generate_judge(model, data.tokenizer, precision=precision)
+    size = data.eval_batch_size
     return rank_judge(
-        model, data.tokenizer, candidates, batch_size=data.eval_batch_size, precision=precision
+        model, data.tokenizer, candidates, batch_size=size, precision=precision, compute=compute
     )
 
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from datamodules import BatchSource, Tokenizer
 from datamodules.windows import IGNORE
 from evaluation.checkpoint.device import Precision
-from evaluation.cost import StepCounter
+from evaluation.cost import ComputeCounter
 from evaluation.perplexity.scoring import Totals, score_batch, standard_error
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
@@ -185,7 +185,7 @@ def score_pairs(
     *,
     batch_size: int,
     precision: Precision = "32",
-    steps: StepCounter | None = None,
+    compute: ComputeCounter | None = None,
 ) -> PairedScores:
     """Returns what the model makes of the drawn targets, from their prefixes and blockwise.
 
@@ -195,19 +195,22 @@ def score_pairs(
         tokenizer: the data's; its EOS stands at padded inputs.
         batch_size: windows per batch; a batch of prefixes has no more tokens than those.
         precision: of the matrix products.
-        steps: counts the additional steps of the targets behind their prefixes.
+        compute: counts the additional steps of the targets after their prefixes, and the FLOPs of
+            their whole windows.
     """
-    steps = StepCounter() if steps is None else steps
+    compute = ComputeCounter() if compute is None else compute
     sizes = drawn.num_bytes(tokenizer.token_bytes)
     most_tokens = batch_size * drawn.windows["tokens"].shape[1]
     groups = list(bucket_by_length(drawn.column + 1, most_tokens))
-    batches = steps.watch(prefix_batch(drawn, chosen, tokenizer.eos_id) for chosen in groups)
-    with recording(thinking_steps=steps.count):
+    batches = compute.watch(prefix_batch(drawn, chosen, tokenizer.eos_id) for chosen in groups)
+    with recording(thinking_steps=compute.count):
         prefix, kind = _prefix_nats(model, groups, batches, precision)
+    with recording(flops=compute.count_flops):
+        blockwise = _blockwise_nats(model, drawn, batch_size, precision)
     return PairedScores(
         prefix=prefix,
         prefix_likelihood="exact" if kind == "noncausal" else kind,
-        blockwise=_blockwise_nats(model, drawn, batch_size, precision),
+        blockwise=blockwise,
         num_bytes=None if sizes is None else int(sizes.sum()),
         of=drawn.of,
         likelihood=model.likelihood,

@@ -24,14 +24,13 @@ from evaluation.checkpoint.provenance import (
     non_embedding_parameters,
 )
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.cost import StepCounter, Stopwatch, price
+from evaluation.cost import ComputeCounter, Stopwatch, price
 from evaluation.output import check_target, write_json
 from evaluation.perplexity.autoregressive import PairedScores, draw_targets, score_pairs
 from evaluation.perplexity.report import Mode, PerplexityReport
 from evaluation.perplexity.scoring import Totals, score_batches
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
-from lightning_models.layers import recording
 
 DEFAULT_POSITIONS = 2048
 """Targets that autoregressive mode draws, where the command line does not say."""
@@ -74,21 +73,22 @@ def measure_perplexity(
         )
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     pairs: PairedScores | None = None
-    steps, watch = StepCounter(), Stopwatch()
+    compute, watch = ComputeCounter(), Stopwatch()
     how: dict[str, Any] = {}
     if getattr(model.config, "uses_budget", False):  # also where it is as trained
         how["budget"] = model.config.budget
     if mode == "blockwise":
-        totals = _blockwise_totals(model, data, source, count, precision, steps)
+        totals = _blockwise_totals(model, data, source, count, precision, compute)
     else:
         drawn = draw_targets(source, batches=count, positions=positions, seed=seed)
         size = data.eval_batch_size
         pairs = score_pairs(
-            model, drawn, data.tokenizer, batch_size=size, precision=precision, steps=steps
+            model, drawn, data.tokenizer, batch_size=size, precision=precision, compute=compute
         )
         totals = pairs.totals
         how |= {"positions": positions, "seed": seed}
-    cost = price(model, data.row_tokens(split), steps.mean, watch.seconds)
+    spent = compute.mean, watch.seconds, compute.flops_per_token
+    cost = price(model, data.row_tokens(split), *spent)
     settings = describe_settings(
         checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
     )
@@ -113,12 +113,12 @@ def _blockwise_totals(
     source: BatchSource,
     count: int,
     precision: Precision,
-    steps: StepCounter,
+    compute: ComputeCounter,
 ) -> Totals:
     on_gpu = model.device.type == "cuda"
     loader = BatchLoader(source, start=lambda: 0, num_workers=data.num_workers, pin_memory=on_gpu)
-    batches = steps.watch(islice(loader, count))
-    with recording(thinking_steps=steps.count):
+    batches = compute.watch(islice(loader, count))
+    with compute.recording():
         return score_batches(model, batches, precision=precision, num_batches=count)
 
 

@@ -50,7 +50,8 @@ class Sum:
     scored: int = 0
     read: int = 0
     flops: float = 0.0
-    steps: int | None = None
+    nominal_flops: float = 0.0
+    steps: float | None = None
     likelihood: Likelihood = "exact"
 
 
@@ -60,12 +61,16 @@ class _Recorded:
 
     greedy: Tensor | None = None
     steps: Tensor | None = None
+    flops: list[float] | None = None
 
     def take_greedy(self, *, greedy: Tensor) -> None:
         self.greedy = greedy
 
-    def take_steps(self, *, executed: Tensor, most: int) -> None:
+    def take_steps(self, *, executed: Tensor, most: float) -> None:
         self.steps = executed
+
+    def take_flops(self, *, flops: Tensor, tokens: Tensor) -> None:
+        self.flops = flops.tolist()
 
 
 @dataclass
@@ -248,8 +253,12 @@ class HarnessModel(LM):
             rows.pop("context", None)
             rows["sequence_id"] = torch.tensor([piece.whole_number for piece in pieces])
         recorded = _Recorded()
-        greedy_too = recording(greedy=recorded.take_greedy, thinking_steps=recorded.take_steps)
-        with greedy_too, torch.no_grad(), self._context():
+        facts_too = recording(
+            greedy=recorded.take_greedy,
+            thinking_steps=recorded.take_steps,
+            flops=recorded.take_flops,
+        )
+        with facts_too, torch.no_grad(), self._context():
             scores = self.model.score(move_data_to_device(rows, self.device))
         log_probs = self._scored(scores.log_prob, pieces)
         greedy = self._scored(recorded.greedy, pieces)
@@ -264,9 +273,11 @@ class HarnessModel(LM):
             total.greedy &= bool(greedy[row].all())
             total.scored += len(log_probs[row])
             total.read += read[row]
-            total.flops += read[row] * self._flops(read[row])
+            planned = read[row] * self._flops(read[row])
+            total.nominal_flops += planned
+            total.flops += planned if recorded.flops is None else recorded.flops[row]
             if steps is not None:
-                total.steps = (total.steps or 0) + int(steps[row].sum())
+                total.steps = (total.steps or 0.0) + steps[row].sum().item()
             total.likelihood = scores.kind
             share = seconds * read[row] / max(1, sum(read))
             self.work[_task(requests[job.request])].seconds += share
@@ -282,7 +293,15 @@ class HarnessModel(LM):
             causal, likelihood = True, "exact" if likelihood == "noncausal" else likelihood
         elif given and likelihood == "estimate":  # inferred from what is given alone
             causal = True
-        return Facts(total.scored, total.read, total.flops, total.steps, likelihood, causal)
+        return Facts(
+            total.scored,
+            total.read,
+            total.flops,
+            total.steps,
+            likelihood,
+            causal,
+            total.nominal_flops,
+        )
 
     def _bar(self, total: int, what: str, unit: str) -> Any:
         hidden = True if self._rank else self._hidden

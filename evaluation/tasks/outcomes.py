@@ -14,18 +14,21 @@ class Facts:
     Attributes:
         scored: Tokens whose log-probabilities it is the sum of.
         read: Tokens that the model has read for it, those of all its passes together.
-        flops: Forward FLOPs of reading them, additional steps and inference included.
+        flops: Forward FLOPs of reading them, additional steps and inference included: those that
+            ran, where the model records them.
         steps: Additional steps of the scored tokens together; None where the model tells of none.
         likelihood: Kind of the log-likelihood.
         causal: Whether no token's probability depends on later tokens.
+        nominal_flops: FLOPs of reading them as the configuration plans.
     """
 
     scored: int
     read: int
     flops: float
-    steps: int | None
+    steps: float | None
     likelihood: Likelihood
     causal: bool
+    nominal_flops: float = 0.0
 
 
 class LogLikelihood(tuple[float, bool]):
@@ -75,15 +78,17 @@ class Spent:
         requests: How many log-likelihoods these are.
         kinds: Kinds of those that score anything, each once.
         causal: Whether all are causal; None where there are none.
+        nominal_flops: Forward FLOPs as the configuration plans.
     """
 
     scored: int
     read: int
     flops: float
-    steps: int | None
+    steps: float | None
     requests: int
     kinds: tuple[Likelihood, ...]
     causal: bool | None
+    nominal_flops: float = 0.0
 
     @classmethod
     def of(cls, outcomes: Iterable[Any]) -> "Spent":
@@ -98,6 +103,7 @@ class Spent:
             requests=len(facts),
             kinds=tuple(dict.fromkeys(f.likelihood for f in facts if f.scored)),
             causal=all(f.causal for f in facts) if facts else None,
+            nominal_flops=sum(f.nominal_flops for f in facts),
         )
 
     @property

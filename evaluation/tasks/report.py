@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.console import format_columns, format_table
-from evaluation.cost import Thinking, price_steps
+from evaluation.cost import Nominal, Thinking, price_steps
 from evaluation.perplexity.scoring import PERPLEXITY_KEYS
 from evaluation.tasks.adapter import Work
 from evaluation.tasks.outcomes import Spent
@@ -33,6 +33,7 @@ class TaskScore:
         spent: What the log-likelihoods took; without requests where texts were written.
         work: What was computed in this process.
         thinking: Steps, and FLOPs of a generated token.
+        nominal: What the configuration plans, where texts decide what runs.
         members: Tasks of a group; empty for a task.
     """
 
@@ -46,6 +47,7 @@ class TaskScore:
     spent: Spent
     work: Work
     thinking: Thinking
+    nominal: Nominal | None = None
     members: tuple[str, ...] = ()
 
     @property
@@ -75,6 +77,7 @@ class TaskScore:
             "read_tokens": self.spent.read,
             "flops_per_token": self.flops_per_token,
             **self.thinking.as_dict(),
+            **({} if self.nominal is None else self.nominal.as_dict()),
             "seconds": self.work.seconds,
             **({"tasks": list(self.members)} if self.members else {}),
         }
@@ -148,6 +151,7 @@ def _score(
         spent=spent,
         work=work,
         thinking=_thinking(spent, work, model),
+        nominal=_nominal(spent, work, model) if model.adaptive else None,
         members=tuple(members) if name not in results["samples"] else (),
     )
 
@@ -166,12 +170,25 @@ def _together(work: Mapping[str, Work], members: list[str]) -> Work:
 
 def _thinking(spent: Spent, work: Work, model: LanguageModel) -> Thinking:
     """Returns the price of a token in a context as long as the requests are on average."""
+    length = _length(spent, work)
     if spent.requests:
-        return price_steps(model, spent.length, spent.mean_steps)
-    texts, tokens = max(1, work.prompts), max(1.0, work.written_tokens)
-    length = max(1, round((work.prompt_tokens + work.written_tokens) / texts))
+        return price_steps(model, length, spent.mean_steps)
     taken = work.written_steps
-    return price_steps(model, length, None if taken is None else taken / tokens)
+    steps = None if taken is None else taken / max(1.0, work.written_tokens)
+    return price_steps(model, length, steps)
+
+
+def _nominal(spent: Spent, work: Work, model: LanguageModel) -> Nominal:
+    length = _length(spent, work)
+    flops = spent.nominal_flops / spent.read if spent.read else model.flops_per_token(length)
+    return Nominal(flops, model.passes_per_token(length) - 1)
+
+
+def _length(spent: Spent, work: Work) -> int:
+    """Returns the tokens of a request, or of a prompt and its continuation, on average."""
+    if spent.requests:
+        return spent.length
+    return max(1, round((work.prompt_tokens + work.written_tokens) / max(1, work.prompts)))
 
 
 def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:

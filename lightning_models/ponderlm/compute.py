@@ -1,5 +1,8 @@
 """FLOPs of pondering over slots: by pass, by training step, by generated token."""
 
+import torch
+from torch import Tensor
+
 from lightning_models.flops import attention_flops, head_flops, linear_flops
 from lightning_models.layers import FeedForward, SelfAttention
 from lightning_models.ponderlm.config import PonderLM2Config
@@ -49,6 +52,24 @@ def scoring_flops(network: SlotNetwork, context: int) -> float:
     limit = config.thinking_steps * context
     iterations = limit if config.eval_iterations is None else config.eval_iterations
     return head + sum(n * flops for n, flops in pass_flops(network, context, iterations))
+
+
+def executed_flops(network: SlotNetwork, executed: Tensor, real: Tensor) -> Tensor:
+    """Returns the FLOPs (B,) float64 of scoring texts slot by slot.
+
+    Args:
+        network: its sizes.
+        executed: additional steps of each token, int64 (B, T).
+        real: bool (B, T), which tokens are no padding.
+    """
+    slots = ((executed + 1) * real).sum(dim=1).tolist()
+    once = router_flops(network) + head_flops(network.config)
+    linear = linear_flops(network.blocks)
+    flops = [
+        taken * (linear + attention_flops(network.config, max(1, taken))) + tokens * once
+        for taken, tokens in zip(slots, real.sum(dim=1).tolist(), strict=True)
+    ]
+    return torch.tensor(flops, dtype=torch.float64)
 
 
 def training_flops(network: SlotNetwork, context: int) -> float:

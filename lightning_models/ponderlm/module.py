@@ -117,7 +117,8 @@ class PonderLM2(LanguageModel):
         from the score by the order of tau); ``entropy``: ``entropy`` (B, T) of the next-token
         distributions, in nats; ``greedy``: ``greedy`` (B, T) bool, whether a target is the most
         likely token; ``states``, see ``jacobi.record_states``; ``router`` where there is one:
-        ``log_steps`` and ``log_tail`` (B, T, K+1).
+        ``log_steps`` and ``log_tail`` (B, T, K+1); with ``inference: sequential`` ``flops``, see
+        ``LanguageModel.adaptive``.
         """
         pondered, targets = self._ponder(batch), batch["targets"]
         record("thinking_steps", executed=pondered.executed, most=self.config.thinking_steps)
@@ -142,6 +143,10 @@ class PonderLM2(LanguageModel):
         if self.config.inference == "sequential" and not self.training:
             lengths = batch["mask"].sum(dim=1) if "mask" in batch else _full_lengths(tokens)
             pondered = sequential.read_text(self.network, tokens, lengths)
+            if wants("flops"):
+                real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+                flops = compute.executed_flops(self.network, pondered.executed, real)
+                record("flops", flops=flops, tokens=lengths)
             record_states(pondered.states, None)
         else:
             pondered = self.network(tokens, self._iterations())
@@ -228,6 +233,11 @@ class PonderLM(PonderLM2):
     def build_network(self) -> PonderNetwork:
         """Returns a freshly initialised network."""
         return PonderNetwork(self.config)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether scoring skips the steps that tokens do not take."""
+        return self.config.inference == "sequential"
 
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
         """Returns the router's parameters."""

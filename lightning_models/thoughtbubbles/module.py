@@ -61,6 +61,14 @@ class ThoughtbubblesLM(LanguageModel):
         return config.budget == "dynamic" and nobody_chooses
 
     @property
+    def adaptive(self) -> bool:
+        """Whether the number of a text's streams depends on more than its length."""
+        config = self.config
+        return config.inference_allocation != "global_topk" and config.competes(
+            len(config.fork_layers) - 1
+        )
+
+    @property
     def likelihood(self) -> Likelihood:
         """``exact`` for causal allocations, else ``noncausal``."""
         return "exact" if self.causal else "noncausal"
@@ -89,11 +97,17 @@ class ThoughtbubblesLM(LanguageModel):
         Raises:
             ValueError: if thresholds decide that were not observed in training at this kappa.
 
-        Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats; and
-        ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token.
+        Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats;
+        ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token;
+        ``thinking_steps``: ``executed`` (B, T) float64, streams of each token beyond its first, the
+        mean over the blocks, and ``most``, what they are at most; and ``flops``: ``flops`` (B,)
+        float64 of each row, and its ``tokens`` (B,) int64.
         """
         self._check_thresholds()
-        decoded, targets = self._decode(batch), batch["targets"]
+        decoded = self._decode(batch, count=wants("thinking_steps") or wants("flops"))
+        targets = batch["targets"]
+        if decoded.streams is not None:
+            self._record_streams(decoded.streams)
         states, matrix = _flatten(decoded, targets), self.network.output_matrix
         mixture = states.h, matrix, states.log_p, states.owner
         if wants("entropy"):
@@ -125,19 +139,27 @@ class ThoughtbubblesLM(LanguageModel):
     def decode_step(
         self, cache: StreamCache | PrefixCache, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
+        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
+
+        Records ``generated_steps``: ``steps`` (B,) float64, see ``thinking_steps`` in ``score``.
+        """
+        count = wants("generated_steps")
         if isinstance(cache, PrefixCache):
             prefix, lengths = cache.append(tokens)
-            decoded, last = self.network(prefix, lengths), lengths - 1
+            decoded, last = self.network(prefix, lengths, count=count), lengths - 1
         else:
-            decoded, last = self.network(tokens[:, None], None, cache), torch.zeros_like(tokens)
+            decoded = self.network(tokens[:, None], None, cache, count=count)
+            last = torch.zeros_like(tokens)
+        if decoded.streams is not None:
+            steps = _additional(decoded.streams).gather(1, last[:, None])
+            record("generated_steps", steps=steps[:, 0])
         return self._next_token(decoded, last), torch.ones_like(tokens, dtype=torch.bool)
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the FLOPs per token at sequences of ``context`` tokens, forks included.
+        """Returns the nominal FLOPs per token at sequences of ``context`` tokens, forks included.
 
-        Counted for min(kappa, 2 N) streams behind every fork layer, which the causal allocations
-        meet on average only.
+        Those of min(kappa, 2 N) streams after every fork layer. The causal allocations keep more
+        or fewer: what ran is what ``score`` records.
         """
         flops = sum(self.flops_by_part(context).values())
         return flops * (TRAINING_FACTOR if training else 1.0)
@@ -145,10 +167,35 @@ class ThoughtbubblesLM(LanguageModel):
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the forward FLOPs per token, those of all its streams, by what they are spent on.
 
-        Counted for as many streams as ``flops_per_token``; ``forking`` is their scores at the fork
-        layers, none of whose other work is a product of matrices.
+        For as many streams as ``flops_per_token``; ``forking`` is their scores at the fork layers,
+        none of whose other work is a product of matrices.
         """
-        config, streams = self.config, self.config.streams_by_layer(context)
+        return self._parts(self.config.streams_by_layer(context), context)
+
+    def generation_flops(self, context: int, steps: float | None = None) -> float:
+        """Returns the FLOPs of generating a token in a context of ``context`` tokens.
+
+        Args:
+            context: tokens.
+            steps: streams of a token beyond its first, the mean over tokens and blocks: shared out
+                over the blocks as the budget would; None: those of the budget.
+        """
+        planned = self.passes_per_token(context) - 1
+        if steps is None or planned == 0:
+            return self.flops_per_token(context)
+        share = steps / planned
+        streams = self.config.streams_by_layer(context)
+        streams_taken = [context + (count - context) * share for count in streams]
+        return sum(self._parts(streams_taken, context).values())
+
+    def passes_per_token(self, context: int) -> float:
+        """Returns the nominal streams of a token, a mean over the blocks; see ``LanguageModel``."""
+        streams = self.config.streams_by_layer(context)
+        return sum(streams) / len(streams) / context
+
+    def _parts(self, streams: Sequence[float], context: int) -> dict[str, float]:
+        """Returns the FLOPs per token by part of ``context`` tokens with ``streams`` by block."""
+        config = self.config
         parts = dict.fromkeys(("output", "self_attention", "feed_forward", "forking"), 0.0)
         for block, count in zip(self.network.blocks, streams, strict=True):
             assert isinstance(block, Block)
@@ -162,15 +209,20 @@ class ThoughtbubblesLM(LanguageModel):
         parts["output"] = decoded / context * head_flops(config)
         return parts
 
-    def passes_per_token(self, context: int) -> float:
-        """Returns the streams of a token, the mean over the blocks; see ``LanguageModel``."""
-        streams = self.config.streams_by_layer(context)
-        return sum(streams) / len(streams) / context
-
-    def _decode(self, batch: dict[str, Any]) -> Decoded:
+    def _decode(self, batch: dict[str, Any], count: bool = False) -> Decoded:
         lengths = batch["mask"].sum(dim=1) if "mask" in batch else None
-        decoded: Decoded = self.network(batch["tokens"], lengths)
+        decoded: Decoded = self.network(batch["tokens"], lengths, count=count)
         return decoded
+
+    def _record_streams(self, streams: Tensor) -> None:
+        """Records steps and FLOPs of a batch by the streams (L, B, T) that ran."""
+        blocks = [stop - start for start, stop in self.config.stretches]
+        most = sum((2**forks - 1) * number for forks, number in enumerate(blocks)) / len(streams)
+        record("thinking_steps", executed=_additional(streams), most=most)
+        tokens = (streams[0] > 0).sum(dim=1)
+        rows = zip(streams.sum(dim=2).t().tolist(), tokens.tolist(), strict=True)
+        flops = [sum(self._parts(row, max(1, n)).values()) * n for row, n in rows]
+        record("flops", flops=torch.tensor(flops, dtype=torch.float64), tokens=tokens)
 
     def _check_thresholds(self) -> None:
         """Refuses thresholds of another budget; a sanity check before training may do without."""
@@ -215,6 +267,15 @@ class ThoughtbubblesLM(LanguageModel):
         own_log_prob = own_log_prob.view(len(last), most, -1)
         mixed = (own_log_prob + log_p[..., None]).logsumexp(dim=1)
         return mixed - log_p.logsumexp(dim=1, keepdim=True)
+
+
+def _additional(streams: Tensor) -> Tensor:
+    """Returns the streams (B, T) of tokens beyond their first, the mean over the blocks, float64.
+
+    Args:
+        streams: int64 (L, B, T) in each block, 0 in padding.
+    """
+    return (streams - 1).clamp(min=0).sum(dim=0).double() / len(streams)
 
 
 class _States(NamedTuple):

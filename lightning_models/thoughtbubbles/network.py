@@ -31,6 +31,8 @@ class Decoded(NamedTuple):
     """int64 (B, N), which of the T tokens a state belongs to; T in padding."""
     borders: Tensor
     """(fork layers,) float32, kappa-th score at each in training; nan where nothing competes."""
+    streams: Tensor | None
+    """int64 (L, B, T), streams of each token in each block, 0 for padding; None unless counted."""
 
 
 class AttenuatedBlock(Block):
@@ -90,7 +92,11 @@ class ThoughtbubblesNetwork(TransformerNetwork):
         initialise(self.forks, config)
 
     def forward(  # type: ignore[override]
-        self, tokens: Tensor, lengths: Tensor | None = None, cache: StreamCache | None = None
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None = None,
+        cache: StreamCache | None = None,
+        count: bool = False,
     ) -> Decoded:
         """Returns the states that predict the successors of ``tokens`` (B, T).
 
@@ -98,22 +104,27 @@ class ThoughtbubblesNetwork(TransformerNetwork):
             tokens: int64 (B, T), padded on the right.
             lengths: int64 (B,), tokens of each row; None: T.
             cache: streams of earlier tokens; new ones are added.
+            count: whether the streams of each token are counted.
         """
         streams = first_streams(self.embed(tokens, tokens), lengths)
         if lengths is None:
             lengths = tokens.new_full((len(tokens),), tokens.shape[1])
-        borders = []
+        borders, counts = [], []
         for ordinal in range(len(self.config.stretches)):
             if ordinal > 0:
                 streams, border = self._fork(streams, lengths, ordinal - 1, cache)
                 borders.append(border)
             streams = self._run_stretch(streams, ordinal, cache)
+            if count:
+                start, stop = self.config.stretches[ordinal]
+                counts += [streams.per_token()] * (stop - start)
         if cache is not None:
             cache.tokens = cache.tokens + lengths
         if self.config.output_average == "residual_norm" and borders:
             streams = _averaged(streams)
         observed = torch.stack(borders) if borders else streams.log_p.new_empty(0)
-        return Decoded(self.norm(streams.x), streams.log_p, streams.token, observed)
+        counted = torch.stack(counts) if count else None
+        return Decoded(self.norm(streams.x), streams.log_p, streams.token, observed, counted)
 
     def _fork(
         self, streams: Streams, lengths: Tensor, ordinal: int, cache: StreamCache | None

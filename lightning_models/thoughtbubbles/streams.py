@@ -44,6 +44,11 @@ class Streams:
         """int64 (B,): streams of each row."""
         return self.real.sum(dim=1)
 
+    def per_token(self) -> Tensor:
+        """Returns the number of streams of each token, int64 (B, T); 0 for padding."""
+        ones = torch.ones_like(self.token)
+        return segment_sum(ones, self.token, self.num_tokens + 1)[:, :-1]
+
     def positions(self) -> Tensor:
         """Returns rotary positions (B, N), float32: token k's original at k + 1, forks below.
 

@@ -12,7 +12,7 @@ from evaluation.answers.answering import generate_judge, questions_in, rank_judg
 from evaluation.answers.command import AnswerReport
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.cost import Cost, Thinking
-from lightning_models import Scores, TransformerLM
+from lightning_models import PonderLM, Scores, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 
 
@@ -198,6 +198,14 @@ def test_json_and_table(answers):
     assert (rows["likelihood"].strip(), rows["causal"].strip()) == ("exact", "yes")
     assert {"FLOPs/token", "executed steps", "seconds"} <= rows.keys()
     assert result["flops_per_token"] > 0
+
+
+def test_steps_are_those_that_ranking_took(answers, options, train_checkpoint, tmp_path):
+    path = tmp_path / "ponder.ckpt"
+    train_checkpoint(path, Kinship(**options), PonderLM, thinking_steps=2)
+    for tau, steps in ((1e-6, 2), (0.999, 0)):
+        result, _ = answers("--ckpt", path, "--set.tau", tau, "--limit_batches", 1)
+        assert result["executed_steps"] == steps
 
 
 def test_other_modes_splits_and_limits(answers):

@@ -132,6 +132,18 @@ def own_tasks(tmp_path):
     return place
 
 
+def test_nominal_costs_have_names_of_their_own(untrained, score, own_tasks):
+    ask = (untrained("thoughtbubbles"), "piqa_local,write", "--include_path", own_tasks)
+    window = ("--set.eval_allocation", "window_topk", "--set.kappa", "1.3L")
+    result, *_ = score(*ask, *window)
+    for one in result["tasks"].values():
+        assert one["nominal_steps"] > 0
+        assert one["executed_steps"] != pytest.approx(one["nominal_steps"], rel=1e-3)
+        assert one["flops_per_token"] != pytest.approx(one["nominal_flops_per_token"], rel=1e-3)
+    result, *_ = score(*ask)
+    assert not any("nominal_steps" in one for one in result["tasks"].values())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_method_scores(name, untrained, score, own_tasks):
     """All three kinds of requests; twice the same; whatever the batches."""

@@ -123,6 +123,35 @@ def test_steps_are_those_of_the_scored_tokens():
     assert lm.work["task"].seconds > 0
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["thoughtbubbles", "thoughtbubbles-threshold", "thoughtbubbles-window"],
+)
+def test_streams_are_those_that_ran(name):
+    """Of the scored tokens, whatever the batch; FLOPs of all that are read."""
+    (method,) = (m for m in METHODS if m.name == name)
+    model = method.build().eval()
+    requests = [request("abcdefgh", "ij"), request("a", "bcd"), request("abcab", "cab")]
+    together = harness_model(model, PLAIN).loglikelihood(requests)
+    for one, pair in zip(requests, together, strict=True):
+        ids = PLAIN.encode("".join(one.args))
+        read, scored = torch.tensor([ids]), len(one.args[1])
+        batch = {"tokens": read[:, :-1], "targets": read[:, 1:]}
+        found = {}
+        model.recorded(
+            batch,
+            thinking_steps=lambda to=found, **seen: to.update(seen),
+            flops=lambda to=found, **seen: to.update(seen),
+        )
+        steps = found["executed"][0, -scored:].sum().item()
+        assert pair.facts.steps == pytest.approx(steps, abs=1e-12)
+        assert pair.facts.flops == pytest.approx(found["flops"].item(), rel=1e-12)
+        planned = pair.facts.read * model.flops_per_token(pair.facts.read)
+        assert pair.facts.nominal_flops == planned
+    gaps = [pair.facts.flops - pair.facts.nominal_flops for pair in together]
+    assert (max(map(abs, gaps)) > 1) is model.adaptive
+
+
 def test_sampled_texts_do_not_depend_on_the_batch():
     (method,) = (m for m in METHODS if m.name == "gpt2")
     model = method.build().eval()

@@ -1,5 +1,6 @@
 """What stands beside every score: FLOPs by both counts, executed steps and wall time."""
 
+import csv
 import json
 
 import pytest
@@ -9,8 +10,9 @@ from methods import BLOCK, METHODS
 from datamodules import LocalText
 from datamodules.windows import IGNORE
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.cost import Cost, StepCounter, Thinking, mean_cost, price, price_steps
+from evaluation.cost import ComputeCounter, Cost, Thinking, mean_cost, price, price_steps
 from evaluation.perplexity.command import measure_perplexity
+from lightning_models import MoRLM, PonderLM, ThoughtbubblesLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.layers import recording
 from lightning_models.layers.recording import record
@@ -135,7 +137,7 @@ def test_people_read_all_of_it(checkpoint_path):
 
 
 def test_only_targets_count():
-    counter, batches = StepCounter(), []
+    counter, batches = ComputeCounter(), []
     for first in (5, 7):
         targets = torch.tensor([[1, IGNORE, 2], [IGNORE, IGNORE, first]])
         batches.append({"targets": targets})
@@ -161,3 +163,195 @@ def test_generation_tells_the_steps_it_took(evaluates, ponder_path, checkpoint_p
     most = read_checkpoint(ponder_path).model_recipe["init_args"]["config"]["thinking_steps"]
     assert f"--- {most:.2f} additional steps a token" in out
     assert "additional" not in evaluates("generate", "--ckpt", checkpoint_path, *words)
+
+
+# ---- where texts decide what runs
+
+
+BUBBLES = {"num_layers": 4, "fork_layers": (1, 2), "allocation": "threshold"}
+FEW = ("--limit_batches", 2)
+
+
+@pytest.fixture(scope="module")
+def bubbles_path(corpus, train_checkpoint, tmp_path_factory):
+    """A checkpoint of Thoughtbubbles whose thresholds let fewer streams pass than the budget."""
+    path = tmp_path_factory.mktemp("bubbles") / "bubbles.ckpt"
+    train_checkpoint(path, LocalText(**corpus), ThoughtbubblesLM, **BUBBLES)
+    content = torch.load(path, weights_only=True)
+    generator = torch.Generator().manual_seed(1)
+    for key, value in content["state_dict"].items():
+        if key.endswith("score.weight"):  # scores that differ by token
+            value.copy_(torch.randn(value.shape, generator=generator))
+        if key.endswith("threshold"):
+            value.fill_(-0.8)
+    torch.save(content, path)
+    return path
+
+
+def windows_of(corpus, number=None):
+    """The validation windows one by one, of so many batches."""
+    data = LocalText(**corpus)
+    data.prepare_data()
+    data.setup("validate")
+    source = data.evaluation_source("val")
+    for n in range(len(source) if number is None else number):
+        batch = source.batch(n)
+        for row in range(len(batch["tokens"])):
+            yield {key: value[row : row + 1] for key, value in batch.items()}
+
+
+def streams_that_run(model, window):
+    """Streams of each token (T,) in each block, from what the fork layers report."""
+    counts = []
+
+    def count(after, **_):
+        own = after.token[..., None] == torch.arange(after.num_tokens)
+        counts.append(own.sum(dim=(0, 1)))
+
+    model.recorded(window, fork=count)
+    forks = dict(zip(model.config.fork_layers, counts, strict=True))
+    streams, found = window["mask"][0].long(), []
+    for block in range(model.config.num_layers):
+        streams = forks.get(block, streams)
+        found.append(streams)
+    return found
+
+
+def flops_of(model, streams):
+    """FLOPs of a window by hand: products with weights, pairs of streams, forks, logits."""
+    dim, block = model.config.dim, model.network.blocks[0]
+    weights = sum(p.numel() for p in block.parameters() if p.dim() == 2)
+    totals = [int(count.sum()) for count in streams]
+    flops = sum(2 * weights * n + 4 * dim * n * (n + 1) // 2 for n in totals)
+    flops += sum(2 * 2 * dim * totals[layer - 1] for layer in model.config.fork_layers)
+    return flops + 2 * dim * model.config.padded_vocab_size * totals[-1]
+
+
+@pytest.mark.parametrize("allocation", ["threshold", "window_topk", "global_topk"])
+def test_streams_are_counted(score, bubbles_path, corpus, allocation):
+    chosen = ("--set.eval_allocation", allocation)
+    result, printed = score(bubbles_path, *chosen)
+    model = build_model(read_checkpoint(bubbles_path), {"eval_allocation": allocation})
+    extra = flops = tokens = 0
+    for window in windows_of(corpus):
+        streams = streams_that_run(model, window)
+        targets = window["targets"][0] != IGNORE
+        extra += sum(int((count - 1)[targets].sum()) for count in streams)
+        flops += flops_of(model, streams)
+        tokens += int(window["mask"].sum())
+    steps = extra / result["tokens"] / len(streams)
+    assert result["executed_steps"] == pytest.approx(steps, abs=1e-12)
+    assert result["flops_per_token"] == pytest.approx(flops / tokens, rel=1e-12)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    assert result["flops_per_token_6nd"] == pytest.approx(6 * size * (1 + steps))
+    assert result["generation_flops_per_token"] == model.generation_flops(
+        32, result["executed_steps"]
+    )
+    adaptive = allocation != "global_topk"
+    assert ("nominal_steps" in result) == ("nominal flops per token" in printed) == adaptive
+    if adaptive:
+        assert result["nominal_steps"] == 0.75 != pytest.approx(steps, abs=0.01)
+        assert result["nominal_flops_per_token"] == model.flops_per_token(32)
+    for size in (1, 7):
+        again = score(bubbles_path, *chosen, "--batch_size", size)[0]
+        for key in COST[:4]:
+            assert again[key] == pytest.approx(result[key], rel=1e-12)
+
+
+def test_streams_of_drawn_targets_are_counted(score, bubbles_path, corpus):
+    """All targets after their prefixes: under a causal rule as many streams as in windows."""
+    options = ("--mode", "autoregressive", "--positions", "null", *FEW)
+    found, whole = score(bubbles_path, *options)[0], score(bubbles_path, *FEW)[0]
+    for key in COST[:4]:
+        assert found[key] == pytest.approx(whole[key], rel=1e-12)
+    topk = ("--set.eval_allocation", "global_topk")
+    found = score(bubbles_path, *options, *topk, "--set.budget", "fixed")[0]
+    model = build_model(
+        read_checkpoint(bubbles_path), {"eval_allocation": "global_topk", "budget": "fixed"}
+    )
+    extra = []
+    for window in windows_of(corpus, FEW[1]):
+        for length in range(1, 1 + int(window["mask"].sum())):
+            prefix = {key: window[key][:, :length] for key in ("tokens", "targets", "mask")}
+            last = [int(count[-1]) for count in streams_that_run(model, prefix)]
+            extra.append(sum(last) / len(last) - 1)
+    assert found["executed_steps"] == pytest.approx(sum(extra) / len(extra), abs=1e-12)
+    assert found["executed_steps"] > whole["executed_steps"]
+
+
+def test_every_command_reports_the_counted_costs(
+    score, evaluates, bubbles_path, checkpoint_path, corpus, tmp_path
+):
+    alone = score(bubbles_path)[0]
+    evaluates("sweep", "--ckpts", bubbles_path, "--output", tmp_path / "sweep.svg")
+    (row,) = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())
+    assert [float(row[key]) for key in COST[:4]] == pytest.approx([alone[k] for k in COST[:4]])
+    stale = {key: value for key, value in alone.items() if not key.startswith("nominal")}
+    (tmp_path / "stale.json").write_text(json.dumps({**stale, "executed_steps": 0.75}))
+    evaluates(
+        *("compare", bubbles_path, "--results", tmp_path / "stale.json"),
+        *("--output", tmp_path / "report"),
+    )
+    (row,) = csv.DictReader((tmp_path / "report" / "report.csv").read_text().splitlines())
+    assert float(row["executed_steps"]) == pytest.approx(alone["executed_steps"])
+    assert float(row["scoring_flops_per_token"]) == pytest.approx(alone["flops_per_token"])
+    files = ("--sets", "ptb", "--files.ptb", corpus["data_files"], "--text_field", "text")
+    target = tmp_path / "sets.json"
+    evaluates("zero_shot", "--ckpt", bubbles_path, *files, "--output", target, *FEW)
+    whole = json.loads(target.read_text())
+    for key in (*COST[:4], "nominal_steps", "nominal_flops_per_token"):
+        assert whole[key] == pytest.approx(whole["sets"]["ptb"][key])
+    assert whole["executed_steps"] != pytest.approx(whole["nominal_steps"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (MoRLM, {"thinking_steps": 2, "capacities": (0.75, 0.5)}),
+        (PonderLM, {"thinking_steps": 2, "tau": 0.4, "inference": "sequential"}),
+    ],
+)
+def test_flops_of_other_methods_follow_their_steps(
+    kind, changes, score, corpus, train_checkpoint, tmp_path
+):
+    path = train_checkpoint(tmp_path / "own.ckpt", LocalText(**corpus), kind, **changes)
+    result, model = score(path, *FEW)[0], build_model(read_checkpoint(path))
+    assert result["nominal_flops_per_token"] == model.flops_per_token(32)
+    assert result["nominal_steps"] == 2
+    flops = tokens = 0
+    for window in windows_of(corpus, FEW[1]):
+        found = {}
+        model.recorded(
+            window, thinking_steps=lambda executed, most, to=found: to.update(e=executed)
+        )
+        executed, real = found["e"][0], window["mask"][0]
+        tokens += int(real.sum())
+        flops += by_hand(model, executed[real])
+    assert result["flops_per_token"] == pytest.approx(flops / tokens, rel=1e-12)
+
+
+def by_hand(model, executed):
+    """FLOPs of a window whose tokens (T,) took ``executed`` additional steps."""
+    config, network = model.config, model.network
+    weights = sum(p.numel() for p in network.blocks.parameters() if p.dim() == 2)
+    taken = [int((executed >= step).sum()) for step in range(config.thinking_steps + 1)]
+    routers = 2 * config.dim * config.thinking_steps * len(executed)  # MoR's
+    if isinstance(model, PonderLM):  # one sequence of slots, and a router of K + 1 outputs
+        taken, routers = [sum(taken)], 2 * network.router.weight.numel() * len(executed)
+    pairs = config.num_layers * sum(4 * config.dim * n * (n + 1) // 2 for n in taken)
+    head = 2 * config.dim * config.padded_vocab_size * len(executed)
+    return 2 * weights * sum(taken) + pairs + routers + head
+
+
+def test_mixture_of_recursions_counts_the_steps_it_generates_with(
+    evaluates, corpus, train_checkpoint, tmp_path
+):
+    changes = {"thinking_steps": 2, "capacities": (0.75, 0.5)}
+    path = train_checkpoint(tmp_path / "own.ckpt", LocalText(**corpus), MoRLM, **changes)
+    content = torch.load(path, weights_only=True)
+    for key, value in content["state_dict"].items():
+        if "routers" in key:
+            value.fill_(-9.0 if key.endswith("bias") else 0.0)  # nobody recurs
+    torch.save(content, path)
+    words = ["--prompt", "a", "--max_new_tokens", "5", "--temperature", "0"]
+    assert "--- 0.00 additional steps a token" in evaluates("generate", "--ckpt", path, *words)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_models.flops import attention_flops
+from lightning_models.layers import record, wants
 from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import Likelihood, LossOutput, Mean, Term
@@ -58,6 +59,11 @@ class MoRLM(DepthLM):
         """``exact`` where it is causal, else ``noncausal``."""
         return "exact" if self.causal else "noncausal"
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether more than a text's length decides how many of its tokens take a recursion."""
+        return self.config.eval_routing == "threshold" and self.config.chooses
+
     def build_network(self) -> MoRNetwork:
         """Returns a freshly initialised network."""
         return MoRNetwork(self.config)
@@ -84,13 +90,20 @@ class MoRLM(DepthLM):
         return output
 
     def read(self, batch: dict[str, Any], every_depth: bool) -> tuple[Tensor, Tensor]:
-        """Returns states and executed recursions by ``eval_routing``; see ``DepthLM``."""
+        """Returns states and executed recursions by ``eval_routing``; see ``DepthLM``.
+
+        Records ``flops``, see ``LanguageModel.adaptive``.
+        """
+        valid = batch.get("mask", torch.ones_like(batch["tokens"], dtype=torch.bool))
         found: Recursed = self.network(
             batch["tokens"],
             every_depth=every_depth,
-            valid=batch.get("mask"),
+            valid=valid,
             routing=self.config.eval_routing,
         )
+        if wants("flops"):
+            flops = self._executed_flops(found.executed, valid)
+            record("flops", flops=flops, tokens=valid.sum(dim=1))
         return found.states, found.executed
 
     def init_cache(  # type: ignore[override]
@@ -111,15 +124,21 @@ class MoRLM(DepthLM):
     def decode_step(  # type: ignore[override]
         self, cache: RecursionCache, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
-        h = self.network(tokens[:, None], cache, routing="threshold").states
+        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
+
+        Records ``generated_steps``: ``steps`` (B,) int64, the additional steps of each token.
+        """
+        found: Recursed = self.network(tokens[:, None], cache, routing="threshold")
+        record("generated_steps", steps=found.executed[:, 0])
+        h = found.states
         logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
         return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
 
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the forward FLOPs per token under expert choice, by part; see ``LanguageModel``.
 
-        Threshold routing costs as much where it takes as many tokens as the capacities say.
+        Threshold routing costs as much where it takes as many tokens as the capacities say; what
+        it takes is what ``score`` records.
         """
         shares = [quota(capacity, context) / context for capacity in self.config.capacities]
         return self.flops_of_shares(context, shares)
@@ -143,6 +162,17 @@ class MoRLM(DepthLM):
             missing = (most - steps) / (most - usual)
             shares = [1 - (1 - capacity) * missing for capacity in capacities]
         return self.flops_of_shares(context, shares)
+
+    def _executed_flops(self, executed: Tensor, valid: Tensor) -> Tensor:
+        """Returns the FLOPs (B,) float64 of texts whose tokens (B, T) took ``executed`` steps."""
+        depths = torch.arange(1, self.config.thinking_steps + 1, device=executed.device)
+        taken = ((executed[..., None] >= depths) & valid[..., None]).sum(dim=1).tolist()  # (B, K)
+        lengths = [max(1, length) for length in valid.sum(dim=1).tolist()]
+        flops = [
+            n * sum(self.flops_of_shares(n, [count / n for count in counts]).values())
+            for n, counts in zip(lengths, taken, strict=True)
+        ]
+        return torch.tensor(flops, dtype=torch.float64) * valid.any(dim=1).cpu()
 
     def flops_of_shares(self, context: int, shares: Sequence[float]) -> dict[str, float]:
         """Returns the forward FLOPs per token by part, if such shares take the recursions."""
