@@ -47,7 +47,7 @@ class LatentThoughtConfig(DecoderConfig):
     """Latent vectors that a layer reads; layered, the paper's N_z = 24 are 8, 4 and 2 per layer."""
     latent_positions: Literal["index", "spread", "public"] = "index"
     """Rotary positions of a layer's latent keys: index: 0, 1, ...; spread: evenly over block_size;
-    public: multiples of block_size over all latent vectors, as in the public code."""
+    public: multiples of block_size // num_latents, a whole number, as in the public code."""
     prior: Literal["normal", "transport"] = "normal"
     """p(z): normal: N(0, I); transport: z = f(z0) of normal z0 with a learned transformer f."""
     prior_layers: int = 2
@@ -68,6 +68,9 @@ class LatentThoughtConfig(DecoderConfig):
     """Moments of the inner AdamW."""
     inner_weight_decay: float = 0.0
     """Weight decay of the inner AdamW."""
+    init_mean_std: float = 0.0
+    """Deviation of the normal noise that means of q start from; 0: they start at 0. The public code
+    trains with 0.01."""
     init_log_variance: float = -5.0
     """Log-variance of q before the first step, up to normal noise of deviation 0.1."""
     noise: Literal["fixed", "resampled"] = "fixed"
@@ -120,6 +123,8 @@ class LatentThoughtConfig(DecoderConfig):
             )
         if not 0 <= self.inner_weight_decay < math.inf:
             raise ValueError(f"inner_weight_decay ({self.inner_weight_decay}) must be 0 or above")
+        if not 0 <= self.init_mean_std < math.inf:
+            raise ValueError(f"init_mean_std ({self.init_mean_std}) must be 0 or above")
         if not math.isfinite(self.init_log_variance):
             raise ValueError(
                 f"init_log_variance ({self.init_log_variance}) must be finite, e.g. -5"
@@ -130,6 +135,12 @@ class LatentThoughtConfig(DecoderConfig):
             raise ValueError(f"kl_annealing ({self.kl_annealing}) must be in [0, 1] (of the run)")
 
     def _check_combinations(self) -> None:
+        if self.latent_positions == "public" and self.block_size < self.num_latents:
+            raise ValueError(
+                f"latent_positions (public) are multiples of block_size // {self.num_latents} "
+                f"latents, which needs a block_size of at least {self.num_latents}, not "
+                f"{self.block_size}; set latent_positions=index"
+            )
         if self.slow_gradient == "trajectory" and self.inference != "variational":
             raise ValueError(
                 f"slow_gradient (trajectory) sums over the inner steps of variational inference, "

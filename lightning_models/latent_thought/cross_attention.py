@@ -46,7 +46,7 @@ def latent_positions(config: LatentThoughtConfig, device: torch.device) -> Tenso
     if config.latent_positions == "spread":
         return index * (config.block_size / config.latents_per_layer)
     if config.latent_positions == "public":
-        # NOTE(paper): with layered vectors all of a layer's positions lie in the first 1/L of the
-        # context, which looks like a slip.
-        return index * (config.block_size / config.num_latents)
+        # NOTE(paper): the public code divides whole numbers; with layered vectors all of a layer's
+        # positions lie in the first 1/L of the context, which looks like a slip.
+        return index * (config.block_size // config.num_latents)
     return index

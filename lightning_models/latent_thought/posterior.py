@@ -143,7 +143,7 @@ def _variational(problem: Problem, noise: Noise, loop: InnerLoop) -> Posterior:
     if loop.steps == 0:
         mean, log_variance = torch.zeros_like(start), torch.zeros_like(start)
         return Posterior(mean, log_variance, draws.at(0))
-    mean = torch.zeros_like(start).requires_grad_()
+    mean = _first_mean(config, noise, start).requires_grad_()
     log_variance = (config.init_log_variance + INIT_NOISE * start).requires_grad_()
     optimizer = loop.optimizer([mean, log_variance])
     for step in range(loop.steps):
@@ -157,6 +157,13 @@ def _variational(problem: Problem, noise: Noise, loop: InnerLoop) -> Posterior:
     known = problem.informed[:, None, None]
     mean, log_variance = (x.detach().masked_fill(~known, 0.0) for x in (mean, log_variance))
     return Posterior(mean, log_variance, _sample(mean, log_variance, draws.at(loop.steps)))
+
+
+def _first_mean(config: LatentThoughtConfig, noise: Noise, like: Tensor) -> Tensor:
+    """Returns mu (B, Z, D) before the first step."""
+    if not config.init_mean_std:
+        return torch.zeros_like(like)
+    return config.init_mean_std * noise.draw(Purpose.START, 1)
 
 
 class _InnerDraws:
@@ -213,15 +220,18 @@ def divergence_floor(loop: InnerLoop) -> float:
     """Returns the KL divergence in nats per latent coordinate that inference can hardly go below.
 
     It is where the inner steps lead a coordinate of which the decoder makes no use: log-variances
-    start low, and Adam moves them by about a step size per step. 0 where inference has no steps.
+    start low, and Adam moves them by about a step size per step. Of a mean that does not start at 0
+    the start is taken to be one deviation. 0 where inference has no steps.
     """
     if loop.config.inference != "variational" or loop.steps == 0:
         return 0.0
     with torch.inference_mode(False), torch.enable_grad():
-        value = torch.tensor(loop.config.init_log_variance, dtype=torch.float64).requires_grad_()
-        optimizer = loop.optimizer([value])
+        starts = [loop.config.init_mean_std], [loop.config.init_log_variance]
+        mean, log_variance = (torch.tensor(x, dtype=torch.float64).requires_grad_() for x in starts)
+        optimizer = loop.optimizer([mean, log_variance])
         for step in range(loop.steps):
-            value.grad = 0.5 * (value.detach().exp() - 1)
+            mean.grad = mean.detach().clone()
+            log_variance.grad = 0.5 * (log_variance.detach().exp() - 1)
             loop.set_rate(optimizer, step)
             optimizer.step()
-    return divergence(torch.zeros(1, dtype=torch.float64), value.detach()[None]).item()
+    return divergence(mean.detach(), log_variance.detach()).item()

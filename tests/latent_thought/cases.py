@@ -101,10 +101,13 @@ def reference_of(model):
 def fast_learning(model, slow, batch, use, rate=None):
     """The reference's inner loop on each row."""
     noise = noise_of(model, batch, use)
-    start, draws = noise.draw(Purpose.START), inner_draws(model, noise)
+    start, first = (noise.draw(Purpose.START, number) for number in range(2))
+    draws = inner_draws(model, noise)
     rate = model.config.inner_lr[1] if rate is None else rate
     return [
-        reference.FastLearning(slow, *row_of(batch, row), start[row], [d[row] for d in draws], rate)
+        reference.FastLearning(
+            slow, *row_of(batch, row), start[row], [d[row] for d in draws], rate, first[row]
+        )
         for row in range(len(start))
     ]
 

@@ -37,6 +37,13 @@ WRONG = [
     ({"inner_weight_decay": math.nan}, "inner_weight_decay (nan)", "0 or above"),
     ({"init_log_variance": math.nan}, "init_log_variance (nan)", "finite"),
     ({"init_log_variance": math.inf}, "init_log_variance (inf)", "finite"),
+    ({"init_mean_std": -0.1}, "init_mean_std (-0.1)", "0 or above"),
+    ({"init_mean_std": math.inf}, "init_mean_std (inf)", "0 or above"),
+    (
+        {"latent_positions": "public", "block_size": 5, "latents_per_layer": 3},
+        "latent_positions (public)",
+        "block_size of at least 6",
+    ),
     ({"noise": "none"}, "noise (none)", "fixed, resampled"),
     ({"bound_noise": "outer"}, "bound_noise (outer)", "fresh, inner"),
     ({"slow_gradient": "all"}, "slow_gradient (all)", "final, trajectory"),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lightning_models import TransformerLM
+from lightning_models import LatentThoughtConfig, TransformerLM
+from lightning_models.latent_thought.cross_attention import latent_positions
 from lightning_models.transformer import TransformerConfig
 from tests.latent_thought.cases import (
     SIZES,
@@ -16,13 +17,17 @@ from tests.latent_thought.cases import (
 )
 
 SPREAD = {"block_size": 12, "latents_per_layer": 3}
+UNEVEN = {"block_size": 26, "latents_per_layer": 5}
+"""26 // 10 and 26 // 5 are not 26 / 10 and 26 / 5."""
 CASES = {
     "layered-index": {},
     "layered-spread": {"latent_positions": "spread", **SPREAD},
     "layered-public": {"latent_positions": "public", **SPREAD},
+    "layered-public-uneven": {"latent_positions": "public", **UNEVEN},
     "shared-index": {"latents": "shared"},
     "shared-spread": {"latents": "shared", "latent_positions": "spread", **SPREAD},
     "shared-public": {"latents": "shared", "latent_positions": "public", **SPREAD},
+    "shared-public-uneven": {"latents": "shared", "latent_positions": "public", **UNEVEN},
     "one-latent": {"latents_per_layer": 1},
     "three-layers": {"num_layers": 3},
     "full-attention": {"window": None},
@@ -48,6 +53,23 @@ def test_log_probabilities_of_all_next_tokens(case):
         tokens, _ = row_of(batch, row)
         expected = slow.log_probs(tokens, z[row])
         torch.testing.assert_close(found[row, : len(tokens)], expected, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "layers", "each", "expected"),
+    [
+        (1024, 12, 8, [0, 10, 20, 30, 40, 50, 60, 70]),  # 96 latents, the public default
+        (1024, 12, 2, [0, 42]),
+        (1024, 8, 3, [0, 42, 84]),
+        (26, 2, 5, [0, 2, 4, 6, 8]),
+        (12, 2, 6, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_public_positions_are_multiples_of_a_whole_number(block_size, layers, each, expected):
+    """block_size // latents of all layers, an integer division as in the public code."""
+    sizes = {"block_size": block_size, "num_layers": layers, "latents_per_layer": each}
+    config = LatentThoughtConfig(**{**SIZES, **sizes, "latent_positions": "public"})
+    assert latent_positions(config, torch.device("cpu")).tolist() == expected
 
 
 def test_float32_is_close():

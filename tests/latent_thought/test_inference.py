@@ -32,9 +32,15 @@ CASES = {
     "betas": {"inner_betas": (0.5, 0.999)},
     "no-momentum": {"inner_betas": (0.0, 0.95)},
     "from-the-prior": {"init_log_variance": 0.0},
+    "means-off-zero": {"init_mean_std": 0.7},
     "shared": {"latents": "shared"},
     "transport": {"prior": "transport"},
-    "public": {"inner_schedule": "cosine", "inner_betas": (0.9, 0.999), "inner_weight_decay": 0.01},
+    "public": {
+        "inner_schedule": "cosine",
+        "inner_betas": (0.9, 0.999),
+        "inner_weight_decay": 0.01,
+        "init_mean_std": 0.01,
+    },
     "all-at-once": {"inner_schedule": "cosine", "noise": "resampled", "inner_weight_decay": 0.3},
 }
 EXACT = {"atol": 1e-9, "rtol": 1e-8}
@@ -201,12 +207,18 @@ def test_an_encoder_sees_no_padding():
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize("steps", [0, 1, 16])
-def test_the_floor_of_the_divergence(steps, schedule):
+@pytest.mark.parametrize("deviation", [0.0, 0.01])
+def test_the_floor_of_the_divergence(steps, schedule, deviation):
     """Where inference leads a posterior of which the decoder makes no use.
 
-    Up to the noise that log-variances start with, which the floor leaves out.
+    Up to the noise that means and log-variances start with, which the floor leaves out.
     """
-    model = build(inner_steps=steps, inner_schedule=schedule, inner_lr=(0.3, 0.3))
+    model = build(
+        inner_steps=steps,
+        inner_schedule=schedule,
+        inner_lr=(0.3, 0.3),
+        init_mean_std=deviation,
+    )
     expected = reference.floor(model.config, 0.3)
     assert divergence_floor(InnerLoop(model.config, 0.3)) == pytest.approx(expected, rel=1e-9)
     with torch.no_grad():

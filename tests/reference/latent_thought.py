@@ -48,7 +48,7 @@ class LatentThought:
         spacing = {
             "index": 1,
             "spread": config.block_size / count,
-            "public": config.block_size / total,
+            "public": config.block_size // total,
         }[config.latent_positions]
         first = layer * count if layered else 0
         return [(z[first + n], n * spacing) for n in range(count)]
@@ -201,13 +201,14 @@ class FastLearning:
         start: normals (Z, D) of the first log-variances.
         draws: normals (Z, D) of each step.
         rate: eta_fast of the first step.
+        first: normals (Z, D) that the first means are ``init_mean_std`` times.
     """
 
-    def __init__(self, model, tokens, targets, start, draws, rate):
+    def __init__(self, model, tokens, targets, start, draws, rate, first=0.0):
         self.model, self.tokens, self.targets = model, tokens, targets
         self.gradients = {name: torch.zeros_like(w) for name, w in model.weights.items()}
         config = model.config
-        mean = torch.zeros_like(start)
+        mean = torch.zeros_like(start) + config.init_mean_std * first
         log_variance = config.init_log_variance + 0.1 * start
         self.path = [(mean, log_variance)]
         optimizers = [AdamW(config.inner_betas, config.inner_weight_decay) for _ in range(2)]
@@ -245,10 +246,16 @@ def langevin(model, tokens, targets, start, draws):
 
 
 def floor(config, rate):
-    """KL of one coordinate of which the decoder makes no use, behind the inner steps."""
-    log_variance = torch.tensor(config.init_log_variance, dtype=torch.float64)
-    optimizer = AdamW(config.inner_betas, config.inner_weight_decay)
+    """KL of one coordinate of which the decoder makes no use, after the inner steps.
+
+    Its mean starts one deviation from 0.
+    """
+    starts = config.init_mean_std, config.init_log_variance
+    mean, log_variance = (torch.tensor(x, dtype=torch.float64) for x in starts)
+    optimizers = [AdamW(config.inner_betas, config.inner_weight_decay) for _ in range(2)]
     for step in range(config.inner_steps):
-        slope = (log_variance.exp() - 1) / 2
-        log_variance = optimizer.updated(log_variance, slope, step_size(config, rate, step))
-    return divergence(torch.zeros(1), log_variance[None]).item() if config.inner_steps else 0.0
+        size = step_size(config, rate, step)
+        pull = (log_variance.exp() - 1) / 2
+        mean = optimizers[0].updated(mean, mean, size)
+        log_variance = optimizers[1].updated(log_variance, pull, size)
+    return divergence(mean[None], log_variance[None]).item() if config.inner_steps else 0.0
