@@ -15,6 +15,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONDA = {"pytorch_scatter": "torch-scatter", "pytorch": "torch", "flash-attn": "flash-attn"}
 UNPINNED = {"gpu", "quality"}  # not installed where the tests run
+PRODUCT = ("lightning_models", "datamodules", "callbacks", "training", "evaluation")
+MODULES = {"lm-eval": "lm_eval", "mauve-text": "mauve"}
+"""What is imported, where it is not the package's name with underscores."""
+INDIRECT = {"ruamel-yaml"}  # jsonargparse needs it for --print_config=comments
 
 
 def requirements(lines):
@@ -42,6 +46,19 @@ def test_environment_names_every_dependency_with_its_range():
     everything = PROJECT["dependencies"] + [line for extra in EXTRAS.values() for line in extra]
     ours, conda = requirements(everything), requirements(conda_lines())
     assert {name: str(r) for name, r in conda.items()} == {n: str(r) for n, r in ours.items()}
+
+
+def test_every_dependency_of_the_product_is_imported():
+    lines = PROJECT["dependencies"] + EXTRAS["gpu"] + EXTRAS["quality"]
+    sources = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    text = "\n".join(path.read_text() for path in sources)
+    names = {name: MODULES.get(name, name.replace("-", "_")) for name in requirements(lines)}
+    unused = {
+        name
+        for name, module in names.items()
+        if not re.search(rf"^\s*(import|from) {module}\b", text, re.M)
+    }
+    assert unused == INDIRECT
 
 
 def test_constraints_pin_every_installed_dependency_inside_its_range():
