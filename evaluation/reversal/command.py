@@ -9,8 +9,9 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.checkpoint.classes import import_packages
-from evaluation.checkpoint.corpus import build_tokenizer
+from evaluation.checkpoint.corpus import build_data, build_tokenizer
 from evaluation.checkpoint.device import Device, Precision, pick_device
+from evaluation.checkpoint.provenance import count_train_tokens, non_embedding_parameters
 from evaluation.checkpoint.rebuild import build_model, changed_fields
 from evaluation.console import format_columns, format_table
 from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
@@ -27,7 +28,7 @@ from evaluation.reversal.probe import (
     single_tokens,
 )
 from evaluation.samples import check_vocabulary
-from lightning_models.checkpoint import read_checkpoint
+from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.layers import recording
 
 DPI = 150
@@ -43,7 +44,7 @@ class ReversalReport:
     left_out: int
     """Names that are not a single token."""
     source: dict[str, Any]
-    """``model`` and ``checkpoint`` or ``hf``: who was asked."""
+    """``model`` and ``checkpoint`` or ``hf``: who was asked; of a checkpoint its sizes, too."""
     settings: dict[str, Any]
     cost: Cost | None = None
     """Of the answers; None for models of other libraries, which we do not count."""
@@ -223,7 +224,13 @@ def _load_own(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any
     tokenizer = build_tokenizer(checkpoint)
     model = build_model(checkpoint, settings["set"]).to(device)
     check_vocabulary(model, tokenizer)
-    source = {"model": type(model).__name__, "checkpoint": str(checkpoint.path), "hf": None}
+    source = {
+        "model": type(model).__name__,
+        "parameters": non_embedding_parameters(model),
+        "train_tokens": _train_tokens(checkpoint),
+        "checkpoint": str(checkpoint.path),
+        "hf": None,
+    }
     how = {
         "tokenizer": tokenizer.name,
         "device": str(device),
@@ -231,6 +238,14 @@ def _load_own(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any
         "trained_on": checkpoint.data_state.get("fingerprint"),
     }
     return OwnModel(model, tokenizer, settings.precision), source, how
+
+
+def _train_tokens(checkpoint: Checkpoint) -> int | None:
+    """Returns the lexical tokens of the training text; None where that is not prepared here."""
+    try:
+        return count_train_tokens(checkpoint, build_data(checkpoint))
+    except ValueError:  # the probe needs no text
+        return None
 
 
 def _load_hub(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any]]:

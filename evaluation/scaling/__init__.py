@@ -1,4 +1,4 @@
-"""Command ``scaling``: power laws through results of several sizes.
+"""Command ``scaling``: power laws and logarithmic lines through results of several sizes.
 
 ===========  =======================================================================================
 file         what it holds

@@ -1,4 +1,4 @@
-"""The picture of a scaling fit (Fig. 2 of the Thought Gestalt paper)."""
+"""The picture of a scaling fit (Fig. 2 and 5 of the Thought Gestalt paper)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from evaluation.picture import label_sizes
-from evaluation.scaling.fit import PowerLaw
-from evaluation.scaling.runs import Axis, Run
+from evaluation.scaling.fit import Curve
+from evaluation.scaling.runs import LOSS_KEY, Axis, Run
 
 COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#9a5fb0", "#8a8f98", "#b8433f")
 MARKERS = "osD^vP"
@@ -17,14 +17,18 @@ Y_TICKS = 5
 
 
 def scaling_figure(
-    groups: Mapping[str, Sequence[Run]], fits: Mapping[str, PowerLaw], axis: Axis
+    groups: Mapping[str, Sequence[Run]],
+    fits: Mapping[str, Curve],
+    axis: Axis,
+    y: str = LOSS_KEY,
 ) -> Any:
-    """Returns loss over size in log-log space: a point a run, a line a group.
+    """Returns values over size where their curves are lines: a point a run, a line a group.
 
     Args:
         groups: runs of each group, smallest first.
         fits: the curve of each group.
         axis: what x is.
+        y: key of the values.
     """
     from matplotlib.figure import Figure
 
@@ -34,28 +38,29 @@ def scaling_figure(
         colour = COLOURS[number % len(COLOURS)]
         sizes, fit = np.array([run.x for run in runs]), fits[name]
         line = np.geomspace(sizes[0], sizes[-1], 50)
-        ax.plot(line, [fit.loss_at(x) for x in line], linewidth=1.5, color=colour)
+        ax.plot(line, [fit.value_at(x) for x in line], linewidth=1.5, color=colour)
         shown = name.replace("$", r"\$")  # would start a formula
-        label = rf"{shown}: $\alpha_{EXPONENTS[axis]}$ = {fit.exponent:.3f}"
+        sign = rf"$\alpha_{EXPONENTS[axis]}$" if fit.law == "power" else "slope"
+        label = f"{shown}: {sign} = {fit.slope:.3f}"
         style: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "linestyle": ""}
-        ax.plot(sizes, [run.loss for run in runs], color=colour, label=label, **style)
-    _dress(ax, [run for runs in groups.values() for run in runs], axis)
-    return figure
-
-
-def _dress(ax: Any, runs: Sequence[Run], axis: Axis) -> None:
-    """Sets logarithmic scales with readable ticks, and labels."""
-    from matplotlib.ticker import NullLocator
-
+        ax.plot(sizes, [run.y for run in runs], color=colour, label=label, **style)
     ax.set_xscale("log")
-    ax.set_yscale("log")
-    losses = [run.loss for run in runs]
-    ticks = np.unique(np.geomspace(min(losses), max(losses), Y_TICKS).round(2))
-    ax.set_yticks(ticks, [f"{tick:.2f}" for tick in ticks])
-    ax.yaxis.set_minor_locator(NullLocator())
+    if all(fit.law == "power" for fit in fits.values()):
+        _log_values(ax, [run.y for runs in groups.values() for run in runs])
     label_sizes(ax.xaxis)
     ax.set_xlabel(LABELS[axis])
-    ax.set_ylabel("loss (nats per token)")
+    ax.set_ylabel("loss (nats per token)" if y == LOSS_KEY else y.replace("_", " "))
     ax.tick_params(which="both", labelsize=8)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _log_values(ax: Any, values: Sequence[float]) -> None:
+    """Sets a logarithmic scale of y with readable ticks."""
+    from matplotlib.ticker import NullLocator
+
+    ax.set_yscale("log")
+    ticks = np.unique(np.geomspace(min(values), max(values), Y_TICKS).round(2))
+    ax.set_yticks(ticks, [f"{tick:.2f}" for tick in ticks])
+    ax.yaxis.set_minor_locator(NullLocator())

@@ -1,4 +1,4 @@
-"""Runs of a scaling fit, read from the result files of ``evaluate.py perplexity``."""
+"""Runs of a scaling fit, read from result files of ``evaluate.py``."""
 
 import glob
 import math
@@ -9,14 +9,15 @@ from typing import Any, Literal
 
 from evaluation.output import read_json
 from evaluation.runs.folders import split_name
+from evaluation.scaling.fit import Law
 
 Axis = Literal["tokens", "parameters"]
 
 AXIS_KEYS: dict[str, str] = {"tokens": "train_tokens", "parameters": "parameters"}
 """Axis -> key of the result files that has the size."""
 LOSS_KEY = "nats_per_token"
-SAME_FOR_ALL = ("split", "tokens", "counted", "likelihood")
-"""What results must agree in for their losses to be comparable."""
+SAME_FOR_ALL = ("split", "tokens", "counted", "likelihood", "pairs", "names")
+"""What results must agree in for their values to be comparable."""
 
 _UNKNOWN = {
     "train_tokens": "score the checkpoint where its training text is prepared (data.cache_dir)",
@@ -27,35 +28,37 @@ _UNKNOWN = {
 
 @dataclass(frozen=True)
 class Run:
-    """One result: a model of some size and its loss."""
+    """One result: a model of some size and what was measured of it."""
 
     group: str
     """Runs of one group share a curve."""
     file: str
     x: float
     """Training tokens or parameters."""
-    loss: float
-    """Nats per token."""
+    y: float
+    """The value that is fitted; by default nats per token."""
     content: Mapping[str, Any]
     """The whole result."""
 
 
-def read_runs(words: Sequence[str], axis: Axis) -> list[Run]:
+def read_runs(words: Sequence[str], axis: Axis, y: str = LOSS_KEY, law: Law = "power") -> list[Run]:
     """Returns the runs that the command line names, in its order.
 
     Args:
         words: ``[NAME=]FILE`` or ``[NAME=]PATTERN``, a pattern as in ``'runs/tg_*/test.json'``. The
             name is the group; without it that is the class of the model.
-        axis: what the losses are fitted over.
+        axis: what the values are fitted over.
+        y: key of the values.
+        law: of the curve; values of a power law are positive.
 
     Raises:
-        ValueError: if a file is missing or is no result, or a number in it is missing or not
-            positive.
+        ValueError: if a file is missing or is no result, or a number in it is missing, or not
+            positive and must be.
     """
     runs = []
     for word in words:
         name, pattern = split_name(word)
-        runs += [_read_run(path, name, axis) for path in _files(pattern)]
+        runs += [_read_run(path, name, axis, y, law) for path in _files(pattern)]
     return runs
 
 
@@ -72,14 +75,13 @@ def _files(pattern: str) -> list[Path]:
     return sorted(found)
 
 
-def _read_run(path: Path, name: str | None, axis: Axis) -> Run:
+def _read_run(path: Path, name: str | None, axis: Axis, y: str, law: Law) -> Run:
     content = _content(path)
     group = content.get("model") if name is None else name
     if not isinstance(group, str):
         raise ValueError(f"runs ({path}) does not say its model; name its group: NAME={path}")
-    key = AXIS_KEYS[axis]
-    x, loss = _positive(content, key, path), _positive(content, LOSS_KEY, path)
-    return Run(group, str(path), x, loss, content)
+    x = _number(content, AXIS_KEYS[axis], path, positive=True)
+    return Run(group, str(path), x, _number(content, y, path, positive=law == "power"), content)
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -89,21 +91,21 @@ def _content(path: Path) -> dict[str, Any]:
     return content
 
 
-def _positive(content: Mapping[str, Any], key: str, path: Path) -> float:
+def _number(content: Mapping[str, Any], key: str, path: Path, *, positive: bool) -> float:
     """Returns a number of a result.
 
     Raises:
-        ValueError: if it is missing, null, or not positive and finite.
+        ValueError: if it is missing, null, not finite, or not positive and must be.
     """
     value = content.get(key)
     if value is None:
-        raise ValueError(f"runs ({path}) does not know its {key}; {_UNKNOWN[key]}")
+        cure = _UNKNOWN.get(key, "give results that have it, or another --y")
+        raise ValueError(f"runs ({path}) does not know its {key}; {cure}")
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise ValueError(
-            f"runs ({path}): {key} ({value!r}) must be a number above 0, as its logarithm is "
-            "fitted; leave this run out"
-        )
+    if not number or not math.isfinite(value) or (positive and value <= 0):
+        wanted = "a number above 0, as its logarithm is fitted" if positive else "a finite number"
+        cure = "leave this run out" if key in _UNKNOWN else "leave this run out, or set --law log"
+        raise ValueError(f"runs ({path}): {key} ({value!r}) must be {wanted}; {cure}")
     return float(value)
 
 

@@ -263,6 +263,29 @@ def test_own_names_and_bf16(own_run, evaluates, tmp_path):
     assert rounded["normal_target"] == pytest.approx(exact["normal_target"], rel=2e-2)
 
 
+def test_results_say_the_sizes_that_curves_are_fitted_over(own_run, evaluates, tmp_path):
+    target, other = tmp_path / "probe.json", tmp_path / "perplexity.json"
+    evaluates("reversal", "--ckpt", own_run, "--pairs", "4", "--output", target)
+    evaluates("perplexity", "--ckpt", own_run, "--limit_batches", "1", "--output", other)
+    probe, scored = (json.loads(path.read_text()) for path in (target, other))
+    for key in ("train_tokens", "parameters"):
+        assert probe[key] == scored[key] > 0
+    larger = tmp_path / "larger.json"
+    larger.write_text(json.dumps({**probe, "train_tokens": 4 * probe["train_tokens"]}))
+    options = ("--x", "tokens", "--y", "reversed_margin", "--law", "log")
+    assert "slope" in evaluates("scaling", target, larger, *options)
+
+
+def test_the_probe_needs_no_training_text(own_run, evaluates, tmp_path):
+    target, text = tmp_path / "probe.json", own_run.parent / "text.jsonl"
+    gone = text.rename(tmp_path / "gone.jsonl")
+    try:
+        evaluates("reversal", "--ckpt", own_run, "--pairs", "4", "--output", target)
+    finally:
+        gone.rename(text)
+    assert json.loads(target.read_text())["train_tokens"] is None
+
+
 def test_results_stand_side_by_side(own_run, evaluates, tmp_path):
     for seed in (0, 1):
         options = ("--pairs", "3", "--seed", seed, "--output", tmp_path / f"seed{seed}.json")

@@ -7,7 +7,7 @@ import pytest
 
 from evaluation.scaling.command import fit_scaling
 from evaluation.scaling.figure import scaling_figure
-from evaluation.scaling.fit import fit_power_law, multipliers
+from evaluation.scaling.fit import fit_curve, multipliers
 from evaluation.scaling.runs import read_runs
 
 TABLE_2 = {
@@ -97,18 +97,28 @@ def test_the_papers_table_gives_the_papers_numbers(
 
 def test_a_power_law_is_recovered():
     sizes = [1e3, 7e4, 2e6, 9e6]
-    fit = fit_power_law(sizes, [(5e9 / x) ** 0.12 for x in sizes])
-    assert fit.exponent == pytest.approx(0.12, rel=1e-9)
+    fit = fit_curve(sizes, [(5e9 / x) ** 0.12 for x in sizes])
+    assert fit.slope == pytest.approx(0.12, rel=1e-9)
     assert fit.constant == pytest.approx(5e9, rel=1e-6)
     assert fit.r2 == pytest.approx(1.0)
-    assert fit.loss_at(7e4) == pytest.approx((5e9 / 7e4) ** 0.12)
-    assert fit.size_for(fit.loss_at(3e5)) == pytest.approx(3e5)
+    assert fit.value_at(7e4) == pytest.approx((5e9 / 7e4) ** 0.12)
+    assert fit.size_for(fit.value_at(3e5)) == pytest.approx(3e5)
+
+
+def test_a_line_over_the_logarithm_is_recovered():
+    sizes = [12e6, 20e6, 30e6, 50e6]
+    fit = fit_curve(sizes, [1.4 - 0.263 * math.log(x / 3e7) for x in sizes], "log")
+    assert fit.slope == pytest.approx(0.263)
+    assert fit.value_at(3e7) == pytest.approx(1.4)
+    assert fit.r2 == pytest.approx(1.0)
+    assert fit.size_for(1.4) == pytest.approx(3e7)
+    assert fit.value_at(fit.constant) == pytest.approx(0, abs=1e-9)
 
 
 def test_least_squares_leaves_residuals_that_no_line_explains():
     sizes, losses = [10.0, 100.0, 1000.0], [4.0, 3.5, 2.5]
-    fit = fit_power_law(sizes, losses)
-    rest = [math.log(y) - math.log(fit.loss_at(x)) for x, y in zip(sizes, losses, strict=True)]
+    fit = fit_curve(sizes, losses)
+    rest = [math.log(y) - math.log(fit.value_at(x)) for x, y in zip(sizes, losses, strict=True)]
     assert sum(rest) == pytest.approx(0, abs=1e-12)
     assert sum(r * math.log(x) for r, x in zip(rest, sizes, strict=True)) == pytest.approx(0)
     mean = sum(map(math.log, losses)) / 3
@@ -118,9 +128,9 @@ def test_least_squares_leaves_residuals_that_no_line_explains():
 
 def test_a_model_that_needs_half_the_text_has_multiplier_two():
     sizes = [1e6, 4e6, 9e6]
-    baseline = fit_power_law(sizes, [(8e9 / x) ** 0.1 for x in sizes])
+    baseline = fit_curve(sizes, [(8e9 / x) ** 0.1 for x in sizes])
     losses = [(8e9 / (2 * x)) ** 0.1 for x in sizes]
-    own = fit_power_law(sizes, losses)
+    own = fit_curve(sizes, losses)
     for x, loss in zip(sizes, losses, strict=True):
         found = multipliers(baseline, own, x, loss)
         assert found.measured == pytest.approx(2)
@@ -177,6 +187,43 @@ def test_what_makes_losses_incomparable_is_told(result):
     ]
 
 
+def test_the_probe_over_data_is_fitted(result, evaluates, tmp_path):
+    """Fig. 5 of Thought Gestalt: the target's NLL, and margins, which are negative."""
+    target, picture = tmp_path / "fit.json", tmp_path / "fit.png"
+    words = []
+    for group, slope in (("GPT-2", 0.127), ("TG", 0.263)):
+        for size in (12_000_000, 20_000_000, 50_000_000):
+            nll = 9 - slope * math.log(size)
+            values = {"reversed_target": nll, "reversed_margin": slope * math.log(size) - 9}
+            result(f"{group}_{size}", train_tokens=size, nats_per_token=..., pairs=7, **values)
+        words.append(f"{group}={tmp_path}/{group}_*.json")
+    files = ("--output", target, "--plot", picture)
+    for y, sign in (("reversed_target", 1), ("reversed_margin", -1)):
+        how = ("--x", "tokens", "--y", y, "--law", "log", "--baseline", "GPT-2")
+        printed = evaluates("scaling", *words, *how, *files)
+        written = json.loads(target.read_text())
+        assert written["y"] == y
+        slopes = {name: fit["slope"] for name, fit in written["fits"].items()}
+        assert slopes == pytest.approx({"GPT-2": sign * 0.127, "TG": sign * 0.263})
+        assert f"{sign * 0.263:.4f}" in printed
+        assert y.replace("_", " ") in printed
+        assert (f"note: {y} of TG does not fall" in printed) == (sign < 0)
+        (largest,) = (r for r in written["fits"]["TG"]["runs"] if r["train_tokens"] == 50_000_000)
+        assert largest[y] == pytest.approx(sign * (9 - 0.263 * math.log(50e6)))
+    runs = read_runs(words, "tokens", "reversed_margin", "log")
+    report = fit_scaling(runs, "tokens", y="reversed_margin", law="log")
+    (ax,) = scaling_figure(report.groups, report.fits, "tokens", "reversed_margin").axes
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear")
+    assert ax.get_ylabel() == "reversed margin"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_probes_of_other_pairs_are_told(result):
+    files = [str(result(f"p{n}", train_tokens=n, pairs=n)) for n in (200, 100)]
+    notes = fit_scaling(read_runs(files, "tokens"), "tokens").notes
+    assert "the runs differ in pairs: 100, 200" in notes
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "expected"),
     [
@@ -184,6 +231,13 @@ def test_what_makes_losses_incomparable_is_told(result):
         ({"train_tokens": None}, [], "does not know its train_tokens; score the checkpoint where"),
         ({"nats_per_token": ...}, [], "does not know its nats_per_token; give results of"),
         ({"nats_per_token": 0}, [], "nats_per_token (0) must be a number above 0"),
+        ({}, ["--y", "margin"], "does not know its margin; give results that have it, or another"),
+        ({"margin": -1.5}, ["--y", "margin"], "margin (-1.5) must be a number above 0"),
+        (
+            {"margin": "x"},
+            ["--y", "margin", "--law", "log"],
+            "margin ('x') must be a finite number",
+        ),
         ({"train_tokens": -5}, [], "train_tokens (-5) must be a number above 0"),
         ({"train_tokens": "many"}, [], "train_tokens ('many') must be a number above 0"),
         ({"train_tokens": True}, [], "train_tokens (True) must be a number above 0"),
@@ -194,7 +248,7 @@ def test_what_makes_losses_incomparable_is_told(result):
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(result, fails, changes, options, expected):
-    files = result("first"), result("second", **changes)
+    files = result("first", margin=2.0), result("second", **changes)
     assert expected in fails("scaling", *files, "--x", "tokens", *options)
 
 
