@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from methods import METHODS
+from omegaconf import OmegaConf
 
 from lightning_models.optim import build_optimizer
 from training import LatentCLI, main
@@ -93,12 +94,55 @@ def representatives():
     )
 
 
+PUBLISHED = {
+    "transformer/ltm_76m": 105e9,
+    "latent_thought/ltm_small": 7e9,
+    "latent_thought/ltm_medium": 5.2e9,
+    "latent_thought/ltm_large": 3e9,
+    "latent_thought/ltm_large_public": 3e9,
+    "thoughtbubbles/772m": 2.5e9,
+    "thoughtbubbles/overfork_772m": 0.8e9,
+    "ponderlm/70m": 15e9,
+    "ponderlm/ponderlm1_70m": 15e9,
+    "ponderlm/410m": 10e9,
+    "ponderlm/ponderlm1_410m": 10e9,
+}
+"""Training tokens of the papers: LTM's Table 1 and section 3.3, Thoughtbubbles' section 3 and
+Table 4, PonderLM-3's section 4."""
+
+
 def stated_parameters(path):
     """The number in the file's heading, in millions, and whether it leaves embeddings out."""
     heading = " ".join(line for line in path.read_text().splitlines() if line.startswith("#"))
     found = re.search(r"([\d.]+) M (non-embedding )?parameters", heading)
     assert found, f"{path.name} does not say how many parameters it has"
     return found[1], bool(found[2])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_trains_on_as_many_tokens_as_the_paper(name):
+    config = OmegaConf.load(ROOT / "configs" / f"{name}.yaml")
+    tokens = config.trainer.max_steps * tokens_per_step(config)
+    assert tokens == pytest.approx(PUBLISHED[name], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "changes"),
+    [
+        ("ponderlm/ponderlm1_*", {"accumulate": False, "multiply_embedding": None}),
+        ("thinking_states/icot_*two_hop", {"removal": "steps"}),
+        (
+            "latent_thought/*_public",
+            {"init_mean_std": 0.01, "latent_positions": "public", "noise": "fixed"},
+        ),
+    ],
+)
+def test_a_baseline_is_the_one_that_the_paper_compares_with(pattern, changes):
+    paths = list((ROOT / "configs").glob(f"{pattern}.yaml"))
+    assert paths
+    for path in paths:
+        config = OmegaConf.load(path).model.init_args.config
+        assert {key: config.get(key) for key in changes} == changes, path.name
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=ids)
@@ -117,6 +161,12 @@ def test_its_own_size_has_the_stated_parameters_and_a_small_one_learns(path, mon
     assert model.config.vocab_size > 0
     assert model.flops_per_token(model.config.block_size) > 2 * count * 0.5
     assert_learns(shrunk(model), FORMATS[type(model)].batch())
+
+
+def tokens_per_step(config):
+    """Tokens of an optimiser step of a config on one device."""
+    data, trainer = config.data.init_args, config.trainer
+    return data.batch_size * data.block_size * trainer.get("accumulate_grad_batches", 1)
 
 
 def shrunk(model):

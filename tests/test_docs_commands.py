@@ -13,6 +13,7 @@ from functools import cache
 import paper_commands
 import pytest
 import torch
+from omegaconf import OmegaConf
 from paper_commands import DOCS, METHODS, ROOT
 
 from datamodules.reasoning import align
@@ -218,8 +219,29 @@ def test_runs_that_are_evaluated_are_trained_on_the_page(method):
     made = trained(method)
     for words in filter(is_evaluation, paper_commands.commands_of(method)):
         for name in runs_named(words):
-            found = name == ANY_RUN or any(fnmatch(folder, name) for folder in made)
+            found = name == ANY_RUN or any(
+                fnmatch(folder, name) or name.startswith(f"{folder}/") for folder in made
+            )
             assert found, f"nothing on the page trains {name}: {' '.join(words)}"
+
+
+def test_the_large_ltm_is_scored_at_the_checkpoint_of_table_1():
+    """0.9 B tokens: a step at which its run keeps a checkpoint, in the folder that it makes."""
+    (scored,) = (
+        value_of(words, "--ckpt")
+        for words in paper_commands.commands_of("latent_thought")
+        if words[2] == "zero_shot" and value_of(words, "--ckpt").startswith("runs/ltm/large")
+    )
+    fit = trained("latent_thought")["runs/ltm/large"]
+    (path,) = [word for word in fit if word.startswith("configs/latent_thought/")]
+    config = OmegaConf.load(ROOT / path)
+    data, trainer = config.data.init_args, config.trainer
+    tokens_per_step = data.batch_size * data.block_size * trainer.accumulate_grad_batches
+    folder = "runs/ltm/large/LatentThoughtLM/version_0/checkpoints"
+    step = int(re.fullmatch(rf"{folder}/step=(\d+)\.ckpt", scored)[1])
+    assert step * tokens_per_step == pytest.approx(0.9e9, rel=0.01)
+    assert step % int(value_of(fit, "--checkpoint.every_n_train_steps")) == 0
+    assert value_of(fit, "--checkpoint.save_top_k") == "-1"
 
 
 @pytest.fixture(scope="module")
