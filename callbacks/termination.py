@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -11,6 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.trainer_state import in_accumulation
+
+SAME_REQUEST_SECONDS = 1.0
 
 
 class Terminated(Exception):  # noqa: N818 - it is no error
@@ -29,9 +32,11 @@ class Termination(L.Callback):
     on all ranks at the same step whichever of them was asked. A validation is left at its next
     batch, behind a ``last.ckpt`` from which ``PendingValidation`` begins it anew; only where it
     falls between two accumulated micro-batches of several ranks, whose gradients a checkpoint does
-    not hold in every bit, its end and that of the step are waited for. A second signal ends the
-    process at once. A run that ends by itself in the meantime ends as always. Where SIGINT is
-    ignored, as in background jobs of a shell script, it stays so.
+    not hold in every bit, its end and that of the step are waited for. A second SIGINT ends the
+    process at once, as does a SIGTERM more than a second after the first; an earlier one is the
+    same request (``timeout`` and launchers signal the process and its group). A run that ends by
+    itself in the meantime ends as always. Where SIGINT is ignored, as in background jobs of a shell
+    script, it stays so.
 
     Lightning's own handlers end without a checkpoint, and with several ranks that of SIGTERM
     communicates from within the handler.
@@ -39,11 +44,13 @@ class Termination(L.Callback):
 
     def __init__(self) -> None:
         self._asked: int | None = None  # the signal
+        self._asked_at = 0.0
         self._ending: signal.Signals | None = None  # the one that all ranks have agreed on
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listens from now on; the trainer puts the former handler back when it ends."""
         self._asked = signal.SIGTERM if trainer.received_sigterm else None
+        self._asked_at = time.monotonic()
         self._ending = None
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._note)
@@ -51,10 +58,12 @@ class Termination(L.Callback):
                 signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked is not None:
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked, self._asked_at = number, now
+        elif number == signal.SIGINT or now - self._asked_at > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._asked = number
 
     def on_train_batch_end(
         self,

@@ -5,7 +5,12 @@ after a mid-epoch resume. `BatchLoader` is not a DataLoader: it is an iterable t
 the batch where training stands.
 """
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -98,6 +103,43 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+_IGNORES_ENDS = hasattr(signal, "sigwaitinfo")  # not on macOS: torch's own handling stays there
+
+
+@contextmanager
+def _ends_deferred() -> Iterator[None]:
+    """Holds back SIGTERM and SIGINT; workers started meanwhile begin with both blocked."""
+    if not _IGNORES_ENDS:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent_only(parent: int, worker_id: int) -> None:
+    """Has a worker ignore SIGTERM and SIGINT, unless the SIGTERM is sent by its parent.
+
+    Schedulers, ``timeout`` and terminals signal all processes of a run at once, but training needs
+    its workers until the checkpoint. torch stops workers by SIGTERM where joining them fails; once
+    the parent has gone, torch's watchdog ends them within 5 s.
+    """
+    if not _IGNORES_ENDS:
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    threading.Thread(target=_await_parent, args=(parent,), daemon=True).start()
+
+
+def _await_parent(parent: int) -> None:
+    """Ends this process on the parent's SIGTERM; blocked signals are only ever seen here."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+        pass
+    os._exit(0)
+
+
 class BatchLoader:
     """Iterates over the batches of an epoch, from where training stands.
 
@@ -136,7 +178,9 @@ class BatchLoader:
         """Yields the batches from the next one to the end of its epoch."""
         first = self._position()
         end = first - first % self._epoch_batches + self._epoch_batches
-        for n, batch in enumerate(self._torch_loader(range(first, end)), start=first):
+        with _ends_deferred():
+            batches = iter(self._torch_loader(range(first, end)))
+        for n, batch in enumerate(batches, start=first):
             self._next = n + 1
             yield batch
 
@@ -151,6 +195,7 @@ class BatchLoader:
             collate_fn=_unchanged,
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
+            worker_init_fn=partial(_end_with_parent_only, os.getpid()),
             # A generator of its own: otherwise each epoch, validation too, would draw from the
             # global one.
             generator=torch.Generator(),

@@ -81,6 +81,35 @@ def test_it_saves_behind_the_step_in_work(run, tmp_path, number):
     assert stopped(run, tmp_path, 2, number=number, limit_val_batches=0) == [(3, False)]
 
 
+class EndedAtOnce(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("number", "window", "ends"),
+    [(signal.SIGTERM, 1.0, False), (signal.SIGTERM, -1.0, True), (signal.SIGINT, 1.0, True)],
+)
+def test_a_second_signal(run, tmp_path, monkeypatch, number, window, ends):
+    """It ends the process at once, but a SIGTERM within a second is the first request again."""
+
+    class Again(L.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.fit_loop.epoch_loop.total_batch_idx == 2:
+                os.kill(os.getpid(), number)
+
+    def end(_):
+        raise EndedAtOnce
+
+    monkeypatch.setattr(signal, "raise_signal", end)
+    monkeypatch.setattr("callbacks.termination.SAME_REQUEST_SECONDS", window)
+    writer = SaveCheckpoints(monitor=None, save_top_k=0)
+    options = {"number": number, "enable_checkpointing": True, "limit_val_batches": 0}
+    with pytest.raises(EndedAtOnce if ends else Terminated):
+        run(2, writer, Again(), **options)
+    if not ends:
+        assert torch.load(last(tmp_path), weights_only=True)["global_step"] == 3
+
+
 def test_an_accumulated_step_is_finished_first(run, tmp_path):
     options = {"limit_val_batches": 0, "accumulate_grad_batches": 3}
     assert stopped(run, tmp_path, 3, **options) == [(2, False)]

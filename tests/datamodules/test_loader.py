@@ -1,3 +1,9 @@
+import multiprocessing
+import signal
+import subprocess
+import sys
+
+import pytest
 import torch
 
 from datamodules.loader import BatchLoader, TrainingSource, accumulation_group
@@ -72,3 +78,28 @@ def test_normalisers_are_those_of_the_whole_step():
 def test_repeating_epochs():
     source = TrainingSource(Numbers(), epoch_batches=2, repeat=True)
     assert [int(source.batch(n)["n"]) for n in range(5)] == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="who sent a signal is known there only")
+def test_workers_take_no_end_but_their_parents():
+    """Signals to the whole group reach workers that training still needs for its checkpoint."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    loader = BatchLoader(Numbers(), epoch_batches=200, num_workers=2)
+    epoch = iter(loader)
+    next(epoch)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for name in ("TERM", "INT"):
+        subprocess.run(["sh", "-c", f"kill -{name} " + " ".join(str(w.pid) for w in workers)])
+    assert [int(batch["n"]) for batch in epoch] == list(range(1, 200))
+    epoch = iter(loader)
+    next(epoch)
+    (worker, *_) = multiprocessing.active_children()
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for any ended worker
+    try:
+        worker.terminate()
+        worker.join(timeout=30)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    assert worker.exitcode == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

@@ -79,12 +79,15 @@ def step_lines(process):
             yield int(line.split()[1].rstrip(":").split("/")[0])
 
 
-def at_step(process, step, signum=signal.SIGKILL, delay=0.0):
-    """Sends a signal as soon as it reports that step; all its processes get a kill or Ctrl-C."""
+def at_step(process, step, signum=signal.SIGKILL, delay=0.0, group=None):
+    """Sends a signal as soon as it reports that step, to its whole group if ``group``.
+
+    Unless ``group`` is given, all its processes get a kill or Ctrl-C, as from a terminal.
+    """
     reached = next((n for n in step_lines(process) if n >= step), None)
     assert reached is not None, process.stderr.read()[-3000:]
     time.sleep(delay)
-    if signum in (signal.SIGKILL, signal.SIGINT):
+    if group if group is not None else signum in (signal.SIGKILL, signal.SIGINT):
         os.killpg(process.pid, signum)
     else:
         process.send_signal(signum)

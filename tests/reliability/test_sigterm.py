@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,13 +20,19 @@ SCHEDULE = (
 TWO = ("--trainer.devices=2", "--trainer.strategy=ddp")
 
 
-def terminated_once(text_file, folder, seed, *extra, number=signal.SIGTERM):
+TWO_WORKERS = ("--data.num_workers=2",)
+
+
+def terminated_once(
+    text_file, folder, seed, *extra, number=signal.SIGTERM, group=None, launcher=()
+):
     """Ends a run with a signal and goes on; returns where its end differs from a whole run's."""
     step = seeded(seed).randint(5, STEPS - 20)
     whole = Run(text_file, folder / "whole", *SCHEDULE, *extra)
     broken = Run(text_file, folder / "broken", *SCHEDULE, *extra)
+    broken.command[:0] = launcher
     processes = whole.start(), broken.start()
-    reached = at_step(processes[1], step, number)
+    reached = at_step(processes[1], step, number, group=group)
     errors = finished(processes[1], code=128 + number)
     head = f"stopped by {number.name} behind step"
     (line,) = [line for line in errors.splitlines() if head in line]
@@ -57,6 +64,48 @@ def test_at_other_moments(text_file, tmp_path, seed, extra):
 def test_ctrl_c(text_file, tmp_path, extra):
     """It reaches all processes of the terminal's job: ranks, and those that build batches."""
     assert terminated_once(text_file, tmp_path, 1, *extra, number=signal.SIGINT) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [TWO_WORKERS, (*TWO, *TWO_WORKERS)], ids=["w", "ddp"])
+def test_a_whole_process_group(text_file, tmp_path, extra):
+    """``kill -TERM -PGID``, and what SLURM sends: loader workers get the signal too."""
+    assert terminated_once(text_file, tmp_path, 3, *extra, group=True) == []
+
+
+def test_timeout(text_file, tmp_path):
+    """``timeout`` signals its child, and then its group with that child in it once more."""
+    launcher = ("timeout", "--kill-after=60", "300")
+    assert terminated_once(text_file, tmp_path, 4, *TWO_WORKERS, launcher=launcher) == []
+
+
+def test_workers_end_with_a_killed_parent(text_file, tmp_path):
+    run = Run(text_file, tmp_path / "run", "--trainer.max_steps=100000", *TWO_WORKERS)
+    process = run.start()
+    at_step(process, 3, signal.SIGSTOP)
+    workers = _children(process.pid)
+    try:
+        assert len(workers) == 2
+        process.kill()
+        deadline = time.monotonic() + 20
+        while any(map(_runs, workers)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not any(map(_runs, workers))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+
+
+def _children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _runs(pid):
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_second_ctrl_c_ends_at_once(text_file, tmp_path):
