@@ -1,6 +1,7 @@
 """Which errors are the user's to mend, and the one line they are told in."""
 
 import argparse
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def explain(error: BaseException) -> str | None:
     """
     for cause in _causes(error):
         if _is_ours(cause):
-            return str(cause)
+            return _without_worker(str(cause))
     if isinstance(error, argparse.ArgumentError):
         return condense(str(error))
     if isinstance(error, MisconfigurationException | OmegaConfBaseException):
@@ -84,6 +85,13 @@ def _is_ours(error: BaseException) -> bool:
     # a ValueError that C code raises under a line of ours (unpacking, int()) is a defect of ours
     told = isinstance(error, OSError) or (frames[-1].line or "").startswith("raise")
     return told and path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[0] in PACKAGES
+
+
+def _without_worker(message: str) -> str:
+    """Returns a message without what torch puts around that of a loading process."""
+    if not re.match(r"Caught \w+ in DataLoader worker process", message):
+        return message
+    return message.rstrip().splitlines()[-1].partition(": ")[2]
 
 
 def _raised_by(error: BaseException, package: str, *folders: str) -> bool:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from datamodules import BatchLoader, StoreError
 from lightning_models import TransformerLM
 from training import main
 from training.errors import condense, explain
@@ -69,6 +70,19 @@ def test_a_value_error_of_another_library_is_a_defect():
     with pytest.raises(ValueError, match="invalid literal") as caught:
         int("x")
     assert explain(caught.value) is None
+
+
+def test_an_error_in_a_loading_process_is_one_line():
+    class Source:
+        def __len__(self):
+            return 2
+
+        def batch(self, n):
+            raise StoreError("The text store a is damaged: all of it.")
+
+    with pytest.raises(StoreError, match="Caught StoreError in DataLoader worker") as caught:
+        next(iter(BatchLoader(Source(), num_workers=1)))
+    assert explain(caught.value) == "The text store a is damaged: all of it."
 
 
 def test_condensed_reports_keep_what_was_wrong():
