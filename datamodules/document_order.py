@@ -18,6 +18,7 @@ from datamodules.store import TokenStream
 SHARED_FROM = 2**20  # documents: a smaller order (12 MB) is not worth a file
 _KEPT = 4  # order files beside a store: of epochs, and of seeds
 _PART = 2**22  # documents that are worked on at once
+_SAMPLED = 64  # documents whose lengths are compared when a file is opened
 _ORDER = 2  # second half of the Philox key; `windows` and `shuffling` have the others
 _ENDS, _NUMBERS = np.dtype("<i8"), np.dtype("<u4")
 
@@ -59,15 +60,15 @@ def epoch_order(stream: TokenStream, *, seed: int, epoch: int) -> EpochOrder:
     if count < SHARED_FROM or count > np.iinfo(_NUMBERS).max:
         return _in_memory(stream, seed, epoch)
     path = stream.beside(f"order-{seed}-{epoch}")
-    order = _opened(path, count)
+    order = _opened(path, stream)
     if order is not None:
         return order
     try:
         with FileLock(stream.beside("order.lock")):
-            order = _opened(path, count)
+            order = _opened(path, stream)
             if order is None:
                 _write(path, stream, permutation(count, seed=seed, epoch=epoch))
-                order = _opened(path, count)
+                order = _opened(path, stream)
                 _remove_old(path)
     except OSError as error:
         rank_zero_warn(
@@ -110,14 +111,22 @@ def _write(path: Path, stream: TokenStream, numbers: np.ndarray) -> None:
         raise
 
 
-def _opened(path: Path, count: int) -> EpochOrder | None:
-    """Returns the order in a file, None where there is none of that size."""
+def _opened(path: Path, stream: TokenStream) -> EpochOrder | None:
+    """Returns the order in a file, None where there is none, or a sample is not of the split."""
+    count = stream.num_documents
     try:
         if path.stat().st_size != count * (_ENDS.itemsize + _NUMBERS.itemsize):
             return None
         ends = np.memmap(path, _ENDS, "r", shape=(count,))
         numbers = np.memmap(path, _NUMBERS, "r", offset=ends.nbytes, shape=(count,))
     except FileNotFoundError:
+        return None
+    places = np.unique(np.linspace(0, count - 1, _SAMPLED, dtype=np.int64))
+    sample = numbers[places].astype(np.int64)
+    if ends[-1] != len(stream) or sample.max() >= count:
+        return None
+    lengths = ends[places] - np.where(places > 0, ends[np.maximum(places - 1, 0)], 0)
+    if (lengths != stream.ends(sample) - stream.starts(sample)).any():
         return None
     return EpochOrder(ends=ends, numbers=numbers)
 

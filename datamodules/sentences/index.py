@@ -18,6 +18,7 @@ from datamodules.store import TokenStream
 
 SHARED_FROM = 2**24  # tokens: where a smaller split has its sentences is known in a moment
 _PART = 2**22  # tokens that are looked at together
+_SAMPLED = 64  # sentences that are looked at when a file is opened
 _ENDS = np.dtype("<i8")
 _NAME = "sentences"
 
@@ -87,10 +88,10 @@ def sentence_ends(stream: TokenStream, eos_id: int) -> np.ndarray:
     path = stream.beside(_NAME)
     try:
         with FileLock(stream.beside(f"{_NAME}.lock")):
-            ends = _opened(path, len(stream))
+            ends = _opened(path, stream, eos_id)
             return _written(path, stream, eos_id) if ends is None else ends
     except OSError as error:
-        ends = _opened(path, len(stream))  # a read-only cache needs no lock
+        ends = _opened(path, stream, eos_id)  # a read-only cache needs no lock
         if ends is not None:
             return ends
         rank_zero_warn(
@@ -107,12 +108,14 @@ def _scan(stream: TokenStream, eos_id: int) -> Iterator[np.ndarray]:
         yield (np.flatnonzero(tokens == eos_id) + first + 1).astype(_ENDS)
 
 
-def _opened(path: Path, tokens: int) -> np.ndarray | None:
-    """Returns the ends in a file, None where there is none that ends where the stream does."""
+def _opened(path: Path, stream: TokenStream, eos_id: int) -> np.ndarray | None:
+    """Returns the ends in a file, None where there is none, or a sample is not of the stream."""
     if not path.is_file() or path.stat().st_size < _ENDS.itemsize:
         return None
     ends = np.memmap(path, _ENDS, "r")
-    return ends if ends[-1] == tokens else None
+    sample = ends[np.unique(np.linspace(0, len(ends) - 1, _SAMPLED, dtype=np.int64))]
+    ascending = sample[0] > 0 and sample[-1] == len(stream) and (sample[1:] > sample[:-1]).all()
+    return ends if ascending and (stream.gather(sample - 1) == eos_id).all() else None
 
 
 def _written(path: Path, stream: TokenStream, eos_id: int) -> np.ndarray:

@@ -86,10 +86,13 @@ def test_processes_that_want_it_at_once_get_the_same(stream):
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_damaged_file_is_written_anew(stream):
+@pytest.mark.parametrize("damage", ["cut", "numbers", "ends"])
+def test_a_damaged_file_is_written_anew(stream, damage):
     expected = windows(stream).rows(np.arange(9)).tolist()
     path = stream.beside("order-5-0")
-    path.write_bytes(path.read_bytes()[:-1])
+    whole = path.read_bytes()
+    changed = {"cut": whole[:-1], "numbers": whole[:-8] + b"\xff" * 8, "ends": b"\xff" + whole[1:]}
+    path.write_bytes(changed[damage])
     assert windows(stream).rows(np.arange(9)).tolist() == expected
     assert path.stat().st_size == 12 * len(LENGTHS)
 

@@ -103,10 +103,12 @@ def test_a_large_index_is_a_file_that_is_made_once(stored, monkeypatch):
     data.setup()  # the store does not mind the file
 
 
-def test_a_file_of_another_length_is_made_anew(stored):
+def test_a_damaged_file_is_made_again(stored):
     data, expected = stored
     path = data.store_dir / "train-sentences"
-    for content in (b"", b"123", np.array([3, 9]).tobytes()):
+    half = len(expected) // 2
+    changed = np.array([*expected[half::-1], *expected[half + 1 :]])  # ends where the stream does
+    for content in (b"", b"123", np.array([3, 9]).tobytes(), changed.tobytes()):
         path.write_bytes(content)
         assert data.sentences("train").ends.tolist() == expected
         assert path.stat().st_size == 8 * len(expected)
