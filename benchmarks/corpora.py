@@ -182,7 +182,7 @@ def own_memory_of_rows(folder: Path) -> float:
     Not counted: mapped files, which all processes share, and which the system may drop.
     """
     shards = sorted(path.with_suffix("") for path in folder.glob("*.ends"))
-    rows = PackedWindows(TokenStream(shards, "<u2"), block_size=1024, eos_id=0, seed=0)
+    rows = PackedWindows(TokenStream(shards, "<u2", 1), block_size=1024, eos_id=0, seed=0)
     before = _anonymous()
     for first in range(0, 1600, 16):
         rows.rows(np.arange(first, first + 16))

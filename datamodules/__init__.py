@@ -35,6 +35,7 @@
 | `journal` | what is known of a store while it is written |
 | `shards` | the files of a section |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
+| `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |
 | `document_order` | the order of an epoch's documents, shared by all processes |
 | `windows` | rows of T+1 tokens by number: random, packed, non-overlapping |
 | `prompts` | texts to continue, for `predict` |

@@ -24,6 +24,7 @@ from datamodules.store import (
     Store,
     StoreError,
     TokenStream,
+    damaged,
     fingerprint,
 )
 from datamodules.tokenizers import (
@@ -193,7 +194,10 @@ class TextCorpus(L.LightningDataModule, ABC):
             return load_tokenizer(self._spec.name)
         stored = self._store.tokenizer_json() if self.store_dir.exists() else None
         if stored is not None:
-            return check_vocab_size(JsonTokenizer(self._spec.name, stored), self._spec)
+            try:
+                return check_vocab_size(JsonTokenizer(self._spec.name, stored), self._spec)
+            except ValueError as error:
+                raise damaged(self.store_dir, f"tokenizer.json: {error}") from error
         if self._spec.kind == "bpe":
             raise StoreError(
                 f"tokenizer={self._spec.name!r} is trained when the data are prepared: run "

@@ -8,15 +8,18 @@ Nothing here is changed in place: a full disk leaves the file as it was.
 """
 
 import contextlib
+import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datamodules.readers import parse_json
-from datamodules.store import FORMAT, Counts, Split, counts_of
+from datamodules.store import FORMAT, Counts, Split, StoreError, counts_of
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Of the lines themselves; goes up when their meaning changes.
 _VERSION = 2
@@ -30,11 +33,14 @@ class Section:
         first: Number of its first document, counted over all splits, empty ones included.
         end: Number behind its last document.
         splits: What its shards hold.
+        checksums: Of its files, by name; see `BlockChecksums.digits`. Empty in a journal of an
+            older version.
     """
 
     first: int
     end: int
     splits: dict[Split, Counts]
+    checksums: dict[str, str] = field(default_factory=dict)
 
     def line(self) -> str:
         """Returns the section as JSON."""
@@ -49,7 +55,8 @@ class Section:
         """
         data = parse_json(line)
         splits = {split: counts_of(part) for split, part in data["splits"].items()}
-        return Section(first=data["first"], end=data["end"], splits=splits)
+        sums = dict(data.get("checksums", {}))
+        return Section(first=data["first"], end=data["end"], splits=splits, checksums=sums)
 
 
 class Journal:
@@ -145,6 +152,28 @@ def write_whole(path: Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Turns the error of a full disk into one that names the folder and the cure.
+
+    Args:
+        folder: Where a store is written.
+
+    Raises:
+        StoreError: The disk, the user's share of it or a limit of file sizes is used up.
+    """
+    try:
+        yield
+    except OSError as error:
+        elsewhere = error.filename is not None and folder.parent not in Path(error.filename).parents
+        if error.errno not in _NO_ROOM or elsewhere:
+            raise
+        raise StoreError(
+            f"{folder} cannot be written ({error.strerror}). Make room there, or name a cache_dir "
+            "on another disk; what is finished is kept, the same command continues from it."
+        ) from error
 
 
 def sync(path: Path) -> None:

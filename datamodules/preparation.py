@@ -26,9 +26,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from tqdm import tqdm
 
 from datamodules import tokenising
-from datamodules.journal import Journal, Section, write_whole
+from datamodules.journal import Journal, Section, full_disk_named, write_whole
 from datamodules.shards import SectionWriter, is_whole, shard_name
-from datamodules.store import FORMAT, SPLITS, Counts, Split, Store, token_dtype
+from datamodules.store import FORMAT, SPLITS, Counts, Split, Store, all_checksums, token_dtype
 from datamodules.tokenising import EncodedChunk, encode_in_order
 from datamodules.tokenizers import JsonTokenizer, Tokenizer
 
@@ -92,17 +92,18 @@ def prepare_store(
         notes: Called once, when the source has settled what is read; goes into meta.json.
 
     Raises:
-        StoreError: A store is there and damaged.
+        StoreError: A store is there and damaged, or the disk is full.
     """
     if folder.exists():  # renamed into place, so it was whole; a read-only cache needs no lock
         Store(folder)
         return
+    unfinished = folder.with_name(f"{folder.name}.partial")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f".{folder.name}.lock"):
+    with full_disk_named(unfinished), FileLock(folder.parent / f".{folder.name}.lock"):
         if folder.exists():
             Store(folder)
             return
-        partial = _Partial(folder.with_name(f"{folder.name}.partial"), shard_tokens)
+        partial = _Partial(unfinished, shard_tokens)
         with partial.kept_if_begun():
             origin = partial.begin(remote)
             noted = list(notes())
@@ -287,6 +288,7 @@ class _Partial:
             }
             for split in SPLITS
         }
+        known = {name: sums for s in self.sections for name, sums in s.checksums.items()}
         meta = {
             "format": FORMAT,
             **description,
@@ -294,6 +296,7 @@ class _Partial:
             "eos_id": tokenizer.eos_id,
             "dtype": token_dtype(tokenizer.vocab_size).str,
             "splits": splits,
+            "checksums": all_checksums(self.folder, known),
         }
         write_whole(self.folder / "meta.json", json.dumps(meta, indent=2))
         self._journal.finish()

@@ -1,12 +1,13 @@
 """The files of one section of a store: a shard for each split that it has documents of."""
 
+import contextlib
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from datamodules.journal import Section, sync
-from datamodules.store import Counts, Split
+from datamodules.store import BlockChecksums, Counts, Split
 from datamodules.tokenising import EncodedChunk
 
 
@@ -51,6 +52,7 @@ class SectionWriter:
         self.first = self.end = first
         self._counts: dict[Split, Counts] = {}
         self._files: dict[Path, IO[bytes]] = {}
+        self._checksums: dict[str, BlockChecksums] = {}
 
     def add(self, chunk: EncodedChunk) -> None:
         """Appends the documents of a chunk."""
@@ -77,7 +79,10 @@ class SectionWriter:
         path = self._folder / f"{shard_name(split, self._number)}.{suffix}"
         if path not in self._files:
             self._files[path] = path.open("wb")
-        self._files[path].write(values.data)
+            self._checksums[path.name] = BlockChecksums()
+        data = values.view(np.uint8).data
+        self._files[path].write(data)
+        self._checksums[path.name].add(data)
 
     def largest(self) -> int:
         """Returns the tokens of the longest shard."""
@@ -89,9 +94,15 @@ class SectionWriter:
         for path in self._files:
             sync(path)
         sync(self._folder)
-        return Section(first=self.first, end=self.end, splits=self._counts)
+        return Section(
+            first=self.first,
+            end=self.end,
+            splits=self._counts,
+            checksums={name: sums.digits() for name, sums in self._checksums.items()},
+        )
 
     def close(self) -> None:
-        """Closes the files."""
-        for file in self._files.values():
-            file.close()
+        """Closes the files, all of them also where that fails (a full disk)."""
+        with contextlib.ExitStack() as files:
+            for file in self._files.values():
+                files.callback(file.close)

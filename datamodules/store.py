@@ -4,7 +4,8 @@ A store is a folder::
 
     <name>-<fingerprint>/
         meta.json              source, tokenizer, options, commits that were read (origin), notes
-                               on what differs from the papers' text, counts, list of shards
+                               on what differs from the papers' text, counts, list of shards,
+                               checksums: the CRC-32 of each MiB of the other files
         tokenizer.json         only for tokenizers that are files
         train-00000.tokens     uint16 or uint32, every document followed by EOS
         train-00000.ends       int64, where each document ends in this shard (behind its EOS)
@@ -16,12 +17,20 @@ A store is a folder::
 
 A split may have any number of shards, each complete in itself: readers see one stream.
 `preparation` writes the folder under another name and renames it when it is whole, under a file
-lock: what an interruption leaves behind never looks finished.
+lock: what an interruption leaves never looks finished.
+
+Opening a store compares a random sample of blocks with their checksums, in bounded time; ``python
+-m datamodules.check FOLDER`` compares all of them. Stores of older versions have no checksums: of
+those only the sizes, the range of the ids and the order of the document ends are checked.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import random
+import re
+import reprlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,14 +38,26 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from datamodules.readers import parse_json
+
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 FORMAT = 1
+BLOCK_BYTES = 2**20  # of a checksum
+SAMPLED_BLOCKS = 32  # of each kind of file (tokens, ends), compared when a store is opened
+_NUMBER = np.dtype("<i8")
 
 
 class StoreError(ValueError):
     """A text store that is missing, incomplete or of another format; the message names the cure."""
+
+
+def damaged(folder: Path, what: str) -> StoreError:
+    """Returns the error for a store that does not hold what was written."""
+    return StoreError(
+        f"The text store {folder} is damaged: {what}. Delete the folder; it is prepared again."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +99,50 @@ def counts_of(part: Mapping[str, Any]) -> Counts:
     return Counts(**{key: part[key] for key in ("documents", "tokens", "utf8_bytes")})
 
 
+class BlockChecksums:
+    """The CRC-32 of each block of a file, computed while it is written or read."""
+
+    def __init__(self) -> None:
+        self._sums: list[int] = []
+        self._filled = BLOCK_BYTES  # bytes in the last block
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Continues with the next bytes of the file."""
+        rest = memoryview(data)
+        while len(rest):
+            if self._filled == BLOCK_BYTES:
+                self._sums.append(0)
+                self._filled = 0
+            part = rest[: BLOCK_BYTES - self._filled]
+            self._sums[-1] = zlib.crc32(part, self._sums[-1])
+            self._filled += len(part)
+            rest = rest[len(part) :]
+
+    def digits(self) -> str:
+        """Returns eight hex digits a block, in order."""
+        return "".join(f"{value:08x}" for value in self._sums)
+
+
+def all_checksums(folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what meta.json holds of the files in a folder that is being written.
+
+    Args:
+        folder: Holds the files of a store, all but meta.json.
+        known: Hex digits of the files that were summed while they were written; the others are
+            read.
+    """
+    sums = dict(known)
+    for path in folder.iterdir():
+        if path.name in sums or path.name in ("journal.jsonl", "place.json"):
+            continue
+        blocks = BlockChecksums()
+        with path.open("rb") as file:
+            while data := file.read(BLOCK_BYTES):
+                blocks.add(data)
+        sums[path.name] = blocks.digits()
+    return {"block_bytes": BLOCK_BYTES, "crc32": dict(sorted(sums.items()))}
+
+
 class Store:
     """A text store, opened for reading.
 
@@ -89,19 +154,21 @@ class Store:
         meta: Content of meta.json.
 
     Raises:
-        StoreError: There is none, its format is another, or its files are not those that meta.json
-            names.
+        StoreError: There is none, its format is another, its files are not those that meta.json
+            names, or a sample of their blocks does not hold what was written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.meta = self._read_meta()
-        for split in SPLITS:
-            for shard in self.meta["splits"][split]["shards"]:
-                self._check_size(
-                    f"{shard['name']}.tokens", shard["tokens"], np.dtype(self.meta["dtype"])
-                )
-                self._check_size(f"{shard['name']}.ends", shard["documents"], np.dtype("<i8"))
+        try:
+            self._sizes = {name: count * kind.itemsize for name, count, kind in self._files()}
+            self._checksums = self._read_checksums()
+        except _FlawError as flaw:
+            raise damaged(self.folder, f"meta.json: {flaw}") from flaw
+        for name, size in self._sizes.items():
+            self._check_size(name, size)
+        self.verify(SAMPLED_BLOCKS)
 
     def _read_meta(self) -> dict[str, Any]:
         if not self.folder.is_dir():
@@ -110,42 +177,206 @@ class Store:
                 "machines each needs it, or a cache_dir that all of them see."
             )
         try:
-            meta: dict[str, Any] = json.loads(
-                (self.folder / "meta.json").read_text(encoding="utf-8")
-            )
+            meta = parse_json((self.folder / "meta.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise self._damaged(f"meta.json cannot be read ({error})") from error
+            raise damaged(self.folder, f"meta.json cannot be read ({error})") from error
+        if not isinstance(meta, dict):
+            raise damaged(self.folder, f"meta.json holds {reprlib.repr(meta)}, not an object")
         if meta.get("format") != FORMAT:
-            raise self._damaged(f"its format is {meta.get('format')}, this version reads {FORMAT}")
+            found = reprlib.repr(meta.get("format"))
+            raise damaged(self.folder, f"its format is {found}, this version reads {FORMAT}")
         return meta
 
-    def _check_size(self, name: str, count: int, dtype: np.dtype) -> None:
+    def _files(self) -> Iterator[tuple[str, int, np.dtype]]:
+        """Yields name, number of values and their type of each file that meta.json describes.
+
+        Raises:
+            _FlawError: A value in meta.json is missing, or of another type or range.
+        """
+        vocab_size = whole_number(self.meta, "vocab_size", least=1)
+        dtype = expect(self.meta, "dtype", str)
+        if dtype != token_dtype(vocab_size).str:
+            raise _FlawError(f"dtype is {dtype!r}, with {vocab_size} ids it would be another")
+        if whole_number(self.meta, "eos_id") >= vocab_size:
+            raise _FlawError(f"eos_id is {self.meta['eos_id']}, there are {vocab_size} ids")
+        expect({"origin": {}, **self.meta}, "origin", dict)
+        for note in expect({"notes": [], **self.meta}, "notes", list):
+            expect({"note": note}, "note", str)
+        splits = expect(self.meta, "splits", dict)
+        for split in SPLITS:
+            for name, counts in _shards(expect(splits, split, dict), split):
+                yield f"{name}.tokens", counts.tokens, np.dtype(dtype)
+                yield f"{name}.ends", counts.documents, _NUMBER
+
+    def _read_checksums(self) -> dict[str, np.ndarray] | None:
+        """Returns the checksums of each file, uint32; None in a store of an older version."""
+        if "checksums" not in self.meta:
+            return None
+        part = expect(self.meta, "checksums", dict)
+        if part.get("block_bytes") != BLOCK_BYTES:
+            raise _FlawError(f"block_bytes is {part.get('block_bytes')!r}, not {BLOCK_BYTES}")
+        digits = expect(part, "crc32", dict)
+        if (self.folder / "tokenizer.json").is_file():
+            self._sizes["tokenizer.json"] = (self.folder / "tokenizer.json").stat().st_size
+        for name, size in self._sizes.items():
+            blocks = -(-size // BLOCK_BYTES)
+            if not re.fullmatch(rf"[0-9a-f]{{{8 * blocks}}}", expect(digits, name, str)):
+                raise _FlawError(f"the checksums of {name} are not those of {blocks} blocks")
+        return {name: np.frombuffer(bytes.fromhex(digits[name]), ">u4") for name in self._sizes}
+
+    def _check_size(self, name: str, size: int) -> None:
         path = self.folder / name
         actual = path.stat().st_size if path.is_file() else 0
-        if actual != count * dtype.itemsize:
-            raise self._damaged(
-                f"{name} has {actual} bytes where meta.json names {count * dtype.itemsize}"
+        if actual != size:
+            raise damaged(self.folder, f"{name} has {actual} bytes where meta.json names {size}")
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether it has checksums: stores that older versions prepared have none."""
+        return self._checksums is not None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that are checked."""
+        return sum(self._sizes.values())
+
+    def verify(
+        self, sample: int | None = None, checked: Callable[[int], object] = lambda size: None
+    ) -> None:
+        """Compares the files with their checksums, and their values with what can be.
+
+        Args:
+            sample: Most blocks of each kind of file, drawn at random; None: all.
+            checked: Called after each block with its bytes.
+
+        Raises:
+            StoreError: A block does not hold what was written; the message names it.
+        """
+        for name, start in self._blocks(sample):
+            with (self.folder / name).open("rb") as file:
+                file.seek(start)
+                data = file.read(BLOCK_BYTES)
+            if self._checksums is not None:
+                expected = int(self._checksums[name][start // BLOCK_BYTES])
+                if zlib.crc32(data) != expected:
+                    what = f"bytes {start} to {start + len(data) - 1} of {name} changed"
+                    sums = f"CRC-32 {zlib.crc32(data):08x}, not {expected:08x}"
+                    raise damaged(self.folder, f"{what} ({sums})")
+            if name.endswith(".tokens"):
+                self._check_ids(name, np.frombuffer(data, self.meta["dtype"]))
+            elif name.endswith(".ends"):
+                self._check_ends(name, start, np.frombuffer(data, _NUMBER), sample is None)
+            checked(len(data))
+
+    def _blocks(self, sample: int | None) -> Iterator[tuple[str, int]]:
+        """Yields file and first byte of the blocks to check, those of a kind in order."""
+        for kind in dict.fromkeys(Path(name).suffix for name in self._sizes):
+            names = [name for name in self._sizes if Path(name).suffix == kind]
+            counts = [-(-self._sizes[name] // BLOCK_BYTES) for name in names]
+            firsts = np.cumsum([0, *counts])
+            numbers: Iterable[int] = range(firsts[-1])
+            if sample is not None and firsts[-1] > sample:
+                # another sample in every process; the global generator is not touched
+                numbers = sorted(random.Random().sample(range(firsts[-1]), sample))
+            for number in numbers:
+                f = int(np.searchsorted(firsts, number, side="right")) - 1
+                yield names[f], int(number - firsts[f]) * BLOCK_BYTES
+
+    def _check_ids(self, name: str, ids: np.ndarray) -> None:
+        if ids.max() >= self.meta["vocab_size"]:
+            raise damaged(
+                self.folder,
+                f"{name} holds the id {ids.max()}, the vocabulary has {self.meta['vocab_size']}",
             )
 
-    def _damaged(self, what: str) -> StoreError:
-        return StoreError(
-            f"The text store {self.folder} is damaged: {what}. Delete the folder; it is prepared "
-            "anew."
-        )
+    def _check_ends(self, name: str, start: int, ends: np.ndarray, thorough: bool) -> None:
+        """Refuses ends that do not ascend to the last token, or a document without EOS there.
+
+        Args:
+            name: File of the ends.
+            start: First byte of the block.
+            ends: Of the documents in the block.
+            thorough: Whether to look for the EOS of all of them; else, of the first.
+        """
+        shard = self.folder / name
+        tokens = _map(shard.with_suffix(""), "tokens", self.meta["dtype"])
+        first = start // _NUMBER.itemsize
+        before = int(_map(shard.with_suffix(""), "ends", _NUMBER.str)[first - 1]) if first else 0
+        last = start + ends.nbytes == self._sizes[name]
+        ascending = ends[0] > max(before, 0) and bool((ends[1:] > ends[:-1]).all())
+        if not ascending or (ends[-1] != len(tokens) if last else ends[-1] >= len(tokens)):
+            raise damaged(
+                self.folder, f"the document ends in {name} do not ascend to {len(tokens)} tokens"
+            )
+        looked_at = ends if thorough else ends[:1]
+        if (tokens[looked_at - 1] != self.meta["eos_id"]).any():
+            raise damaged(self.folder, f"a document that ends by {name} has no EOS in the tokens")
 
     def counts(self, split: Split) -> Counts:
         """Returns how much text a split has."""
         return counts_of(self.meta["splits"][split])
 
     def tokenizer_json(self) -> str | None:
-        """Returns the stored tokenizer.json, or None where the tokenizer is known by name alone."""
+        """Returns the stored tokenizer.json, or None where the tokenizer is known by name alone.
+
+        Raises:
+            StoreError: It is not text.
+        """
         path = self.folder / "tokenizer.json"
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        try:
+            return path.read_text(encoding="utf-8") if path.is_file() else None
+        except UnicodeDecodeError as error:
+            raise damaged(self.folder, f"tokenizer.json is not UTF-8 ({error.reason})") from error
 
     def stream(self, split: Split) -> "TokenStream":
         """Returns a split's tokens as one stream."""
-        shards = self.meta["splits"][split]["shards"]
-        return TokenStream([self.folder / shard["name"] for shard in shards], self.meta["dtype"])
+        shards = [self.folder / shard["name"] for shard in self.meta["splits"][split]["shards"]]
+        return TokenStream(shards, self.meta["dtype"], self.meta["vocab_size"])
+
+
+class _FlawError(ValueError):
+    """A value in meta.json that cannot be."""
+
+
+def expect(part: Mapping[str, Any], key: str, kind: type) -> Any:
+    """Returns a value of a part of meta.json, which must be of that type.
+
+    Raises:
+        ValueError: It is not, or is missing.
+    """
+    value = part.get(key)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise _FlawError(f"{key} is {reprlib.repr(value)}, not of type {kind.__name__}")
+    return value
+
+
+def whole_number(part: Mapping[str, Any], key: str, least: int = 0) -> int:
+    """Returns a number of a part of meta.json, at least `least`.
+
+    Raises:
+        ValueError: It is none, less, or larger than any file.
+    """
+    value = int(expect(part, key, int))
+    if not least <= value < 2**48:
+        raise _FlawError(f"{key} is {reprlib.repr(value)}, which cannot be")
+    return value
+
+
+def _shards(part: Mapping[str, Any], split: Split) -> Iterator[tuple[str, Counts]]:
+    """Yields name and counts of the shards of a split, which must add up to the split's own."""
+    total = Counts()
+    for shard in expect(part, "shards", list):
+        name = expect(expect({"shard": shard}, "shard", dict), "name", str)
+        if not re.fullmatch(rf"{split}-[0-9]{{5,}}", name):
+            raise _FlawError(f"{reprlib.repr(name)} is no name of a shard of {split}")
+        keys = ("documents", "tokens", "utf8_bytes")
+        counts = Counts(**{key: whole_number(shard, key) for key in keys})
+        if not 1 <= counts.documents <= counts.tokens:
+            raise _FlawError(f"{name} has {counts.documents} documents in {counts.tokens} tokens")
+        total += counts
+        yield name, counts
+    if vars(total) != {key: part.get(key) for key in vars(total)}:
+        raise _FlawError(f"the counts of {split} are not the sums of its shards'")
 
 
 class TokenStream:
@@ -154,16 +385,17 @@ class TokenStream:
     Args:
         shards: Paths without suffix, in order.
         dtype: Type of the stored tokens.
+        vocab_size: V.
     """
 
-    def __init__(self, shards: Sequence[Path], dtype: str) -> None:
-        self._shards, self._dtype = list(shards), dtype
+    def __init__(self, shards: Sequence[Path], dtype: str, vocab_size: int) -> None:
+        self._shards, self._dtype, self._vocab_size = list(shards), dtype, vocab_size
         self._tokens = [_map(shard, "tokens", dtype) for shard in shards]
         self._bases = np.cumsum([0, *(len(part) for part in self._tokens)], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns what opens the same files elsewhere; a pickled memory map would copy them."""
-        return TokenStream, (self._shards, self._dtype)
+        return TokenStream, (self._shards, self._dtype, self._vocab_size)
 
     def __len__(self) -> int:
         """Returns N."""
@@ -216,7 +448,23 @@ class TokenStream:
         return shard.with_name(f"{shard.name.partition('-')[0]}-{name}")
 
     def gather(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the tokens at `positions` (any shape, each in [0, N)), int64 of that shape."""
+        """Returns the tokens at `positions` (any shape, each in [0, N)), int64 of that shape.
+
+        Raises:
+            StoreError: A position is not in the stream, or a token not in the vocabulary: the files
+                were damaged where the sample at opening did not look.
+        """
+        try:
+            tokens = self._gathered(positions)
+        except IndexError as error:
+            what = f"its documents do not end within its {len(self)} tokens"
+            raise damaged(self._shards[0].parent, what) from error
+        if tokens.size and tokens.max() >= self._vocab_size:
+            what = f"it holds the id {tokens.max()}, the vocabulary has {self._vocab_size}"
+            raise damaged(self._shards[0].parent, what)
+        return tokens
+
+    def _gathered(self, positions: np.ndarray) -> np.ndarray:
         if len(self._tokens) == 1:
             return self._tokens[0][positions].astype(np.int64)
         shard = np.searchsorted(self._bases, positions, side="right") - 1

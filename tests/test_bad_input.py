@@ -6,6 +6,7 @@ finished run, and compares that folder, byte by byte, with what it was.
 
 import gzip
 import json
+import random
 import shutil
 
 import pytest
@@ -271,19 +272,73 @@ def test_other_verbs(refused, case):
     assert expected in refused(train_main, *argv, *cpu)
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "meta"])
-def test_a_damaged_store_is_named(refused, place, damage):
+def _cut(store):
+    (store / "train-00000.tokens").write_bytes((store / "train-00000.tokens").read_bytes()[:-2])
+
+
+def _gone(store):
+    (store / "train-00000.tokens").unlink()
+
+
+def _half_a_meta(store):
+    (store / "meta.json").write_text((store / "meta.json").read_text()[:50])
+
+
+def _one_bit(store):
+    content = bytearray((store / "train-00000.tokens").read_bytes())
+    content[100] ^= 1
+    (store / "train-00000.tokens").write_bytes(content)
+
+
+def _random(name):
+    def damage(store):
+        size = (store / name).stat().st_size
+        (store / name).write_bytes(random.Random(0).randbytes(size))
+
+    return damage
+
+
+def _random_without_checksums(name):
+    """As `_random`, in a store as older versions wrote them."""
+
+    def damage(store):
+        meta = json.loads((store / "meta.json").read_text())
+        del meta["checksums"]
+        (store / "meta.json").write_text(json.dumps(meta))
+        _random(name)(store)
+
+    return damage
+
+
+def _meta(content):
+    return lambda store: (store / "meta.json").write_text(content)
+
+
+STORES = {
+    "cut": (_cut, "train-00000.tokens has"),
+    "gone": (_gone, "train-00000.tokens has 0 bytes"),
+    "half a meta.json": (_half_a_meta, "meta.json cannot be read"),
+    "one bit": (_one_bit, "of train-00000.tokens changed (CRC-32"),
+    "random tokens": (_random("val-00000.tokens"), "of val-00000.tokens changed (CRC-32"),
+    "random ends": (_random("train-00000.ends"), "of train-00000.ends changed (CRC-32"),
+    "ids out of range": (_random_without_checksums("train-00000.tokens"), "the vocabulary has 257"),
+    "ends out of order": (_random_without_checksums("test-00000.ends"), "do not ascend to"),
+    "only a format": (_meta('{"format": 1}'), "meta.json: vocab_size is None"),
+    "a list": (_meta("[1]"), "meta.json holds [1], not an object"),
+    "nested deeply": (_meta("[" * 100_000), "nested too deeply"),
+    "binary meta.json": (_random("meta.json"), "meta.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", STORES)
+def test_a_damaged_store_is_named(refused, place, case):
+    damage, expected = STORES[case]
     (store,) = (path.parent for path in (place / "cache").rglob("meta.json"))
-    tokens = store / "train-00000.tokens"
-    if damage == "cut":
-        tokens.write_bytes(tokens.read_bytes()[:-2])
-    elif damage == "gone":
-        tokens.unlink()
-    else:
-        (store / "meta.json").write_text((store / "meta.json").read_text()[:50])
+    damage(store)
     line = refused(train_main, *FIT, "--data.cache_dir=cache")
     assert f"{store.name} is damaged" in line
-    assert "Delete the folder; it is prepared anew" in line
+    assert expected in line
+    assert "Delete the folder; it is prepared again" in line
 
 
 CKPT = ("--ckpt", GOOD)

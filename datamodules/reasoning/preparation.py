@@ -16,7 +16,7 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from datamodules.journal import write_whole
+from datamodules.journal import full_disk_named, write_whole
 from datamodules.reasoning.encoding import EncodedExample, encode_examples
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.reports import (
@@ -32,7 +32,7 @@ from datamodules.reasoning.reports import (
 )
 from datamodules.reasoning.store import ARRAYS, INDEX, ExampleStore
 from datamodules.shards import SectionWriter, shard_name
-from datamodules.store import FORMAT, SPLITS, Counts, Split, token_dtype
+from datamodules.store import FORMAT, SPLITS, Counts, Split, all_checksums, token_dtype
 from datamodules.tokenising import EncodedChunk
 from datamodules.tokenizers import JsonTokenizer, Tokenizer
 
@@ -80,13 +80,13 @@ def prepare_examples(
             refuse it.
 
     Raises:
-        StoreError: A store is there and damaged.
+        StoreError: A store is there and damaged, or the disk is full.
     """
     if folder.exists():  # renamed into place, so it was whole; a read-only cache needs no lock
         ExampleStore(folder)
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f".{folder.name}.lock"):
+    with full_disk_named(folder), FileLock(folder.parent / f".{folder.name}.lock"):
         if folder.exists():
             ExampleStore(folder)
             return False
@@ -151,7 +151,8 @@ class _Arrays:
         firsts, groups = np.array([0, *self.ends], dtype=INDEX), np.array(self.groups, dtype=INDEX)
         steps = [np.concatenate([nothing, *parts]) for parts in (self.places, self.shifts)]
         for name, values in zip(ARRAYS, (firsts, groups, *steps), strict=True):
-            values.astype(INDEX).tofile(folder / f"{split}.{name}")
+            # not tofile, whose error on a full disk does not say so
+            (folder / f"{split}.{name}").write_bytes(values.astype(INDEX).tobytes())
         return {"examples": len(groups), "steps": len(steps[0]), "longest": self.longest}
 
 
@@ -215,14 +216,15 @@ class _Writer:
         tokenizer = self._tokenizer
         if isinstance(tokenizer, JsonTokenizer):
             write_whole(self._folder / "tokenizer.json", tokenizer.json_text)
-        written = self._section.finish().splits
+        section = self._section.finish()
         meta = {
             "format": FORMAT,
             **description,
             "vocab_size": tokenizer.vocab_size,
             "eos_id": tokenizer.eos_id,
             "dtype": token_dtype(tokenizer.vocab_size).str,
-            "splits": {split: self._described(split, written.get(split)) for split in SPLITS},
+            "splits": {s: self._described(s, section.splits.get(s)) for s in SPLITS},
+            "checksums": all_checksums(self._folder, section.checksums),
         }
         write_whole(self._folder / "meta.json", json.dumps(meta, indent=2))
 

@@ -13,12 +13,13 @@ meta.json also has, for each split, the number of its examples, the tokens of th
 counts for people: what was read, kept, left out and why. `preparation` writes it all.
 """
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datamodules.store import SPLITS, Split, Store, TokenStream
+from datamodules.store import SPLITS, Split, Store, TokenStream, damaged, expect, whole_number
 
 INDEX = np.dtype("<i8")
 ARRAYS = ("firsts", "groups", "places", "shifts")
@@ -35,13 +36,49 @@ class ExampleStore(Store):
             names.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def _files(self) -> Iterator[tuple[str, int, np.dtype]]:
+        yield from super()._files()
         for split in SPLITS:
             part = self.meta["splits"][split]
-            sizes = [part["examples"] + 1, part["examples"], part["steps"], part["steps"]]
-            for name, size in zip(ARRAYS, sizes, strict=True):
-                self._check_size(f"{split}.{name}", size, INDEX)
+            examples, steps = whole_number(part, "examples"), whole_number(part, "steps")
+            whole_number(part, "longest")
+            report = expect(part, "report", dict)
+            for key in report:
+                whole_number(report, key)
+            for name, count in zip(ARRAYS, (examples + 1, examples, steps, steps), strict=True):
+                yield f"{split}.{name}", count, INDEX
+
+    def verify(
+        self, sample: int | None = None, checked: Callable[[int], object] = lambda size: None
+    ) -> None:
+        """Compares the files with their checksums, and their values with what can be.
+
+        Args:
+            sample: See `Store.verify`; the arrays are small and looked at in full.
+            checked: See `Store.verify`.
+
+        Raises:
+            StoreError: A block does not hold what was written; the message names it.
+        """
+        super().verify(sample, checked)
+        for split in SPLITS:
+            self._check_examples(split)
+
+    def _check_examples(self, split: Split) -> None:
+        """Refuses texts and steps that are not those of examples."""
+        part, path = self.meta["splits"][split], self.folder / f"{split}.firsts"
+        firsts = np.fromfile(path, INDEX)
+        texts = np.diff(firsts)
+        in_order = firsts[0] == 0 and firsts[-1] == part["documents"] and (texts >= 2).all()
+        if not in_order or (texts - 2).sum() != part["steps"]:
+            raise damaged(
+                self.folder, f"{path.name} does not number the texts of {part['examples']} examples"
+            )
+        examples = self.examples(split)
+        if examples.has_foreign_places():
+            raise damaged(
+                self.folder, f"{split}.places has steps that belong to no token of their query"
+            )
 
     def report(self, split: Split) -> dict[str, int]:
         """Returns the counts of a split, in words for people."""
@@ -154,6 +191,13 @@ class Examples:
         chunks = self._before_end(examples) // chunk_size
         new = np.diff(examples, prepend=-1) | np.diff(chunks, prepend=chunks[0])
         return int(np.add.reduceat(lengths + 1, np.flatnonzero(new)).max()) - 1
+
+    def has_foreign_places(self) -> bool:
+        """Returns whether a step belongs to a token that is not of its query, or its EOS."""
+        if not len(self._places):
+            return False
+        examples, _ = self._all_steps()
+        return bool((self._places < 0).any() or (self._before_end(examples) >= 0).any())
 
     def _all_steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the example of each step, and which of that one's steps it is, all (S,)."""

@@ -15,7 +15,7 @@ import pytest
 
 from datamodules import LocalText, tokenising
 from datamodules.preparation import prepare_store
-from datamodules.store import Counts, Store
+from datamodules.store import Counts, Store, StoreError
 from datamodules.tokenising import WorkerDiedError, chunks, encode_in_order
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
@@ -297,6 +297,18 @@ def unfinished(tmp_path, after=300) -> Path:
     return tmp_path / "s.partial"
 
 
+def test_a_journal_without_checksums_is_continued_and_gets_them(tmp_path):
+    path = unfinished(tmp_path) / "journal.jsonl"
+    header, *lines = path.read_text().splitlines()
+    sections = [json.loads(line) for line in lines]
+    assert sum(len(section.pop("checksums")) for section in sections) > 4
+    path.write_text("\n".join([header, *map(json.dumps, sections), ""]))
+    assert "checksums" not in path.read_text()
+    meta = prepare(tmp_path / "s").meta
+    assert meta == prepare(tmp_path / "fresh").meta
+    assert len(meta["checksums"]["crc32"]) == len(stamps(tmp_path / "s"))
+
+
 def test_sections_in_front_of_a_damaged_shard_are_kept(tmp_path):
     partial = unfinished(tmp_path)
     before = finished_shards(partial)
@@ -344,7 +356,7 @@ def test_a_full_disk_at_a_restart_loses_no_finished_shard(tmp_path, monkeypatch,
 
     with monkeypatch.context() as patch:
         patch.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(StoreError, match="No space"):
             prepare(tmp_path / "s")
     assert content(partial) == before
     prepare(tmp_path / "s")

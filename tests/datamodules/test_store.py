@@ -1,16 +1,24 @@
 import json
 import multiprocessing
 import os
+import pickle
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from datamodules import tokenising
+from datamodules import check, store, tokenising
 from datamodules.preparation import prepare_store
-from datamodules.store import Counts, Store, StoreError, fingerprint, token_dtype
+from datamodules.store import SPLITS, Counts, Store, StoreError, fingerprint, token_dtype
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
 DOCUMENTS = [("train", "first"), ("val", "held out"), ("train", "caf\u00e9"), ("train", "")]
@@ -192,6 +200,184 @@ def test_broken_or_foreign_meta(tmp_path):
     meta.write_text("{")
     with pytest.raises(StoreError, match="meta.json cannot be read"):
         Store(folder)
+
+
+def change(path: Path, place: int, bits: int = 1) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= bits
+    path.write_bytes(content)
+
+
+def without_checksums(folder: Path) -> None:
+    """Leaves a store as versions without checksums wrote it."""
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["checksums"]
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A store with a tokenizer.json."""
+    tokenizer = train_bpe("bpe:260", ["some text to learn from"] * 3)
+    return write(tmp_path_factory.mktemp("sound") / "s", tokenizer=tokenizer).folder
+
+
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_any_changed_byte_is_found(sound, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("changed") / "s"
+    shutil.copytree(sound, folder)
+    names = sorted(json.loads((sound / "meta.json").read_text())["checksums"]["crc32"])
+    assert {"tokenizer.json", "train-00000.tokens", "val-00000.ends"} < set(names)
+    path = folder / data.draw(st.sampled_from(names))
+    change(path, data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(st.integers(1, 255)))
+    with pytest.raises(StoreError, match=f"bytes 0 to .* of {path.name} changed"):
+        Store(folder)
+
+
+def test_all_blocks_have_checksums_and_a_sample_is_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(store, "SAMPLED_BLOCKS", 3)
+    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 2)
+    documents = [("train", "x" * (i % 50 + 1)) for i in range(100)]
+    opened = write(tmp_path / "s", documents, shard_tokens=800)
+    names = [shard["name"] for shard in opened.meta["splits"]["train"]["shards"]]
+    assert len(names) > 2
+    for name in names:
+        for suffix in ("tokens", "ends"):
+            content = (tmp_path / "s" / f"{name}.{suffix}").read_bytes()
+            blocks = [content[i : i + 64] for i in range(0, len(content), 64)]
+            digits = "".join(f"{zlib.crc32(block):08x}" for block in blocks)
+            assert opened.meta["checksums"]["crc32"][f"{name}.{suffix}"] == digits
+    sizes: list[int] = []
+    opened.verify(3, sizes.append)
+    assert len(sizes) == 6  # of tokens, of ends
+    sizes.clear()
+    opened.verify(checked=sizes.append)
+    assert sum(sizes) == opened.size == 2 * opened.counts("train").tokens + 800
+    monkeypatch.setattr(store, "SAMPLED_BLOCKS", 0)
+    change(tmp_path / "s" / f"{names[1]}.tokens", 200)
+    with pytest.raises(StoreError, match=f"bytes 192 to 255 of {names[1]}.tokens changed"):
+        Store(tmp_path / "s").verify()
+
+
+def test_a_sample_finds_a_file_that_was_overwritten(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "BLOCK_BYTES", 64)
+    folder = write(tmp_path / "s", [("train", "x" * 9999)]).folder
+    path = folder / "train-00000.tokens"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(StoreError, match="changed"):
+        Store(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train-00000.tokens", b"\xff", "holds the id 65535, the vocabulary has 257"),
+        ("train-00000.tokens", b"\0", "ends by train-00000.ends has no EOS"),
+        ("train-00000.ends", b"\xff", "do not ascend to 12 tokens"),
+        ("train-00000.ends", b"\0", "do not ascend to 12 tokens"),
+        ("val-00000.ends", b"\x7f", "do not ascend to 9 tokens"),
+    ],
+)
+def test_stores_without_checksums_open_and_their_values_are_checked(
+    tmp_path, name, content, message
+):
+    folder = write(tmp_path / "s").folder
+    without_checksums(folder)
+    assert not Store(folder).has_checksums
+    path = folder / name
+    path.write_bytes(content * path.stat().st_size)
+    with pytest.raises(StoreError, match=message):
+        Store(folder)
+
+
+def test_what_no_sample_saw_is_refused_when_it_is_read(tmp_path, monkeypatch):
+    folder = write(tmp_path / "s").folder
+    without_checksums(folder)
+    monkeypatch.setattr(store, "SAMPLED_BLOCKS", 0)
+    stream = Store(folder).stream("train")
+    with pytest.raises(StoreError, match="do not end within its 12 tokens"):
+        stream.gather(np.array([3, 12]))
+    (folder / "train-00000.tokens").write_bytes(b"\xff" * 24)
+    stream = pickle.loads(pickle.dumps(Store(folder).stream("train")))
+    with pytest.raises(StoreError, match="holds the id 65535, the vocabulary has 257"):
+        stream.gather(np.arange(3))
+
+
+def test_check_names_every_store_of_a_cache(tmp_path, capsys):
+    names = [fingerprint({"number": i}, "test") for i in range(3)]
+    sound, old, changed = (write(tmp_path / name).folder for name in names)
+    (tmp_path / f"{names[0]}.partial").mkdir()
+    without_checksums(old)
+    assert check.main([str(tmp_path)]) == 0
+    said = {line.partition(": ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert said.keys() == {str(sound), str(old), str(changed)}
+    assert "checksums, ids and document ends agree (21 tokens" in said[str(sound)]
+    assert "no checksums, prepared by an older version" in said[str(old)]
+    change(changed / "train-00000.tokens", 3)
+    assert check.main([str(sound), str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count(str(sound)) == 2
+    (line,) = printed.err.splitlines()
+    assert re.match(f"error: .*{changed.name} is damaged: bytes 0 to 23 of train-00000.tok", line)
+
+
+def test_check_of_what_is_no_store(tmp_path):
+    command = [sys.executable, "-m", "datamodules.check", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {tmp_path} is no text store, nor a folder of text stores. Name a store, or the "
+        "cache_dir of the data.\n"
+    )
+
+
+def paths(value, path=()):
+    """Yields the path of every value inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in inner:
+        yield (*path, key)
+        if isinstance(part, dict | list):
+            yield from paths(part, (*path, key))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_any_value_in_meta_json_is_refused_or_harmless(sound, tmp_path_factory, data):
+    meta = {"notes": ["a"], "origin": {}, **json.loads((sound / "meta.json").read_text())}
+    *parents, key = data.draw(st.sampled_from(list(paths(meta))))
+    part = meta
+    for parent in parents:
+        part = part[parent]
+    if data.draw(st.booleans()):
+        part[key] = data.draw(JSON)
+    else:
+        del part[key]
+    folder = tmp_path_factory.mktemp("meta") / "s"
+    shutil.copytree(sound, folder)
+    (folder / "meta.json").write_text(json.dumps(meta))
+    opened, refusal = None, ""
+    try:
+        opened = Store(folder)
+    except StoreError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    assert len(refusal) < 400 + len(str(folder))
+    if opened is not None:
+        for split in SPLITS:
+            stream = opened.stream(split)
+            assert len(stream) == opened.counts(split).tokens
+            stream.gather(np.arange(len(stream)))
+        " ".join(opened.meta.get("notes", []))
+        dict(opened.meta.get("origin", {}))
 
 
 def test_fingerprint_changes_with_every_value():

@@ -9,6 +9,10 @@ import sys
 import pytest
 import torch
 
+from datamodules import StateTracking
+from datamodules.preparation import prepare_store
+from datamodules.store import Store, StoreError
+from datamodules.tokenizers import BytesTokenizer
 from lightning_models.checkpoint import read_checkpoint
 from training.checkpoints import AtomicCheckpointIO
 from training.errors import UserError
@@ -63,6 +67,49 @@ def test_a_full_file_system_leaves_the_previous_one(small_disk):
     assert os.listdir(small_disk) == ["last.ckpt"]
 
 
+def prepare(folder, size, **options):
+    """Tokenises `size` bytes of text, in documents of 1000, into shards of half a million."""
+    prepare_store(
+        folder,
+        description={},
+        documents=lambda: (("train", f"{i:03d}" + "x" * 997) for i in range(size // 1000)),
+        make_tokenizer=BytesTokenizer,
+        **{"shard_tokens": 500_000, **options},
+    )
+    return Store(folder)
+
+
+NO_ROOM = r"cannot be written \({}\)\. Make room there, or name a cache_dir on another disk"
+
+
+@pytest.mark.usefixtures("limited_files")
+def test_a_refused_write_leaves_no_store(tmp_path):
+    with pytest.raises(StoreError, match="s.partial " + NO_ROOM.format("File too large")):
+        prepare(tmp_path / "s", 3_000_000, shard_tokens=2**29)
+    assert os.listdir(tmp_path) == [".s.lock"]
+
+
+@pytest.mark.usefixtures("limited_files")
+def test_a_refused_write_leaves_no_store_of_examples(tmp_path):
+    data = StateTracking(train_examples=20_000, cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(StoreError, match=NO_ROOM.format("File too large")):
+        data.prepare_data()
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+def test_a_full_file_system_keeps_finished_shards(small_disk):
+    with pytest.raises(StoreError, match=NO_ROOM.format("No space left on device")):
+        prepare(small_disk / "s", 4_000_000)
+    assert not (small_disk / "s").exists()
+    (partial,) = small_disk.glob("s.partial")
+    before = partial / "train-00000.tokens"
+    stamp = before.stat().st_mtime_ns
+    mount = ["mount", "-o", "remount,size=20m", str(small_disk)]
+    subprocess.run(mount, check=True)
+    assert prepare(small_disk / "s", 4_000_000).counts("train").documents == 4000
+    assert (small_disk / "s" / "train-00000.tokens").stat().st_mtime_ns == stamp
+
+
 PROGRAM = """
 import resource, sys
 from training import main
@@ -70,6 +117,26 @@ real = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), real))
 sys.exit(main(sys.argv[2:]))
 """
+
+
+def test_tokenising_ends_with_one_line(tmp_path):
+    from tests.reliability.runs import ROOT
+
+    (tmp_path / "a.txt").write_text("x" * 99_000 + "\n\n" + "y" * 999)
+    data = ("--data=datamodules.LocalText", f"--data.data_files={tmp_path}/a.txt")
+    cache = f"--data.cache_dir={tmp_path}/cache"
+    root = f"--trainer.default_root_dir={tmp_path}/runs"
+    options = (*data, "--data.separator=\n\n", "--data.val_fraction=0", "--data.test_fraction=0")
+    command = [sys.executable, "-c", PROGRAM, "90000", "fit", *options, cache, root]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert f"{tmp_path}/cache/" in line
+    assert "File too large). Make room there, or name a cache_dir on another disk" in line
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from datamodules.reasoning import Example, preparation
 from datamodules.reasoning.preparation import RowLimits, prepare_examples
 from datamodules.reasoning.reports import KEPT, NO_STEPS, READ, STEPS, TOO_LONG, UNRESTORED
-from datamodules.reasoning.store import ExampleStore
+from datamodules.reasoning.store import ARRAYS, ExampleStore
 from datamodules.store import SPLITS, StoreError
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 from tests.datamodules.reasoning.reasoning_tasks import OWN, FewQuestions, task
@@ -222,3 +222,33 @@ def test_a_truncated_store_is_named_with_its_cure(tmp_path, name):
     ):
         with pytest.raises(StoreError, match=f"{name} has .* bytes where .*Delete the folder"):
             opening()
+
+
+@pytest.mark.parametrize("name", ["train-00000.tokens", *(f"train.{name}" for name in ARRAYS)])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_changed_store_is_named_with_its_cure(tmp_path, name, old):
+    prepare(tmp_path / "s", one_example)
+    path, meta_file = tmp_path / "s" / name, tmp_path / "s" / "meta.json"
+    path.write_bytes(b"\x7f" * path.stat().st_size)
+    if old:
+        meta = json.loads(meta_file.read_text())
+        del meta["checksums"]
+        meta_file.write_text(json.dumps(meta))
+        if name in ("train.groups", "train.shifts"):  # any number is possible
+            ExampleStore(tmp_path / "s")
+            return
+    expected = "is damaged: " if old else f"is damaged: bytes 0 to .* of {name} changed "
+    with pytest.raises(StoreError, match=expected):
+        ExampleStore(tmp_path / "s")
+
+
+@pytest.mark.parametrize("key", ["examples", "steps", "longest", "report"])
+@pytest.mark.parametrize("value", [None, -1, True, 2**60, "a", {"read": "b"}])
+def test_counts_that_cannot_be_are_refused(tmp_path, key, value):
+    prepare(tmp_path / "s", one_example)
+    path = tmp_path / "s" / "meta.json"
+    meta = json.loads(path.read_text())
+    meta["splits"]["train"][key] = value
+    path.write_text(json.dumps(meta))
+    with pytest.raises(StoreError, match="meta.json: "):
+        ExampleStore(tmp_path / "s")
