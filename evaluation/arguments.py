@@ -10,9 +10,9 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import LanguageDataModule
-from evaluation.checkpoint.classes import import_packages, refuse_foreign_classes, resolve_class
 from evaluation.checkpoint.device import Device, Precision
 from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
+from lightning_models.recipe import PACKAGES_HELP, import_packages
 
 Split = Literal["train", "val", "test"]
 
@@ -50,9 +50,9 @@ def add_run_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--packages",
-        type=list[str],
+        type=list[str] | str,
         default=[],
-        help="Packages to import first, where the model or the data are classes of your own.",
+        help=PACKAGES_HELP,
     )
 
 
@@ -64,7 +64,7 @@ def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
     found, _ = scan.parse_known_args(list(argv))
     if found.ckpt is None or {"-h", "--help"} & set(argv):
         return None
-    import_packages([name for name in found.packages.strip("[]").split(",") if name])
+    import_packages(found.packages)
     return read_checkpoint(found.ckpt)
 
 
@@ -104,8 +104,6 @@ def add_corpus_arguments(
     parser.add_argument("--split", type=Split, default="val", help="Documents to read.")
     checkpoint = (find or checkpoint_in)(argv)
     if checkpoint is not None and checkpoint.data_recipe is not None:
-        resolve_class(checkpoint.data_recipe["class_path"], LanguageDataModule)
-        refuse_foreign_classes(checkpoint.data_recipe)
         parser.set_defaults({"data": default_recipe(checkpoint.data_recipe, argv)})
 
 

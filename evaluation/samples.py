@@ -8,7 +8,6 @@ from tqdm import tqdm
 
 from datamodules import Tokenizer, load_tokenizer
 from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.checkpoint.device import Precision, autocast, pick_device
 from evaluation.checkpoint.rebuild import build_model
@@ -19,6 +18,7 @@ from lightning_models import LanguageModel
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig
 from lightning_models.layers import recording
+from lightning_models.recipe import import_packages
 
 GROUP = 32
 """Prompts decoded at once: few enough for the caches of a GPT-2 to fit a small GPU."""

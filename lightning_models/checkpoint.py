@@ -7,9 +7,11 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+from lightning_models.recipe import check_recipe
 
 Recipe = dict[str, Any]
 """``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
@@ -72,19 +74,34 @@ class Checkpoint:
 
     @property
     def model_recipe(self) -> Recipe:
-        """Class path and init arguments of the model."""
-        return dict(self.content["recipe"]["model"])
+        """Class path and init arguments of the model, checked (see ``lightning_models.recipe``).
+
+        Raises:
+            CheckpointError: if they name what they must not, or are of another version.
+        """
+        return self._checked("model")
 
     @property
     def data_recipe(self) -> Recipe | None:
-        """Class path and init arguments of the data; None if trained without a datamodule."""
-        recipe = self.content["recipe"].get("data")
-        return None if recipe is None else dict(recipe)
+        """Class path and init arguments of the data; None if trained without a datamodule.
+
+        Raises:
+            CheckpointError: see ``model_recipe``.
+        """
+        return None if self.content["recipe"].get("data") is None else self._checked("data")
+
+    def _checked(self, role: Literal["model", "data"]) -> Recipe:
+        recipe: Recipe = dict(self.content["recipe"][role])
+        try:
+            check_recipe(recipe, role)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} is refused: {error}") from error
+        return recipe
 
     @property
     def data_state(self) -> Mapping[str, Any]:
         """What the datamodule saved (fingerprint, tokenizer); empty if nothing."""
-        recipe = self.data_recipe
+        recipe = self.content["recipe"].get("data")
         name = "" if recipe is None else recipe["class_path"].rpartition(".")[2]
         state = self.content.get(name)
         return state if isinstance(state, Mapping) else {}

@@ -1,9 +1,30 @@
-"""From objects to plain values that rebuild them, and back."""
+"""Recipes: the plain values that rebuild an object, what they may name, and the way back.
+
+A checkpoint's recipe is data from somebody else. One rule holds whoever reads it: classes are
+looked up in this project's packages and in those that the user has named (`import_packages`),
+before anything else is imported; every other value must have the type that its parameter declares,
+so that no string is ever taken for the name, the YAML or the file of a class.
+"""
 
 import dataclasses
+import importlib
+import inspect
+import os
 import sys
-from collections.abc import Mapping
-from typing import Any, get_type_hints
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+BASES = {"model": "lightning_models.LanguageModel", "data": "datamodules.LanguageDataModule"}
+"""What the two recipes of a checkpoint rebuild."""
+OWN_PACKAGES = ("lightning_models", "datamodules")
+PACKAGES_HELP = (
+    "Packages to import first, where the model or the data are classes of your own. What a "
+    "checkpoint names is looked up in this project and in these; everything else is refused."
+)
+_trusted: set[str] = set(OWN_PACKAGES)
 
 
 def as_dataclass(value: Any, kind: Any) -> Any:
@@ -29,3 +50,230 @@ def public_path(kind: type) -> str:
     package = kind.__module__.partition(".")[0]
     public = getattr(sys.modules.get(package), kind.__name__, None) is kind
     return f"{package if public else kind.__module__}.{kind.__name__}"
+
+
+# ---- classes that a recipe may name
+
+
+def trust(names: Collection[str]) -> None:
+    """Lets recipes name these classes, or any class of these modules and packages."""
+    _trusted.update(names)
+
+
+def split_names(text: str) -> list[str]:
+    """Returns the names in a list as it is typed, before a command line can be parsed."""
+    names = (name.strip("[]'\" ") for name in text.split(","))
+    return [name for name in names if name]
+
+
+def import_packages(names: str | Sequence[str]) -> None:
+    """Imports packages of the user's, whose classes recipes may then name.
+
+    Args:
+        names: of the packages; text is a list as it is typed.
+
+    Raises:
+        ValueError: if one is not installed.
+    """
+    names = split_names(names) if isinstance(names, str) else names
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"packages: cannot import {name} ({error})") from error
+    trust(names)
+
+
+def resolve_class(class_path: Any, base: type) -> Any:
+    """Returns the class of a path.
+
+    One whose file no longer has it is looked up among what its package exports.
+
+    Args:
+        class_path: what a recipe names.
+        base: what the class must derive from.
+
+    Raises:
+        ValueError: if it is not of this project's packages or of those that the user has named, is
+            not found there, or does not derive from ``base``. Nothing has been imported then but
+            modules of those packages.
+    """
+    module_path, _, name = str(class_path).rpartition(".")
+    if not any(f"{class_path}.".startswith(f"{trusted}.") for trusted in _trusted):
+        raise ValueError(
+            f"the class {class_path} is of no package named so far, and importing it could run any "
+            f"code. If it is yours, name its package: --packages {module_path or class_path}"
+        )
+    hidden = any(part.startswith("_") for part in module_path.split("."))
+    places = [] if hidden else [_import(module_path), _import(module_path.partition(".")[0])]
+    found = next((kind for place in places if (kind := getattr(place, name, None))), None)
+    if not isinstance(found, type):
+        raise ValueError(
+            f"the class {class_path} is not known to this version; it must be exported by "
+            f"{', '.join(OWN_PACKAGES)}, or by a package named with --packages"
+        )
+    if not issubclass(found, base):
+        raise ValueError(f"the class {class_path} is not a {base.__name__}, so it is not built")
+    return found
+
+
+def _import(module_path: str) -> Any:
+    try:
+        return importlib.import_module(module_path)
+    except (ModuleNotFoundError, ValueError):  # ValueError: of an empty name
+        return None
+
+
+# ---- recipes of checkpoints
+
+
+def check_recipe(recipe: Mapping[str, Any], role: Literal["model", "data"]) -> None:
+    """Checks a recipe before anything is built, or handed to a parser that would import for it.
+
+    Args:
+        recipe: ``class_path`` and ``init_args``.
+        role: the entry of ``BASES`` that it rebuilds.
+
+    Raises:
+        ValueError: if a class is refused (`resolve_class`), or a value is not of the type that its
+            parameter declares; the message names the key.
+    """
+    for key, class_path in _class_paths(recipe, role):
+        try:
+            resolve_class(class_path, object)
+        except ValueError as error:
+            raise ValueError(f"{key} is refused: {error}") from error
+    package, _, name = BASES[role].rpartition(".")
+    _check_built(recipe, getattr(importlib.import_module(package), name), role)
+
+
+def _class_paths(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yields all class paths within nested values, with their keys."""
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            yield f"{key}.class_path", value["class_path"]
+        for name, item in value.items():
+            yield from _class_paths(item, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _class_paths(item, f"{key}[{index}]")
+
+
+def _check_built(recipe: Any, base: type, key: str) -> None:
+    """Checks the recipe of an object of type ``base``."""
+    if not isinstance(recipe, Mapping) or set(recipe) - {"class_path", "init_args"}:
+        raise _refused(key, recipe, "a mapping of class_path and init_args")
+    kind = resolve_class(recipe.get("class_path"), base)
+    arguments = recipe.get("init_args", {})
+    if not isinstance(arguments, Mapping):
+        raise _refused(f"{key}.init_args", arguments, "a mapping")
+    _check_fields(arguments, _init_hints(kind), f"{key}.init_args")
+
+
+def _check_fields(values: Mapping[str, Any], hints: Mapping[str, Any], key: str) -> None:
+    for name, value in values.items():
+        _check_value(value, hints.get(str(name), Any), f"{key}.{name}")
+
+
+def _init_hints(kind: type) -> dict[str, Any]:
+    """Returns the types of what ``kind(...)`` takes, following ``**kwargs`` to the base classes."""
+    hints: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        initialise = vars(base)["__init__"]
+        hints = {**get_type_hints(initialise), **hints}
+        parameters = inspect.signature(initialise).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return hints
+
+
+def _check_value(value: Any, hint: Any, key: str) -> None:
+    """Checks that a plain value has a declared type; nothing is converted."""
+    choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if isinstance(value, str) and not all(map(_reads_text, choices)):
+        raise _refused(key, value, hint)  # a parser could take it for the name of a class
+    reasons = []
+    for choice in choices:
+        try:
+            _check_choice(value, choice, key)
+        except ValueError as error:
+            reasons.append(error)
+        else:
+            return
+    raise reasons[0] if len(reasons) == 1 else _refused(key, value, hint)
+
+
+def _reads_text(hint: Any) -> bool:
+    """Whether a parser that is given text for this type imports nothing."""
+    plain_types = (str, int, float, bool, types.NoneType, Any)
+    containers = (Literal, dict, list, tuple, Mapping, Sequence)
+    is_path = isinstance(hint, type) and issubclass(hint, os.PathLike)
+    return hint in plain_types or get_origin(hint) in containers or is_path
+
+
+def _check_choice(value: Any, hint: Any, key: str) -> None:
+    """Checks a value against a type that is no union."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        _check_free(value, key)
+    elif origin is Literal:
+        if value not in arguments:
+            raise _refused(key, value, hint)
+    elif origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise _refused(key, value, hint)
+        _check_fields(value, dict.fromkeys(map(str, value), arguments[1]), key)
+    elif origin in (list, tuple, Sequence):
+        if not isinstance(value, list | tuple):
+            raise _refused(key, value, hint)
+        kinds = [argument for argument in arguments if argument is not Ellipsis]
+        for index, item in enumerate(value):
+            _check_value(item, kinds[min(index, len(kinds) - 1)], f"{key}[{index}]")
+    else:
+        _check_type(value, hint, key)
+
+
+def _check_type(value: Any, hint: Any, key: str) -> None:
+    """Checks a value against a class: a number, text, a dataclass, or an object with a recipe."""
+    accepted = {float: (float, int), os.PathLike: (str,)}.get(hint, (hint,))
+    if hint in (str, int, float, bool, types.NoneType):
+        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+            raise _refused(key, value, hint)
+    elif dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise _refused(key, value, hint)
+        _check_fields(value, get_type_hints(hint), key)
+    elif isinstance(hint, type) and issubclass(hint, os.PathLike):
+        if not isinstance(value, str):
+            raise _refused(key, value, hint)
+    elif isinstance(hint, type):
+        _check_built(value, hint, key)
+    else:
+        raise _refused(key, value, hint)
+
+
+def _check_free(value: Any, key: str) -> None:
+    """Checks a value of a parameter without a type, which a parser tries to read as anything."""
+    if isinstance(value, Mapping):
+        _check_fields(value, {}, key)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_free(item, f"{key}[{index}]")
+    elif isinstance(value, str) and ("${" in value or _is_structured(value)):
+        raise _refused(key, value, "plain text")
+
+
+def _is_structured(text: str) -> bool:
+    """Whether text is YAML or JSON of more than a scalar."""
+    try:
+        return isinstance(yaml.safe_load(text), Mapping | list)
+    except (yaml.YAMLError, RecursionError):
+        return "{" in text
+
+
+def _refused(key: str, value: Any, expected: Any) -> ValueError:
+    name = expected.__name__ if isinstance(expected, type) else str(expected)
+    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    return ValueError(f"{key} ({shown}) must be {name}; was it written by another version?")

@@ -1,14 +1,22 @@
 """Files that would run code when they are loaded: refused in one line, and nothing has run."""
 
+import contextlib
+import copy
+import json
 import os
 import pickle
+import sys
 
 import pytest
 import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+import lightning_models.recipe as recipe_module
 from evaluation.cli import main as evaluate_main
 from lightning_models import TransformerLM
-from lightning_models.checkpoint import CheckpointError
+from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from training import main as train_main
 
 
@@ -161,28 +169,244 @@ def test_an_honest_checkpoint_still_loads(trained):
     assert model.network is not None
 
 
-@pytest.mark.parametrize("place", ["model", "data", "nested", "corpus"])
-def test_a_class_path_imports_nothing(place, trained, trace, tmp_path, monkeypatch, capfd):
-    """Plain strings are enough to make a parser import a module that lies around."""
-    (tmp_path / "lies_around.py").write_text(f"open({str(trace)!r}, 'w')\nclass Thing: pass\n")
+# ---- what the plain values of a recipe may name
+
+
+@pytest.fixture
+def canary(trace, tmp_path, monkeypatch):
+    """A module that can be imported, and leaves a trace when it is."""
+    lines = (
+        f"open({str(trace)!r}, 'w')",
+        "from datamodules import LocalText",
+        "class Thing(LocalText): pass",
+        "def make(**kwargs): pass",
+    )
+    (tmp_path / "lies_around.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(recipe_module, "_trusted", set(recipe_module.OWN_PACKAGES))
+    yield "lies_around"
+    sys.modules.pop("lies_around", None)
+
+
+def shell(trace):
+    """What runs a command as soon as it is instantiated."""
+    arguments = {"args": f"touch {trace}", "shell": True}
+    return {"class_path": "subprocess.Popen", "init_args": arguments}
+
+
+def foreign(place="lies_around.Thing"):
+    return {"class_path": place, "init_args": {}}
+
+
+def with_recipe(trained, path, change):
+    """Writes a checkpoint whose recipe ``change`` has altered in place."""
+    content = torch.load(trained, weights_only=True)
+    change(content["recipe"])
+    path.parent.mkdir(exist_ok=True)
+    torch.save(content, path)
+    return path
+
+
+def refused_everywhere(path, capfd):
+    """Refused in one line by both programs; returns the lines."""
+    lines = [
+        refused(train_main, capfd, verb, f"--ckpt_path={path}") for verb in ("fit", "validate")
+    ]
+    lines.append(refused(evaluate_main, capfd, "perplexity", "--ckpt", path))
+    assert all(str(path) in line for line in lines), lines
+    return lines
+
+
+def set_model(recipe):
+    recipe["model"]["class_path"] = "lies_around.Thing"
+
+
+def set_data(recipe):
+    recipe["data"]["class_path"] = "lies_around.Thing"
+
+
+def set_optimizer(recipe):
+    recipe["model"]["init_args"]["optimizer"] = foreign()
+
+
+def set_optimizer_name(recipe):
+    recipe["model"]["init_args"]["optimizer"] = "lies_around.Thing"
+
+
+def set_field(recipe):
+    recipe["model"]["init_args"]["config"]["dim"] = foreign()
+
+
+def set_unknown_field(recipe):
+    recipe["model"]["init_args"]["config"]["more"] = [{"deeper": foreign()}]
+
+
+def set_corpus(corpus):
+    def change(recipe):
+        recipe["data"] = {"class_path": "datamodules.Sentences", "init_args": {"corpus": corpus}}
+
+    return change
+
+
+CHANGES = {
+    "model": set_model,
+    "data": set_data,
+    "optimizer": set_optimizer,
+    "optimizer-name": set_optimizer_name,
+    "field": set_field,
+    "unknown-field": set_unknown_field,
+    "corpus": set_corpus(foreign()),
+    "corpus-name": set_corpus("lies_around.Thing"),
+    "corpus-yaml": set_corpus("class_path: lies_around.Thing"),
+    "corpus-json": set_corpus(json.dumps(foreign())),
+    "corpus-escaped": set_corpus('{"class\\u005fpath": "lies_around.Thing"}'),
+    "corpus-file": set_corpus("FILE"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_class_path_imports_nothing(name, trained, canary, tmp_path, capfd):
+    """Plain strings are enough to make a parser import a module that lies around."""
+    if name == "corpus-file":
+        file = tmp_path / "corpus.yaml"
+        file.write_text("class_path: lies_around.Thing")
+        change = set_corpus(str(file))
+    else:
+        change = CHANGES[name]
+    path = with_recipe(trained, tmp_path / "run" / "evil.ckpt", change)
+    if name in ("data", "corpus") or name.startswith("corpus"):  # the model itself is ours
+        with pytest.raises(CheckpointError, match="refused"):
+            _ = read_checkpoint(path).data_recipe
+    refused_everywhere(path, capfd)
+    assert canary not in sys.modules
+
+
+@pytest.mark.parametrize("spelling", ["dict", "field-yaml", "field-json", "config-yaml"])
+@pytest.mark.parametrize("method", ["ThinkingStatesLM", "CoTLM", "NoCoTLM"])
+def test_a_backbone_runs_no_command(method, spelling, trained, trace, tmp_path, capfd):
+    """The shape of a backbone is a free mapping; a parser would build what it finds in it."""
+    inner = {"x": shell(trace)}
+
+    def change(recipe):
+        config = {
+            "dict": {"architecture": inner},
+            "field-yaml": {"architecture": yaml.safe_dump(inner)},
+            "field-json": {"architecture": json.dumps(inner)},
+            "config-yaml": yaml.safe_dump({"architecture": inner}),
+        }[spelling]
+        model = {"class_path": f"lightning_models.{method}", "init_args": {"config": config}}
+        recipe["model"] = model
+        recipe["data"] = {"class_path": "datamodules.StateTracking", "init_args": {}}
+
+    path = with_recipe(trained, tmp_path / "evil.ckpt", change)
+    refused(train_main, capfd, "test", f"--ckpt_path={path}")
+    refused_everywhere(path, capfd)
+
+
+def test_a_config_file_builds_nothing_within_a_backbone(trace, tmp_path, capfd):
+    """A user's own YAML may name any class where a class belongs; in plain fields it is data."""
+    config = {"architecture": {"x": shell(trace)}}
+    model = {"class_path": "lightning_models.ThinkingStatesLM", "init_args": {"config": config}}
+    file = tmp_path / "evil.yaml"
+    file.write_text(yaml.safe_dump({"model": model, "data": "datamodules.StateTracking"}))
+    assert "architecture" in refused(train_main, capfd, "fit", "-c", file)
+
+
+def test_a_named_package_may_be_named(trained, tmp_path, monkeypatch, capfd):
+    """What the user names with --packages is found, wherever in the recipe it stands."""
+    (tmp_path / "my_package.py").write_text("from datamodules import LocalText as Mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(recipe_module, "_trusted", set(recipe_module.OWN_PACKAGES))
+
+    def change(recipe):
+        recipe["data"]["class_path"] = "my_package.Mine"
+
+    path = with_recipe(trained, tmp_path / "mine.ckpt", change)
+    assert "--packages my_package" in refused_everywhere(path, capfd)[0]
+    try:
+        named = ("--packages", "my_package")
+        assert evaluate_main(["perplexity", "--ckpt", str(path), *named]) == 0
+        assert train_main(["validate", f"--ckpt_path={path}", "--packages=[my_package]"]) == 0
+    finally:
+        sys.modules.pop("my_package", None)
+
+
+SPELLINGS = st.sampled_from(("dict", "yaml", "json", "name", "argument-free", "listed", "file"))
+
+
+def spelled(how, class_path, folder):
+    """One of the forms in which a parser finds a class."""
+    written = {"class_path": class_path, "init_args": {}}
+    if how == "file":
+        path = folder / "thing.yaml"
+        path.write_text(yaml.safe_dump(written))
+        return str(path)
+    return {
+        "dict": written,
+        "yaml": yaml.safe_dump(written),
+        "json": json.dumps(written),
+        "name": class_path,
+        "argument-free": {"class_path": class_path},
+        "listed": [written],
+    }[how]
+
+
+def places_in(value, path=()):
+    """All keys of nested mappings and lists, as paths."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        yield (*path, key)
+        if isinstance(item, dict | list):
+            yield from places_in(item, (*path, key))
+
+
+SENTENCES = {
+    "class_path": "datamodules.Sentences",
+    "init_args": {
+        "corpus": {"class_path": "datamodules.LocalText", "init_args": {"text_field": "a"}}
+    },
+}
+THINKING = {
+    "class_path": "lightning_models.ThinkingStatesLM",
+    "init_args": {"config": {"architecture": {"a": {"b": 1}, "c": [1]}, "dim": 8}, "optimizer": {}},
+}
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data(), how=SPELLINGS, deeper=st.integers(0, 3))
+def test_no_recipe_imports_anything(data, how, deeper, trained, canary, tmp_path_factory):
+    """A foreign class at any depth, in any spelling, under any key: nothing is imported."""
+    folder = tmp_path_factory.mktemp("recipes")
     content = torch.load(trained, weights_only=True)
     recipe = content["recipe"]
-    if place == "nested":
-        nested = {"class_path": "lies_around.Thing", "init_args": {}}
-        recipe["model"]["init_args"]["optimizer"] = nested
-    elif place == "corpus":
-        corpus = {"class_path": "lies_around.Thing", "init_args": {}}
-        recipe["data"] = {"class_path": "datamodules.Sentences", "init_args": {"corpus": corpus}}
-    else:
-        recipe[place]["class_path"] = "lies_around.Thing"
-    path = tmp_path / "evil.ckpt"
+    role, replaced = data.draw(
+        st.sampled_from((("model", None), ("data", None), ("data", SENTENCES), ("model", THINKING)))
+    )
+    if replaced is not None:
+        recipe[role] = copy.deepcopy(replaced)
+    value = spelled(how, f"{canary}.{data.draw(st.sampled_from(('Thing', 'make')))}", folder)
+    for _ in range(deeper):
+        value = data.draw(st.sampled_from(({"more": value}, [value], {"init_args": value})))
+    *parents, last = data.draw(st.sampled_from(sorted(places_in(recipe[role]), key=str)))
+    place = recipe[role]
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    path = folder / "evil.ckpt"
     torch.save(content, path)
-    for verb in ("fit", "validate"):
-        line = refused(train_main, capfd, verb, f"--ckpt_path={path}")
-        assert "its arguments name the class lies_around.Thing" in line
-        assert "--model=lies_around.Thing" in line
-    refused(evaluate_main, capfd, "perplexity", "--ckpt", path)
+    for main, argv in (
+        (train_main, ["fit", f"--ckpt_path={path}", "--print_config"]),
+        (train_main, ["test", f"--ckpt_path={path}"]),
+        (evaluate_main, ["perplexity", "--ckpt", str(path), "--limit_batches=1"]),
+    ):
+        # a string where any text may stand is harmless, and then accepted
+        with contextlib.suppress(SystemExit):
+            main(argv)
+        assert canary not in sys.modules
 
 
 @pytest.fixture
@@ -221,8 +445,6 @@ def test_pickled_weights_of_tensors_are_imported(folder_to_import, tmp_path):
 
 def test_code_of_a_model_folder_is_not_run(folder_to_import, trace, tmp_path, capfd):
     """transformers can fetch classes from a folder; only if it is told to trust them."""
-    import json
-
     folder, model = folder_to_import
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "modeling_evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass\n")

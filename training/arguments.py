@@ -10,6 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_models.recipe import split_names
 from training.errors import UserError
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -18,7 +19,7 @@ DEFAULT_ROOT = "runs"
 LONGEST_PATH = 4095  # a longer --config is YAML itself
 OWN_PACKAGES = {"model": "lightning_models", "data": "datamodules"}
 CLASS_KEYS = ("model", "model.class_path", "data", "data.class_path")
-KEYS = ("ckpt_path", "trainer.default_root_dir", "checkpoint.dirpath", *CLASS_KEYS)
+KEYS = ("ckpt_path", "packages", "trainer.default_root_dir", "checkpoint.dirpath", *CLASS_KEYS)
 
 
 @dataclass
@@ -42,6 +43,11 @@ class Given:
     def classes(self) -> set[str]:
         """Class paths of model and data that the user has named."""
         return {self.values[key] for key in CLASS_KEYS if key in self.values}
+
+    @property
+    def packages(self) -> list[str]:
+        """Packages to import, whose classes the arguments in a checkpoint may name."""
+        return split_names(self.values.get("packages", ""))
 
     def own_class(self, key: str) -> str | None:
         """Returns the class path given for ``model`` or ``data``, if it is one of this project's.

@@ -2,8 +2,7 @@
 
 import glob
 import os
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from lightning_models.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from training.errors import UserError
-
-OWN_PACKAGES = ("lightning_models", "datamodules")
 
 
 def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
@@ -49,40 +46,6 @@ def _best_path(checkpoint: Checkpoint) -> Path | None:
             moved = checkpoint.path.parent / Path(best).name
             return moved if moved.is_file() else Path(best)
     return None
-
-
-def refuse_foreign_classes(saved: Checkpoint, named: Collection[str]) -> None:
-    """Refuses a checkpoint whose arguments would import modules that the user has not named.
-
-    Plain values cannot run code, but a class path among them makes the parser import its module.
-
-    Args:
-        saved: the checkpoint.
-        named: class paths that the user has typed.
-
-    Raises:
-        UserError: if there is one that is neither ours, nor imported already, nor named.
-    """
-    for path in _class_paths([saved.model_recipe, saved.data_recipe]):
-        module = path.rpartition(".")[0]
-        ours = module.partition(".")[0] in OWN_PACKAGES
-        if not (ours or module in sys.modules or path in named):
-            raise UserError(
-                f"{saved.path} is refused: its arguments name the class {path}, and importing that "
-                "could run any code. If it is yours, name it on the command line too, e.g. "
-                f"--model={path}"
-            )
-
-
-def _class_paths(value: Any) -> Iterator[str]:
-    """Yields all class paths within nested arguments."""
-    if isinstance(value, Mapping):
-        if "class_path" in value:
-            yield str(value["class_path"])
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _class_paths(item)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -35,8 +35,9 @@ from callbacks.output_folder import check_folder
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
+from lightning_models.recipe import PACKAGES_HELP, import_packages, trust
 from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, check_configs, look
-from training.checkpoints import AtomicCheckpointIO, find_checkpoint, refuse_foreign_classes
+from training.checkpoints import AtomicCheckpointIO, find_checkpoint
 from training.conflicts import OPTIMIZER_PREFIX, Conflict, as_table, find_conflicts, report
 from training.errors import UserError, condense, explain
 from training.event_log import EventLog, purge_step
@@ -152,6 +153,7 @@ class LatentCLI(LightningCLI):
             help="Where typed model arguments differ from those in ckpt_path: stop with a table, "
             "follow what was typed (a typed learning rate then has effect), or the checkpoint.",
         )
+        parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
         parser.add_argument(
             DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input, too."
         )
@@ -176,12 +178,13 @@ class LatentCLI(LightningCLI):
         argv = args
         check_configs(argv)
         given = look(argv)
+        import_packages(given.packages)
+        trust(given.classes)
         if given.subcommand is None or given.ckpt_path is None:
             self.config = parser.parse_args(argv)
             return
         self._continues = given.subcommand == "fit" and given.ckpt_path == "last"
         self._saved_run = find_checkpoint(given.ckpt_path, given.folders)
-        refuse_foreign_classes(self._saved_run, given.classes)
         self._saved = self._parse_recipe(given.subcommand, self._saved_run)
         try:
             self.config = parser.parse_args(argv)

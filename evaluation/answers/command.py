@@ -19,7 +19,6 @@ from evaluation.arguments import (
     check_limits,
     data_recipe,
 )
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
 from evaluation.checkpoint.device import Precision, pick_device
 from evaluation.checkpoint.provenance import describe_data, describe_settings
@@ -31,6 +30,7 @@ from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.layers import recording
 from lightning_models.outputs import Likelihood
+from lightning_models.recipe import import_packages
 
 Mode = Literal["rank", "generate"]
 

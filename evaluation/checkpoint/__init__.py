@@ -3,7 +3,6 @@
 ==============  ====================================================================================
 file            what it holds
 ==============  ====================================================================================
-``classes``     which classes a checkpoint may name
 ``rebuild``     the model from a checkpoint's recipe and weights
 ``corpus``      data and tokenizer from a checkpoint's recipe
 ``device``      where and in which precision the model runs

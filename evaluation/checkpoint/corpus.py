@@ -7,10 +7,10 @@ from typing import Any
 
 from datamodules import LanguageDataModule, Sentences, TextCorpus, Tokenizer, tokenizer_from_state
 from datamodules.sentences.tokenizer import MARKERS
-from evaluation.checkpoint.classes import resolve_class
 from evaluation.output import write_atomically
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
+from lightning_models.recipe import resolve_class
 
 
 def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> LanguageDataModule:

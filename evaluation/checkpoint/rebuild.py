@@ -7,9 +7,9 @@ from typing import Any, get_type_hints
 
 import torch
 
-from evaluation.checkpoint.classes import resolve_class
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError
+from lightning_models.recipe import resolve_class
 
 
 def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None) -> LanguageModel:

@@ -7,7 +7,6 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.arguments import Split, check_limits
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.compare.figure import compare_figure, drawn_rows
 from evaluation.compare.files import check_folder, write_folder
@@ -20,6 +19,7 @@ from evaluation.compare.rows import Row, make_rows
 from evaluation.compare.scoring import How
 from evaluation.compare.tables import csv_rows, curve_rows, run_rows
 from evaluation.picture import write_csv, write_picture
+from lightning_models.recipe import import_packages
 
 DEFAULT_OUTPUT = "runs/comparison"
 

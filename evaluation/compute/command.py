@@ -5,7 +5,6 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.rebuild import build_outline
 from evaluation.compute.count import Compute, count_compute, part_names
 from evaluation.compute.figure import compute_figure
@@ -13,6 +12,7 @@ from evaluation.console import format_columns
 from evaluation.picture import check_picture, table_path, write_csv, write_picture
 from evaluation.runs.folders import find_checkpoints, short_names
 from evaluation.runs.labels import label_runs
+from lightning_models.recipe import import_packages
 
 
 def as_rows(counts: Sequence[Compute], labels: Sequence[str]) -> list[list[Any]]:

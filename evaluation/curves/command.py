@@ -6,7 +6,6 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.rebuild import build_outline
 from evaluation.console import format_columns
 from evaluation.curves.figure import curves_figure
@@ -16,6 +15,7 @@ from evaluation.runs.folders import find_runs
 from evaluation.runs.labels import Labels, label_runs
 from lightning_models import LanguageModel
 from lightning_models.outputs import Likelihood
+from lightning_models.recipe import import_packages
 
 COLUMNS = ("run", "label", "steps", "tokens", "flops")
 """Of the CSV file, in front of the value itself."""

@@ -29,7 +29,6 @@ from datamodules.gsm8k import (
     without_annotations,
 )
 from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.checkpoint.device import Precision, pick_device
 from evaluation.checkpoint.rebuild import build_model, changed_fields
@@ -44,6 +43,7 @@ from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.generation import SamplingConfig
 from lightning_models.layers import recording
+from lightning_models.recipe import import_packages
 
 _LEAST = {"pass_at": 1, "shots": 0, "max_new_tokens": 1, "limit_questions": 1, "batch_size": 1}
 

@@ -14,7 +14,6 @@ from evaluation.arguments import (
     check_limits,
     data_recipe,
 )
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
 from evaluation.checkpoint.device import Precision, pick_device
 from evaluation.checkpoint.provenance import (
@@ -31,6 +30,7 @@ from evaluation.perplexity.report import Mode, PerplexityReport
 from evaluation.perplexity.scoring import Totals, score_batches
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.recipe import import_packages
 
 DEFAULT_POSITIONS = 2048
 """Targets that autoregressive mode draws, where the command line does not say."""

@@ -38,7 +38,6 @@ from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import LanguageDataModule, Tokenizer, load_tokenizer
 from evaluation.arguments import Split, add_corpus_arguments, add_model_arguments, data_recipe
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_data, build_tokenizer, check_fit, prepare
 from evaluation.checkpoint.device import pick_device
 from evaluation.checkpoint.pretrained import Pretrained
@@ -62,6 +61,7 @@ from evaluation.samples import check_vocabulary
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.layers import recording
+from lightning_models.recipe import import_packages
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:

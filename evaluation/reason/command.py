@@ -20,7 +20,6 @@ from evaluation.arguments import (
     check_limits,
     data_recipe,
 )
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import prepare
 from evaluation.checkpoint.device import pick_device
 from evaluation.output import check_targets, write_json, write_jsonl
@@ -43,6 +42,7 @@ from evaluation.reason.models import (
 )
 from evaluation.reason.run import ReasonConfig, measure_reason
 from lightning_models.checkpoint import Checkpoint
+from lightning_models.recipe import import_packages
 
 
 def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
@@ -62,7 +62,7 @@ def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
         return None
     if found.task not in (None, "null", *TASKS):
         raise ValueError(f"task ({found.task}) is none of {', '.join(TASKS)}")
-    import_packages([name for name in found.packages.strip("[]").split(",") if name])
+    import_packages(found.packages)
     checkpoint = find_readers(found.ckpt)[0]
     return with_task(checkpoint, None if found.task == "null" else found.task)
 

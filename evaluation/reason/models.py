@@ -11,12 +11,12 @@ import torch
 
 from callbacks.dial import dialled
 from callbacks.reasoning.questions import REASONING, not_asked
-from evaluation.checkpoint.classes import resolve_class
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.runs.folders import find_checkpoints, short_names
 from evaluation.runs.labels import MODEL, MOST_KEYS, differing, label_runs
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe
+from lightning_models.recipe import resolve_class
 
 LATENTS = "eval_latents"
 """Field of a config: how many latent thoughts a model has at inference; null: as in training."""

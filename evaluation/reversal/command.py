@@ -8,7 +8,6 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_data, build_tokenizer
 from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.checkpoint.provenance import count_train_tokens, non_embedding_parameters
@@ -30,6 +29,7 @@ from evaluation.reversal.probe import (
 from evaluation.samples import check_vocabulary
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.layers import recording
+from lightning_models.recipe import import_packages
 
 DPI = 150
 

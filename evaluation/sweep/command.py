@@ -16,7 +16,6 @@ from evaluation.arguments import (
     check_limits,
     data_recipe,
 )
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_data, check_fit, check_tokenizer, prepare
 from evaluation.checkpoint.device import pick_device
 from evaluation.checkpoint.rebuild import build_model
@@ -31,6 +30,7 @@ from evaluation.sweep.table import as_rows, as_table
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.outputs import Likelihood
+from lightning_models.recipe import import_packages
 
 
 def checkpoints_in(argv: Sequence[str]) -> list[Checkpoint]:
@@ -41,7 +41,7 @@ def checkpoints_in(argv: Sequence[str]) -> list[Checkpoint]:
     found, _ = scan.parse_known_args(list(argv))
     if not found.ckpts or {"-h", "--help"} & set(argv):
         return []
-    import_packages([name for name in found.packages.strip("[]").split(",") if name])
+    import_packages(found.packages)
     return find_checkpoints(found.ckpts, "ckpts")
 
 

@@ -10,7 +10,6 @@ from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import SentenceTokenizer, Tokenizer, load_tokenizer
 from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_tokenizer, check_meaning
 from evaluation.checkpoint.device import autocast, pick_device
 from evaluation.checkpoint.provenance import non_embedding_parameters
@@ -19,6 +18,7 @@ from evaluation.output import check_targets, write_json, write_jsonl
 from evaluation.samples import check_vocabulary
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.recipe import import_packages
 
 DEFAULT_BATCH = 16
 DEFAULT_GENERATED = 256
@@ -38,7 +38,11 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "those of configs/tasks (lambada_local), which read the folder DATA names.",
     )
     parser.add_argument(
-        "--include_path", type=str | None, default=None, help="Folder of your own task files."
+        "--include_path",
+        type=str | None,
+        default=None,
+        help="Folder of your own task files. They are code: the harness runs their !function and "
+        "Jinja, so name only folders that you trust.",
     )
     parser.add_argument(
         "--limit", type=int | None, default=None, help="Score the first so many examples of a task."

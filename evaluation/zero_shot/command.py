@@ -13,7 +13,6 @@ from datamodules import LanguageDataModule, ZeroShotText
 from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS
 from evaluation.arguments import add_model_arguments, carried, check_limits
-from evaluation.checkpoint.classes import import_packages
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
 from evaluation.checkpoint.device import Precision, pick_device
 from evaluation.checkpoint.rebuild import build_model
@@ -22,6 +21,7 @@ from evaluation.perplexity.command import measure_perplexity
 from evaluation.zero_shot.report import ZeroShotReport
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe, read_checkpoint
+from lightning_models.recipe import import_packages
 
 
 def measure_zero_shot(

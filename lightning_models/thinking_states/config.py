@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from lightning_models.layers import SequenceConfig
 
+Scalar = bool | int | float | str | None
+Setting = Scalar | list[Scalar] | dict[str, Scalar]
+"""A value in a backbone's own configuration; never an object, so nothing in it is instantiated."""
 GridKind = Literal["left_align", "partial", "absolute"]
 
 
@@ -26,7 +29,7 @@ class ReasoningConfig(SequenceConfig):
     backbone: str | None = None
     """Trained model to start from: a name on the Hugging Face hub, or a folder that
     ``save_pretrained`` wrote; null: random weights."""
-    architecture: dict[str, Any] | None = None
+    architecture: dict[str, Setting] | None = None
     """What a checkpoint keeps of the backbone's own configuration, so that it can be rebuilt
     without hub or folder; leave it null."""
     special_rows_from: int | None = None

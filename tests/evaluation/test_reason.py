@@ -9,7 +9,6 @@ import torch
 
 from datamodules import LanguageDataModule, StateTracking
 from datamodules.recipe import parameters
-from evaluation.checkpoint.classes import resolve_class
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.reason.answers import ask
 from evaluation.reason.data import SHARED, TASKS, asked_batches, check_task, with_task
@@ -22,6 +21,7 @@ from lightning_models import (
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
+from lightning_models.recipe import resolve_class
 
 UNTIMED = ("--rounds", 0)
 QUICK = ("--rounds", 2, "--timing_batches", 1, "--timing_batch_size", 2, "--max_new_tokens", 6)
