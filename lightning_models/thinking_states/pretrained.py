@@ -46,7 +46,8 @@ def architecture(config: ReasoningConfig) -> Any:
     from transformers import Qwen2Config
 
     if config.architecture is not None:
-        found = Qwen2Config(**config.architecture)
+        settings: dict[str, Any] = dict(config.architecture)
+        found = Qwen2Config(**settings)
     elif config.backbone in KNOWN:
         found = Qwen2Config(**KNOWN[config.backbone])
     elif config.backbone is not None:

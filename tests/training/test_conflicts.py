@@ -19,6 +19,9 @@ class OtherConfig(TransformerConfig):
     steps: int = 1
 
 
+NAMED = f"--packages={__name__}"
+
+
 class OtherLM(TransformerLM):
     """Another method, with an argument that the transformer does not know."""
 
@@ -176,19 +179,19 @@ def start_of_other(start, tmp_path):
 
 
 def test_the_class_comes_from_the_checkpoint(start_of_other, capsys):
-    assert main(["validate", start_of_other, "--trainer.accelerator=cpu"]) == 0
+    assert main(["validate", start_of_other, NAMED, "--trainer.accelerator=cpu"]) == 0
     assert "val/loss" in capsys.readouterr().out
 
 
 def test_its_own_arguments_can_be_typed_without_the_class(start_of_other, capsys):
-    assert main(["validate", start_of_other, "--model.config.steps=4"]) == 2
+    assert main(["validate", start_of_other, NAMED, "--model.config.steps=4"]) == 2
     rows = [line.split() for line in capsys.readouterr().err.splitlines()]
     assert ["model.config.steps", "4", "3"] in rows
 
 
 def test_another_typed_class_is_a_conflict(start_of_other, capsys):
     typed = "--model=lightning_models.TransformerLM"
-    assert main(["validate", start_of_other, typed]) == 2
+    assert main(["validate", start_of_other, NAMED, typed]) == 2
     rows = [line.split() for line in capsys.readouterr().err.splitlines()]
     assert ["model.class_path", "lightning_models.TransformerLM", f"{__name__}.OtherLM"] in rows
 
