@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_models.layers.self_attention import join_heads, split_heads
+from lightning_models.layers.blocks import join_heads, split_heads
 from lightning_models.thought_gestalt.memory import MemoryAttention
 from lightning_models.thought_gestalt.network import GestaltBlock, ThoughtGestaltNetwork
 

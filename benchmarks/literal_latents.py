@@ -14,7 +14,7 @@ from lightning_models.latent_thought.cross_attention import LatentAttention
 from lightning_models.latent_thought.network import LatentThoughtNetwork
 from lightning_models.latent_thought.posterior import INIT_NOISE
 from lightning_models.layers import SelfAttention, apply_rope, rope_tables
-from lightning_models.layers.self_attention import join_heads, split_heads
+from lightning_models.layers.blocks import join_heads, split_heads
 
 
 class LiteralLatents(nn.Module):

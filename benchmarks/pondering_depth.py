@@ -18,9 +18,9 @@ from benchmarks.measure import seconds
 from lightning_models import PonderLM
 from lightning_models.generation import Sampler, SamplingConfig, generate
 from lightning_models.layers import recording
+from lightning_models.output_layer import logits
 from lightning_models.ponderlm import sequential
 from lightning_models.ponderlm.router import Steps, executed_steps
-from lightning_models.vocabulary import logits
 
 FIRM = 50.0
 """Logit of the number of steps that a token is told to take; the others have 0."""

@@ -18,15 +18,21 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
+from lightning_models.checkpoint import RestoresItself
+from lightning_models.generation import ContinuesText
 from lightning_models.layers import SequenceConfig, recording
-from lightning_models.metrics import StageMetrics, StepMeans
-from lightning_models.objective import objective
 from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
-from lightning_models.outputs import Likelihood, LossOutput, Mean, Scores
+from lightning_models.outputs import (
+    Likelihood,
+    LossOutput,
+    Mean,
+    Scores,
+    StageMetrics,
+    StepMeans,
+    objective,
+)
 from lightning_models.recipe import as_dataclass
-from lightning_models.restoring import RestoresItself
-from lightning_models.sharding import shard
-from lightning_models.text import ContinuesText
+from lightning_models.runtime import shard
 
 Batch = dict[str, Any]
 

@@ -1,17 +1,17 @@
-"""Finding and reading checkpoints without running any code that they might carry."""
+"""Checkpoints: finding, reading without running code, writing and rebuilding models."""
 
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
-from lightning_models.recipe import check_recipe
+from lightning_models.recipe import check_recipe, plain, public_path
 
 Recipe = dict[str, Any]
 """``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
@@ -234,3 +234,82 @@ def _is_recipe(value: Any) -> bool:
         and isinstance(value.get("class_path"), str)
         and isinstance(value.get("init_args"), Mapping)
     )
+
+
+# ---- models in checkpoints
+
+
+class RestoresItself:
+    """Mixed into ``LanguageModel``: checkpoints hold enough to rebuild model and data."""
+
+    config: Any
+    optimizer_config: Any
+    compile_network: bool
+    _trainer: Any
+
+    def recipe(self) -> dict[str, Any]:
+        """Returns the public class path and plain init arguments that rebuild this model."""
+        arguments = {
+            "config": plain(self.config),
+            "optimizer": plain(self.optimizer_config),
+            "compile": self.compile_network,
+        }
+        return {"class_path": public_path(type(self)), "init_args": arguments}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds plain init arguments and the recipes of model and data, enough to rebuild both."""
+        model = self.recipe()
+        checkpoint["hyper_parameters"] = model["init_args"]
+        data = getattr(self._trainer, "datamodule", None)
+        checkpoint["recipe"] = {"model": model, "data": data.recipe() if data is not None else None}
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: Any, *args: Any, weights_only: bool | None = None, **kwargs: Any
+    ) -> Self:
+        """Returns the model of a checkpoint file; see Lightning's method of this name.
+
+        Args:
+            checkpoint_path: the file.
+            *args: see there.
+            weights_only: null and true: only tensors and plain values are unpickled; false runs any
+                code that the file brings along.
+            **kwargs: see there; init arguments that replace the saved ones.
+
+        Raises:
+            CheckpointError: if the file is missing, damaged, or wants to run code.
+        """
+        if weights_only is not False:
+            checkpoint_path = read_checkpoint(checkpoint_path).path
+        load: Any = super().load_from_checkpoint  # type: ignore[misc]  # Lightning's
+        return load(checkpoint_path, *args, weights_only=weights_only is not False, **kwargs)
+
+    @staticmethod
+    def from_checkpoint(path: str | Path) -> "RestoresItself":
+        """Returns a checkpoint's model, whatever its method: on the CPU, in eval mode, uncompiled.
+
+        Only methods that are imported already are built; the global random state stays as it is.
+
+        Raises:
+            CheckpointError: if the file is missing, damaged, or of an unknown method.
+        """
+        checkpoint = read_checkpoint(path)
+        name = checkpoint.model_recipe["class_path"]
+        kind = next((kind for kind in _methods() if public_path(kind) == name), None)
+        if kind is None:
+            raise CheckpointError(
+                f"{path} is of class {name}, which is not known here; import its package first"
+            )
+        with torch.random.fork_rng(devices=[]):
+            model: Any = kind.load_from_checkpoint(
+                checkpoint.path, map_location="cpu", compile=False
+            )
+        restored: RestoresItself = model.eval()
+        return restored
+
+
+def _methods(kind: type[RestoresItself] = RestoresItself) -> Iterator[type[RestoresItself]]:
+    """Yields all methods that are imported."""
+    for method in kind.__subclasses__():
+        yield method
+        yield from _methods(method)

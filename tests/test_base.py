@@ -6,7 +6,7 @@ import torch
 from methods import BLOCK, METHODS, window_batch
 
 from lightning_models import LossOutput, Mean, Scores, Term, TransformerLM
-from lightning_models.gradients import gradients_on, ordinary
+from lightning_models.runtime import gradients_on, ordinary
 
 COLUMNS = torch.arange(BLOCK)
 QUIET = {

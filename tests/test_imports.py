@@ -4,7 +4,7 @@
 file                                may import (beside the standard library)
 ==================================  ==============================================================
 ``layers/``                         torch, layers
-``losses metrics optim ...``        torch, torchmetrics, numpy, layers and each other
+``outputs output_layer optim``      torch, torchmetrics, numpy, layers and each other
 ``base.py``                         lightning and all of those
 ``<room>/module.py``                the same, base, its own room, the transformer room;
                                     ``reasoner.py``, what several modules share, too
@@ -219,14 +219,14 @@ TREE = {
     "from lightning_models.transformer import TransformerLM",
     "lightning_models/base.py": "import lightning as L\nfrom lightning_models.optim import build",
     "lightning_models/optim.py": "import torch",
-    "lightning_models/losses.py": "import numpy as np\nfrom lightning_models.layers import attend",
+    "lightning_models/output_layer.py": "import numpy\nfrom lightning_models.layers import attend",
     "lightning_models/layers/__init__.py": "from lightning_models.layers.attention import attend",
     "lightning_models/layers/attention.py": "def f():\n    import flash_attn",
     "lightning_models/transformer/__init__.py": "from .module import TransformerLM\n"
     "from lightning_models.transformer.network import TransformerNetwork",
     "lightning_models/transformer/network.py": "from ..layers import attend",
     "lightning_models/transformer/module.py": "from lightning_models.base import LanguageModel\n"
-    "from .network import TransformerNetwork\nfrom lightning_models import losses",
+    "from .network import TransformerNetwork\nfrom lightning_models import output_layer",
     "lightning_models/transformer/import_weights.py": "from .module import TransformerLM\n"
     "def f():\n    import transformers",
     "lightning_models/ponderlm/__init__.py": "from .module import PonderLM",
@@ -274,15 +274,19 @@ BREACHES = [
     ("layers/attention.py", "import numpy", "numpy"),
     ("layers/attention.py", "import flash_attn", "flash_attn"),
     ("layers/attention.py", "def g():\n    import lightning.pytorch", "lightning.pytorch"),
-    ("layers/attention.py", "from lightning_models.losses import x", f"{LM}.losses"),
-    ("layers/attention.py", "from .. import losses", f"{LM}.losses"),
+    ("layers/attention.py", "from lightning_models.output_layer import x", f"{LM}.output_layer"),
+    ("layers/attention.py", "from .. import output_layer", f"{LM}.output_layer"),
     ("layers/attention.py", "from lightning_models import LanguageModel", LM),
     ("layers/attention.py", "from ..transformer.network import X", f"{LM}.transformer.network"),
-    ("losses.py", "import lightning", "lightning"),
-    ("losses.py", "from lightning_models.base import Term", f"{LM}.base"),
-    ("losses.py", "from lightning_models.transformer import network", f"{LM}.transformer.network"),
-    ("losses.py", "import datamodules.windows", "datamodules.windows"),
-    ("losses.py", "import transformers", "transformers"),
+    ("output_layer.py", "import lightning", "lightning"),
+    ("output_layer.py", "from lightning_models.base import Term", f"{LM}.base"),
+    (
+        "output_layer.py",
+        "from lightning_models.transformer import network",
+        f"{LM}.transformer.network",
+    ),
+    ("output_layer.py", "import datamodules.windows", "datamodules.windows"),
+    ("output_layer.py", "import transformers", "transformers"),
     (
         "base.py",
         "from lightning_models.transformer import TransformerLM",
@@ -331,7 +335,11 @@ BREACHES = [
     ("thinking_states/backbone.py", "import transformers", "transformers"),
     ("__init__.py", "from callbacks import samples", "callbacks.samples"),
     ("../datamodules/base.py", "import lightning_models", LM),
-    ("../datamodules/base.py", "def f():\n    from lightning_models import losses", f"{LM}.losses"),
+    (
+        "../datamodules/base.py",
+        "def f():\n    from lightning_models import output_layer",
+        f"{LM}.output_layer",
+    ),
     ("../datamodules/base.py", "from callbacks import throughput", "callbacks.throughput"),
     ("../callbacks/samples.py", "from lightning_models.generation import x", f"{LM}.generation"),
     ("../callbacks/samples.py", "class A:\n    from lightning_models import B", LM),
@@ -356,10 +364,10 @@ def test_planted_breaches_are_found(tmp_path, name, source, module):
     ("name", "source"),
     [
         ("lightning_models/layers/attention.py", "import math\nfrom . import attention"),
-        ("lightning_models/losses.py", "from .optim import x\nimport torchmetrics"),
-        ("lightning_models/base.py", "from lightning_models import losses"),
+        ("lightning_models/output_layer.py", "from .optim import x\nimport torchmetrics"),
+        ("lightning_models/base.py", "from lightning_models import output_layer"),
         ("lightning_models/ponderlm/jacobi.py", "def f():\n    import torch_scatter"),
-        ("lightning_models/ponderlm/jacobi.py", "from lightning_models.losses import x"),
+        ("lightning_models/ponderlm/jacobi.py", "from lightning_models.output_layer import x"),
         ("lightning_models/ponderlm/module.py", "from . import jacobi, network"),
         ("lightning_models/ponderlm/jacobi.py", "import_module(name)"),
         ("callbacks/samples.py", "import torch, matplotlib.pyplot"),

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from lightning_models import vocabulary
-from lightning_models.log_probs import (
+from lightning_models import output_layer
+from lightning_models.output_layer import (
+    linear_mixture_cross_entropy,
     mixture_entropies,
     mixture_log_probs,
     token_entropies,
     token_log_probs,
 )
-from lightning_models.losses import linear_mixture_cross_entropy
 from tests.largest import Largest
 
 V, D = 11, 6
@@ -20,7 +20,7 @@ CLOSE = {"atol": 2e-6, "rtol": 2e-6}
 @pytest.fixture(params=[1, 4, 5, 256], ids=lambda limit: f"limit-{limit}", autouse=True)
 def chunked(request, monkeypatch):
     """The smallest chunks, some that cut between tokens, and a single one."""
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", request.param)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", request.param)
 
 
 def inputs(counts, dtype=torch.float64, seed=0, scale=1.0):
@@ -181,7 +181,7 @@ def test_targets_outside_the_vocabulary_are_errors(target):
 
 
 def test_logits_of_all_states_are_never_held(monkeypatch):
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", 20)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", 20)
     words, states = 1000, 200
     h, weight = torch.randn(states, 4), torch.randn(words, 4)
     owner = torch.arange(50).repeat_interleave(4)
@@ -198,8 +198,8 @@ class TestChunks:
 
     @pytest.mark.parametrize("rows", [0, 1, 3, 4, 5, 6, 19, 23])
     def test_rows_are_covered_once(self, rows):
-        limit = vocabulary.chunk_rows(torch.device("cpu"))
-        chunks = vocabulary.row_chunks(rows, torch.device("cpu"))
+        limit = output_layer.chunk_rows(torch.device("cpu"))
+        chunks = output_layer.row_chunks(rows, torch.device("cpu"))
         covered = [row for part in chunks for row in range(rows)[part]]
         assert covered == list(range(rows))
         assert all(len(range(rows)[part]) <= limit for part in chunks)
@@ -207,12 +207,12 @@ class TestChunks:
     @pytest.mark.parametrize("counts", [COUNTS, [1] * 9, [9], [3, 3, 3], [], [1, 12, 1]], ids=str)
     @pytest.mark.parametrize("first", [0, 5])
     def test_tokens_stay_whole(self, counts, first):
-        limit = vocabulary.chunk_rows(torch.device("cpu"))
+        limit = output_layer.chunk_rows(torch.device("cpu"))
         owner = torch.tensor(
             [first + 2 * token for token, count in enumerate(counts) for _ in range(count)],
             dtype=torch.int64,
         )
-        chunks = vocabulary.token_chunks(owner)
+        chunks = output_layer.token_chunks(owner)
         covered = [row for chunk in chunks for row in range(len(owner))[chunk.rows]]
         assert covered == list(range(len(owner)))
         seen = set()
@@ -225,18 +225,18 @@ class TestChunks:
             assert len(own) < limit + max(counts)
 
     def test_unknown_devices_get_the_large_chunks(self):
-        large = vocabulary.CHUNK_ROWS["cuda"]
-        assert vocabulary.chunk_rows(torch.device("meta")) == large
+        large = output_layer.CHUNK_ROWS["cuda"]
+        assert output_layer.chunk_rows(torch.device("meta")) == large
 
     def test_targets_that_can_be_gathered(self):
         targets = torch.tensor([[3, -100], [-1, 5]])
-        assert vocabulary.target_index(targets).tolist() == [3, 0, -1, 5]
+        assert output_layer.target_index(targets).tolist() == [3, 0, -1, 5]
         assert targets[0, 1] == -100
 
     def test_the_dtype_of_products(self):
-        assert vocabulary.product_dtype(torch.zeros(1, dtype=torch.float64)) == torch.float64
+        assert output_layer.product_dtype(torch.zeros(1, dtype=torch.float64)) == torch.float64
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert vocabulary.product_dtype(torch.zeros(1)) == torch.bfloat16
+            assert output_layer.product_dtype(torch.zeros(1)) == torch.bfloat16
 
     def test_logits_are_wide(self):
         for dtype, wide in (
@@ -246,7 +246,7 @@ class TestChunks:
         ):
             h, weight = torch.randn(3, D).to(dtype), torch.randn(V, D).to(dtype)
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                mine = vocabulary.logits(h, weight)
+                mine = output_layer.logits(h, weight)
             assert mine.dtype == wide
             expected = (h @ weight.t()).to(wide)
             assert torch.equal(mine, expected)

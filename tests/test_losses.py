@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_models import vocabulary
-from lightning_models.log_probs import token_log_probs
-from lightning_models.losses import (
+from lightning_models import output_layer
+from lightning_models.output_layer import (
     linear_cross_entropy,
     linear_cross_entropy_each,
     linear_mixture_cross_entropy,
+    token_log_probs,
 )
 from tests.largest import Largest
 from tests.reference import cross_entropy as reference
@@ -23,12 +23,12 @@ V, D = 11, 6
 @pytest.fixture(params=[1, 12, 5, 256], ids=lambda limit: f"limit-{limit}")
 def chunked(request, monkeypatch):
     """Chunks of one, twelve and five of 24 rows (the last one shorter), and a single chunk."""
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", request.param)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", request.param)
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", 5)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", 5)
 
 
 def inputs(*shape, dtype=torch.float64, seed=0, scale=1.0):
@@ -37,7 +37,7 @@ def inputs(*shape, dtype=torch.float64, seed=0, scale=1.0):
     h = torch.randn(*shape, D, generator=generator, dtype=torch.float64) * scale
     weight = torch.randn(V, D, generator=generator, dtype=torch.float64)
     targets = torch.randint(0, V, shape, generator=generator)
-    targets[torch.rand(shape, generator=generator) < 0.25] = vocabulary.IGNORE_INDEX
+    targets[torch.rand(shape, generator=generator) < 0.25] = output_layer.IGNORE_INDEX
     weights = torch.rand(shape, generator=generator) * 2  # float32, as the function keeps them
     return h.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets, weights
 
@@ -100,7 +100,7 @@ def test_pytorch_cross_entropy_in_float32():
 def test_any_chunk_border(rows, limit, seed):
     h, weight, targets, weights = inputs(rows, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(vocabulary.CHUNK_ROWS, "cpu", limit)
+        patch.setitem(output_layer.CHUNK_ROWS, "cpu", limit)
         mine = linear_cross_entropy(h, weight, targets, weights)
         log_prob = token_log_probs(h, weight, targets)
     expected = reference.cross_entropy(h, weight, targets, weights)
@@ -243,7 +243,7 @@ def relative(mine, expected):
 
 
 def test_bfloat16_autocast_is_close_to_float32(monkeypatch):
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", 64)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", 64)
     generator = torch.Generator().manual_seed(0)
     h = torch.randn(256, 64, generator=generator, requires_grad=True)
     weight = (torch.randn(500, 64, generator=generator) / 8).requires_grad_()
@@ -313,7 +313,7 @@ def test_gradients_that_are_not_asked_for_cost_nothing(wanted):
 def test_logits_of_the_batch_are_never_held(monkeypatch, autocast):
     """200 rows of 1000 logits are 200 000; no tensor may hold more than a chunk."""
     rows, words, width, limit = 200, 1000, 4, 20
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", limit)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", limit)
     h = torch.randn(rows, width, requires_grad=True)
     weight = torch.randn(words, width, requires_grad=True)
     targets = torch.randint(0, words, (rows,))
@@ -342,7 +342,7 @@ def mixture_inputs(counts, dtype=torch.float64):
 @pytest.mark.parametrize("rows", [1, 3, 4, 256])
 def test_a_mixture_is_the_mean_of_its_states_distributions(monkeypatch, rows):
     """Eq. 11 by loops: probabilities mixed with weights P / sum P, then the logarithm."""
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", rows)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", rows)
     h, weight, log_scores, owner, targets, weights = mixture_inputs([1, 4, 2, 7, 1, 1, 3])
     targets[3] = -100
     expected = 0.0
@@ -369,9 +369,9 @@ def test_a_mixture_of_one_state_each_is_the_plain_loss():
 
 
 def test_chunks_of_mixtures_never_part_a_token(monkeypatch):
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", 4)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", 4)
     owner = mixture_inputs([1, 4, 2, 7, 1, 1, 2])[3]
-    chunks = vocabulary.token_chunks(owner)
+    chunks = output_layer.token_chunks(owner)
     cuts = [(rows.start, rows.stop) for rows, _, _ in chunks]
     assert cuts == [(0, 1), (1, 7), (7, 16), (16, 18)]
     assert [(first, count) for _, first, count in chunks] == [(0, 1), (1, 2), (3, 3), (6, 1)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributed
 
-from lightning_models.metrics import PERPLEXITY_NAMES, Ratio, StageMetrics, bits
+from lightning_models.outputs import PERPLEXITY_NAMES, Ratio, StageMetrics, bits
 
 BATCHES = [(17.25, 3, 11), (0.5, 1, 1), (1234.5678, 257, 700), (9.0, 0, 4), (3.0, 40, 90)]
 """Nats, tokens and bytes of ragged batches."""

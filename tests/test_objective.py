@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_models import LossOutput, Term
-from lightning_models.objective import objective
+from lightning_models.outputs import objective
 
 CPU = torch.device("cpu")
 KINDS = {"lexical": 1.0, "eos": 0.05, "eod": 1.0}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_models.rng import seeded_generator
+from lightning_models.runtime import seeded_generator
 
 
 def draw(*key, count=4):

@@ -7,7 +7,7 @@ import torch
 
 from datamodules import Tokenizer
 from datamodules.gsm8k import Problem
-from lightning_models.rng import seeded_generator
+from lightning_models.runtime import seeded_generator
 
 QUESTION, ANSWER = "Question:", "Answer:"
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from evaluation.checkpoint.device import Precision, autocast
 from lightning_models import LanguageModel, Scores
-from lightning_models.metrics import PERPLEXITY_NAMES, bits
+from lightning_models.outputs import PERPLEXITY_NAMES, bits
 
 PERPLEXITY_KEYS = {**PERPLEXITY_NAMES, "exact": "perplexity"}
 """What exp(nats per token) is called in results, by the kind of likelihood it comes from."""

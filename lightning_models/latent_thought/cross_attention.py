@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from lightning_models.latent_thought.config import LatentThoughtConfig
 from lightning_models.layers import OutputProjection, Rope, apply_rope, attend
-from lightning_models.layers.self_attention import join_heads, split_heads
+from lightning_models.layers.blocks import join_heads, split_heads
 
 
 class LatentAttention(nn.Module):

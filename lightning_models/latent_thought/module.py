@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR
-from lightning_models.gradients import gradients_on, in_eval_mode, ordinary
 from lightning_models.latent_thought.cache import LatentCache
 from lightning_models.latent_thought.compute import (
     inference_flops,
@@ -27,11 +26,15 @@ from lightning_models.latent_thought.posterior import (
 )
 from lightning_models.latent_thought.reading import LearningReading, Reading
 from lightning_models.layers import record, wants
-from lightning_models.log_probs import greedy_targets, token_log_probs
-from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import (
+    IGNORE_INDEX,
+    greedy_targets,
+    linear_cross_entropy,
+    token_log_probs,
+)
 from lightning_models.outputs import Likelihood, LossOutput, Mean, Scores, Term
-from lightning_models.vocabulary import IGNORE_INDEX
+from lightning_models.runtime import gradients_on, in_eval_mode, ordinary
 
 Batch = dict[str, Any]
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from lightning_models.rng import seeded_generator
+from lightning_models.runtime import seeded_generator
 
 
 class Purpose(IntEnum):

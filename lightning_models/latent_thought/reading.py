@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from lightning_models.latent_thought.network import LatentThoughtNetwork, Start
 from lightning_models.latent_thought.posterior import Likelihood
-from lightning_models.losses import linear_cross_entropy_each
+from lightning_models.output_layer import linear_cross_entropy_each
 
 
 class Reading:

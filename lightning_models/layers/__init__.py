@@ -19,16 +19,23 @@ Z      latent vectors
 """
 
 from lightning_models.layers.attention import Backend, attend
-from lightning_models.layers.block import Block
+from lightning_models.layers.blocks import (
+    Block,
+    FeedForward,
+    OutputProjection,
+    Rope,
+    SelfAttention,
+    apply_rope,
+    initialise,
+    make_norm,
+    rope_tables,
+    segment_logsumexp,
+    segment_max,
+    segment_sum,
+)
 from lightning_models.layers.config import DecoderConfig, SequenceConfig
-from lightning_models.layers.feed_forward import FeedForward
-from lightning_models.layers.init import OutputProjection, initialise
 from lightning_models.layers.kv_cache import KVCache, LayerCache
-from lightning_models.layers.norm import make_norm
 from lightning_models.layers.recording import record, recording, wants
-from lightning_models.layers.rope import Rope, apply_rope, rope_tables
-from lightning_models.layers.segments import segment_logsumexp, segment_max, segment_sum
-from lightning_models.layers.self_attention import SelfAttention
 
 __all__ = [
     "Backend",

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_models.layers import record
 from lightning_models.ponderlm.config import PonderLM2Config
 from lightning_models.ponderlm.router import Steps
-from lightning_models.rng import seeded_generator
+from lightning_models.runtime import seeded_generator
 
 
 class Slots(Protocol):

@@ -8,9 +8,14 @@ from torch import Tensor, nn
 
 from lightning_models.base import LanguageModel
 from lightning_models.layers import record, wants
-from lightning_models.log_probs import greedy_targets, token_entropies, token_log_probs
-from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import (
+    greedy_targets,
+    linear_cross_entropy,
+    logits,
+    token_entropies,
+    token_log_probs,
+)
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.ponderlm import compute, sequential
 from lightning_models.ponderlm.cache import SlotCache
@@ -19,7 +24,6 @@ from lightning_models.ponderlm.jacobi import draw_iterations, record_states
 from lightning_models.ponderlm.network import Pondered, PonderNetwork, SlotNetwork
 from lightning_models.ponderlm.penalty import minimum_ponder_penalty
 from lightning_models.ponderlm.router import partial_states
-from lightning_models.vocabulary import logits
 
 
 class PonderLM2(LanguageModel):

@@ -8,9 +8,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_models.layers import record, wants
-from lightning_models.log_probs import token_log_probs
-from lightning_models.losses import linear_cross_entropy, linear_cross_entropy_each
 from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import (
+    linear_cross_entropy,
+    linear_cross_entropy_each,
+    logits,
+    token_log_probs,
+)
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.thinking_states import thinking_compute
 from lightning_models.thinking_states.answering import ThinkingCache
@@ -23,7 +27,6 @@ from lightning_models.thinking_states.speaking import most_likely
 from lightning_models.thinking_states.thoughts import ThoughtLayout
 from lightning_models.thinking_states.trace import Trace
 from lightning_models.thinking_states.training_rows import ThoughtTargets
-from lightning_models.vocabulary import logits
 
 
 class ThinkingStatesLM(ReasoningLM):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_models.output_layer import logits, product_dtype, row_chunks
 from lightning_models.thinking_states.backbone import causal_mask, new_cache
 from lightning_models.thinking_states.network import ThinkingStatesNetwork
-from lightning_models.vocabulary import logits, product_dtype, row_chunks
 
 
 class Opened(NamedTuple):

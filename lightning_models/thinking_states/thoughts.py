@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_models.output_layer import IGNORE_INDEX
 from lightning_models.thinking_states.chunks import NOWHERE, Gold, Grid, gold_thoughts
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.trace import Thought, Trace
@@ -22,7 +23,6 @@ from lightning_models.thinking_states.training_rows import (
     Targets,
     ThoughtTargets,
 )
-from lightning_models.vocabulary import IGNORE_INDEX
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lightning_models.vocabulary import IGNORE_INDEX
+from lightning_models.output_layer import IGNORE_INDEX
 
 
 class Targets(NamedTuple):

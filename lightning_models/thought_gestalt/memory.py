@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_models.layers import DecoderConfig, OutputProjection, attend, record, wants
-from lightning_models.layers.self_attention import join_heads, split_heads
+from lightning_models.layers.blocks import join_heads, split_heads
 from lightning_models.thought_gestalt.packing import Packing
 
 

@@ -9,9 +9,14 @@ from torch import Tensor
 from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
 from lightning_models.layers import record, segment_sum, wants
-from lightning_models.log_probs import greedy_targets, token_entropies, token_log_probs
-from lightning_models.losses import linear_cross_entropy, linear_cross_entropy_each
 from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import (
+    greedy_targets,
+    linear_cross_entropy,
+    linear_cross_entropy_each,
+    token_entropies,
+    token_log_probs,
+)
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.thought_gestalt.cache import GestaltCache
 from lightning_models.thought_gestalt.config import ThoughtGestaltConfig

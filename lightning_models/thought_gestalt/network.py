@@ -17,7 +17,7 @@ from lightning_models.layers import (
     make_norm,
     wants,
 )
-from lightning_models.layers.self_attention import join_heads, split_heads
+from lightning_models.layers.blocks import join_heads, split_heads
 from lightning_models.thought_gestalt.config import ThoughtGestaltConfig
 from lightning_models.thought_gestalt.memory import (
     MemoryAttention,

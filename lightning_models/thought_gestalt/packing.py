@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lightning_models.vocabulary import IGNORE_INDEX
+from lightning_models.output_layer import IGNORE_INDEX
 
 
 @dataclass(frozen=True)

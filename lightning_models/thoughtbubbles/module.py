@@ -10,19 +10,19 @@ from torch import Tensor
 from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
 from lightning_models.layers import Block, record, wants
-from lightning_models.log_probs import (
+from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import (
+    linear_mixture_cross_entropy,
+    logits,
     mixture_entropies,
     mixture_greedy_targets,
     mixture_log_probs,
 )
-from lightning_models.losses import linear_mixture_cross_entropy
-from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import Likelihood, LossOutput, Scores, Term
 from lightning_models.thoughtbubbles.cache import PrefixCache, StreamCache
 from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
 from lightning_models.thoughtbubbles.forking import ForkLayer
 from lightning_models.thoughtbubbles.network import Decoded, ThoughtbubblesNetwork
-from lightning_models.vocabulary import logits
 
 
 class ThoughtbubblesLM(LanguageModel):

@@ -9,9 +9,13 @@ from torch import Tensor
 from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
 from lightning_models.layers import FeedForward, KVCache, SelfAttention, record, wants
-from lightning_models.log_probs import greedy_targets, token_entropies, token_log_probs
-from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import (
+    greedy_targets,
+    linear_cross_entropy,
+    token_entropies,
+    token_log_probs,
+)
 from lightning_models.outputs import LossOutput, Scores, Term
 from lightning_models.transformer.network import TransformerConfig, TransformerNetwork
 

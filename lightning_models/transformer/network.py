@@ -13,7 +13,7 @@ from lightning_models.layers import (
     make_norm,
     rope_tables,
 )
-from lightning_models.layers.init import embedding_scale
+from lightning_models.layers.blocks import embedding_scale
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch
 
 from datamodules import LocalText
 from lightning_models import Scores, TransformerLM
-from lightning_models.gradients import gradients_on, ordinary
+from lightning_models.runtime import gradients_on, ordinary
 
 
 class BoundLM(TransformerLM):

@@ -5,7 +5,7 @@ import torch
 from methods import METHODS
 
 from lightning_models.layers import recording
-from lightning_models.log_probs import greedy_targets, mixture_greedy_targets, mixture_log_probs
+from lightning_models.output_layer import greedy_targets, mixture_greedy_targets, mixture_log_probs
 
 SCORING = [method for method in METHODS if method.format.__class__.__name__ != "Reasoning"]
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lightning_models.gradients import gradients_on
 from lightning_models.latent_thought.noise import Noise, Purpose
 from lightning_models.latent_thought.posterior import InnerLoop, divergence_floor, infer
 from lightning_models.latent_thought.reading import Reading
+from lightning_models.runtime import gradients_on
 from tests.latent_thought.cases import (
     SCORING,
     TRAINING,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_models.layers import Block, DecoderConfig, OutputProjection, initialise, make_norm
-from lightning_models.layers.init import embedding_scale
+from lightning_models.layers.blocks import embedding_scale
 
 SIZES = {"vocab_size": 256, "block_size": 8, "num_layers": 8, "dim": 64, "num_heads": 4}
 

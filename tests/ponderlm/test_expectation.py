@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from lightning_models import vocabulary
+from lightning_models import output_layer
 from lightning_models.ponderlm.baselines.expectation import expected_embedding
 from tests.largest import Largest
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", 3)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", 3)
 
 
 def parts(shape=(2, 4), words=9, dim=5, dtype=torch.float64):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_models import vocabulary
+from lightning_models import output_layer
 from lightning_models.ponderlm.baselines.ponderlm1 import PonderLM1, PonderLM1Config
 from tests.largest import Largest
 from tests.ponderlm.baseline_cases import (
@@ -60,7 +60,7 @@ def by_depth(weights, config, tokens, targets):
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_loss_and_gradients(changes, monkeypatch):
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", 5)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", 5)
     model = build(PonderLM1, PonderLM1Config, **changes)
     check_loss_and_gradients(model, by_depth, rows_of([6, 4]))
 
@@ -94,7 +94,7 @@ def test_nothing_is_left_of_embeddings_times_zero():
 @pytest.mark.parametrize("autocast", [False, True])
 def test_logits_of_a_batch_are_never_held(autocast, monkeypatch):
     words, limit = 2000, 16
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", limit)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", limit)
     model = build(PonderLM1, PonderLM1Config, vocab_size=words, block_size=24).train()
     batch = rows_of([24, 24], vocab=words)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Largest() as step:

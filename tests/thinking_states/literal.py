@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_models import log_probs
+from lightning_models import output_layer
 from tests.reference import qwen2
 from tests.reference.double import in_double
 from tests.reference.thinking_states import Row, Setup
@@ -20,7 +20,7 @@ def in_float64():
     from transformers.models.qwen2 import modeling_qwen2
 
     with ExitStack() as stack:
-        for module in (modeling_qwen2, log_probs):
+        for module in (modeling_qwen2, output_layer):
             stack.enter_context(in_double(module))
         yield
 

@@ -5,7 +5,7 @@ import torch
 
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
-from lightning_models.objective import objective
+from lightning_models.outputs import objective
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
 from lightning_models.thinking_states.prefill import read_queries

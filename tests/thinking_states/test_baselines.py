@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_models.generation import SamplingConfig, generate
-from lightning_models.objective import objective
+from lightning_models.outputs import objective
 from tests.thinking_states.questions import (
     EOS,
     PREFIX,

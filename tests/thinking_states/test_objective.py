@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.nn import functional as F
 
 from lightning_models.layers import recording
-from lightning_models.objective import objective
+from lightning_models.outputs import objective
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
 from tests.thinking_states import questions

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_models.objective import objective
+from lightning_models.outputs import objective
 from tests.thought_gestalt.cases import VARIANTS, gestalt, streams
 
 SHAPE = [[3, 1, 6, 2], [2, 5], [4, 4, 1, 1, 2, 3]]

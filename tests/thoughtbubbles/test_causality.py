@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_models import vocabulary
+from lightning_models import output_layer
 from tests.thoughtbubbles.cases import (
     THRESHOLDS,
     V,
@@ -175,6 +175,6 @@ def test_chunks_of_the_vocabulary_change_nothing(case, rows, monkeypatch):
     model = build(thresholds=THRESHOLDS, **(CAUSAL | GLOBAL)[case])
     batch = rows_of([9, 5, 0])
     score, loss = model.score(batch).log_prob, model.loss(batch).terms["nll"].sum
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", rows)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", rows)
     torch.testing.assert_close(model.score(batch).log_prob, score, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(model.loss(batch).terms["nll"].sum, loss, atol=1e-5, rtol=1e-6)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_models.generation import SamplingConfig, generate
-from lightning_models.losses import linear_cross_entropy
+from lightning_models.output_layer import linear_cross_entropy
 from lightning_models.transformer.import_weights import import_transformers
 
 VOCAB, BLOCK = 101, 48

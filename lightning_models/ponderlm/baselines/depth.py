@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_models.layers import record, wants
-from lightning_models.log_probs import greedy_targets, token_entropies, token_log_probs
+from lightning_models.output_layer import greedy_targets, token_entropies, token_log_probs
 from lightning_models.outputs import Scores
 from lightning_models.ponderlm.config import PonderingConfig
 from lightning_models.transformer import TransformerLM

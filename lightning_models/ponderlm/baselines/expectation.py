@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_models.vocabulary import logits, product_dtype, row_chunks
+from lightning_models.output_layer import logits, product_dtype, row_chunks
 
 
 def expected_embedding(h: Tensor, output_matrix: Tensor, input_matrix: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from lightning_models.flops import attention_flops
 from lightning_models.layers import record, wants
-from lightning_models.losses import linear_cross_entropy
 from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import linear_cross_entropy
 from lightning_models.outputs import Likelihood, LossOutput, Mean, Term
 from lightning_models.ponderlm.baselines.depth import DepthLM
 from lightning_models.ponderlm.baselines.recursion_routing import quota

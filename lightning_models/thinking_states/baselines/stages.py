@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_models.rng import seeded_generator
+from lightning_models.runtime import seeded_generator
 from lightning_models.thinking_states.baselines.layout import Batch, Segment, shortened
 from lightning_models.thinking_states.rows import chain_of
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_models.log_probs import token_log_probs
-from lightning_models.losses import linear_cross_entropy_each
+from lightning_models.output_layer import linear_cross_entropy_each, logits, token_log_probs
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.thinking_states.backbone import Backbone
 from lightning_models.thinking_states.baselines.layout import Batch, Segment, TextLayout, TextRows
@@ -18,7 +17,6 @@ from lightning_models.thinking_states.config import ReasoningConfig
 from lightning_models.thinking_states.decoding import AnswerCache, read
 from lightning_models.thinking_states.reasoner import ReasoningLM
 from lightning_models.thinking_states.rows import aligned_right, constant, pack
-from lightning_models.vocabulary import logits
 
 
 @dataclass(frozen=True, kw_only=True)

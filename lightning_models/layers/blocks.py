@@ -1,0 +1,285 @@
+"""Pre-norm transformer blocks: norms, initial weights, rotary positions, attention, reductions."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_models.layers.attention import attend
+from lightning_models.layers.config import DecoderConfig
+from lightning_models.layers.kv_cache import LayerCache
+
+
+def make_norm(config: DecoderConfig) -> nn.Module:
+    """Returns the norm the config asks for, over the last axis of (..., D)."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.dim, eps=config.norm_eps)
+    return nn.LayerNorm(config.dim, eps=config.norm_eps, bias=config.bias)
+
+
+# ---- initial weights
+
+
+class OutputProjection(nn.Linear):
+    """A linear layer that writes into the residual stream, and therefore starts smaller."""
+
+
+def initialise(module: nn.Module, config: DecoderConfig) -> None:
+    """Initialises all linear layers and embeddings below ``module`` in place.
+
+    ``gpt2`` draws N(0, init_std); ``ponderlm`` draws a normal of variance 2 / (5 D) cut at three
+    standard deviations. Projections into the residual stream are divided by sqrt(2 L). Biases
+    start at zero.
+    """
+    ponder = config.init == "ponderlm"
+    std = math.sqrt(2 / (5 * config.dim)) if ponder else config.init_std
+    for layer in module.modules():
+        if not isinstance(layer, nn.Linear | nn.Embedding):
+            continue
+        scale = 1 / math.sqrt(2 * config.num_layers) if isinstance(layer, OutputProjection) else 1.0
+        if ponder:
+            cut = 3 * std * scale
+            nn.init.trunc_normal_(layer.weight, std=std * scale, a=-cut, b=cut)
+        else:
+            nn.init.normal_(layer.weight, std=std * scale)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def embedding_scale(config: DecoderConfig) -> float:
+    """Returns the factor on token embeddings that gives them unit variance under ``ponderlm``.
+
+    sqrt(2.5 D) is the inverse of that initialisation's standard deviation, so that embeddings
+    match the RMS-normed states which the pondering models feed back; 1 for ``gpt2``.
+    """
+    return math.sqrt(2.5 * config.dim) if config.init == "ponderlm" else 1.0
+
+
+# ---- rotary position embeddings (arXiv 2104.09864), at whole and fractional positions
+
+
+class Rope(NamedTuple):
+    """Tables for one set of positions, float32: ``cos`` and ``sin``, each (B or 1, 1, T, C)."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rope_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rope:
+    """Returns the rotation tables for ``positions``.
+
+    Args:
+        positions: (T,) or (B, T), integer or float: position of each token in tokens.
+        head_dim: C, even.
+        base: the longest wavelength is about ``2 pi base`` tokens.
+    """
+    exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions.to(torch.float32)[..., None] * base**-exponent  # (B?, T, C/2)
+    angles = torch.cat((angles, angles), dim=-1)
+    if angles.dim() == 2:
+        angles = angles[None]
+    angles = angles[:, None]  # (B or 1, 1, T, C)
+    return Rope(angles.cos(), angles.sin())
+
+
+def apply_rope(x: Tensor, rope: Rope) -> Tensor:
+    """Returns ``x`` (B, H, T, C) with channel pairs (i, i + C/2) rotated by their angle."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (x * rope.cos + turned * rope.sin).to(x.dtype)
+
+
+# ---- multi-head self-attention
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Returns (B, T, D) as (B, H, T, C)."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """Returns (B, H, T, C) as (B, T, D)."""
+    return x.transpose(1, 2).flatten(-2)
+
+
+class SelfAttention(nn.Module):
+    """Self-attention; queries, keys and values share one matrix (in that order)."""
+
+    def __init__(self, config: DecoderConfig, causal: bool = True) -> None:
+        """Builds the projections.
+
+        Args:
+            config: shape and style.
+            causal: whether a token sees itself and earlier ones only; else it sees all of them,
+                without window and without cache.
+        """
+        super().__init__()
+        self.causal = causal
+        self.num_heads = config.num_heads
+        self.window = config.window
+        self.dropout = config.attention_dropout
+        self.backend = config.attention_backend
+        self.query_scale = 1.0
+        """Factor on queries, beside 1/sqrt(C)."""
+        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
+        self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
+
+    def project(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values (B, H, T, C) of ``x`` (B, T, D), rotated by ``rope``."""
+        q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(x).chunk(3, dim=-1))
+        if rope is not None:
+            q, k = apply_rope(q, rope), apply_rope(k, rope)
+        return (q if self.query_scale == 1.0 else q * self.query_scale), k, v
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Rope | None = None,
+        cache: LayerCache | None = None,
+        key_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        value_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the attention output (B, T, D).
+
+        Args:
+            x: normed input (B, T, D).
+            rope: rotation tables of these T positions.
+            cache: earlier keys and values; this call appends its own.
+            key_bias: (B, N) additive bias per key, N counting cached keys too.
+            mask: bool, broadcastable to (B, H, T, N), beside causality; with a cache, what
+                ``KVCache.mask`` returned, which stands for causality and window too.
+            value_scale: (B, T) factor on the values of these T tokens.
+        """
+        q, k, v = self.project(x, rope)
+        if value_scale is not None:
+            v = v * value_scale[:, None, :, None].to(v.dtype)
+        # a ragged cache's mask contains causality
+        causal = self.causal and (cache is None or mask is None)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        heads = attend(
+            q,
+            k,
+            v,
+            causal=causal,
+            window=self.window if causal else None,
+            key_bias=key_bias,
+            mask=mask,
+            dropout=self.dropout if self.training else 0.0,
+            # decoding has few queries, masks and any dtype: no case for the training kernels
+            backend=self.backend if cache is None else "auto",
+        )
+        return self.out(join_heads(heads))
+
+
+# ---- feed-forward layers
+
+
+class FeedForward(nn.Module):
+    """GELU (GPT-2) or SwiGLU (arXiv 2002.05202) layer from (..., D) to (..., D).
+
+    For swiglu the gate and the value share one matrix: its first half is the gate.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        """Builds the two projections."""
+        super().__init__()
+        self.activation = config.activation
+        width = config.hidden_dim * (2 if config.activation == "swiglu" else 1)
+        self.up = nn.Linear(config.dim, width, bias=config.bias)
+        self.down = OutputProjection(config.hidden_dim, config.dim, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the layer's output, same shape as ``x`` (..., D)."""
+        hidden = self.up(x)
+        if self.activation == "swiglu":
+            gate, value = hidden.chunk(2, dim=-1)
+            return self.down(F.silu(gate) * value)
+        approximate = "tanh" if self.activation == "gelu_tanh" else "none"
+        return self.down(F.gelu(hidden, approximate=approximate))
+
+
+# ---- the block
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: DecoderConfig, causal: bool = True) -> None:
+        """Builds the two sub-layers; causal as in ``SelfAttention``."""
+        super().__init__()
+        self.attention_norm = make_norm(config)
+        self.attention = SelfAttention(config, causal)
+        self.feed_forward_norm = make_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rope: Rope | None = None,
+        cache: LayerCache | None = None,
+        key_bias: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the residual stream (B, T, D) behind this block; arguments as SelfAttention's."""
+        seen = self.attention(
+            self.attention_norm(x), rope=rope, cache=cache, key_bias=key_bias, mask=mask
+        )
+        x = x + self.dropout(seen)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+# ---- reductions over groups of entries of the last axis
+
+
+def segment_sum(values: Tensor, index: Tensor, count: int) -> Tensor:
+    """Returns the sums (..., count) of the ``values`` (..., N) that share an ``index`` (..., N)."""
+    scatter = _torch_scatter()
+    if scatter is not None:
+        result: Tensor = scatter.scatter_sum(values, index, dim=-1, dim_size=count)
+        return result
+    return values.new_zeros(*values.shape[:-1], count).scatter_add(-1, index, values)
+
+
+def segment_max(values: Tensor, index: Tensor, count: int) -> Tensor:
+    """Returns the maxima (..., count) of the float ``values`` of each group; -inf without any."""
+    scatter = _torch_scatter()
+    if scatter is not None:
+        highest: Tensor = scatter.scatter_max(values, index, dim=-1, dim_size=count)[0]
+        members = segment_sum(torch.ones_like(values), index, count)
+        return highest.masked_fill(members == 0, -math.inf)
+    empty = values.new_full((*values.shape[:-1], count), -math.inf)
+    return empty.scatter_reduce(-1, index, values, "amax")
+
+
+def segment_logsumexp(values: Tensor, index: Tensor, count: int) -> Tensor:
+    """Returns log(sum(exp(values))) (..., count) of each group; -inf without any.
+
+    Args:
+        values: finite float (..., N).
+        index: int64 (..., N), the group of each entry, in [0, count).
+        count: number of groups.
+    """
+    highest = segment_max(values.detach(), index, count)
+    shifted = (values - highest.gather(-1, index)).exp()
+    return highest + segment_sum(shifted, index, count).log()
+
+
+def _torch_scatter() -> Any:
+    return None if torch.compiler.is_compiling() else _import_torch_scatter()
+
+
+@functools.lru_cache(maxsize=1)
+def _import_torch_scatter() -> Any:
+    try:
+        import torch_scatter
+    except (ImportError, OSError):  # OSError: built for another torch
+        return None
+    return torch_scatter
