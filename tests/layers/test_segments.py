@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_models.layers import segment_logsumexp, segment_max, segment_sum, segments
+from lightning_models.layers import blocks, segment_logsumexp, segment_max, segment_sum
 
 COUNT = 5
 
@@ -54,17 +54,17 @@ def without_package(monkeypatch):
         return importing(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    segments._import_torch_scatter.cache_clear()
+    blocks._import_torch_scatter.cache_clear()
     yield
-    segments._import_torch_scatter.cache_clear()
+    blocks._import_torch_scatter.cache_clear()
 
 
 @pytest.fixture
 def with_package():
     pytest.importorskip("torch_scatter")
-    segments._import_torch_scatter.cache_clear()
+    blocks._import_torch_scatter.cache_clear()
     yield
-    segments._import_torch_scatter.cache_clear()
+    blocks._import_torch_scatter.cache_clear()
 
 
 def assert_loops(case, shape):
@@ -90,7 +90,7 @@ def test_values_and_gradients_of_loops(case, shape):
 @pytest.mark.parametrize("shape", [(9,), (3, 9), (2, 3, 7)], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_of_loops_with_torch_scatter(case, shape):
-    assert segments._import_torch_scatter() is sys.modules["torch_scatter"]
+    assert blocks._import_torch_scatter() is sys.modules["torch_scatter"]
     assert_loops(case, shape)
 
 
@@ -143,7 +143,7 @@ def test_an_installed_package_does_the_work(monkeypatch):
 
     package = SimpleNamespace(scatter_sum=scatter_sum, scatter_max=scatter_max)
     monkeypatch.setitem(sys.modules, "torch_scatter", package)
-    segments._import_torch_scatter.cache_clear()
+    blocks._import_torch_scatter.cache_clear()
     try:
         values, index = torch.tensor([1.0, 2.0]), torch.tensor([1, 1])
         assert segment_sum(values, index, 2).tolist() == [0.0, 3.0]
@@ -157,7 +157,7 @@ def test_an_installed_package_does_the_work(monkeypatch):
         assert compiled(values, index, 2).tolist() == [0.0, 3.0]
         assert calls == [], "compiled code takes torch's own kernels"
     finally:
-        segments._import_torch_scatter.cache_clear()
+        blocks._import_torch_scatter.cache_clear()
 
 
 def test_a_package_built_for_another_torch_is_as_good_as_none(monkeypatch):
@@ -169,9 +169,9 @@ def test_a_package_built_for_another_torch_is_as_good_as_none(monkeypatch):
         return importing(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", broken)
-    segments._import_torch_scatter.cache_clear()
+    blocks._import_torch_scatter.cache_clear()
     try:
-        assert segments._import_torch_scatter() is None
+        assert blocks._import_torch_scatter() is None
         assert segment_sum(torch.ones(3), torch.tensor([0, 0, 1]), 2).tolist() == [2.0, 1.0]
     finally:
-        segments._import_torch_scatter.cache_clear()
+        blocks._import_torch_scatter.cache_clear()
