@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import LanguageDataModule
 from evaluation.checkpoint.device import Device, Precision
-from lightning_models.checkpoint import Checkpoint, Recipe, read_checkpoint
+from lightning_models.checkpoint import Checkpoint, Recipe, Which, read_checkpoint
 from lightning_models.recipe import PACKAGES_HELP, import_packages
 
 Split = Literal["train", "val", "test"]
@@ -30,8 +30,22 @@ CARRIED = (
 
 def add_model_arguments(parser: ArgumentParser) -> None:
     """Declares which checkpoint to load, and how."""
-    parser.add_argument("--ckpt", type=str, required=True, help="Checkpoint file (.ckpt).")
+    parser.add_argument(
+        "--ckpt", type=str, required=True, help="Checkpoint file (.ckpt), or the folder of a run."
+    )
+    add_which_argument(parser)
     add_run_arguments(parser)
+
+
+def add_which_argument(parser: ArgumentParser) -> None:
+    """Declares which checkpoint of a run is taken, where its folder is named."""
+    parser.add_argument(
+        "--which",
+        type=Which,
+        default="last",
+        help="Of a folder's run the furthest checkpoint (last), or the best one by the value that "
+        "the training ranked them by (best). Files cannot be named with best.",
+    )
 
 
 def add_run_arguments(parser: ArgumentParser) -> None:
@@ -60,12 +74,13 @@ def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
     """Returns the checkpoint that a command line names, or None; needed before it can be parsed."""
     scan = PlainParser(add_help=False, allow_abbrev=False)
     scan.add_argument("--ckpt")
+    scan.add_argument("--which", default="last")
     scan.add_argument("--packages", default="")
     found, _ = scan.parse_known_args(list(argv))
     if found.ckpt is None or {"-h", "--help"} & set(argv):
         return None
     import_packages(found.packages)
-    return read_checkpoint(found.ckpt)
+    return read_checkpoint(found.ckpt, found.which)
 
 
 def add_data_arguments(

@@ -113,7 +113,7 @@ def run(settings: Namespace) -> None:
     sampling = SamplingConfig(**{key: settings[key] for key in keys})
     prompts = collect_prompts(settings.prompt, settings.prompts_file)
     import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt)
+    checkpoint = read_checkpoint(settings.ckpt, settings.which)
     device = pick_device(settings.device)
     if settings.tokenizer is None:
         tokenizer = build_tokenizer(checkpoint)

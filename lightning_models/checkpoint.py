@@ -5,7 +5,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,6 +15,10 @@ from lightning_models.recipe import check_recipe, plain, public_path
 
 Recipe = dict[str, Any]
 """``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
+
+
+Which = Literal["last", "best"]
+"""Of the checkpoints of a run: the furthest, or the best by its own account."""
 
 
 class CheckpointError(ValueError):
@@ -33,6 +37,8 @@ class Checkpoint:
     """Where it was read from."""
     content: Mapping[str, Any]
     """Everything Lightning saved; tensors are mapped from the file, not read."""
+    which: Which | None = None
+    """Which one of its run it was chosen as; None: its file was named."""
 
     def __post_init__(self) -> None:
         """Checks that the content says how to rebuild the model."""
@@ -107,20 +113,29 @@ class Checkpoint:
         return state if isinstance(state, Mapping) else {}
 
 
-def read_checkpoint(path: str | Path) -> Checkpoint:
+def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
     """Returns the checkpoint at ``path``; only tensors and plain values are ever unpickled.
 
     Args:
-        path: a file, or the folder of a run: then the newest whole checkpoint below it.
+        path: a file, or the folder of a run: then the newest run below it.
+        which: of a folder's run the furthest whole checkpoint, or the best one.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, wants to run code, or is not ours.
+        CheckpointError: if the file is missing, damaged, wants to run code, or is not ours; if the
+            run has kept no best checkpoint, or the best is asked for of a file.
     """
     path = Path(path).expanduser()
     if path.is_dir():
-        return newest_checkpoint([path])
+        last = newest_checkpoint([path])
+        found = last if which == "last" else best_checkpoint(last, "which=best")
+        return replace(found, which=which)
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
+    if which == "best":
+        raise CheckpointError(
+            f"which=best chooses among the checkpoints of a run, and {path} is one file; give the "
+            "folder of the run, or leave --which out"
+        )
     checkpoint = _open(path)
     _check_sums(path)
     return checkpoint
@@ -184,6 +199,35 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
         f"there is no whole checkpoint below {places}; give the folder of the run or the path of a "
         "checkpoint, or leave it out to start anew"
     )
+
+
+def best_checkpoint(last: Checkpoint, asked: str) -> Checkpoint:
+    """Returns the best checkpoint of a run by the account of its furthest one.
+
+    Args:
+        last: the furthest.
+        asked: what asks for it, for messages.
+
+    Raises:
+        CheckpointError: if the run has kept none, or it cannot be read.
+    """
+    best = _best_path(last)
+    if best is None or not best.is_file():
+        raise CheckpointError(
+            f"{asked}: the run of {last.path} has kept no best checkpoint; it needs a validation "
+            "and checkpoint.save_top_k of at least 1. Give a path, or `last`"
+        )
+    return read_checkpoint(best)
+
+
+def _best_path(checkpoint: Checkpoint) -> Path | None:
+    """Returns the best checkpoint by the account of another one; a moved run keeps it."""
+    for state in checkpoint.content.get("callbacks", {}).values():
+        best = state.get("best_model_path") if isinstance(state, dict) else None
+        if best:
+            moved = checkpoint.path.parent / Path(best).name
+            return moved if moved.is_file() else Path(best)
+    return None
 
 
 def _files(folder: Path) -> Iterable[Path]:

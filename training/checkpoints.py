@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from lightning_models.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from lightning_models.checkpoint import (
+    Checkpoint,
+    best_checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+)
 from training.errors import UserError
 
 
@@ -27,25 +32,7 @@ def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
     if asked not in ("last", "best"):
         return read_checkpoint(asked)
     last = newest_checkpoint(folders)
-    if asked == "last":
-        return last
-    best = _best_path(last)
-    if best is None or not best.is_file():
-        raise UserError(
-            f"ckpt_path=best: the run of {last.path} has kept no best checkpoint; it needs a "
-            "validation and checkpoint.save_top_k of at least 1. Give a path, or `last`"
-        )
-    return read_checkpoint(best)
-
-
-def _best_path(checkpoint: Checkpoint) -> Path | None:
-    """Returns the best checkpoint by the account of another one; a moved run keeps it."""
-    for state in checkpoint.content.get("callbacks", {}).values():
-        best = state.get("best_model_path") if isinstance(state, dict) else None
-        if best:
-            moved = checkpoint.path.parent / Path(best).name
-            return moved if moved.is_file() else Path(best)
-    return None
+    return last if asked == "last" else best_checkpoint(last, "ckpt_path=best")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -234,7 +234,7 @@ def run(settings: Namespace) -> None:
     check_limits(settings)
     target = None if settings.output is None else check_target(settings.output)
     import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt)
+    checkpoint = read_checkpoint(settings.ckpt, settings.which)
     data = build_data(checkpoint, data_recipe(settings))
     if not isinstance(data, AnswerDataModule):
         raise ValueError(

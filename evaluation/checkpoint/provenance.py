@@ -42,6 +42,7 @@ def describe_settings(
         "precision": precision,
         "device": str(model.device),
         "set": changed_fields(checkpoint, model),
+        "which": checkpoint.which,
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.arguments import Split, check_limits
+from evaluation.arguments import Split, add_which_argument, check_limits
 from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.compare.figure import compare_figure, drawn_rows
 from evaluation.compare.files import check_folder, write_folder
@@ -30,9 +30,10 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "runs",
         type=str,
         nargs="+",
-        help="Checkpoints, folders of runs, or patterns in quotes; of a folder the furthest "
-        "checkpoint of every run in it. Methods may be mixed. NAME=PATH names the row.",
+        help="Checkpoints, folders of runs, or patterns in quotes; of a folder a checkpoint "
+        "of every run in it (--which). Methods may be mixed. NAME=PATH names the row.",
     )
+    add_which_argument(parser)
     parser.add_argument(
         "--output",
         type=str,
@@ -104,7 +105,7 @@ def run(settings: Namespace) -> None:
         settings.device,
     )
     skip = settings.skip_unreadable
-    runs, left_out = find_compared(settings.runs, skip=skip)
+    runs, left_out = find_compared(settings.runs, skip=skip, which=settings.which)
     measured, more = _measure_all(runs, how, named_results(settings.results, runs), skip=skip)
     rows = make_rows(measured, settings.label)
     report = make_report(

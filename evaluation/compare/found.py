@@ -11,7 +11,7 @@ from evaluation.compare.record import Record, read_record
 from evaluation.runs.events import PATTERN, read_scalars
 from evaluation.runs.folders import find_checkpoints, short_names, split_name
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint
+from lightning_models.checkpoint import Checkpoint, Which
 
 SKIP = "--skip_unreadable"
 _LAYOUT = re.compile(r"version_\d+|checkpoints")
@@ -48,13 +48,16 @@ class LeftOut:
     reason: str
 
 
-def find_compared(words: Sequence[str], *, skip: bool) -> tuple[list[Run], list[LeftOut]]:
+def find_compared(
+    words: Sequence[str], *, skip: bool, which: Which = "last"
+) -> tuple[list[Run], list[LeftOut]]:
     """Returns the runs that the command line names, each once, in its order; and those left out.
 
     Args:
-        words: checkpoint files, folders of runs (the furthest checkpoint of each run below it), or
-            patterns; each may have the name of its row in front (``NAME=PATH``).
+        words: checkpoint files, folders of runs (a checkpoint of each run below it), or patterns;
+            each may have the name of its row in front (``NAME=PATH``).
         skip: whether a run that cannot be read is left out.
+        which: of a folder's run the furthest, or the best.
 
     Raises:
         ValueError: if nothing is left, or one cannot be read and ``skip`` is false; it names it.
@@ -63,7 +66,7 @@ def find_compared(words: Sequence[str], *, skip: bool) -> tuple[list[Run], list[
     left_out = []
     for row, place in (each for word in words for each in _places(word)):
         try:
-            for checkpoint in find_checkpoints([str(place)]):
+            for checkpoint in find_checkpoints([str(place)], which=which):
                 outline = build_outline(checkpoint)
                 found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, row))
         except ValueError as error:

@@ -80,11 +80,14 @@ def csv_rows(rows: Sequence[Row]) -> list[list[Any]]:
 def run_rows(rows: Sequence[Row]) -> list[list[Any]]:
     """Returns a line a run with all digits and columns, behind a header."""
     columns = make_columns(rows)
-    lines: list[list[Any]] = [["run", "label", "seed", "checkpoint", *(c.key for c in columns)]]
+    lines: list[list[Any]] = [
+        ["run", "label", "seed", "checkpoint", "which", *(c.key for c in columns)]
+    ]
     for row in rows:
         for member, seed in zip(row.members, row.seeds, strict=True):
             cells = [column.value(member) for column in columns]
-            lines.append([member.name, row.label, seed, _place(member), *cells])
+            place = [_place(member), member.run.checkpoint.which]
+            lines.append([member.name, row.label, seed, *place, *cells])
     return lines
 
 

@@ -160,6 +160,7 @@ def _describe(checkpoint: Checkpoint, model: LanguageModel, tokenizer: Tokenizer
         "tokenizer": tokenizer.name,
         "device": str(model.device),
         "set": changed_fields(checkpoint, model),
+        "which": checkpoint.which,
         "trained_on": checkpoint.data_state.get("fingerprint"),
     }
 
@@ -224,7 +225,7 @@ def run(settings: Namespace) -> None:
     config, sampling = _chosen(settings, GSM8KConfig), _chosen(settings, SamplingConfig)
     target, written = check_targets(output=settings.output, texts=settings.texts)
     import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt)
+    checkpoint = read_checkpoint(settings.ckpt, settings.which)
     device, name = pick_device(settings.device), settings.tokenizer
     tokenizer = build_tokenizer(checkpoint) if name is None else load_tokenizer(name)
     model = build_model(checkpoint, settings["set"]).to(device)

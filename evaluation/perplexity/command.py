@@ -197,7 +197,7 @@ def run(settings: Namespace) -> None:
     positions = _positions(settings)
     target = None if settings.output is None else check_target(settings.output)
     import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt)
+    checkpoint = read_checkpoint(settings.ckpt, settings.which)
     changes = _config_changes(settings, checkpoint)
     data = build_data(checkpoint, data_recipe(settings))
     device = pick_device(settings.device)

@@ -93,7 +93,8 @@ def run(settings: Namespace) -> None:
     config = _config(settings)
     target, texts = check_targets(output=settings.output, texts=settings.texts)
     import_packages(settings.packages)
-    checkpoint, device = read_checkpoint(settings.ckpt), pick_device(settings.device)
+    checkpoint = read_checkpoint(settings.ckpt, settings.which)
+    device = pick_device(settings.device)
     model = build_model(checkpoint, settings["set"]).to(device)
     tokenizer, data = _tokenizer_and_data(settings, config, checkpoint, model)
     author = Author(model, tokenizer, settings.precision)
@@ -240,5 +241,6 @@ def _describe(checkpoint: Checkpoint, author: Author, config: QualityConfig) -> 
         "precision": author.precision,
         "device": str(author.model.device),
         "set": changed_fields(checkpoint, author.model),
+        "which": checkpoint.which,
         "trained_on": checkpoint.data_state.get("fingerprint"),
     }

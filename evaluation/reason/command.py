@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from evaluation.arguments import (
     add_data_arguments,
     add_run_arguments,
+    add_which_argument,
     check_limits,
     data_recipe,
 )
@@ -55,6 +56,7 @@ def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
     """
     scan = PlainParser(add_help=False, allow_abbrev=False)
     scan.add_argument("--ckpt", nargs="+", default=[])
+    scan.add_argument("--which", default="last")
     scan.add_argument("--task")
     scan.add_argument("--packages", default="")
     found, _ = scan.parse_known_args(list(argv))
@@ -63,7 +65,7 @@ def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
     if found.task not in (None, "null", *TASKS):
         raise ValueError(f"task ({found.task}) is none of {', '.join(TASKS)}")
     import_packages(found.packages)
-    checkpoint = find_readers(found.ckpt)[0]
+    checkpoint = find_readers(found.ckpt, which=found.which)[0]
     return with_task(checkpoint, None if found.task == "null" else found.task)
 
 
@@ -76,6 +78,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         required=True,
         help="Checkpoints, folders of runs, or patterns in quotes. All have one tokenizer.",
     )
+    add_which_argument(parser)
     parser.add_argument(
         "--task",
         type=Task | None,
@@ -138,7 +141,9 @@ def run(settings: Namespace) -> None:
     target, answers = check_targets(output=settings.output, answers_file=settings.answers_file)
     picture = _picture(settings)
     import_packages(settings.packages)
-    checkpoints, place = with_baseline(find_readers(settings.ckpt), settings.baseline)
+    checkpoints, place = with_baseline(
+        find_readers(settings.ckpt, which=settings.which), settings.baseline, settings.which
+    )
     recipe = data_recipe(settings)
     check_task(settings.task, recipe)
     data = build_questions(checkpoints[0], recipe)

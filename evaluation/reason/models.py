@@ -15,7 +15,7 @@ from evaluation.checkpoint.rebuild import build_model
 from evaluation.runs.folders import find_checkpoints, short_names
 from evaluation.runs.labels import MODEL, MOST_KEYS, differing, label_runs
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, Recipe
+from lightning_models.checkpoint import Checkpoint, Recipe, Which
 from lightning_models.recipe import resolve_class
 
 LATENTS = "eval_latents"
@@ -59,17 +59,20 @@ class Contestant:
         )
 
 
-def find_readers(words: Sequence[str], key: str = "ckpt") -> list[Checkpoint]:
+def find_readers(
+    words: Sequence[str], key: str = "ckpt", which: Which = "last"
+) -> list[Checkpoint]:
     """Returns the checkpoints that a command line names, having looked whether they read questions.
 
     Args:
         words: files, folders of runs, or patterns.
         key: the option that has them, for messages.
+        which: of a folder's run the furthest, or the best.
 
     Raises:
         ValueError: if there is none, or one cannot be asked.
     """
-    checkpoints = find_checkpoints(words, key)
+    checkpoints = find_checkpoints(words, key, which)
     for checkpoint in checkpoints:
         kind = resolve_class(checkpoint.model_recipe["class_path"], LanguageModel)
         if kind.reads != REASONING:
@@ -81,7 +84,7 @@ def find_readers(words: Sequence[str], key: str = "ckpt") -> list[Checkpoint]:
 
 
 def with_baseline(
-    checkpoints: Sequence[Checkpoint], word: str | None
+    checkpoints: Sequence[Checkpoint], word: str | None, which: Which = "last"
 ) -> tuple[list[Checkpoint], Path | None]:
     """Returns the checkpoints and that of ``--baseline``, and where this one is, if there is one.
 
@@ -90,7 +93,7 @@ def with_baseline(
     """
     if word is None:
         return list(checkpoints), None
-    found = find_readers([word], "baseline")
+    found = find_readers([word], "baseline", which)
     if len(found) > 1:
         raise ValueError(f"baseline ({word}) names {len(found)} checkpoints; name one")
     places = {checkpoint.path.resolve() for checkpoint in checkpoints}

@@ -194,6 +194,7 @@ def _result(
         settings={
             "trained_on": checkpoint.data_state.get("fingerprint"),
             "step": checkpoint.step,
+            "which": checkpoint.which,
             **stage,
             "set": changed,
         },

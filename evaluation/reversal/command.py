@@ -8,6 +8,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from evaluation.arguments import add_which_argument
 from evaluation.checkpoint.corpus import build_data, build_tokenizer
 from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.checkpoint.provenance import count_train_tokens, non_embedding_parameters
@@ -145,7 +146,13 @@ def read_names(file: str | None) -> list[str]:
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     """Declares the command's options."""
-    parser.add_argument("--ckpt", type=str | None, default=None, help="Checkpoint file (.ckpt).")
+    parser.add_argument(
+        "--ckpt",
+        type=str | None,
+        default=None,
+        help="Checkpoint file (.ckpt), or the folder of a run.",
+    )
+    add_which_argument(parser)
     parser.add_argument(
         "--hf",
         type=str | None,
@@ -213,13 +220,15 @@ def _check(settings: Namespace) -> None:
         raise ValueError("give one model: --ckpt CHECKPOINT or --hf NAME_OR_FOLDER")
     if settings.pairs < 1:
         raise ValueError(f"pairs ({settings.pairs}) must be at least 1")
+    if settings.hf is not None and settings.which == "best":
+        raise ValueError("which=best chooses a checkpoint of a run; leave it out with --hf")
     if settings.hf is not None and settings["set"]:
         raise ValueError("set changes the config of a checkpoint; leave it out with --hf")
 
 
 def _load_own(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
     """Returns a checkpoint's model, and what the report says of it and of its settings."""
-    checkpoint = read_checkpoint(settings.ckpt)
+    checkpoint = read_checkpoint(settings.ckpt, settings.which)
     device = pick_device(settings.device)
     tokenizer = build_tokenizer(checkpoint)
     model = build_model(checkpoint, settings["set"]).to(device)
@@ -235,6 +244,7 @@ def _load_own(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any
         "tokenizer": tokenizer.name,
         "device": str(device),
         "set": changed_fields(checkpoint, model),
+        "which": checkpoint.which,
         "trained_on": checkpoint.data_state.get("fingerprint"),
     }
     return OwnModel(model, tokenizer, settings.precision), source, how

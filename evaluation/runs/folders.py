@@ -9,6 +9,7 @@ from evaluation.runs.events import PATTERN
 from lightning_models.checkpoint import (
     Checkpoint,
     CheckpointError,
+    Which,
     newest_checkpoint,
     read_checkpoint,
 )
@@ -43,21 +44,23 @@ def find_runs(words: Sequence[str]) -> list[TrainedRun]:
     ]
 
 
-def find_checkpoints(words: Sequence[str], key: str = "runs") -> list[Checkpoint]:
+def find_checkpoints(
+    words: Sequence[str], key: str = "runs", which: Which = "last"
+) -> list[Checkpoint]:
     """Returns the checkpoints that the command line names, each once, in its order.
 
     Args:
-        words: checkpoint files, folders of runs (the furthest checkpoint of each run below it), or
-            patterns.
+        words: checkpoint files, folders of runs (a checkpoint of each run below it), or patterns.
         key: the option that has them, for messages.
+        which: of a folder's run the furthest, or the best.
 
     Raises:
-        ValueError: if a word leads to no checkpoint, or one is damaged.
+        ValueError: if a word leads to no checkpoint, one is damaged, or a run has no best one.
     """
     found: dict[Path, Checkpoint] = {}
     for path in (path for word in words for path in _paths(word, key)):
         for place in _logs_below(path) or [path]:
-            checkpoint = _checkpoint_at(place, key)
+            checkpoint = _checkpoint_at(place, key, which)
             found.setdefault(checkpoint.path.resolve(), checkpoint)
     return list(found.values())
 
@@ -119,12 +122,12 @@ def _logs_below(path: Path) -> list[Path]:
     return sorted({file.parent for file in path.rglob(PATTERN)})
 
 
-def _checkpoint_at(path: Path, key: str) -> Checkpoint:
-    """Returns the checkpoint of a file, or the furthest one of a folder."""
+def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
+    """Returns the checkpoint of a file, or that of a folder."""
     try:
-        return read_checkpoint(path)
+        return read_checkpoint(path, which)
     except CheckpointError as error:
-        if not path.is_dir():
+        if not path.is_dir() or which == "best":
             raise
         raise ValueError(
             f"{key} ({path}): there is no whole checkpoint below this folder; name the folder of a "

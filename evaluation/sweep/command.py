@@ -13,6 +13,7 @@ from datamodules import LanguageDataModule
 from evaluation.arguments import (
     add_data_arguments,
     add_run_arguments,
+    add_which_argument,
     check_limits,
     data_recipe,
 )
@@ -37,12 +38,13 @@ def checkpoints_in(argv: Sequence[str]) -> list[Checkpoint]:
     """Returns the checkpoints that a command line names; needed before it can be parsed."""
     scan = PlainParser(add_help=False, allow_abbrev=False)
     scan.add_argument("--ckpts", nargs="+", default=[])
+    scan.add_argument("--which", default="last")
     scan.add_argument("--packages", default="")
     found, _ = scan.parse_known_args(list(argv))
     if not found.ckpts or {"-h", "--help"} & set(argv):
         return []
     import_packages(found.packages)
-    return find_checkpoints(found.ckpts, "ckpts")
+    return find_checkpoints(found.ckpts, "ckpts", found.which)
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -52,9 +54,10 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         type=str,
         nargs="+",
         required=True,
-        help="Checkpoints, folders of runs, or patterns in quotes; of a folder the furthest "
-        "checkpoint of every run in it. All have one tokenizer.",
+        help="Checkpoints, folders of runs, or patterns in quotes; of a folder a checkpoint "
+        "of every run in it (--which). All have one tokenizer.",
     )
+    add_which_argument(parser)
     add_run_arguments(parser)
     add_data_arguments(parser, argv, lambda words: next(iter(checkpoints_in(words)), None))
     add_dial_arguments(parser)
@@ -91,7 +94,7 @@ def run(settings: Namespace) -> None:
     picture, against = check_picture(settings.output), _axes(settings.against)
     dials = typed_dials(settings)
     import_packages(settings.packages)
-    checkpoints = find_checkpoints(settings.ckpts, "ckpts")
+    checkpoints = find_checkpoints(settings.ckpts, "ckpts", settings.which)
     variants, skipped = find_variants(checkpoints, settings["set"], dials)
     labels = label_variants(variants, settings.label, list(dials))
     data = _shared_data(variants, settings)

@@ -129,7 +129,7 @@ def load(settings: Namespace) -> tuple[Checkpoint, LanguageModel, Tokenizer]:
         ValueError: if they do not fit.
     """
     import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt)
+    checkpoint = read_checkpoint(settings.ckpt, settings.which)
     changes = config_changes(checkpoint, dict(settings["set"]), settings.budget)
     device = pick_device(settings.device)
     if settings.tokenizer is None:
@@ -207,6 +207,7 @@ def describe(
         "precision": settings.precision,
         "device": str(model.device),
         "set": changed_fields(checkpoint, model),
+        "which": checkpoint.which,
     }
 
 

@@ -177,7 +177,7 @@ def run(settings: Namespace) -> None:
     names = chosen_sets(settings)
     target = None if settings.output is None else check_target(settings.output)
     import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt)
+    checkpoint = read_checkpoint(settings.ckpt, settings.which)
     recipes = {name: set_recipe(checkpoint, _changes(settings, name)) for name in names}
     sets = {name: build_data(checkpoint, recipe) for name, recipe in recipes.items()}
     device = pick_device(settings.device)

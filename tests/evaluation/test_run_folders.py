@@ -1,8 +1,11 @@
 """Runs are found by folder, file and pattern."""
 
+import csv
+import json
 import shutil
 
 import pytest
+import torch
 
 from evaluation.runs.folders import find_checkpoints, find_runs, short_names
 
@@ -69,3 +72,67 @@ def test_what_is_no_checkpoint_is_refused(runs):
         find_checkpoints([str(runs / "c")])
     with pytest.raises(ValueError, match="there is no such file"):
         find_checkpoints([str(runs / "none.ckpt")])
+
+
+# ---- the furthest checkpoint of a run, or its best
+
+
+@pytest.fixture
+def run(runs, checkpoint_path):
+    """A run that was moved, whose best checkpoint is at an earlier step than its last."""
+    folder = runs / "a" / "X" / "version_0" / "checkpoints"
+    content = torch.load(checkpoint_path, weights_only=True)
+    torch.save({**content, "global_step": 1}, folder / "best-step=1.ckpt")
+    for value in content["state_dict"].values():
+        value.mul_(1.5)
+    state = {"best_model_path": "/elsewhere/checkpoints/best-step=1.ckpt"}
+    torch.save({**content, "callbacks": {"SaveCheckpoints": state}}, folder / "last.ckpt")
+    return runs / "a"
+
+
+@pytest.mark.parametrize(("which", "name"), [("best", "best-step=1.ckpt"), ("last", "last.ckpt")])
+def test_the_best_of_a_run_is_scored(evaluates, run, checkpoint_path, tmp_path, which, name):
+    path, target = next(run.rglob(name)), tmp_path / "result.json"
+    chosen = () if which == "last" else ("--which", which)
+    few = ("--limit_batches", 1)
+
+    def score(*words):
+        evaluates("perplexity", *words, *few, "--output", target)
+        return json.loads(target.read_text())
+
+    found, alone = score("--ckpt", run, *chosen), score("--ckpt", path)
+    assert found["checkpoint"] == alone["checkpoint"] == str(path)
+    assert (found["settings"]["which"], alone["settings"]["which"]) == (which, None)
+    assert found["nats_per_token"] == alone["nats_per_token"]
+    evaluates("sweep", "--ckpts", run, *chosen, *few, "--output", tmp_path / "sweep.svg")
+    (row,) = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())
+    assert (row["checkpoint"], float(row["nats_per_token"])) == (str(path), alone["nats_per_token"])
+    evaluates("compare", run, *chosen, *few, "--output", tmp_path / "report")
+    (row,) = csv.DictReader((tmp_path / "report" / "runs.csv").read_text().splitlines())
+    assert (row["checkpoint"], row["which"]) == (str(path), which)
+    assert float(row["nats_per_token_exact"]) == alone["nats_per_token"]
+
+
+VERBS = {
+    "perplexity": ("--ckpt",),
+    "zero_shot": ("--ckpt",),
+    "tasks": ("--tasks", "piqa_local", "--ckpt"),
+    "generate": ("--prompt", "a", "--ckpt"),
+    "answers": ("--ckpt",),
+    "quality": ("--ckpt",),
+    "gsm8k": ("--files.test", "none.jsonl", "--ckpt"),
+    "reversal": ("--ckpt",),
+    "reason": ("--ckpt",),
+    "sweep": ("--output", "sweep.svg", "--ckpts"),
+    "compare": (),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_refuses_a_best_that_there_is_not(fails, run, runs, verb):
+    line = fails(verb, *VERBS[verb], runs / "b", "--which", "best")
+    assert "which=best: the run of" in line
+    assert "has kept no best checkpoint" in line
+    file = next(run.rglob("best-step=1.ckpt"))
+    line = fails(verb, *VERBS[verb], file, "--which", "best")
+    assert f"{file} is one file; give the folder of the run" in line

@@ -151,6 +151,8 @@ def test_best_is_the_best_of_the_newest_run(fit, tmp_path):
     assert fit(tmp_path, "--trainer.max_steps=6", "--trainer.val_check_interval=2") == 0
     (best,) = checkpoint_folder(tmp_path).glob("best-*.ckpt")
     assert find_checkpoint("best", [tmp_path]).path == best
+    found = read_checkpoint(tmp_path, "best")  # as evaluate.py asks
+    assert (found.path, found.which) == (best, "best")
     moved = tmp_path.with_name("moved")
     shutil.move(tmp_path, moved)
     assert find_checkpoint("best", [moved]).path == checkpoint_folder(moved) / best.name
@@ -158,7 +160,7 @@ def test_best_is_the_best_of_the_newest_run(fit, tmp_path):
 
 def test_best_without_a_best_says_what_is_needed(tmp_path):
     save(tmp_path / "last.ckpt", 4)
-    with pytest.raises(UserError, match="save_top_k"):
+    with pytest.raises(CheckpointError, match="save_top_k"):
         find_checkpoint("best", [tmp_path])
 
 
