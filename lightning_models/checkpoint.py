@@ -222,9 +222,10 @@ def best_checkpoint(last: Checkpoint, asked: str) -> Checkpoint:
 
 def _best_path(checkpoint: Checkpoint) -> Path | None:
     """Returns the best checkpoint by the account of another one; a moved run keeps it."""
-    for state in checkpoint.content.get("callbacks", {}).values():
-        best = state.get("best_model_path") if isinstance(state, dict) else None
-        if best:
+    states = checkpoint.content.get("callbacks")
+    for state in states.values() if isinstance(states, Mapping) else ():
+        best = state.get("best_model_path") if isinstance(state, Mapping) else None
+        if best and isinstance(best, str):
             moved = checkpoint.path.parent / Path(best).name
             return moved if moved.is_file() else Path(best)
     return None
