@@ -1,4 +1,4 @@
-"""The configurations of PonderLM-3 and of what its family has in common."""
+"""Configurations of PonderLM-3, PonderLM-2, and what the family of methods has in common."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class PonderingConfig(TransformerConfig):
     """K, additional steps of a token (PonderLM-3: the most it may take); 0: a plain decoder."""
 
     def __post_init__(self) -> None:
-        """Checks the number of steps beside what every decoder checks."""
+        """Checks the number of steps, and what every decoder checks."""
         super().__post_init__()
         if self.thinking_steps < 0:
             raise ValueError(f"thinking_steps ({self.thinking_steps}) must not be negative")
@@ -45,7 +45,7 @@ class PonderingConfig(TransformerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PonderLM2Config(PonderingConfig):
-    """PonderLM-2: K latent slots behind every token, computed in parallel by Jacobi iterations.
+    """PonderLM-2: K latent slots after every token, computed in parallel by Jacobi iterations.
 
     Raises:
         ValueError: if a value is out of its range.
@@ -62,20 +62,20 @@ class PonderLM2Config(PonderingConfig):
     eval_iterations: int | None = 3
     """J in scoring and in reading a prompt; null: until nothing changes any more."""
     grad_last_passes: int | None = None
-    """Gradients flow through so many of the last passes; null: through all."""
+    """Gradients flow through that many of the last passes; null: through all."""
     checkpoint_passes: bool = False
-    """Whether the backward pass computes each pass anew, and holds the activations of one only."""
+    """Whether the backward pass computes each pass again, and holds the activations of one only."""
     inference: Literal["jacobi", "sequential"] = "jacobi"
     """How texts are scored: by parallel iterations, or slot by slot as they are generated."""
     prefill: Literal["jacobi", "sequential"] = "jacobi"
     """How a prompt is read before generation."""
     log_depth_losses: bool = False
-    """Whether training logs the cross-entropy behind each number of steps."""
+    """Whether training logs the cross-entropy after each number of steps."""
     depth_losses_every: int = 1
-    """That is measured at every so many targets; each costs K + 1 forward output layers more."""
+    """Interval of the targets at which that is measured; each costs K + 1 forward output layers."""
 
     def __post_init__(self) -> None:
-        """Checks the iterations beside what the family checks."""
+        """Checks the iterations, and what the family checks."""
         super().__post_init__()
         span: Any = self.jacobi_iterations
         whole = isinstance(span, Sequence) and all(type(end) is int for end in span)
@@ -98,7 +98,7 @@ class PonderLM2Config(PonderingConfig):
 
     @property
     def measures_depths(self) -> bool:
-        """Whether training needs the losses behind each depth."""
+        """Whether training needs the losses after each depth."""
         return self.log_depth_losses
 
 
@@ -123,7 +123,8 @@ class PonderConfig(PonderLM2Config):
     mask_index: Literal["shifted", "literal"] = "shifted"
     """Which score damps slot k as a key: w_k = Pr(steps >= k), or w_(k-1) as the paper's Fig. 7."""
     augmentation: Literal["exact", "literal"] = "exact"
-    """Scale of attention's scores beside log w: 1/sqrt(C), or 1/sqrt(C + 1) as in Appendix A."""
+    """Scale of the attention scores that log w is added to: 1/sqrt(C), or 1/sqrt(C + 1) as in
+    Appendix A."""
     tau: float = 1e-4
     """A token stops before its first step k with w_k below this; 0: never."""
     alpha: float = 0.0
@@ -131,7 +132,7 @@ class PonderConfig(PonderLM2Config):
     alpha_shape: Literal["ramp", "scalar"] = "ramp"
     """alpha k / K on the logit of k steps, or, as printed, alpha on all, which changes nothing."""
     penalty: Literal["ours", "paper", "expected_steps"] = "ours"
-    """Which penalty on w is in the objective, see ``penalty.py``."""
+    """Which penalty on w is in the objective, see ``router.py``."""
     penalty_weight: float = 1e-2
     """lambda; 0: no penalty."""
     penalty_beta: float | None = None
@@ -140,7 +141,7 @@ class PonderConfig(PonderLM2Config):
     """Where rho is one half, in nats; null: that of the preset (ours 0.05, paper 0.5)."""
 
     def __post_init__(self) -> None:
-        """Checks router and penalty beside what PonderLM-2 checks."""
+        """Checks router and penalty, and what PonderLM-2 checks."""
         super().__post_init__()
         for key in ("router_bias", "alpha", "penalty_weight", "penalty_beta", "penalty_theta"):
             value = getattr(self, key)
@@ -155,6 +156,6 @@ class PonderConfig(PonderLM2Config):
 
     @property
     def measures_depths(self) -> bool:
-        """Whether training needs the losses behind each depth."""
+        """Whether training needs the losses after each depth."""
         penalised = self.penalty_weight > 0 and self.penalty != "expected_steps"
         return self.log_depth_losses or penalised

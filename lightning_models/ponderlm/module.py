@@ -1,7 +1,7 @@
-"""PonderLM-3 and PonderLM-2 as LightningModules."""
+"""LightningModules of PonderLM-2 and PonderLM-3."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,18 @@ from lightning_models.output_layer import (
     token_log_probs,
 )
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
-from lightning_models.ponderlm import compute, sequential
-from lightning_models.ponderlm.cache import SlotCache
-from lightning_models.ponderlm.config import PonderConfig, PonderLM2Config
-from lightning_models.ponderlm.jacobi import draw_iterations, record_states
-from lightning_models.ponderlm.network import Pondered, PonderNetwork, SlotNetwork
-from lightning_models.ponderlm.penalty import minimum_ponder_penalty
-from lightning_models.ponderlm.router import partial_states
+from lightning_models.ponderlm import network as slot_network
+from lightning_models.ponderlm import sequential
+from lightning_models.ponderlm.config import PonderConfig, PonderingConfig, PonderLM2Config
+from lightning_models.ponderlm.network import (
+    Pondered,
+    PonderNetwork,
+    SlotNetwork,
+    draw_iterations,
+    record_states,
+)
+from lightning_models.ponderlm.router import minimum_ponder_penalty, partial_states
+from lightning_models.ponderlm.sequential import SlotCache
 
 
 class PonderLM2(LanguageModel):
@@ -61,7 +66,7 @@ class PonderLM2(LanguageModel):
     def loss(self, batch: dict[str, Any]) -> LossOutput:
         """Returns the summed cross-entropy of the last pass, and what else the method adds.
 
-        Where it is measured, the cross-entropy behind each number of steps is logged beside.
+        Also logs the cross-entropy after each number of steps, where that is measured.
         """
         pondered: Pondered = self.network(batch["tokens"], self._iterations())
         targets = batch["targets"]
@@ -75,7 +80,7 @@ class PonderLM2(LanguageModel):
     def _add(
         self, pondered: Pondered, targets: Tensor, losses: Tensor | None, output: LossOutput
     ) -> None:
-        """Adds terms and statistics of the method's own."""
+        """Adds the method's additional terms and statistics."""
 
     def _iterations(self) -> int | None:
         """Returns J: drawn in training, the same on all ranks, else as configured."""
@@ -85,29 +90,23 @@ class PonderLM2(LanguageModel):
         return draw_iterations(self.config, step)
 
     def _measure_depths(self, pondered: Pondered, targets: Tensor, output: LossOutput) -> Tensor:
-        """Returns the mean cross-entropy behind each number of steps (K+1,), and logs it."""
+        """Returns the mean cross-entropy after each number of steps (K+1,), and logs it."""
         every = self.config.depth_losses_every
         with torch.no_grad():
             states = self._stopped(pondered)
         if every > 1:
-            valid = (targets >= 0).nonzero(as_tuple=True)
+            valid = (targets >= 0).nonzero(as_tuple=True)  # row and place of each target
             chosen = tuple(index[::every] for index in valid)
             states, targets = states[chosen], targets[chosen]
         count = (targets >= 0).sum()
-        sums = self._depth_losses(states, targets).flatten(0, -2).sum(dim=0)
+        losses = depth_losses(states, self.network.output_matrix, targets)  # (..., K+1)
+        sums = losses.flatten(0, -2).sum(dim=0)
         for steps, total in enumerate(sums):
             output.stats[f"depth_{steps}/nll"] = Mean(total, count)
         return sums / count.clamp(min=1)
 
-    @torch.no_grad()
-    def _depth_losses(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Returns the cross-entropy (..., K+1) in nats of targets (...) behind states of steps."""
-        matrix, count = self.network.output_matrix, states.shape[-2]
-        losses = [-token_log_probs(states[..., i, :], matrix, targets) for i in range(count)]
-        return torch.stack(losses, dim=-1)
-
     def _stopped(self, pondered: Pondered) -> Tensor:
-        """Returns what would predict if tokens stopped after i steps (B, T, K+1, D)."""
+        """Hidden states (B, T, K+1, D) the head reads if every token stops after step i."""
         return pondered.states
 
     # ---- scoring
@@ -115,41 +114,27 @@ class PonderLM2(LanguageModel):
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns exact log-probabilities of a window batch's targets.
 
-        Records ``thinking_steps``: ``executed`` (B, T) int64, additional steps of each token, and
-        ``most``, K; ``depth_losses``: ``losses`` (B, T, K+1), cross-entropy in nats if tokens
-        stopped after i steps (of PonderLM-3 with partial sums of their own mass: the last differs
-        from the score by the order of tau); ``entropy``: ``entropy`` (B, T) of the next-token
-        distributions, in nats; ``greedy``: ``greedy`` (B, T) bool, whether a target is the most
-        likely token; ``states``, see ``jacobi.record_states``; ``router`` where there is one:
-        ``log_steps`` and ``log_tail`` (B, T, K+1); with ``inference: sequential`` ``flops``, see
-        ``LanguageModel.adaptive``.
+        Records what ``step_scores`` records (the depth losses of PonderLM-3 are of renormalised
+        partial sums: the last one differs from the score by the order of tau); ``states``, see
+        ``network.record_states``; ``router`` where there is one: ``log_steps`` and ``log_tail``
+        (B, T, K+1); with ``inference: sequential`` ``flops``, see ``LanguageModel.adaptive``.
         """
-        pondered, targets = self._ponder(batch), batch["targets"]
-        record("thinking_steps", executed=pondered.executed, most=self.config.thinking_steps)
+        pondered = self._ponder(batch)
         if pondered.steps is not None:
             steps = pondered.steps
             record("router", log_steps=steps.log_steps, log_tail=steps.log_tail)
-        if wants("depth_losses"):
-            losses = self._depth_losses(self._stopped(pondered), targets)
-            record("depth_losses", losses=losses)
-        matrix = self.network.output_matrix
-        if wants("entropy"):
-            record("entropy", entropy=token_entropies(pondered.read_out, matrix))
-        if wants("greedy"):
-            h = pondered.read_out
-            record("greedy", greedy=greedy_targets(h, matrix, targets, self.config.vocab_size))
-        log_prob = token_log_probs(pondered.read_out, matrix, targets)
-        num_targets = (targets >= 0).sum(dim=1)
-        return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
+        h, by_step = pondered.read_out, lambda: self._stopped(pondered)
+        return step_scores(self, h, by_step, batch["targets"], pondered.executed)
 
     def _ponder(self, batch: dict[str, Any]) -> Pondered:
         tokens = batch["tokens"]
         if self.config.inference == "sequential" and not self.training:
-            lengths = batch["mask"].sum(dim=1) if "mask" in batch else _full_lengths(tokens)
+            valid = batch.get("mask", torch.ones_like(tokens))
+            lengths = valid.sum(dim=1)  # (B,)
             pondered = sequential.read_text(self.network, tokens, lengths)
             if wants("flops"):
                 real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-                flops = compute.executed_flops(self.network, pondered.executed, real)
+                flops = slot_network.executed_flops(self.network, pondered.executed, real)
                 record("flops", flops=flops, tokens=lengths)
             record_states(pondered.states, None)
         else:
@@ -178,8 +163,8 @@ class PonderLM2(LanguageModel):
 
         Returns next-token logits (B, V), zeros in rows that are not ready.
 
-        Records ``generated_steps``: ``steps`` int64, the additional steps that each token which is
-        through has taken.
+        Records ``generated_steps``: ``steps`` int64, the additional steps of each token that is
+        ready.
         """
         ready = sequential.advance(self.network, cache, tokens)
         if wants("generated_steps"):
@@ -196,16 +181,16 @@ class PonderLM2(LanguageModel):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token of all passes of scoring, or of a training step."""
         if training:
-            return compute.training_flops(self.network, context)
-        return compute.scoring_flops(self.network, context)
+            return slot_network.training_flops(self.network, context)
+        return slot_network.scoring_flops(self.network, context)
 
     def generation_flops(self, context: int, steps: float | None = None) -> float:
         """Returns the FLOPs of generating a token that takes ``steps`` additional steps."""
-        return compute.generation_flops(self.network, context, steps)
+        return slot_network.generation_flops(self.network, context, steps)
 
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the FLOPs per token of one pass over all slots; see ``LanguageModel``."""
-        return compute.parts(self.network, context)
+        return slot_network.flops_by_part(self.network, context)
 
 
 class PonderLM(PonderLM2):
@@ -252,8 +237,8 @@ class PonderLM(PonderLM2):
     ) -> None:
         """Adds the penalty, and logs the steps that tokens take.
 
-        ``expected_steps`` is sum_{k >= 1} w_k, ``executed_steps`` those of tau; beside them rho_i,
-        f_k and n_k of the penalty.
+        ``expected_steps`` is sum_{k >= 1} w_k, ``executed_steps`` those of tau; also rho_i, f_k
+        and n_k of the penalty.
         """
         self._log_steps(pondered, targets, output)
         if self.config.penalty_weight:
@@ -283,11 +268,55 @@ class PonderLM(PonderLM2):
             output.stats[f"depth_{steps}/penalised"] = count.float()
 
     def _stopped(self, pondered: Pondered) -> Tensor:
-        """Returns the partial sums h(<=i), of their own mass but for the paper's penalty."""
+        """Partial sums h(<=i) (B, T, K+1, D), renormalised except for the paper's penalty."""
         assert pondered.steps is not None
         renormalised = not self.training or self.config.penalty != "paper"
         return partial_states(pondered.states, pondered.steps.log_steps, renormalised)
 
 
-def _full_lengths(tokens: Tensor) -> Tensor:
-    return torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
+def step_scores(
+    model: LanguageModel,
+    h: Tensor,
+    by_step: Callable[[], Tensor],
+    targets: Tensor,
+    executed: Tensor,
+) -> Scores:
+    """Returns log-probabilities of targets of tokens that take additional steps.
+
+    Records ``thinking_steps``: ``executed`` (B, T) int64, additional steps of each token, and
+    ``most``, K; ``depth_losses``: ``losses`` (B, T, K+1), cross-entropy in nats if every token
+    stops after step i, 0 where there is no target; ``entropy``: ``entropy`` (B, T) of the
+    next-token distributions, in nats; ``greedy``: ``greedy`` (B, T) bool, whether a target is the
+    most likely token.
+
+    Args:
+        model: after its forward pass, when a sharded output matrix is gathered.
+        h: normed states that predict (B, T, D).
+        by_step: returns the states (B, T, K+1, D) that predict after each number of steps.
+        targets: int64 (B, T), -100 where nothing is predicted.
+        executed: additional steps of each token, int64 (B, T).
+    """
+    config, matrix = cast(PonderingConfig, model.config), cast(Any, model.network).output_matrix
+    record("thinking_steps", executed=executed, most=config.thinking_steps)
+    if wants("depth_losses"):
+        record("depth_losses", losses=depth_losses(by_step(), matrix, targets))
+    if wants("entropy"):
+        record("entropy", entropy=token_entropies(h, matrix))
+    if wants("greedy"):
+        record("greedy", greedy=greedy_targets(h, matrix, targets, config.vocab_size))
+    log_prob = token_log_probs(h, matrix, targets)
+    num_targets = (targets >= 0).sum(dim=1)
+    return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, model.likelihood)
+
+
+@torch.no_grad()
+def depth_losses(states: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """Returns the cross-entropy (..., K+1) in nats of targets after i steps, 0 without a target.
+
+    Args:
+        states: normed states after i steps (..., K+1, D).
+        matrix: output matrix (V, D).
+        targets: int64 (...), -100 where nothing is predicted.
+    """
+    each = [token_log_probs(h, matrix, targets) for h in states.unbind(dim=-2)]
+    return torch.stack(each, dim=-1).neg()

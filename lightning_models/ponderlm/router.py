@@ -1,4 +1,4 @@
-"""How many steps a token takes: the router of PonderLM-3 (Sec. 3.2.1) and its mask scores."""
+"""The router of PonderLM-3 (Sec. 3.2.1), its mask scores, and the minimum-ponder penalty."""
 
 import math
 from typing import NamedTuple
@@ -14,20 +14,20 @@ FLOOR = -1e3
 
 
 class Steps(NamedTuple):
-    """What a router says of tokens, in float32 or better."""
+    """Distribution of the number of steps each token takes, in float32 or better."""
 
     log_steps: Tensor
     """log s_k = log Pr(exactly k steps), (..., K+1); outside training -inf on skipped steps."""
     log_tail: Tensor
     """log w_k = log Pr(k steps or more), (..., K+1); 0 at k = 0, never increasing."""
     executed: Tensor
-    """The last step k with w_k >= tau (...) int64: those behind it are skipped at inference."""
+    """The last step k with w_k >= tau (...) int64: later ones are skipped at inference."""
 
 
 class Router(nn.Linear):
     """s = softmax(W h0 + b) over 0..K additional steps, from the post-norm state of slot 0.
 
-    Computed in float32 whatever autocast says: the tail reaches far below bf16's precision.
+    Computed in float32 whatever the autocast dtype: the tail reaches far below bf16's precision.
     """
 
     def __init__(self, config: PonderConfig) -> None:
@@ -57,11 +57,11 @@ class Router(nn.Linear):
             logits = F.linear(h.to(wide), self.weight.to(wide), self.bias.to(wide))
         if not self.training and self.config.alpha:
             logits = logits + self.config.alpha * self._shape(logits)
-        log_steps, log_tail = step_distribution(logits)
-        executed = executed_steps(log_tail, self.config.tau)
+        log_steps, log_tail = step_distribution(logits)  # both (..., K+1)
+        executed = executed_steps(log_tail, self.config.tau)  # (...)
         if not self.training:  # what is dropped is below tau, and not given to the others
-            behind = torch.arange(logits.shape[-1], device=h.device) > executed[..., None]
-            log_steps = log_steps.masked_fill(behind, -math.inf)
+            skipped = torch.arange(logits.shape[-1], device=h.device) > executed[..., None]
+            log_steps = log_steps.masked_fill(skipped, -math.inf)
         return Steps(log_steps, log_tail, executed)
 
     def _shape(self, logits: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def step_distribution(logits: Tensor) -> tuple[Tensor, Tensor]:
     w_k = sum_{j >= k} s_j in log space, as a difference of two log-sums: exact where
     log(cumsum(softmax)) would underflow, and exactly 0 at k = 0.
     """
-    tails = logits.flip(-1).logcumsumexp(dim=-1).flip(-1)
+    tails = logits.flip(-1).logcumsumexp(dim=-1).flip(-1)  # (..., K+1), log sum_{j >= k}
     return logits.log_softmax(dim=-1), tails - tails[..., :1]
 
 
@@ -92,7 +92,7 @@ def executed_steps(log_tail: Tensor, tau: float) -> Tensor:
 def slot_bias(steps: Steps, config: PonderConfig, truncate: bool) -> Tensor:
     """Returns the attention bias (..., K+1) that each slot gets as a key (Sec. 3.2.2).
 
-    Slot 0 has none. Slot k >= 1, whose input is the state behind step k - 1, has log w_k.
+    Slot 0 has none. Slot k >= 1, whose input is the state after step k - 1, has log w_k.
 
     NOTE(paper): its Fig. 7 writes w_(k-1) there; then the first latent would never be damped, and
     what is skipped at inference (slot k where w_k < tau) would not be what training has damped.
@@ -104,8 +104,8 @@ def slot_bias(steps: Steps, config: PonderConfig, truncate: bool) -> Tensor:
         truncate: whether slots of skipped steps are hidden altogether.
     """
     shifted = config.mask_index == "shifted"
-    damped = steps.log_tail[..., 1:] if shifted else steps.log_tail[..., :-1]
-    bias = F.pad(damped, (1, 0)).clamp(min=FLOOR)
+    damped = steps.log_tail[..., 1:] if shifted else steps.log_tail[..., :-1]  # (..., K)
+    bias = F.pad(damped, (1, 0)).clamp(min=FLOOR)  # (..., K+1), 0 at slot 0
     if not truncate:
         return bias
     slots = torch.arange(bias.shape[-1], device=bias.device)
@@ -125,7 +125,81 @@ def partial_states(states: Tensor, log_steps: Tensor, renormalised: bool) -> Ten
         log_steps: log s (..., K+1), finite at step 0.
         renormalised: whether each is divided by its mass sum_{j <= i} s_j.
     """
-    shares = log_steps[..., None, :].expand(*log_steps.shape, log_steps.shape[-1])
+    shares = log_steps[..., None, :].expand(*log_steps.shape, log_steps.shape[-1])  # (..., i, j)
     if renormalised:
         shares = shares - log_steps.logcumsumexp(dim=-1)[..., None]
     return shares.exp().tril().to(states.dtype) @ states
+
+
+# ---- the minimum-ponder penalty
+
+
+PRESETS = {"ours": (100.0, 0.05), "paper": (10.0, 0.5)}
+"""beta and theta."""
+
+
+class Penalty(NamedTuple):
+    """The penalty of a micro-batch, and its intermediate values."""
+
+    value: Tensor
+    """A scalar with gradient to w: lambda times the sum over steps."""
+    ratios: Tensor | None
+    """rho_i (K+1,); None for ``expected_steps``."""
+    fractions: Tensor | None
+    """f_k for k = 1..K, (K,)."""
+    counts: Tensor | None
+    """n_k (K,), tokens whose w_k is penalised."""
+
+
+def minimum_ponder_penalty(
+    log_tail: Tensor, losses: Tensor | None, config: PonderConfig
+) -> Penalty:
+    """Returns the auxiliary minimum-ponder penalty (Sec. 3.4.2) of the configured kind.
+
+        c_i   = CE of the next token after at most i steps, the batch's mean, without gradient
+        rho_i = 1 - sigmoid(beta (u_i - theta))
+        f_k   = the share of the tokens from which step k is to be taken
+        L     = lambda sum_{k=1..K} mean(the smallest f_k n of the values w_k)
+
+    ``ours``: u_i = c_i - c_K of renormalised partial sums, f_k = rho_{k-1}: as long as depth k - 1
+    costs less than theta nats, the tokens that need step k least are pushed to skip it. ``paper``:
+    u_i = c_i of partial sums as they are, f_k = max(rho_k - rho_{k-1}, 0).
+
+    NOTE(paper): as printed the penalty is inert or undefined: rho is below 1e-6 at losses of 2 nats
+    and more, so that no token is ever in the set, whose mean is then undefined (ours: 0); and where
+    it acts, it penalises the steps that help.
+
+    Args:
+        log_tail: log w (N, K+1) of the valid positions.
+        losses: c_i (K+1,) in nats; expected_steps does not ask for them.
+        config: penalty, its weight, beta and theta.
+    """
+    tail = log_tail[:, 1:].exp()  # w_1 to w_K (N, K)
+    if config.penalty == "expected_steps" or losses is None:
+        mean = tail.sum() / max(1, len(tail))
+        return Penalty(config.penalty_weight * mean, None, None, None)
+    ratios = _ratios(losses.detach(), config)
+    ours = config.penalty == "ours"
+    fractions = ratios[:-1] if ours else ratios.diff().clamp(min=0)
+    counts = (fractions * len(tail)).floor().long()
+    value = config.penalty_weight * _bottom_means(tail, counts).sum()
+    return Penalty(value, ratios, fractions, counts)
+
+
+def _ratios(losses: Tensor, config: PonderConfig) -> Tensor:
+    """Returns rho_i (K+1,)."""
+    beta, theta = PRESETS[config.penalty]
+    beta = beta if config.penalty_beta is None else config.penalty_beta
+    theta = theta if config.penalty_theta is None else config.penalty_theta
+    excess = losses - losses[-1] if config.penalty == "ours" else losses
+    return torch.sigmoid(-beta * (excess - theta))
+
+
+def _bottom_means(values: Tensor, counts: Tensor) -> Tensor:
+    """Returns the mean of the smallest ``counts`` (K,) of each column of ``values`` (N, K).
+
+    0 where a count is 0. Nothing waits for the counts, which stay on the device.
+    """
+    ordered = values.sort(dim=0).values  # (N, K)
+    chosen = torch.arange(len(values), device=values.device)[:, None] < counts
+    return ordered.where(chosen, 0.0).sum(dim=0) / counts.clamp(min=1)

@@ -1,23 +1,92 @@
 """Sequential inference: slot by slot, with hard stopping (Sec. 3.3).
 
-A step advances each row by one slot. Behind slot 0 the router says how many steps the token takes;
-the slots beyond are never computed, and leave no keys.
+A step advances each row by one slot. After slot 0 the router sets the number of steps the token
+takes; the slots beyond are never computed, and leave no keys.
 """
 
 import torch
 from torch import Tensor
 
 from lightning_models.layers import KVCache
-from lightning_models.ponderlm.cache import SlotCache
 from lightning_models.ponderlm.network import Pondered, SlotNetwork
 from lightning_models.ponderlm.router import Steps
+
+
+class SlotCache:
+    """Keys and values of executed slots, of rows that advance slot by slot.
+
+    Each row is at its own token and step. Skipped slots leave no entries, so rows hold different
+    numbers of them.
+    """
+
+    def __init__(self, kv: KVCache, capacity: int, like: Tensor, thinking_steps: int) -> None:
+        """Starts every row before its first token.
+
+        Args:
+            kv: empty.
+            capacity: entries of a row at most.
+            like: an embedding (B, D), whose dtype and device the states have.
+            thinking_steps: K.
+        """
+        rows, device = len(like), like.device
+        self.kv = kv
+        self.bias: Tensor | None = None
+        """Attention bias of each entry as a key (B, capacity); None while none has any."""
+        self._capacity = capacity
+        self.token = torch.zeros(rows, dtype=torch.int64, device=device)
+        """Index of the token each row is at."""
+        self.slot = torch.zeros(rows, dtype=torch.int64, device=device)
+        """Slot that comes next."""
+        self.last = torch.full((rows,), thinking_steps, device=device)
+        """The token's last step, known after slot 0."""
+        self.state = torch.zeros_like(like)
+        """Post-norm output of the slot before."""
+        self.read_out = torch.zeros_like(like)
+        """What the output matrix will be applied to: of PonderLM-3, the sum so far."""
+        self.steps: Steps | None = None
+        """The token's step distribution, known after slot 0."""
+
+    def add_bias(self, bias: Tensor) -> None:
+        """Writes the bias (B, N) of the next N entries of each row."""
+        self._write(self.kv.positions(bias.shape[1]), bias)
+
+    def _write(self, places: Tensor, bias: Tensor) -> None:
+        if self.bias is None:
+            self.bias = bias.new_zeros(len(bias), self._capacity)
+        self.bias.scatter_(1, places, bias)
+
+    def keep(self, kept: Tensor, bias: Tensor | None) -> None:
+        """Keeps those of the N entries just written that are marked.
+
+        Args:
+            kept: bool (B, N).
+            bias: of all N as keys (B, N).
+        """
+        places = self.kv.positions(kept.shape[1])
+        order = self.kv.keep(kept)
+        if bias is not None:
+            self._write(places, bias.where(kept, 0.0).gather(1, order))  # 0 after the kept ones
+
+    def key_bias(self, num_new: int) -> Tensor | None:
+        """Returns the bias (B, N) of all entries, with those to be written."""
+        return None if self.bias is None else self.bias[:, : self.kv.longest + num_new]
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices), in that order."""
+        self.kv.select(rows)
+        for name in ("token", "slot", "last", "state", "read_out"):
+            setattr(self, name, getattr(self, name)[rows])
+        if self.bias is not None:
+            self.bias = self.bias[rows]
+        if self.steps is not None:
+            self.steps = Steps(*(part[rows] for part in self.steps))
 
 
 def new_cache(network: SlotNetwork, rows: int, num_tokens: int) -> SlotCache:
     """Returns an empty cache with room for all slots of ``num_tokens`` tokens a row.
 
     Raises:
-        ValueError: if parameters are sharded: rows of each rank take steps of their own.
+        ValueError: if parameters are sharded: rows of each rank take different numbers of steps.
     """
     if network.sharded:
         raise ValueError(
@@ -45,8 +114,8 @@ def advance(
         active: (B,) bool, rows to advance; None: all. The others stay as they are.
     """
     first = cache.slot == 0
-    x = torch.where(first[:, None], network.embed(tokens, tokens), cache.state)
-    h = _slot(network, cache, x.to(cache.state.dtype))
+    x = torch.where(first[:, None], network.embed(tokens, tokens), cache.state)  # (B, D)
+    h = _slot(network, cache, x.to(cache.state.dtype))  # (B, D)
     if active is None:
         cache.kv.advance(1)
         active = torch.ones_like(first)
@@ -65,7 +134,7 @@ def advance(
 def _slot(network: SlotNetwork, cache: SlotCache, x: Tensor) -> Tensor:
     """Returns the output (B, D) of the slot that each row is at, for its input (B, D)."""
     if cache.steps is not None:  # the bias of slot 0 is 0, whatever the token before has left
-        cache.add_bias(network.slot_bias(cache.steps).gather(1, cache.slot[:, None]))
+        cache.add_bias(network.slot_bias(cache.steps).gather(1, cache.slot[:, None]))  # (B, 1)
     h: Tensor = network.run(
         x[:, None],
         network.slot_positions(cache.token, cache.slot)[:, None],
@@ -77,7 +146,7 @@ def _slot(network: SlotNetwork, cache: SlotCache, x: Tensor) -> Tensor:
 
 
 def _route(network: SlotNetwork, cache: SlotCache, h: Tensor, fresh: Tensor) -> None:
-    """Lets the router look at the rows that have just computed slot 0."""
+    """Sets the step distribution of the rows that have just computed slot 0."""
     steps = network.route(h)
     if steps is None:
         return
@@ -95,7 +164,7 @@ def _read_out(cache: SlotCache, h: Tensor) -> Tensor:
     """Returns the sum of the token's states so far; without a router, the latest state."""
     if cache.steps is None:
         return h
-    share = cache.steps.log_steps.gather(1, cache.slot[:, None]).exp().to(h.dtype)
+    share = cache.steps.log_steps.gather(1, cache.slot[:, None]).exp().to(h.dtype)  # s_k (B, 1)
     before = torch.where((cache.slot == 0)[:, None], 0.0, cache.read_out)
     return before + share * h
 
@@ -127,8 +196,9 @@ def _read_in_parallel(
     slots = torch.arange(pondered.states.shape[2], device=prompts.device)
     places = torch.arange(prompts.shape[1], device=prompts.device)
     kept = (slots <= pondered.executed[..., None]) & (places < lengths[:, None])[..., None]
+    # (B, T, K+1), flattened to the order of the cache's entries
     steps = pondered.steps
-    bias = None if steps is None else network.slot_bias(steps).flatten(1)
+    bias = None if steps is None else network.slot_bias(steps).flatten(1)  # (B, P (K+1))
     cache.keep(kept.flatten(1), bias)
     cache.token = lengths.clone()
 
@@ -136,7 +206,7 @@ def _read_in_parallel(
 def read_text(network: SlotNetwork, tokens: Tensor, lengths: Tensor) -> Pondered:
     """Returns what ``network(tokens)`` does at the fixed point, slot by slot.
 
-    States of slots that are skipped, and of tokens behind a row's length, are zero.
+    States of slots that are skipped, and of tokens after a row's length, are zero.
 
     Args:
         network: in eval mode.

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.layers import Rope
-from lightning_models.ponderlm.baselines import repeated
+from lightning_models.ponderlm.baselines import shared
 from lightning_models.transformer import network as transformer_network
 from tests.ponderlm.cases import SIZES, V
 from tests.reference import ponderlm as reference
@@ -30,7 +30,7 @@ COUNTED = {
 
 def exactly(monkeypatch):
     """Rotary tables, and all that is made inside, in float64; for a fixture to yield from."""
-    for module in (transformer_network, repeated):
+    for module in (transformer_network, shared):
         monkeypatch.setattr(module, "rope_tables", exact_rope_tables)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_models import output_layer
-from lightning_models.ponderlm.baselines.expectation import expected_embedding
+from lightning_models.ponderlm.baselines.simple import expected_embedding
 from tests.largest import Largest
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from lightning_models.ponderlm.baselines.looped import LoopedConfig, LoopedLM
+from lightning_models.ponderlm.baselines.simple import LoopedConfig, LoopedLM
 from tests.ponderlm.baseline_cases import (
     blocks,
     build,

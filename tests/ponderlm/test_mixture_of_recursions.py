@@ -6,14 +6,15 @@ from fractions import Fraction
 import pytest
 import torch
 
-from lightning_models.ponderlm.baselines.looped import LoopedConfig, LoopedLM
-from lightning_models.ponderlm.baselines.mixture_of_recursions import MoRConfig, MoRLM
-from lightning_models.ponderlm.baselines.recursion_routing import (
+from lightning_models.ponderlm.baselines.mixture_of_recursions import (
+    MoRConfig,
+    MoRLM,
     choose,
     places_of,
     quota,
     quotas_of,
 )
+from lightning_models.ponderlm.baselines.simple import LoopedConfig, LoopedLM
 from tests.ponderlm.baseline_cases import (
     SIZES,
     blocks,

@@ -7,7 +7,7 @@ import torch
 
 from lightning_models.layers import recording
 from lightning_models.ponderlm import PonderLM, PonderLM2
-from lightning_models.ponderlm.jacobi import draw_iterations
+from lightning_models.ponderlm.network import draw_iterations
 from tests.ponderlm.cases import (
     ALL_STYLES,
     EXACT,

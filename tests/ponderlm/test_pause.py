@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_models.ponderlm.baselines.pause import PauseConfig, PauseLM
+from lightning_models.ponderlm.baselines.simple import PauseConfig, PauseLM
 from lightning_models.ponderlm.config import PonderLM2Config
 from lightning_models.ponderlm.network import SlotNetwork
 from tests.ponderlm.baseline_cases import (

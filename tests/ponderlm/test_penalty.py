@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lightning_models.ponderlm.penalty import minimum_ponder_penalty
+from lightning_models.ponderlm.router import minimum_ponder_penalty
 from tests.ponderlm.cases import (
     EXACT,
     believed,

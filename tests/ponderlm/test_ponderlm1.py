@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_models import output_layer
-from lightning_models.ponderlm.baselines.ponderlm1 import PonderLM1, PonderLM1Config
+from lightning_models.ponderlm.baselines.simple import PonderLM1, PonderLM1Config
 from tests.largest import Largest
 from tests.ponderlm.baseline_cases import (
     SIZES,

@@ -3,7 +3,7 @@
 import torch
 
 from lightning_models.layers import KVCache
-from lightning_models.ponderlm.cache import SlotCache
+from lightning_models.ponderlm.sequential import SlotCache
 
 HEADS, CHANNELS = 2, 3
 

@@ -1,0 +1,118 @@
+"""Networks and LightningModules that the baselines of PonderLM-3 share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_models.layers import KVCache, Rope, rope_tables, wants
+from lightning_models.outputs import Scores
+from lightning_models.ponderlm.config import PonderingConfig
+from lightning_models.ponderlm.module import step_scores
+from lightning_models.transformer import TransformerLM
+from lightning_models.transformer.network import TransformerNetwork
+
+
+def places(
+    num_new: int, cache: KVCache | None, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Returns positions (T,) or (B, T) of ``num_new`` entries, and their mask on a cache."""
+    if cache is None:
+        return torch.arange(num_new, device=device), None
+    return cache.positions(num_new), cache.mask(num_new)
+
+
+class RepeatedNetwork(TransformerNetwork):
+    """One stack of blocks, applied up to K + 1 times to a text, with a cache for each time."""
+
+    config: PonderingConfig
+
+    def rope(self, positions: Tensor) -> Rope:
+        """Returns the rotation tables of ``positions`` (T,) or (B, T)."""
+        return rope_tables(positions, self.config.head_dim, self.config.rope_base)
+
+    def apply_blocks(
+        self,
+        x: Tensor,
+        rope: Rope,
+        *,
+        cache: KVCache | None = None,
+        mask: Tensor | None = None,
+        number: int = 0,
+    ) -> Tensor:
+        """Returns the residual stream (B, T, D) after all blocks, before any norm.
+
+        Args:
+            x: the stream before them (B, T, D).
+            rope: rotation tables of its positions.
+            cache: keys and values of earlier tokens.
+            mask: what ``cache.mask`` returned.
+            number: which application this is; each has separate layers in the cache.
+        """
+        first = number * len(self.blocks)
+        for index, block in enumerate(self.blocks):
+            layer = None if cache is None else cache.layers[first + index]  # of L (K + 1)
+            x = block(x, rope=rope, cache=layer, mask=mask)
+        return x
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """Returns an empty cache of K + 1 times L layers, with room for ``capacity`` tokens."""
+        layers = (self.config.thinking_steps + 1) * self.config.num_layers
+        return KVCache(layers, batch, capacity, self.embedding.weight.device)
+
+
+# ---- LightningModules
+
+
+class DepthLM(TransformerLM):
+    """A decoder whose tokens take additional steps, all of them K unless a method overrides it."""
+
+    config: PonderingConfig
+
+    def read(self, batch: dict[str, Any], every_depth: bool) -> tuple[Tensor, Tensor]:
+        """Returns the normed states of a batch for scoring, and its executed steps.
+
+        The states are (B, T, D), or (B, T, K+1, D) with ``every_depth``: those after i steps, the
+        last of which predict. Executed steps are (B, T) int64.
+        """
+        tokens = batch["tokens"]
+        states = self.network(tokens, every_depth=every_depth)
+        return states, torch.full_like(tokens, self.config.thinking_steps)
+
+    def score(self, batch: dict[str, Any]) -> Scores:
+        """Returns log-probabilities of a window batch's targets.
+
+        Records what ``step_scores`` records.
+        """
+        every_depth = wants("depth_losses")
+        states, executed = self.read(batch, every_depth)
+        h = states[..., -1, :] if every_depth else states  # (B, T, D)
+        return step_scores(self, h, lambda: states, batch["targets"], executed)
+
+    def generation_flops(self, context: int, steps: float | None = None) -> float:
+        """Returns the FLOPs of generating a token, the mean over a text of ``context`` tokens.
+
+        Args:
+            context: tokens.
+            steps: additional steps of a token on average; None: K.
+        """
+        steps = self.config.thinking_steps if steps is None else steps
+        return sum(self.flops_of_steps(context, steps).values())
+
+    def flops_by_part(self, context: int) -> dict[str, float]:
+        """Returns the forward FLOPs per token, all K steps of it, by what they are spent on."""
+        return self.flops_of_steps(context, self.config.thinking_steps)
+
+    def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
+        """Returns the forward FLOPs per token by part, where tokens take ``steps`` steps.
+
+        Here every step is another application of the blocks to the whole text.
+        """
+        parts = self.plain_flops(context)
+        return {
+            name: flops * (1 if name == "output" else 1 + steps) for name, flops in parts.items()
+        }
+
+    def plain_flops(self, context: int) -> dict[str, float]:
+        """Returns the FLOPs per token by part of a plain decoder of this size."""
+        return super().flops_by_part(context)

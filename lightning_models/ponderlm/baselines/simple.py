@@ -1,0 +1,371 @@
+"""Looped decoders, pause tokens and PonderLM-1: every token takes the same additional steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lightning_models.flops import head_flops
+from lightning_models.layers import KVCache, initialise
+from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import logits, product_dtype, row_chunks
+from lightning_models.ponderlm.baselines.shared import DepthLM, RepeatedNetwork, places
+from lightning_models.ponderlm.config import PonderingConfig
+from lightning_models.transformer.network import TransformerNetwork
+
+# ---- loops
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopedConfig(PonderingConfig):
+    """A looped decoder: ``thinking_steps`` n makes n + 1 loops.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+
+class LoopedNetwork(RepeatedNetwork):
+    """H <- blocks(H), n + 1 times from the embeddings on, then the final norm, once.
+
+    Nothing is injected again and nothing normed between two loops: each continues the pre-norm
+    stream of the one before.
+    """
+
+    config: LoopedConfig
+
+    def forward(
+        self, tokens: Tensor, cache: KVCache | None = None, every_depth: bool = False
+    ) -> Tensor:
+        """Returns the normed states (B, T, D) of ``tokens`` (B, T), padded on the right.
+
+        Args:
+            tokens: int64.
+            cache: earlier keys and values of every loop; the caller then advances it.
+            every_depth: returns (B, T, n+1, D) instead: what the final norm makes of each loop.
+        """
+        positions, mask = places(tokens.shape[1], cache, tokens.device)
+        rope, x = self.rope(positions), self.embed(tokens, positions)
+        states = []
+        for number in range(self.config.thinking_steps + 1):
+            x = self.apply_blocks(x, rope, cache=cache, mask=mask, number=number)
+            if every_depth:
+                states.append(self.norm(x))
+        return torch.stack(states, dim=2) if every_depth else self.norm(x)
+
+
+class LoopedLM(DepthLM):
+    """A decoder that applies its blocks n + 1 times (arXiv 2301.13196, 2502.17416)."""
+
+    config: LoopedConfig
+    network: LoopedNetwork
+
+    def __init__(
+        self,
+        config: LoopedConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: shape of the network and number of loops.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    def build_network(self) -> LoopedNetwork:
+        """Returns a freshly initialised network."""
+        return LoopedNetwork(self.config)
+
+
+# ---- pause tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseConfig(PonderingConfig):
+    """A plain decoder with ``thinking_steps`` n pauses after every token.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+
+class PauseNetwork(TransformerNetwork):
+    """A token owns n + 1 slots of one causal sequence, all at its position; the last predicts.
+
+    PonderLM-2's slots with a learned constant in place of the fed-back states, in one pass. The
+    pause is a separate parameter, drawn and scaled like a token's embedding: one row more of the
+    vocabulary, which no output can name.
+    """
+
+    # NOTE(paper): the public code takes an unused row of the vocabulary, and scales embeddings by
+    # sqrt(D) here, elsewhere by sqrt(2.5 D); one scale for all methods makes them comparable
+    config: PauseConfig
+
+    def __init__(self, config: PauseConfig) -> None:
+        """Builds and initialises the network; the decoder's weights are drawn first."""
+        super().__init__(config)
+        self.pause = nn.Embedding(1, config.dim) if config.thinking_steps else None
+        if self.pause is not None:
+            initialise(self.pause, config)
+
+    def forward(
+        self, tokens: Tensor, cache: KVCache | None = None, every_depth: bool = False
+    ) -> Tensor:
+        """Returns the normed states (B, T, D) of the last pauses of ``tokens`` (B, T).
+
+        Args:
+            tokens: int64, padded on the right.
+            cache: earlier slots; the caller then advances it by n + 1 a token.
+            every_depth: returns (B, T, n+1, D) instead, those of all slots.
+        """
+        slots = self.config.thinking_steps + 1
+        place, mask = places(tokens.shape[1] * slots, cache, tokens.device)  # (T (n+1),)
+        x = self.embed_slots(tokens).flatten(1, 2)  # (B, T (n+1), D)
+        h = self.run(x, place // slots, cache=cache, mask=mask)  # at the position of their token
+        h = h.unflatten(1, (-1, slots))  # (B, T, n+1, D)
+        return h if every_depth else h[:, :, -1]
+
+    def embed_slots(self, tokens: Tensor) -> Tensor:
+        """Returns the inputs (B, T, n+1, D) of the slots of ``tokens`` (B, T)."""
+        x = self.embed(tokens, tokens)[:, :, None]
+        if self.pause is None:
+            return x
+        pauses = self.pause(tokens.new_zeros(*tokens.shape, self.config.thinking_steps))
+        return torch.cat((x, self.dropout(pauses * self.embedding_scale)), dim=2)
+
+
+class PauseLM(DepthLM):
+    """A decoder that reads n learned pauses after every token (arXiv 2310.02226)."""
+
+    config: PauseConfig
+    network: PauseNetwork
+
+    def __init__(
+        self,
+        config: PauseConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: shape of the network and number of pauses.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    def build_network(self) -> PauseNetwork:
+        """Returns a freshly initialised network."""
+        return PauseNetwork(self.config)
+
+    def init_cache(
+        self,
+        prompts: Tensor,
+        lengths: Tensor,
+        max_new_tokens: int,
+        streams: Sequence[tuple[int, int]] = (),
+    ) -> KVCache:
+        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        slots = self.config.thinking_steps + 1
+        cache = self.network.new_cache(len(prompts), slots * (prompts.shape[1] + max_new_tokens))
+        if prompts.shape[1] > 1:
+            self.network(prompts[:, :-1], cache)
+            cache.advance(slots * (lengths - 1))
+        return cache
+
+    def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns next-token logits (B, V) after the pauses of ``tokens`` (B,); all are ready."""
+        h = self.network(tokens[:, None], cache)
+        cache.advance(self.config.thinking_steps + 1)
+        logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
+        return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
+
+    def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
+        """Returns the forward FLOPs per token by part, with ``steps`` pauses after it.
+
+        Slots see each other: attention grows with the square of their number.
+        """
+        slots = 1 + steps
+        parts = self.plain_flops(max(1, round(slots * context)))
+        return {name: flops * (1 if name == "output" else slots) for name, flops in parts.items()}
+
+
+# ---- PonderLM-1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PonderLM1Config(PonderingConfig):
+    """PonderLM-1 with ``thinking_steps`` S pondering passes before the one that predicts.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+    accumulate: bool = True
+    """X_(s+1) = X_s + I_s, as the authors of PonderLM-1 have it; else X_0 + I_s, as their later
+    comparisons with PonderLM-2 have it."""
+    multiply_embedding: bool = False
+    """Whether X_0 is S times the embedding, as in the authors' runs from 410m on, or once."""
+
+    def __post_init__(self) -> None:
+        """Checks that there is something to multiply by, and what the family checks."""
+        super().__post_init__()
+        if self.multiply_embedding and self.thinking_steps == 0:
+            raise ValueError(
+                "multiply_embedding (True) multiplies embeddings by thinking_steps (0): nothing "
+                "would be left of them; set multiply_embedding=false"
+            )
+
+
+class PonderLM1Network(RepeatedNetwork):
+    """S passes, each of which adds its expected embedding to the input, and one that predicts."""
+
+    config: PonderLM1Config
+
+    def forward(
+        self, tokens: Tensor, cache: KVCache | None = None, every_depth: bool = False
+    ) -> Tensor:
+        """Returns the normed states (B, T, D) of ``tokens`` (B, T), padded on the right.
+
+        Args:
+            tokens: int64.
+            cache: earlier keys and values of every pass: pass s sees those of pass s; the caller
+                then advances it.
+            every_depth: returns (B, T, S+1, D) instead, the states of all passes.
+        """
+        config = self.config
+        positions, mask = places(tokens.shape[1], cache, tokens.device)
+        rope, first = self.rope(positions), self.embed(tokens, positions)
+        if config.multiply_embedding:
+            first = first * config.thinking_steps
+        x, states = first, []
+        for number in range(config.thinking_steps + 1):
+            h = self.norm(self.apply_blocks(x, rope, cache=cache, mask=mask, number=number))
+            states.append(h)
+            if number < config.thinking_steps:
+                x = (x if config.accumulate else first) + self.expected(h)
+        return torch.stack(states, dim=2) if every_depth else states[-1]
+
+    def expected(self, h: Tensor) -> Tensor:
+        """Returns I (B, T, D) = softmax(head(H)) E for normed states H (B, T, D), E scaled."""
+        # NOTE(paper): the public code scales by sqrt(D) here; ours is the embeddings' own scale,
+        # the same for all methods
+        mean = expected_embedding(h, self.output_matrix, self.embedding.weight)
+        scaled: Tensor = self.dropout(mean * self.embedding_scale)
+        return scaled
+
+
+class PonderLM1(DepthLM):
+    """Pondering language model (arXiv 2505.20674): S + 1 passes over the text."""
+
+    config: PonderLM1Config
+    network: PonderLM1Network
+
+    def __init__(
+        self,
+        config: PonderLM1Config,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: shape of the network, passes and feedback.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    def build_network(self) -> PonderLM1Network:
+        """Returns a freshly initialised network."""
+        return PonderLM1Network(self.config)
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per token; a training step computes each feedback's logits twice."""
+        flops = super().flops_per_token(context, training)
+        again = self.config.thinking_steps * head_flops(self.config)
+        return flops + (again if training else 0.0)
+
+    def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
+        """Returns the forward FLOPs per token by part, where tokens take ``steps`` steps.
+
+        ``feedback`` is logits and expected embedding of every step.
+        """
+        parts = super().flops_of_steps(context, steps)
+        return {**parts, "feedback": 2 * steps * head_flops(self.config)}
+
+
+# ---- expected embeddings
+
+
+def expected_embedding(h: Tensor, output_matrix: Tensor, input_matrix: Tensor) -> Tensor:
+    """Returns ``softmax(h output_matrix^T) input_matrix`` (..., D).
+
+    Chunks of rows are computed one after the other, and once more in the backward pass, so that
+    logits of one chunk at a time are in memory. Matrix products run in the dtype of ``h`` or
+    in autocast's, which is that of the result too; the softmax in float32 or better.
+
+    Rows that fill up the vocabulary take part: they have a share of the probability wherever the
+    loss and the scores compute one, and this is the mean under that same distribution. Training
+    drives their share to zero, since they never are targets.
+
+    Args:
+        h: normed states (..., D).
+        output_matrix: (V, D), from states to logits.
+        input_matrix: (V, D), an embedding a row.
+    """
+    flat, dtype = h.reshape(-1, h.shape[-1]), product_dtype(h)  # (rows, D)
+    with torch.autocast(h.device.type, enabled=False):
+        out: Tensor = _ExpectedEmbedding.apply(flat, output_matrix, input_matrix, dtype)
+    return out.view(*h.shape[:-1], input_matrix.shape[1])
+
+
+class _ExpectedEmbedding(torch.autograd.Function):
+    """With P = softmax(H U^T) and upstream G of P E: dE = P^T G, dS = P (G E^T - sum P G E^T)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, output_matrix: Tensor, input_matrix: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.save_for_backward(h, output_matrix, input_matrix)
+        ctx.dtype = dtype
+        states, scores, table = (x.to(dtype) for x in (h, output_matrix, input_matrix))
+        out = states.new_empty(len(h), input_matrix.shape[1])
+        for rows in row_chunks(len(h), h.device):
+            odds = logits(states[rows], scores).softmax(dim=-1)  # (rows, V)
+            out[rows] = odds.to(dtype) @ table
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        h, output_matrix, input_matrix = ctx.saved_tensors
+        with torch.autocast(h.device.type, enabled=False):
+            grads = _gradients(h, output_matrix, input_matrix, grad_outputs[0], ctx.dtype)
+        return *grads, None
+
+
+def _gradients(
+    h: Tensor, output_matrix: Tensor, input_matrix: Tensor, grad: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of states and both matrices, in their dtypes; summed in float32."""
+    states, scores, table, grad = (x.to(dtype) for x in (h, output_matrix, input_matrix, grad))
+    wide = torch.promote_types(dtype, torch.float32)
+    grad_h = torch.empty_like(h)
+    grad_scores = torch.zeros_like(output_matrix, dtype=wide)
+    grad_table = torch.zeros_like(input_matrix, dtype=wide)
+    for rows in row_chunks(len(h), h.device):
+        odds = logits(states[rows], scores).softmax(dim=-1)
+        grad_table += odds.to(dtype).t() @ grad[rows]
+        slope = logits(grad[rows], table)  # by P (rows, V)
+        slope = (odds * (slope - (odds * slope).sum(dim=-1, keepdim=True))).to(dtype)  # by logits
+        grad_h[rows] = (slope @ scores).to(h.dtype)
+        grad_scores += slope.t() @ states[rows]
+    return grad_h, grad_scores.to(output_matrix.dtype), grad_table.to(input_matrix.dtype)
