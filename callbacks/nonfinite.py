@@ -1,16 +1,19 @@
-"""Stops, or goes past, an optimiser step whose loss or gradient is not a number."""
+"""Stops, or skips, an optimiser step that is not finite; keeps such weights out of checkpoints."""
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from callbacks.gradient_norm import total_norm
 from callbacks.trainer_state import checkpoint_to_resume, gather, has_scaler
 
 SHOWN_IDS = 16
+SETTINGS = ("lr", "weight_decay")
 _IS_LOSS = "the loss of batch"
 
 
@@ -30,10 +33,14 @@ class _MicroBatch(NamedTuple):
 
 
 class NonFinite(L.Callback):
-    """Sees to it that no loss and no gradient with nan or infinity reaches the weights.
+    """Keeps nan and infinity out of the weights, and such weights out of checkpoints.
 
-    Looked at once an optimiser step, before the optimiser: the losses of its micro-batches and the
-    norm of its gradient, on all ranks. So weights, optimiser state and ``last.ckpt`` stay good.
+    Checked once an optimiser step, before the optimiser, on all ranks: the losses of its
+    micro-batches, the norm of its gradient, and the settings that its update is scaled by. So
+    weights, optimiser state and ``last.ckpt`` stay good. An update of finite numbers can still
+    overflow: the weights are checked before each checkpoint is written, and where a step is
+    refused. Weights that are not finite end the program under both actions.
+
     Where losses are scaled (16-mixed) gradients overflow by design and the scaler drops those
     steps; then only the losses are looked at.
     """
@@ -89,16 +96,21 @@ class NonFinite(L.Callback):
         """Looks at losses and gradient, the only wait for the device.
 
         Raises:
-            NonFiniteError: if they are not finite and the step is not to be skipped.
+            NonFiniteError: if they are not finite and the step is not to be skipped; if the
+                weights are not finite already, or a setting of the optimiser.
         """
         step, self._step = self._step, []
         scaled = has_scaler(trainer)
         norm = None if scaled else total_norm(optimizer)
         values = [micro.loss.float() for micro in step] + ([] if norm is None else [norm.float()])
+        settings = _describe_settings(trainer, optimizer)
+        if settings:
+            raise NonFiniteError(f"{_untouched(trainer, optimizer, settings)} {_cure(trainer)}")
         finite = bool(torch.stack(values).isfinite().all()) if values else True
         if not trainer.strategy.reduce_boolean_decision(not finite, all=False):
             self._in_a_row = 0
         else:
+            check_weights(trainer)
             self._refuse(trainer, optimizer, _describe(trainer, step, norm))
             if not scaled:  # the scaler sees it too and drops the step itself
                 _drop_gradients(optimizer)
@@ -109,20 +121,29 @@ class NonFinite(L.Callback):
         self, trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]
     ) -> None:
         """Counts the step as skipped, or raises."""
-        rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
-        head = (
-            f"step {trainer.global_step + 1}, lr {', '.join(f'{rate:.3g}' for rate in rates)}: "
-            + "; ".join(problems)
-        )
         if self.action == "skip" and self._in_a_row < self.max_skipped_in_a_row:
             self.skipped += 1
             self._in_a_row += 1
+            head = _head(trainer, optimizer, problems)
             rank_zero_warn(f"{head}. This optimiser step is skipped ({self.skipped} so far)")
             return
         cause = ""
         if self.action == "skip":
             cause = f" It is one more than nonfinite.max_skipped_in_a_row ({self._in_a_row})."
-        raise NonFiniteError(f"{head}. The weights were not touched.{cause} {_cure(trainer)}")
+        raise NonFiniteError(
+            f"{_untouched(trainer, optimizer, problems)}{cause} {_cure(trainer)}, or with "
+            "--nonfinite.action skip"
+        )
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Refuses a checkpoint whose weights are not finite, whoever writes it.
+
+        Raises:
+            NonFiniteError: on all ranks, if the weights are not finite on one of them.
+        """
+        check_weights(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counts, so that a resumed run goes on counting."""
@@ -133,11 +154,65 @@ class NonFinite(L.Callback):
         self.skipped, self._in_a_row = state_dict["skipped"], state_dict["in_a_row"]
 
 
+def check_weights(trainer: L.Trainer) -> None:
+    """Checks all weights in one pass, with one wait for the device.
+
+    Raises:
+        NonFiniteError: on all ranks, if weights are not finite on one of them.
+    """
+    if weights_are_finite(trainer):
+        return
+    bad = [
+        name
+        for name, parameter in trainer.lightning_module.named_parameters()
+        if not bool(_local(parameter).isfinite().all())
+    ]
+    names = sorted({name for rank in gather(bad) for name in rank})
+    raise NonFiniteError(
+        f"after step {trainer.global_step} the weights are not finite: an update has overflowed in "
+        f"{len(names)} parameters ({names[0]} first). They are not saved. {_cure(trainer)}"
+    )
+
+
+def weights_are_finite(trainer: L.Trainer) -> bool:
+    """Returns whether the weights of all ranks are finite, to all ranks."""
+    weights = [_local(p.detach()) for p in trainer.lightning_module.parameters()]
+    weights = [weight for weight in weights if weight.numel() and weight.is_floating_point()]
+    norm = torch.nn.utils.get_total_norm(weights)  # finite: all are; it can overflow otherwise
+    finite = bool(norm.isfinite()) or all(bool(weight.isfinite().all()) for weight in weights)
+    return not trainer.strategy.reduce_boolean_decision(not finite, all=False)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Returns this rank's part of a sharded tensor; of other tensors, all."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _head(trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]) -> str:
+    rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+    shown = ", ".join(f"{rate:.3g}" for rate in rates)
+    return f"step {trainer.global_step + 1}, lr {shown}: " + "; ".join(problems)
+
+
+def _untouched(trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]) -> str:
+    return f"{_head(trainer, optimizer, problems)}. The weights were not touched."
+
+
 def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Leaves the optimiser nothing to do: it passes over parameters without a gradient."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def _describe_settings(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Returns which settings of the update are not finite; they are the same on all ranks."""
+    clip = trainer.gradient_clip_val
+    found = {"trainer.gradient_clip_val": clip} if clip is not None and math.isnan(clip) else {}
+    for group in optimizer.param_groups:
+        values = {key: float(group.get(key, 0.0)) for key in SETTINGS}
+        found |= {key: value for key, value in values.items() if not math.isfinite(value)}
+    return [f"{key} is {value}" for key, value in found.items()]
 
 
 def _describe(trainer: L.Trainer, step: list[_MicroBatch], norm: Tensor | None) -> list[str]:
@@ -170,7 +245,4 @@ def _describe_one(micro: _MicroBatch) -> str:
 def _cure(trainer: L.Trainer) -> str:
     path = checkpoint_to_resume(trainer)
     place = f"The last good checkpoint is {path}" if path else "No checkpoint was written yet"
-    return (
-        f"{place}. Go on with a lower model.optimizer.lr or trainer.gradient_clip_val, or with "
-        "--nonfinite.action skip"
-    )
+    return f"{place}. Go on with a lower model.optimizer.lr or trainer.gradient_clip_val"

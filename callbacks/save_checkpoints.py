@@ -1,15 +1,21 @@
 """When checkpoints are written, and which are kept."""
 
 import time
+import zipfile
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
 
+from callbacks.nonfinite import NonFiniteError, check_weights, weights_are_finite
 from callbacks.trainer_state import (
     in_accumulation,
     log_interval,
+    run_id,
     validation_follows,
     write_pending_logs,
 )
@@ -23,6 +29,10 @@ class SaveCheckpoints(ModelCheckpoint):
     whether or not there has been a validation; the ``save_top_k`` best are written behind
     validations, with fresh values of ``monitor``. ``save_top_k: -1`` keeps a checkpoint of every
     trigger and every validation. The end of training always writes ``last.ckpt``.
+
+    A run has one ``last.ckpt``: it replaces its own, also in a copied folder, and a torn one. A
+    whole one of another run in the same ``dirpath`` is kept; this run's is ``last-v1.ckpt`` then.
+    Weights that are not finite are not written.
 
     A run that is killed at any moment and resumed has the same log as one that was not: what a
     checkpoint has behind it is in the log files before. Where a validation is due at the same step,
@@ -168,6 +178,37 @@ class SaveCheckpoints(ModelCheckpoint):
         # else Lightning would skip the validated checkpoint of the same step
         self._last_global_step_saved = step_of_best
 
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Writes where an error ends the run, if asked to and if the weights are finite."""
+        if self._should_save_on_exception(trainer) and weights_are_finite(trainer):
+            super().on_exception(trainer, pl_module, exception)
+
+    def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
+        if self.save_weights_only:  # Lightning asks no callback then
+            check_weights(trainer)
+        super()._save_checkpoint(trainer, filepath)
+
+    def _save_last_checkpoint(
+        self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]
+    ) -> None:
+        """Writes ``last.ckpt``, under another name only where that is of another run."""
+        before = self.last_model_path
+        last = self.format_checkpoint_name(monitor_candidates, self.CHECKPOINT_NAME_LAST)
+        if before != last and self._may_replace(trainer, Path(last)):
+            self.last_model_path = last
+        try:
+            super()._save_last_checkpoint(trainer, monitor_candidates)
+        except NonFiniteError:
+            self.last_model_path = before
+            raise
+
+    def _may_replace(self, trainer: L.Trainer, path: Path) -> bool:
+        """Whether rank 0 sees a file that is torn or of this run; the same on all ranks."""
+        replaced = trainer.is_global_zero and _is_torn_or_of_run(path, run_id(trainer))
+        return bool(trainer.strategy.broadcast(replaced))
+
     def _get_metric_interpolated_filepath_name(self, *args: Any, **kwargs: Any) -> str:
         """Returns the numbered file of this very step, if there is one, not a second name."""
         candidates = args[0] if args else kwargs["monitor_candidates"]
@@ -185,3 +226,16 @@ class SaveCheckpoints(ModelCheckpoint):
         passed = time.monotonic() - self._last_time_checked
         up = passed >= self.train_time_interval.total_seconds()
         return bool(trainer.strategy.broadcast(up))
+
+
+def _is_torn_or_of_run(path: Path, run: str | None) -> bool:
+    if not path.is_file():
+        return False
+    if not zipfile.is_zipfile(path):  # their index stands at the end
+        return True
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        written_by = content["run"]["id"]
+    except Exception:  # whatever another program has written
+        return False
+    return run is not None and bool(written_by == run)

@@ -74,6 +74,12 @@ def newest_written(trainer: L.Trainer) -> Path | None:
     return max(written, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
+def run_id(trainer: L.Trainer) -> str | None:
+    """Returns the id that the run's record gives it; None in a run without a record."""
+    found = (getattr(callback, "run_id", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    return next((value for value in found if isinstance(value, str)), None)
+
+
 def tokenizer_of(trainer: L.Trainer) -> Any:
     """Returns the tokenizer of the data module; None where there is none."""
     return getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, get_type_hints
 import lightning as L
 import torch
 from lightning.pytorch.plugins import Precision
-from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
@@ -349,7 +349,13 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             no_decay=self.no_decay_parameters(),
             fused=not _has_scaler(self.trainer),
         )
-        factor = schedule_factor(config, self.trainer.estimated_stepping_batches)
+        steps = self.trainer.estimated_stepping_batches
+        factor = schedule_factor(config, steps)
+        if config.warmup >= max(1.0, steps):
+            rank_zero_warn(
+                f"optimizer.warmup ({config.warmup:g}) is not shorter than the run ({steps:g} "
+                f"steps): the learning rate reaches lr ({config.lr:g}) at its end or never"
+            )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {
             "optimizer": optimizer,

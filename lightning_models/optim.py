@@ -22,7 +22,7 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moment."""
     eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment; above 0, as a weight without gradient has 0 / eps."""
     weight_decay: float = 0.1
     """Decoupled decay of weights with two or more dimensions; norms and biases never decay."""
     decay_embeddings: bool = True
@@ -39,11 +39,12 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Checks ranges."""
-        if self.lr <= 0:
-            raise ValueError(f"lr ({self.lr}) must be above 0")
-        for key in ("warmup", "weight_decay", "eps"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{key} ({getattr(self, key)}) must not be negative")
+        for key in ("lr", "eps"):
+            if not 0 < getattr(self, key) < math.inf:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be above 0 and finite")
+        for key in ("warmup", "weight_decay"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be finite and not negative")
         for key in ("min_lr_ratio", "decay_fraction"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be between 0 and 1")

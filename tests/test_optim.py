@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,12 +221,19 @@ def test_the_scheduler_sets_the_rate_of_the_first_step():
         ("warmup", -1),
         ("weight_decay", -0.1),
         ("eps", -1e-8),
+        ("eps", 0.0),  # an embedding row without gradient would become 0 / 0
         ("min_lr_ratio", 1.1),
         ("min_lr_ratio", -0.1),
         ("decay_fraction", 1.5),
         ("betas", (0.9, 1.0)),
         ("betas", (-0.1, 0.9)),
         ("betas", (0.9,)),
+        *itertools.product(
+            ("lr", "warmup", "weight_decay", "eps", "min_lr_ratio", "decay_fraction"),
+            (math.nan, math.inf, -math.inf),
+        ),
+        ("betas", (0.9, math.nan)),
+        ("betas", (math.inf, 0.9)),
     ],
 )
 def test_values_out_of_range(key, value):
@@ -239,3 +248,16 @@ def test_embeddings_can_be_exempt_from_decay():
         decayed = [id(p) for group in groups if group["weight_decay"] for p in group["params"]]
         assert (id(module["e"].weight) in decayed) == decay
         assert id(module["l"].weight) in decayed
+
+
+@pytest.mark.parametrize(("warmup", "warns"), [(1e9, True), (20, True), (19, False), (0.5, False)])
+def test_a_warmup_as_long_as_the_run_is_reported(warmup, warns, monkeypatch):
+    sizes = {"vocab_size": 40, "block_size": 8, "num_layers": 1, "dim": 16, "num_heads": 2}
+    model = TransformerLM(TransformerConfig(**sizes), OptimizerConfig(warmup=warmup))
+    model.configure_model()
+    steps = SimpleNamespace(estimated_stepping_batches=20, precision_plugin=None)
+    monkeypatch.setattr(TransformerLM, "trainer", steps)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.configure_optimizers()
+    assert [str(w.message).startswith("optimizer.warmup (") for w in caught] == [True] * warns

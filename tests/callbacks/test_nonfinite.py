@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from callbacks import NonFinite, NonFiniteError, ResumeState, SaveCheckpoints
+from callbacks.nonfinite import weights_are_finite
 from lightning_models import TransformerLM
 from tests.callbacks.conftest import Recorder
 
@@ -43,6 +44,32 @@ class Snapshots(L.Callback):
         state = trainer.optimizers[0].state_dict()["state"]
         moments = [v.clone() for entry in state.values() for v in entry.values()]
         self.at.append((weights, moments, trainer.optimizers[0].param_groups[0]["lr"]))
+
+
+class Overflow(L.Callback):
+    """Has one step leave an infinite weight, by default one that no loss and no gradient shows."""
+
+    def __init__(self, step, shown=False):
+        self.step, self.shown = step, shown
+
+    def setup(self, trainer, pl_module, stage):
+        pl_module.spare = torch.nn.Parameter(torch.zeros(3))
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        if trainer.global_step == self.step:
+            weights = pl_module.network.embedding.weight if self.shown else pl_module.spare
+            with torch.no_grad():
+                weights[-1] = math.inf
+
+
+class WithSetting(L.Callback):
+    """Gives the optimiser a setting that OptimizerConfig refuses."""
+
+    def __init__(self, key, value):
+        self.key, self.value = key, value
+
+    def on_train_batch_start(self, trainer, *_):
+        trainer.optimizers[0].param_groups[0][self.key] = self.value
 
 
 def equal(a, b):
@@ -185,6 +212,86 @@ def test_it_waits_for_the_device_once_a_step(run, monkeypatch):
         run(*guard, accumulate_grad_batches=3, max_steps=4, limit_val_batches=0)
         counts.append(len(looked))
     assert counts[1] - counts[0] == 4
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("lr", math.inf), ("lr", math.nan), ("weight_decay", math.nan)]
+)
+def test_a_setting_that_is_not_finite_never_reaches_the_weights(run, action, key, value):
+    kept = Kept()
+    with pytest.raises(NonFiniteError, match=f"step 1, .*{key} is {value}.*were not touched"):
+        run(WithSetting(key, value), NonFinite(action), kept)
+    assert equal(kept.before, [p.detach() for p in kept.model.parameters()])
+
+
+def test_a_clipping_norm_that_is_nan_never_reaches_the_weights(run):
+    kept = Kept()
+    with pytest.raises(NonFiniteError, match=r"step 1, .*trainer.gradient_clip_val is nan"):
+        run(NonFinite(), kept, gradient_clip_val=math.nan)
+    assert equal(kept.before, [p.detach() for p in kept.model.parameters()])
+
+
+class Kept(L.Callback):
+    """The weights before the first step, and the model."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.model = pl_module
+        self.before = [p.detach().clone() for p in pl_module.parameters()]
+
+
+WRITERS = {
+    "last": {"every_n_train_steps": 2},
+    "all": {"every_n_train_steps": 2, "save_top_k": -1},
+    "weights": {"every_n_train_steps": 2, "save_weights_only": True},
+    "error": {"every_n_train_steps": 2, "save_on_exception": True},
+    "best": {"every_n_train_steps": 2, "monitor": "train/loss", "save_top_k": 2},
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(("step", "good"), [(1, None), (3, 2), (5, 4)])
+@pytest.mark.parametrize("validations", [0, 1])
+def test_weights_that_are_not_finite_are_never_written(
+    run, tmp_path, writer, step, good, validations
+):
+    checkpoint = SaveCheckpoints(**WRITERS[writer])
+    options = {"enable_checkpointing": True, "limit_val_batches": validations}
+    with pytest.raises(
+        NonFiniteError, match=r"the weights are not finite.*\(spare first"
+    ) as caught:
+        run(Overflow(step), NonFinite(), checkpoint, val_check_interval=2, **options)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    named = f"The last good checkpoint is {path}." if good else "No checkpoint was written yet."
+    assert named in str(caught.value)
+    contents = [torch.load(file, weights_only=True) for file in path.parent.glob("*.ckpt")]
+    assert bool(contents) == bool(good)
+    for content in contents:
+        assert content["global_step"] <= good
+        assert all(value.isfinite().all() for value in content["state_dict"].values())
+
+
+def test_the_end_of_training_writes_no_weights_that_are_not_finite(run, tmp_path):
+    checkpoint = SaveCheckpoints()
+    options = {"enable_checkpointing": True, "limit_val_batches": 0}
+    with pytest.raises(NonFiniteError, match="after step 6 the weights are not finite"):
+        run(Overflow(6), NonFinite(), checkpoint, **options)
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_skipping_steps_does_not_hide_broken_weights(run):
+    with pytest.raises(NonFiniteError, match="after step 2 the weights are not finite"):
+        run(Overflow(2, shown=True), NonFinite("skip"), limit_val_batches=0)
+
+
+def test_large_weights_are_finite(make_model, make_trainer, make_data):
+    model = make_model()
+    trainer = make_trainer(NonFinite(), max_steps=1, limit_val_batches=0)
+    trainer.fit(model, make_data())
+    for value, finite in ((1e38, True), (-1e38, True), (math.nan, False), (-math.inf, False)):
+        with torch.no_grad():
+            model.network.embedding.weight[0, :] = value
+        assert weights_are_finite(trainer) == finite
 
 
 def test_a_wrong_limit_is_refused():

@@ -37,6 +37,19 @@ def test_two_ranks_stop_with_one_message(run):
 
 
 @pytest.mark.slow
+def test_two_ranks_refuse_a_checkpoint_of_weights_that_are_not_finite(run):
+    """No loss shows them, and on rank 0, which writes, they are finite."""
+    run.environment |= {"POISON": "", "OVERFLOW": "1:3"}
+    errors = finished(run.start(), code=3)
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: after step 4 the weights are not finite: ")
+    assert "in 1 parameters (network.spare first). They are not saved. " in line
+    assert f"The last good checkpoint is {run.last}." in line
+    assert "Traceback" not in errors
+    assert torch.load(run.last, weights_only=True)["global_step"] == 2
+
+
+@pytest.mark.slow
 def test_two_ranks_skip_the_same_step(run):
     errors = finished(run.start("--nonfinite.action=skip"))
     assert errors.count("is skipped (1 so far)") == 1

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -221,3 +222,24 @@ def test_the_command_line_writes_atomically(fit, tmp_path, monkeypatch):
     monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", note)
     assert fit(tmp_path, "--trainer.max_steps=2") == 0
     assert written == [str(checkpoint_folder(tmp_path) / "last.ckpt")]
+
+
+@pytest.mark.parametrize("case", ["whole", "torn", "copied", "torn copy"])
+def test_a_resumed_run_has_one_last(fit, own_run, tmp_path, case):
+    """Resumed twice; also in a copied folder, and where a copy was cut off."""
+    root = own_run
+    if "cop" in case:
+        root = tmp_path / "copy"
+        shutil.copytree(own_run, root)
+    folder = checkpoint_folder(root)
+    if "torn" in case:
+        (folder / "last.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:3000])
+        for step in (4, 6):  # what is left was written before the first last.ckpt
+            (folder / f"step={step}.ckpt").unlink()
+    for steps in (8, 10):
+        arguments = ("--ckpt_path=last", f"--trainer.max_steps={steps}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the damaged one
+            assert fit(root, *arguments, bare=True) == 0
+        assert load(folder / "last.ckpt")["global_step"] == steps
+    assert [path.name for path in folder.glob("last*")] == ["last.ckpt"]
