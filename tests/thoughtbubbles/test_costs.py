@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_models import CopyLM, vocabulary
+from lightning_models import CopyLM, output_layer
 from lightning_models.flops import TRAINING_FACTOR
 from lightning_models.layers import recording
 from lightning_models.thoughtbubbles import CopyConfig
@@ -32,7 +32,7 @@ def wide_batch(rows, length, words):
 )
 def test_logits_of_all_streams_are_never_held(changes, autocast, monkeypatch):
     rows, length, words, limit = 2, 24, 3000, 16
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", limit)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", limit)
     model = build(vocab_size=words, block_size=length, **changes).train()
     batch = wide_batch(rows, length, words)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Largest() as step:
@@ -47,7 +47,7 @@ def test_logits_of_all_streams_are_never_held(changes, autocast, monkeypatch):
 def test_padding_is_cut_into_chunks_too(monkeypatch):
     """Padding belongs to no token that must stay whole; short rows have a lot of it."""
     length, words, limit = 24, 3000, 16
-    monkeypatch.setitem(vocabulary.CHUNK_ROWS, "cpu", limit)
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", limit)
     model = build(vocab_size=words, block_size=length, kappa="4L")
     batch = wide_batch(3, length, words)
     batch["mask"][1:, 2:] = False
