@@ -4,12 +4,24 @@ Usage: LOCAL_RANK=0|1 MASTER_ADDR=... MASTER_PORT=... python tests/ddp_worker.py
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from formats import SENTENCES, StoredSentences
 from methods import IN_FULL, Method
+
+RUNS = [
+    *IN_FULL,
+    replace(
+        next(method for method in IN_FULL if method.format is SENTENCES),
+        name="streams of a corpus",
+        format=StoredSentences(),
+    ),
+]
+"""Each method on fixed batches or windows, and one that reads sentences on those of a corpus."""
 
 
 def train(method: Method, text: str, cache: str, processes: int) -> dict[str, Any]:
@@ -45,7 +57,7 @@ def train(method: Method, text: str, cache: str, processes: int) -> dict[str, An
 def main(text: str, cache: str, out: str) -> None:
     """Writes OUT/<method>.pt from rank zero, for all methods in one process group."""
     torch.set_num_threads(1)
-    for method in IN_FULL:
+    for method in RUNS:
         result = train(method, text, cache, processes=2)
         if torch.distributed.get_rank() == 0:
             torch.save(result, Path(out) / f"{method.name}.pt")

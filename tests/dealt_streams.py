@@ -1,4 +1,4 @@
-"""Fixed batches of sentences, dealt to the ranks row by row."""
+"""Batches of sentences that are the same over all ranks together, however many there are."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ import lightning as L
 import torch
 from formats import SENTENCES, marked_documents
 
+from datamodules import LocalText, Sentences
 from datamodules.loader import BatchLoader, TrainingSource
+from datamodules.sentences.batches import StreamSource
+from datamodules.sentences.grids import stored_batch
 
 SHAPES = [
     [[6, 3, 9], [4], [2, 2, 7, 1], [5, 8]],
@@ -57,3 +60,50 @@ class DealtStreams(L.LightningDataModule):
         return {key: value[rows] for key, value in whole.items()} | {
             "sentence_steps": whole["lengths"].shape[1]
         }
+
+
+class StreamsOfTwo(Sentences):
+    """A corpus dealt to two devices, whose batches one process takes together.
+
+    The batches of one device with doubled budgets are others.
+    """
+
+    def __init__(self, text: str, cache: str, processes: int) -> None:
+        """Takes the file, the folder of its tokens, and how many processes train."""
+        super().__init__(
+            corpus=LocalText(data_files=text, cache_dir=cache),
+            splitter="spans:7",
+            max_sentence_tokens=SENTENCES.sizes["block_size"] - 3,
+            max_sentences=4,
+            batch_tokens=60,
+            batch_size=3,
+            eval_batch_size=4 // processes,
+        )
+
+    def training_source(self) -> Any:
+        """Batches of this rank of two, or of both."""
+        rank, world_size = self._ranks()
+        if world_size == 2:
+            return super().training_source()
+        self._ranks = lambda: (0, 2)
+        source = super().training_source()
+        self._ranks = lambda: (rank, world_size)
+        return BothRanks(source)
+
+
+class BothRanks:
+    """Batches of all ranks of a source together."""
+
+    def __init__(self, source: StreamSource) -> None:
+        """Takes the source of one of them."""
+        self.source, self.counts = source, source.counts
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.source)
+
+    def batch(self, n: int) -> dict[str, Any]:
+        """The streams of all ranks."""
+        first, sentences = self.source.streams(n)
+        batch = stored_batch(self.source._index, first, sentences, first)
+        return {**batch, "sentence_steps": int(sentences.max())}

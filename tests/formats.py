@@ -158,6 +158,16 @@ class Sentences:
         return begin_with_one(self.in_order(batch)[0])
 
 
+class StoredSentences(Sentences):
+    """The same from a corpus, dealt to devices by its datamodule."""
+
+    def dealt(self, text: str, cache: str, processes: int) -> Any:
+        """A datamodule whose batches over all processes together are those of two."""
+        from dealt_streams import StreamsOfTwo
+
+        return StreamsOfTwo(text, cache, processes)
+
+
 def begin_with_one(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The first token of each row, which a cache has not consumed yet."""
     return tokens[:, :1], torch.ones(len(tokens), dtype=torch.int64)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_worker import train
+from ddp_worker import RUNS, train
 from filelock import FileLock
-from methods import IN_FULL
 
 ROOT = Path(__file__).parent.parent
 
@@ -60,7 +59,7 @@ def run_two(*arguments):
     assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
 
 
-@pytest.mark.parametrize("method", IN_FULL, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", RUNS, ids=lambda method: method.name)
 def test_two_processes_train_as_one(method, of_two, cache, text_file):
     one = train(method, str(text_file), str(cache), processes=1)
     two = torch.load(of_two / f"{method.name}.pt", weights_only=True)
