@@ -9,22 +9,22 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 from evaluation.console import DEBUG_FLAG, run_with_clear_errors
 
 COMMANDS = {
-    "perplexity": ("perplexity.command", "Score a corpus: perplexity and bits per byte."),
-    "zero_shot": ("zero_shot.command", "Score seven sets of texts of other kinds."),
+    "perplexity": ("perplexity", "Score a corpus: perplexity and bits per byte."),
+    "zero_shot": ("zero_shot", "Score seven sets of texts of other kinds."),
     "tasks": ("tasks.command", "Score tasks of lm-evaluation-harness: LAMBADA, HellaSwag, BLiMP."),
-    "answers": ("answers.command", "Count right answers, of questions with one answer."),
-    "gsm8k": ("gsm8k.command", "Solve word problems in k tries: pass@k on GSM8K."),
+    "answers": ("answers", "Count right answers, of questions with one answer."),
+    "gsm8k": ("gsm8k", "Solve word problems in k tries: pass@k on GSM8K."),
     "reason": ("reason.command", "Ask questions that take reasoning, and time the answers."),
     "quality": ("quality.command", "Compare its texts with human ones: MAUVE, perplexity."),
     "known_facts": ("reason.known_facts", "Ask a model for the facts behind two-hop questions."),
-    "reversal": ("reversal.command", "Ask for a relation that the prompt states in reverse."),
+    "reversal": ("reversal", "Ask for a relation that the prompt states in reverse."),
     "scaling": ("scaling.command", "Fit power laws through results of perplexity."),
     "curves": ("curves.command", "Draw training curves over tokens and FLOPs."),
     "sweep": ("sweep.command", "Compare perplexity with the steps and FLOPs it takes."),
     "compute": ("compute.command", "Show what the FLOPs of models are spent on."),
     "compare": ("compare.command", "Compare any runs: one table, plots, a report."),
     "table": ("table", "Show result files side by side."),
-    "generate": ("samples", "Continue prompts."),
+    "generate": ("generate", "Continue prompts."),
     "import": ("importing", "Write a checkpoint from transformers weights."),
 }
 """Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""

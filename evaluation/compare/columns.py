@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evaluation.compare.measured import ANSWERS, Measured
 from evaluation.compare.rows import KINDS, Row
-from evaluation.perplexity.scoring import PERPLEXITY_KEYS
+from evaluation.scoring import PERPLEXITY_KEYS
 
 TOKEN = {"all": "token", "lexical": "lexical token", ANSWERS: "answer token"}
 """What nats are per, by what is counted."""

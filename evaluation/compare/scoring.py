@@ -14,7 +14,7 @@ from evaluation.checkpoint.rebuild import build_model
 from evaluation.compare.found import Run
 from evaluation.compare.results import ResultFile
 from evaluation.compare.training import has_markers
-from evaluation.perplexity.command import measure_perplexity
+from evaluation.perplexity import measure_perplexity
 from lightning_models.checkpoint import CheckpointError
 
 NOW = "measured now"

@@ -44,6 +44,7 @@ from evaluation.checkpoint.pretrained import Pretrained
 from evaluation.checkpoint.provenance import describe_data
 from evaluation.checkpoint.rebuild import build_model, changed_fields
 from evaluation.cost import Cost, GeneratedSteps, price
+from evaluation.generate import check_vocabulary
 from evaluation.output import check_targets, write_json, write_jsonl
 from evaluation.quality.config import QualityConfig
 from evaluation.quality.judge import Judge
@@ -57,7 +58,6 @@ from evaluation.quality.texts import (
     check_running_text,
     human_texts,
 )
-from evaluation.samples import check_vocabulary
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.layers import recording

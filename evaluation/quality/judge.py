@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.perplexity.scoring import Totals
+from evaluation.scoring import Totals
 
 
 @dataclass(frozen=True)

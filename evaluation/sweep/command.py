@@ -21,7 +21,7 @@ from evaluation.checkpoint.corpus import build_data, check_fit, check_tokenizer,
 from evaluation.checkpoint.device import pick_device
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.curves.command import MARKS
-from evaluation.perplexity.command import measure_perplexity
+from evaluation.perplexity import measure_perplexity
 from evaluation.picture import check_picture, table_path, write_csv, write_picture
 from evaluation.runs.folders import find_checkpoints
 from evaluation.sweep.dials import add_dial_arguments, typed_dials

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.checkpoint.rebuild import build_outline
-from evaluation.perplexity.report import PerplexityReport
+from evaluation.perplexity import PerplexityReport
 from evaluation.runs.folders import short_names
 from evaluation.runs.labels import MODEL, MOST_KEYS, Labels, differing, label_runs
 from evaluation.sweep.dials import Typed, check_declared, own_dials

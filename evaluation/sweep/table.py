@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation.console import format_columns
-from evaluation.perplexity.scoring import PERPLEXITY_KEYS
+from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.sweep.figure import COSTS, by_kind, height
 from evaluation.sweep.points import STEPS, Skipped, SweepPoint, frontier
 

@@ -14,8 +14,8 @@ from evaluation.checkpoint.corpus import build_tokenizer, check_meaning
 from evaluation.checkpoint.device import autocast, pick_device
 from evaluation.checkpoint.provenance import non_embedding_parameters
 from evaluation.checkpoint.rebuild import build_model, changed_fields
+from evaluation.generate import check_vocabulary
 from evaluation.output import check_targets, write_json, write_jsonl
-from evaluation.samples import check_vocabulary
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.recipe import import_packages

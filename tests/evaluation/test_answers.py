@@ -8,8 +8,7 @@ import torch
 
 from datamodules import Kinship
 from datamodules.answer_windows import NO_GROUP
-from evaluation.answers.answering import generate_judge, questions_in, rank_judge
-from evaluation.answers.command import AnswerReport
+from evaluation.answers import AnswerReport, generate_judge, questions_in, rank_judge
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.cost import Cost, Thinking
 from lightning_models import PonderLM, Scores, TransformerLM
@@ -143,7 +142,7 @@ def test_generation_must_write_the_answer_and_stop(
             rows.append([*data.tokenizer.encode(body), *end])
         return rows
 
-    monkeypatch.setattr("evaluation.answers.answering.generate", fake)
+    monkeypatch.setattr("evaluation.answers.generate", fake)
     model = build_model(read_checkpoint(trained))
     judged = generate_judge(model, data.tokenizer)(questions)
     assert judged == ([is_right] * len(questions), None)

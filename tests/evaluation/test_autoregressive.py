@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from datamodules import LocalText
-from evaluation.perplexity.autoregressive import (
+from evaluation.autoregressive import (
     PairedScores,
     bucket_by_length,
     draw_targets,
     prefix_batch,
     score_pairs,
 )
-from evaluation.perplexity.scoring import standard_error
+from evaluation.scoring import standard_error
 from lightning_models import (
     OptimizerConfig,
     Scores,

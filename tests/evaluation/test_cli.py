@@ -96,7 +96,7 @@ def test_defects_keep_their_traceback(checkpoint_path, monkeypatch):
     def break_down(*args, **kwargs):
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("evaluation.perplexity.command.measure_perplexity", break_down)
+    monkeypatch.setattr("evaluation.perplexity.measure_perplexity", break_down)
     with pytest.raises(ZeroDivisionError, match="a defect"):
         main(["perplexity", "--ckpt", str(checkpoint_path)])
 
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_with_130(checkpoint_path, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evaluation.perplexity.command.measure_perplexity", interrupt)
+    monkeypatch.setattr("evaluation.perplexity.measure_perplexity", interrupt)
     assert main(["perplexity", "--ckpt", str(checkpoint_path)]) == 130
 
 

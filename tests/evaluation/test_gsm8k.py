@@ -13,10 +13,15 @@ import torch
 from datamodules import LocalText, load_tokenizer
 from datamodules.gsm8k import Problem, Problems
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.gsm8k.candidates import sample_candidates
-from evaluation.gsm8k.command import GSM8KConfig, measure_gsm8k
-from evaluation.gsm8k.prompts import Prompt, prompt_text
-from evaluation.gsm8k.report import GSM8KReport, judge
+from evaluation.gsm8k import (
+    GSM8KConfig,
+    GSM8KReport,
+    Prompt,
+    judge,
+    measure_gsm8k,
+    prompt_text,
+    sample_candidates,
+)
 from lightning_models import TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig

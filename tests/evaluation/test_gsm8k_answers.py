@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from datamodules.gsm8k import Problem, read_problems, without_annotations
-from evaluation.gsm8k.answers import extract_answer, gold_answer, plain_number
+from evaluation.gsm8k import extract_answer, gold_answer, plain_number
 
 COPY = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 

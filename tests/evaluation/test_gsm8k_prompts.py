@@ -4,7 +4,7 @@ import pytest
 
 from datamodules import load_tokenizer
 from datamodules.gsm8k import Problem
-from evaluation.gsm8k.prompts import draw_demonstrations, fit_prompt, make_prompts, prompt_text
+from evaluation.gsm8k import draw_demonstrations, fit_prompt, make_prompts, prompt_text
 
 TOKENIZER = load_tokenizer("bytes")
 SHOWN = [Problem(f"Of {n}?", f"It is {n}.\n#### {n}") for n in range(30)]

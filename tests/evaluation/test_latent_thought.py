@@ -8,7 +8,7 @@ import torch
 
 from datamodules import load_tokenizer
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.reversal.models import OwnModel
+from evaluation.reversal import OwnModel
 from lightning_models.checkpoint import read_checkpoint
 
 FROM_THE_PRIOR = ("--set.inner_steps", 0)
@@ -110,11 +110,11 @@ def test_ranked_answers_are_estimates(ask, questions):
 
 def test_written_answers_do_not_depend_on_the_batch(ask, questions, monkeypatch):
     """Of a question, the same answer in any batch; wrong ones as well."""
-    from evaluation.answers import answering
+    from evaluation import answers
 
-    written, original = [], answering.generate
+    written, original = [], answers.generate
     monkeypatch.setattr(
-        answering,
+        answers,
         "generate",
         lambda *words, **options: written.append(original(*words, **options)) or written[-1],
     )

@@ -11,11 +11,17 @@ import torch
 from datamodules import LocalText
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.reversal.command import measure_reversal
-from evaluation.reversal.figure import COLOURS, reversal_figure
-from evaluation.reversal.models import OwnModel
-from evaluation.reversal.names import NAMES
-from evaluation.reversal.probe import ask, draw_pairs, equal_lengths, single_tokens
+from evaluation.reversal import (
+    COLOURS,
+    NAMES,
+    OwnModel,
+    ask,
+    draw_pairs,
+    equal_lengths,
+    measure_reversal,
+    reversal_figure,
+    single_tokens,
+)
 from lightning_models.checkpoint import read_checkpoint
 
 KNOWN = ["James", "John", "Mark", "Paul"]

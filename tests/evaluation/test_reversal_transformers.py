@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from datamodules.tokenizers import train_bpe
-from evaluation.reversal.models import HubModel
-from evaluation.reversal.probe import draw_pairs, single_tokens
+from evaluation.reversal import HubModel, draw_pairs, single_tokens
 
 KNOWN = ["James", "John", "Mark", "Paul"]
 TEXT = "The son of James is John. The father of Mark is Paul. "

@@ -6,10 +6,10 @@ import shutil
 import pytest
 import torch
 
-from evaluation import samples
+from evaluation import generate
 from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.samples import continue_prompts
+from evaluation.generate import continue_prompts
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig
 
@@ -46,7 +46,7 @@ def test_other_prompts_change_nothing(continued):
 
 
 def test_groups_have_streams_of_their_own(continued, monkeypatch):
-    monkeypatch.setattr(samples, "GROUP", 2)
+    monkeypatch.setattr(generate, "GROUP", 2)
     texts = continued(["same"] * 5)
     assert len(set(texts)) == 5
     assert continued(["other", *["same"] * 3])[1:] == texts[1:4]
@@ -54,7 +54,7 @@ def test_groups_have_streams_of_their_own(continued, monkeypatch):
 
 def test_groups_change_nothing_without_chance(continued, monkeypatch):
     texts = continued(PROMPTS, temperature=0)
-    monkeypatch.setattr(samples, "GROUP", 2)
+    monkeypatch.setattr(generate, "GROUP", 2)
     assert continued(PROMPTS, temperature=0) == texts
 
 

@@ -11,7 +11,7 @@ from datamodules import LocalText
 from datamodules.windows import IGNORE
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.cost import ComputeCounter, Cost, Thinking, mean_cost, price, price_steps
-from evaluation.perplexity.command import measure_perplexity
+from evaluation.perplexity import measure_perplexity
 from lightning_models import MoRLM, PonderLM, ThoughtbubblesLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.layers import recording

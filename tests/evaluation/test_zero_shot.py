@@ -175,7 +175,7 @@ def test_a_set_that_cannot_be_fetched_names_the_cure_before_anything_is_scored(
     fails, checkpoint_path, files, monkeypatch, tmp_path
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
-    monkeypatch.setattr("evaluation.zero_shot.command.measure_zero_shot", None)
+    monkeypatch.setattr("evaluation.zero_shot.measure_zero_shot", None)
     line = fails("zero_shot", "--ckpt", checkpoint_path, "--sets", "ptb,arxiv", *files["ptb"])
     assert "ZeroShotText (arxiv): ccdv/arxiv-summarization" in line
     assert "Give your copy, with --files.arxiv" in line

@@ -20,7 +20,7 @@ from datamodules import BatchSource, Tokenizer
 from datamodules.windows import IGNORE
 from evaluation.checkpoint.device import Precision
 from evaluation.cost import ComputeCounter
-from evaluation.perplexity.scoring import Totals, score_batch, standard_error
+from evaluation.scoring import Totals, score_batch, standard_error
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
 from lightning_models.outputs import Likelihood

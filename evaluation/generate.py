@@ -2,23 +2,46 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from datamodules import Tokenizer, load_tokenizer
+from datamodules import Tokenizer, load_tokenizer, read_prompts
+from datamodules.readers import check_utf8
 from evaluation.arguments import add_model_arguments
 from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.checkpoint.device import Precision, autocast, pick_device
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.cost import GeneratedSteps
 from evaluation.output import check_target, write_jsonl
-from evaluation.prompts import collect_prompts
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig
 from lightning_models.layers import recording
 from lightning_models.recipe import import_packages
+
+
+def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
+    """Returns the prompts that were typed, then those of the file.
+
+    Args:
+        texts: typed prompts; an empty one starts a document.
+        file: txt (one prompt a line; blank lines are skipped) or jsonl (field ``prompt``).
+
+    Raises:
+        ValueError: if there are none, a typed one is not UTF-8, or the file cannot be read.
+    """
+    for text in texts:
+        check_utf8(text, f"prompt {text!a}")
+    prompts = [*texts, *([] if file is None else read_prompts(Path(file)))]
+    if not prompts:
+        raise ValueError('there is nothing to continue; give --prompt "..." or --prompts_file F')
+    return prompts
+
+
+# ---- the command
+
 
 GROUP = 32
 """Prompts decoded at once: few enough for the caches of a GPT-2 to fit a small GPU."""
