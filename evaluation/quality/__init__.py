@@ -4,11 +4,7 @@
 file          what it holds
 ============  ======================================================================================
 ``command``   options, and what is done
-``config``    its settings
-``texts``     human texts to continue, and what a model writes
-``measures``  from a model to texts, and from texts to numbers
-``metrics``   token entropy and MAUVE
-``report``    its numbers
-``judge``     what another language model makes of texts
+``texts``     settings, human texts to continue, and what a model writes
+``measures``  token entropy, MAUVE, generative perplexity under a judge, and the report
 ============  ======================================================================================
 """

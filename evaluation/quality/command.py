@@ -14,7 +14,7 @@ included: 1,000 of 100 tokens with 5,000.
 
 **Unconditional** (Table 3): 64 samples of 1,024 tokens behind the start token alone. Generative
 perplexity is exp(total nats / total tokens) of their text under GPT-2 XL, token entropy that of
-each sample's own tokens (`quality_metrics.token_entropy`), samples per second the wall time of
+each sample's own tokens (`token_entropy`), samples per second the wall time of
 generating, eight at once.
 
 - NOTE(paper): section 3.3 calls the judge "LTM-XLarge", appendix A.3 GPT-2 XL; we take the latter.
@@ -46,12 +46,16 @@ from evaluation.checkpoint.rebuild import build_model, changed_fields
 from evaluation.cost import Cost, GeneratedSteps, price
 from evaluation.generate import check_vocabulary
 from evaluation.output import check_targets, write_json, write_jsonl
-from evaluation.quality.config import QualityConfig
-from evaluation.quality.judge import Judge
-from evaluation.quality.measures import Author, measure_continuations, measure_samples
-from evaluation.quality.metrics import require_mauve
-from evaluation.quality.report import QualityReport
+from evaluation.quality.measures import (
+    Author,
+    Judge,
+    QualityReport,
+    measure_continuations,
+    measure_samples,
+    require_mauve,
+)
 from evaluation.quality.texts import (
+    QualityConfig,
     Sampling,
     Written,
     check_room,

@@ -4,12 +4,10 @@
 file             what it holds
 ===============  ===================================================================================
 ``command``      options, and what is done
-``adapter``      ``HarnessModel``: any model of ours as a model of the harness
+``adapter``      ``HarnessModel``: any model of ours as a model of the harness, and its answers
 ``readers``      texts as tokens that a model reads, of which some are scored: windows, sentences
-``outcomes``     a log-likelihood with its kind and what it cost
 ``writing``      continuations that end at the harness' stop texts
 ``harness``      loading tasks, running them, answers kept in a file
-``installed``    ``import evaluate`` finds the package, not the script of that name
 ``local_data``   data sets of the folder ``DATA``, for ``configs/tasks``
 ``paper_rules``  how the Thoughtbubbles paper decides what is right
 ``report``       results as JSON, as a table, and example by example

@@ -9,7 +9,10 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lm_eval import tasks as harness_tasks
@@ -18,10 +21,10 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 from evaluation.tasks.adapter import HarnessModel
-from evaluation.tasks.installed import PROJECT, installed_evaluate
 from evaluation.tasks.local_data import TaskDataError
 from lightning_models import LanguageModel
 
+PROJECT = Path(__file__).resolve().parents[2]
 OWN_TASKS = PROJECT / "configs" / "tasks"
 """Task files of the project: local copies of data sets, and the paper's own rules."""
 
@@ -30,6 +33,51 @@ FEWSHOT_SEED = 1234
 
 _IDENTITY = "identity"
 _SQLITE = b"SQLite format 3\0"
+
+
+# ---- ``import evaluate`` finds the package, not the script of that name
+#
+# ``python evaluate.py`` puts the project's folder first on ``sys.path``; metrics of the harness
+# import the package ``evaluate`` by name.
+
+_EVALUATE = "evaluate"
+
+
+class _Elsewhere(MetaPathFinder):
+    """Finds one module everywhere but in the project's folder."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns where the package is; None for all other modules."""
+        if fullname != _EVALUATE:
+            return None
+        places = [entry for entry in sys.path if Path(entry or ".").resolve() != PROJECT]
+        return PathFinder.find_spec(fullname, places)
+
+
+@contextlib.contextmanager
+def installed_evaluate() -> Iterator[None]:
+    """Inside, ``import evaluate`` is the package; afterwards all is as it was."""
+    finder, own = _Elsewhere(), sys.modules.get(_EVALUATE)
+    shadows = own is not None and _is_ours(own)
+    if shadows:
+        del sys.modules[_EVALUATE]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        if shadows and own is not None:
+            sys.modules[_EVALUATE] = own
+
+
+def _is_ours(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == PROJECT / f"{_EVALUATE}.py"
+
+
+# ---- silence
 
 
 @contextlib.contextmanager

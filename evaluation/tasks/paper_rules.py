@@ -6,7 +6,7 @@ For ``configs/tasks``: each function is named in a task file, and takes what the
 from collections.abc import Sequence
 from typing import Any
 
-from evaluation.tasks.outcomes import LogLikelihood
+from evaluation.tasks.adapter import LogLikelihood
 
 
 def hellaswag_sequences(doc: dict[str, Any]) -> list[str]:

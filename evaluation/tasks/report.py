@@ -7,8 +7,7 @@ from typing import Any
 from evaluation.console import format_columns, format_table
 from evaluation.cost import Nominal, Thinking, price_steps
 from evaluation.scoring import PERPLEXITY_KEYS
-from evaluation.tasks.adapter import Work
-from evaluation.tasks.outcomes import Spent
+from evaluation.tasks.adapter import Spent, Work
 from lightning_models import LanguageModel
 from lightning_models.outputs import Likelihood
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.quality.judge import Judge
+from evaluation.quality.measures import Judge
 
 CPU = torch.device("cpu")
 TEXTS = [

@@ -8,10 +8,8 @@ import torch
 
 from datamodules.tokenizers import BytesTokenizer
 from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.quality.config import QualityConfig
-from evaluation.quality.judge import Judge
-from evaluation.quality.metrics import token_entropy
-from evaluation.quality.texts import documents
+from evaluation.quality.measures import Judge, token_entropy
+from evaluation.quality.texts import QualityConfig, documents
 
 CPU = torch.device("cpu")
 SHORT = ("--prompt_tokens", "8", "--new_tokens", "12", "--prompts", "12", "--continuations", "2")

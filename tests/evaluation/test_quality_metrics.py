@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.quality.metrics import mauve_scores, text_features, token_entropy
+from evaluation.quality.measures import mauve_scores, text_features, token_entropy
 
 CPU = torch.device("cpu")
 

@@ -10,10 +10,10 @@ import torch
 from datamodules import LanguageDataModule, StateTracking
 from datamodules.recipe import parameters
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.reason.answers import ask
 from evaluation.reason.data import SHARED, TASKS, asked_batches, check_task, with_task
-from evaluation.reason.figure import settings_of
 from evaluation.reason.models import build_contestants
+from evaluation.reason.report import settings_of
+from evaluation.reason.result import ask
 from lightning_models import (
     NoCoTLM,
     ThinkingStatesLM,

@@ -8,13 +8,18 @@ import torch
 
 from callbacks.reasoning.questions import Question
 from callbacks.reasoning.thinking import RowThinking, Thought
-from evaluation.reason import timing
-from evaluation.reason.answers import Reply
-from evaluation.reason.compare import overlap_table, overlaps
+from evaluation.reason import result
 from evaluation.reason.data import check_same_questions
 from evaluation.reason.models import _told_apart
-from evaluation.reason.result import ReasonResult, share_of
-from evaluation.reason.timing import Timing, time_in_turn
+from evaluation.reason.result import (
+    ReasonResult,
+    Reply,
+    Timing,
+    overlap_table,
+    overlaps,
+    share_of,
+    time_in_turn,
+)
 
 
 def question(number, answer=(5,), group=0):
@@ -76,7 +81,7 @@ def test_means_of_thinking():
 def test_models_are_timed_in_turn(monkeypatch):
     """A clock that only moves when a model answers: 2 s, then 3 s, then 8 s, and so on."""
     clock, order = SimpleNamespace(now=0.0), []
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(result.time, "perf_counter", lambda: clock.now)
     seconds = {"a": iter([100.0, 2.0, 4.0, 9.0]), "b": iter([100.0, 1.0, 4.0, 3.0])}
 
     def answering(name):

@@ -1,6 +1,6 @@
 """Costs and kinds of several log-likelihoods together."""
 
-from evaluation.tasks.outcomes import Facts, LogLikelihood, Spent
+from evaluation.tasks.adapter import Facts, LogLikelihood, Spent
 from evaluation.tasks.report import WEAKER
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from task_data import write_folder
 
-from evaluation.tasks.installed import PROJECT, installed_evaluate
+from evaluation.tasks.harness import PROJECT, installed_evaluate
 
 METRIC = '''
 """A metric that uses the package, as some of the harness' do."""
