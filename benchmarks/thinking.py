@@ -25,7 +25,7 @@ from benchmarks.steps import training_step
 from benchmarks.thinking_models import PREFIX, build, latents, random_tokens
 from benchmarks.thinking_queries import report_answering, report_prefill
 from lightning_models import LanguageModel
-from lightning_models.thinking_states.pretrained import KNOWN
+from lightning_models.thinking_states.backbone import KNOWN
 
 
 class Timed(NamedTuple):

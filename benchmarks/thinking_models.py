@@ -17,8 +17,8 @@ from lightning_models import (
     ThinkingStatesConfig,
     ThinkingStatesLM,
 )
+from lightning_models.thinking_states.backbone import KNOWN
 from lightning_models.thinking_states.network import ThinkingStatesNetwork
-from lightning_models.thinking_states.pretrained import KNOWN
 
 METHODS: dict[str, tuple[Any, Any]] = {
     "Thinking States": (ThinkingStatesLM, ThinkingStatesConfig),

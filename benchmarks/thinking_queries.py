@@ -25,8 +25,7 @@ from benchmarks.thinking_models import (
 )
 from lightning_models import ThinkingStatesLM
 from lightning_models.generation import SamplingConfig, generate
-from lightning_models.thinking_states.prefill import read_queries
-from lightning_models.thinking_states.reading import ReadQueries
+from lightning_models.thinking_states.reading import ReadQueries, read_queries
 
 GREEDY = SamplingConfig(temperature=0)
 LATENTS = 6

@@ -6,13 +6,12 @@ file                                may import (beside the standard library)
 ``layers/``                         torch, layers
 ``outputs output_layer optim``      torch, torchmetrics, numpy, layers and each other
 ``base.py``                         lightning and all of those
-``<room>/module.py``                the same, base, its own room, the transformer room;
-                                    ``reasoner.py``, what several modules share, too
+``<room>/module.py``                the same, base, its own room, the transformer room
 ``<room>/baselines``                as module.py, without lightning; a file or a folder
 ``<room>/import_weights.py``        as other files, with its own module.py and transformers
 ``<room>/`` other files             no lightning, no base, no module.py: layers, losses and so on,
                                     its own room, the transformer room's network; in functions
-                                    of ``backbone.py`` and ``pretrained.py`` transformers, too
+                                    of ``backbone.py`` transformers, too
 ``<room>/__init__.py``              its own room
 ``lightning_models/__init__.py``    lightning_models
 ``datamodules/``                    datamodules and any library, nothing else of ours
@@ -37,8 +36,8 @@ CHECKED = ("lightning_models", "datamodules", "callbacks")
 OURS = {*CHECKED, "training", "evaluation", "train", "evaluate", "tests", "benchmarks", "studies"}
 OPTIONAL = {"flash_attn", "torch_scatter"}
 LEAF_LIBRARIES = {"torch", "torchmetrics", "numpy"}
-MODULE_FILES = ("module", "reasoner", "baselines")
-TRANSFORMERS = ("backbone", "pretrained", "import_weights")
+MODULE_FILES = ("module", "baselines")
+TRANSFORMERS = ("backbone", "import_weights")
 LEAVES = {path.stem for path in (ROOT / "lightning_models").glob("*.py")} - {"__init__", "base"}
 
 
@@ -239,7 +238,7 @@ TREE = {
     "lightning_models/ponderlm/baselines.py": "from .module import PonderLM",
     "lightning_models/thinking_states/network.py": "from .backbone import Backbone",
     "lightning_models/thinking_states/backbone.py": "def f():\n    import transformers",
-    "lightning_models/thinking_states/reasoner.py": "import lightning",
+    "lightning_models/thinking_states/module.py": "import lightning",
     "datamodules/__init__.py": "from datamodules.base import Data",
     "datamodules/base.py": "import lightning\nimport datasets\nfrom . import windows",
     "datamodules/windows.py": "import json",
@@ -331,7 +330,7 @@ BREACHES = [
     ("transformer/import_weights.py", "import lightning", "lightning"),
     ("transformer/import_weights.py", "import transformers", "transformers"),
     ("transformer/module.py", "from ..ponderlm.network import X", f"{LM}.ponderlm.network"),
-    ("thinking_states/chunks.py", "import transformers", "transformers"),
+    ("thinking_states/rows.py", "import transformers", "transformers"),
     ("thinking_states/backbone.py", "import transformers", "transformers"),
     ("__init__.py", "from callbacks import samples", "callbacks.samples"),
     ("../datamodules/base.py", "import lightning_models", LM),

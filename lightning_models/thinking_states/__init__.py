@@ -1,23 +1,25 @@
-"""Thinking States (Latent Reasoning with Supervised Thinking States), and what it is compared with.
+"""Thinking States (Latent Reasoning with Supervised Thinking States), and its baselines.
 
 =========================================  =====================================================
 paper                                      where
 =========================================  =====================================================
 c, L_in, L_out, loss; special tokens       ``config.ThinkingStatesConfig``
-M, backbone; eq. 1 and 2                   ``backbone.Backbone``, ``pretrained``
-chunks X_i, state S_i at their tokens      ``chunks.Grid``
-T, thinking block; eq. 3                   ``thinking.ThinkingBlock``, ``speaking``
-C, compression block; eq. 4                ``thinking.CompressionBlock``
-gold thoughts Z*_i of chunks; Sec. 3.4     ``chunks.gold_thoughts``, ``thoughts.ThoughtLayout``
-teacher forcing; Sec. 3.2, eq. 5           ``network.ThinkingStatesNetwork``, ``training_rows``
+M, backbone; eq. 1 and 2                   ``backbone.QwenBackbone``, ``backbone.KNOWN``
+chunks X_i, state S_i at their tokens      ``rows.Grid``, ``rows.in_blocks``
+T, thinking block; eq. 3                   ``network.ThinkingBlock``, ``reading.open_thoughts``
+C, compression block; eq. 4                ``network.CompressionBlock``
+gold thoughts Z*_i of chunks; Sec. 3.4     ``thoughts.gold_thoughts``
+teacher forcing; Sec. 3.2, eq. 5           ``thoughts.ThoughtLayout``,
+                                           ``network.ThinkingStatesNetwork``
 objective; eq. 6                           ``module.ThinkingStatesLM.loss``
-reading while thinking, chunk by chunk     ``prefill``, ``reading``, ``blocks``
-speculative prefill; Sec. 3.3, App. A.2    ``speculation``
-answers, and chunks of theirs              ``answering``, ``decoding``
-thoughts as people read them               ``trace``
-FLOPs                                      ``thinking_compute``, ``compute``
+reading while thinking, chunk by chunk     ``reading.SequentialReader``
+speculative prefill; Sec. 3.3, App. A.2    ``reading.SpeculativeReader``
+answers, and chunks of theirs              ``answering.ThinkingCache``
+thoughts as people read them               ``thoughts.Trace``
+FLOPs                                      ``backbone.backbone_flops``,
+                                           ``network.reading_flops``
 CoT, no CoT, iCoT, Coconut; Sec. 4.1       ``baselines``
-what the five of them share                ``reasoner.ReasoningLM``, ``rows``
+base of the five methods                   ``module.ReasoningLM``
 =========================================  =====================================================
 """
 

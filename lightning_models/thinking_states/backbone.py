@@ -1,38 +1,35 @@
-"""A transformers causal language model of the Qwen2 family, run layer by layer.
+"""The backbone: a transformers causal language model of the Qwen2 family, run layer by layer.
 
-Its modules are called, not copied, so that a state can be added behind one layer and hidden states
-be read behind another (eq. 1 and 2), with or without a cache and with its own gradient
+Its modules are called, not copied, so that a state can be added after one layer and hidden states
+be read after another (eq. 1 and 2), with or without a cache and with its own gradient
 checkpointing.
 """
 
 import copy
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from lightning_models.flops import TRAINING_FACTOR, linear_flops
 from lightning_models.thinking_states.config import ReasoningConfig
-from lightning_models.thinking_states.pretrained import (
-    architecture,
-    build_causal_lm,
-    load_causal_lm,
-)
 
 
-class Hidden(NamedTuple):
-    """What the backbone computes of tokens.
+class HiddenStates(NamedTuple):
+    """Hidden states of tokens.
 
     Attributes:
-        last: Behind the final norm, what the head reads (B, T, D).
-        tapped: Behind the layer that was asked for, before any norm (B, T, D); None without.
+        last: After the final norm, read by the head (B, T, D).
+        tapped: After ``tap_layer`` layers, before any norm (B, T, D); None without.
     """
 
     last: Tensor
     tapped: Tensor | None
 
 
-class Backbone(nn.Module):
-    """Embedding, layers, final norm and head of a causal language model.
+class QwenBackbone(nn.Module):
+    """Embedding, layers, final norm and head of a causal language model of the Qwen2 family.
 
     The embedding is widened to the tokens that the method adds; where weights were trained, their
     rows begin as copies of another token's (``special_rows_from``), else at random.
@@ -143,7 +140,7 @@ class Backbone(nn.Module):
         state: Tensor | None = None,
         state_layer: int = 0,
         tap_layer: int | None = None,
-    ) -> Hidden:
+    ) -> HiddenStates:
         """Returns the hidden states of tokens.
 
         Args:
@@ -152,17 +149,17 @@ class Backbone(nn.Module):
             mask: (B, 1, T, N) bool, true where a query may see a key (those of the cache first);
                 None: causal, which needs an empty cache or a single query.
             cache: a transformers cache, extended in place; None: no cache.
-            state: S, added behind ``state_layer`` layers (B, T, D); None: nothing.
+            state: S, added after ``state_layer`` layers (B, T, D); None: nothing.
             state_layer: L^in.
-            tap_layer: number of layers behind which hidden states are returned, too.
+            tap_layer: number of layers after which hidden states are returned as ``tapped``.
         """
         tables = self.rotary(h, positions)
         tapped = None
         for number in range(self.num_layers + 1):
             if state is not None and number == state_layer:
-                h = h + state
+                h = h + state  # (B, T, D)
             if number == tap_layer:
-                tapped = h
+                tapped = h  # (B, T, D)
             if number < self.num_layers:
                 h = self.model.layers[number](
                     h,
@@ -172,19 +169,12 @@ class Backbone(nn.Module):
                     use_cache=cache is not None,
                     position_embeddings=tables,
                 )
-        return Hidden(self.model.norm(h), tapped)
+        return HiddenStates(self.model.norm(h), tapped)
 
 
 _NOT_SHAPE = frozenset(
     {"architectures", "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 )
-
-
-def new_cache() -> Any:
-    """Returns an empty cache of keys and values."""
-    from transformers import DynamicCache
-
-    return DynamicCache()
 
 
 def causal_mask(real: Tensor, queries: int) -> Tensor:
@@ -197,6 +187,263 @@ def causal_mask(real: Tensor, queries: int) -> Tensor:
         queries: T.
     """
     keys = torch.arange(real.shape[1], device=real.device)
-    rows = keys[-queries:, None]
-    seen = (keys <= rows) & real[:, None, :] | (keys == rows)
+    rows = keys[-queries:, None]  # (T, 1)
+    seen = (keys <= rows) & real[:, None, :] | (keys == rows)  # (B, T, N)
     return seen[:, None]
+
+
+class ReasoningNetwork(nn.Module):
+    """A network whose main part is a backbone.
+
+    Args:
+        config: what to build.
+    """
+
+    sharded = False
+
+    def __init__(self, config: ReasoningConfig) -> None:
+        super().__init__()
+        self.backbone = QwenBackbone(config)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The backbone's layers."""
+        layers: nn.ModuleList = self.backbone.model.layers
+        return layers
+
+    @property
+    def output_matrix(self) -> Tensor:
+        """The backbone's unembedding (V, D)."""
+        return self.backbone.output_matrix
+
+
+# ---- cache of keys and values
+
+
+def new_cache() -> Any:
+    """Returns an empty cache of keys and values."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+class AnswerCache:
+    """Keys and values of everything read so far; rows are padded on the left.
+
+    Attributes:
+        past: The transformers cache.
+        real: Whether each cached place holds a token (B, N) bool.
+        lengths: Tokens read by each row (B,) int64: the position of the next one.
+        pending: Tokens (P,) that are read once, before any chosen ones: the answer's prefix.
+    """
+
+    def __init__(self, rows: int, device: torch.device, pending: tuple[int, ...] = ()) -> None:
+        """Starts empty."""
+        self.past: Any = new_cache()
+        self.real = torch.zeros(rows, 0, dtype=torch.bool, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.pending = torch.tensor(pending, dtype=torch.int64, device=device)
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices), in that order."""
+        self.past.batch_select_indices(rows)
+        self.real, self.lengths = self.real[rows], self.lengths[rows]
+
+    def place(self, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends the next t places, of which some are tokens (B, t) bool.
+
+        Returns:
+            positions (B, t) int64, and the mask (B, 1, t, N + t) of `QwenBackbone.forward`.
+        """
+        positions = (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
+        self.real = torch.cat((self.real, real), dim=1)
+        self.lengths = self.lengths + real.sum(dim=1)
+        return positions, causal_mask(self.real, real.shape[1])
+
+    def crop(self, length: int) -> None:
+        """Removes the entries after the first ``length`` places."""
+        if length == self.real.shape[1]:
+            return
+        self.past.crop(length - self.real.shape[1])  # a negative number: places to remove
+        self.lengths = self.lengths - self.real[:, length:].sum(dim=1)
+        self.real = self.real[:, :length]
+
+    def next_inputs(self, tokens: Tensor) -> Tensor:
+        """Returns the next inputs (B, t): the prefix, once, in place of the tokens (B,)."""
+        if not len(self.pending):
+            return tokens[:, None]
+        pending, self.pending = self.pending, self.pending[:0]
+        return pending.expand(len(tokens), -1)
+
+
+def read(
+    backbone: QwenBackbone, cache: AnswerCache, h: Tensor, real: Tensor | None = None, **taps: Any
+) -> HiddenStates:
+    """Returns the hidden states of the next t places, and caches them.
+
+    Args:
+        backbone: of any method.
+        cache: extended in place.
+        h: embeddings (B, t, D).
+        real: which places are tokens (B, t) bool; None: all.
+        **taps: state and layers, see `QwenBackbone.forward`.
+    """
+    if real is None:
+        real = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
+    positions, mask = cache.place(real)
+    hidden: HiddenStates = backbone(h, positions, mask=mask, cache=cache.past, **taps)
+    return hidden
+
+
+# ---- FLOPs
+
+
+def layer_flops(backbone: QwenBackbone, context: float) -> float:
+    """Returns the FLOPs of a token in one layer, which sees ``context`` keys."""
+    shape = backbone.shape
+    width = shape.num_attention_heads * backbone.model.layers[0].self_attn.head_dim
+    return linear_flops(backbone.model.layers[0]) + 4.0 * width * context
+
+
+def head_flops(backbone: QwenBackbone) -> float:
+    """Returns the FLOPs of the logits of a token."""
+    return 2.0 * backbone.output_matrix.numel()
+
+
+def backbone_flops(backbone: QwenBackbone, context: int, training: bool = False) -> float:
+    """Returns the mean FLOPs of a token of a row of ``context`` tokens, its logits included.
+
+    Gradient checkpointing computes the layers once more.
+    """
+    layers = backbone.num_layers * layer_flops(backbone, (context + 1) / 2)
+    total = layers + head_flops(backbone)
+    if not training:
+        return total
+    again = layers if backbone.checkpointed else 0.0
+    return TRAINING_FACTOR * total + again
+
+
+# ---- shapes and trained weights
+
+
+FAMILY = "qwen2"
+
+
+ATTENTION = "sdpa"
+"""PyTorch's own kernels, flash attention among them; the others read masks in another way."""
+
+
+_QWEN25 = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
+
+
+KNOWN: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B": _QWEN25
+    | {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+    },
+    "Qwen/Qwen2.5-1.5B": _QWEN25
+    | {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+    },
+}
+"""Shapes of the paper's backbones, so that their size is known without their files."""
+
+
+def architecture(config: ReasoningConfig) -> Any:
+    """Returns the transformers configuration of the backbone, loading it where it must.
+
+    Raises:
+        ValueError: if it cannot be loaded, or is not of the Qwen2 family with full attention.
+    """
+    from transformers import Qwen2Config
+
+    if config.architecture is not None:
+        settings: dict[str, Any] = dict(config.architecture)
+        found = Qwen2Config(**settings)
+    elif config.backbone in KNOWN:
+        found = Qwen2Config(**KNOWN[config.backbone])
+    elif config.backbone is not None:
+        found = _load(config.backbone, "configuration")
+    else:
+        found = Qwen2Config(**_from_sizes(config))
+    kinds = set(getattr(found, "layer_types", None) or ["full_attention"])
+    if found.model_type != FAMILY or kinds != {"full_attention"}:
+        raise ValueError(
+            f"backbone ({config.backbone}) is of the family {found.model_type} with "
+            f"{', '.join(sorted(kinds))}; it must be {FAMILY} with full attention, e.g. "
+            f"{', '.join(KNOWN)}"
+        )
+    return found
+
+
+def _from_sizes(config: ReasoningConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.padded_vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": 4 * config.dim if config.ffn_dim is None else config.ffn_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.key_value_heads,
+        "max_position_embeddings": config.block_size,
+        "tie_word_embeddings": config.tie_head,
+        "rms_norm_eps": config.norm_eps,
+        "initializer_range": config.init_std,
+        "attention_dropout": config.attention_dropout,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+    }
+
+
+def build_causal_lm(config: ReasoningConfig, shape: Any) -> nn.Module:
+    """Returns a transformers causal LM of that configuration with random weights, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        shape, attn_implementation=ATTENTION, dtype=torch.float32
+    )
+    return model
+
+
+def load_causal_lm(config: ReasoningConfig) -> nn.Module:
+    """Returns the trained causal LM that ``config.backbone`` names, in float32.
+
+    Raises:
+        ValueError: if it cannot be loaded.
+    """
+    assert config.backbone is not None
+    model: nn.Module = _load(config.backbone, "weights")
+    return model
+
+
+def _load(name: str, what: str) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    place = Path(name).expanduser()
+    source = str(place) if place.is_dir() else name
+    try:
+        if what == "configuration":
+            return AutoConfig.from_pretrained(source)
+        return AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, attn_implementation=ATTENTION
+        )
+    except Exception as error:  # whatever the libraries on the way to the hub raise
+        reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
+        raise ValueError(
+            f"backbone ({name}): its {what} cannot be loaded ({type(error).__name__}: {reason}). "
+            "Name a folder that save_pretrained wrote, or set HF_HOME to a cache that holds it, or "
+            "set backbone to null for random weights of the sizes given"
+        ) from error

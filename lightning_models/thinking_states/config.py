@@ -1,4 +1,4 @@
-"""Configuration of what thinks in the reasoning data: the backbone, and Thinking States itself."""
+"""Configurations: the backbone of all methods that answer questions, and Thinking States."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class ReasoningConfig(SequenceConfig):
     """A causal language model of the Qwen2 family that answers questions.
 
     With ``backbone`` its shape and weights are those of a trained model, and the fields of sizes
-    are not looked at; without, it is built from the sizes and starts from random weights.
+    are ignored; without, it is built from the sizes and starts from random weights.
 
     Raises:
         ValueError: if sizes do not fit together; the message names key, value and cure.
@@ -61,7 +61,7 @@ class ReasoningConfig(SequenceConfig):
     answer_prefix: tuple[int, ...] = ()
     """Tokens that begin every answer, unscored; taken from the data (``data.answer_prefix``)."""
     step_separator: tuple[int, ...] = ()
-    """Tokens in front of each step of a chain; taken from the data (``data.step_separator``)."""
+    """Tokens before each step of a chain; taken from the data (``data.step_separator``)."""
 
     def __post_init__(self) -> None:
         """Checks choices and ranges, and that the sizes fit together."""
@@ -102,7 +102,7 @@ class ReasoningConfig(SequenceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkingStatesConfig(ReasoningConfig):
-    """Thinking States (Latent Reasoning with Supervised Thinking States); their symbols in front.
+    """Thinking States (Latent Reasoning with Supervised Thinking States), with its symbols.
 
     Raises:
         ValueError: see ``ReasoningConfig``; or layers that do not exist.
@@ -115,9 +115,9 @@ class ThinkingStatesConfig(ReasoningConfig):
     chunk_size: int = 8
     """c, tokens of a chunk (8 was best on GSM8K)."""
     input_layer: int = 1
-    """L^in: the state is added behind this many layers."""
+    """L^in: the state is added after this many layers."""
     output_layer: int | None = None
-    """L^out: thoughts are read behind this many layers; null: L - 1, as in the paper."""
+    """L^out: thoughts are read after this many layers; null: L - 1, as in the paper."""
     grid: GridKind = "left_align"
     """How chunks lie on a query whose length is no multiple of c: its end is a chunk's end
     (left_align), its last chunk is short (partial), or the answer's tokens fill that up (absolute,
@@ -129,7 +129,7 @@ class ThinkingStatesConfig(ReasoningConfig):
     thought_loss: Literal["token_mean", "chunk_sum"] = "token_mean"
     """L_T: mean over all tokens of thoughts, or eq. 6: the sum over a query's chunks."""
     thought_weight: float = 1.0
-    """Weight of L_T beside the loss of the answer."""
+    """Weight of L_T, added to the loss of the answer."""
     trivial_weight: float = 1.0
     """Weight of chunks without a thought within L_T; they are most of them."""
     prefill: Literal["speculative", "sequential"] = "speculative"

@@ -1,12 +1,15 @@
-"""Thinking States as a LightningModule."""
+"""LightningModules: Thinking States, and the base of all methods that answer questions."""
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lightning_models.base import Batch, LanguageModel
 from lightning_models.layers import record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
@@ -16,24 +19,94 @@ from lightning_models.output_layer import (
     token_log_probs,
 )
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
-from lightning_models.thinking_states import thinking_compute
 from lightning_models.thinking_states.answering import ThinkingCache
-from lightning_models.thinking_states.config import ThinkingStatesConfig
-from lightning_models.thinking_states.network import ThinkingStatesNetwork
-from lightning_models.thinking_states.prefill import read_queries
-from lightning_models.thinking_states.reasoner import ReasoningLM
+from lightning_models.thinking_states.backbone import ReasoningNetwork, backbone_flops
+from lightning_models.thinking_states.config import ReasoningConfig, ThinkingStatesConfig
+from lightning_models.thinking_states.network import (
+    ThinkingStatesNetwork,
+    answering_flops,
+    reading_flops,
+)
+from lightning_models.thinking_states.reading import most_likely, read_queries
 from lightning_models.thinking_states.rows import within
-from lightning_models.thinking_states.speaking import most_likely
-from lightning_models.thinking_states.thoughts import ThoughtLayout
-from lightning_models.thinking_states.trace import Trace
-from lightning_models.thinking_states.training_rows import ThoughtTargets
+from lightning_models.thinking_states.thoughts import ThoughtLayout, ThoughtTargets, Trace
+
+Counter = Callable[[Batch], Mapping[str, float]]
+
+
+WORDING = ("answer_prefix", "step_separator")
+
+
+class ReasoningLM(LanguageModel):
+    """A language model on a backbone of the Qwen2 family that answers questions.
+
+    Batches hold queries, reasoning steps and answers (``datamodules.ReasoningDataModule``); each
+    method has a separate layout of rows. Scores are log p(answer | query) with the model's own
+    greedy thoughts: these are a function of the query, so scores are exact.
+
+    A prompt is a query: ``init_cache`` reads all of it, and the first ``decode_step`` reads the
+    answer's fixed prefix in place of the token that it is given.
+    """
+
+    reads: ClassVar[str] = "reasoning"
+    config: ReasoningConfig
+    network: ReasoningNetwork | None
+
+    @property
+    @abstractmethod
+    def counter(self) -> Counter:
+        """Counter of the normalisers of the terms of ``loss``, in a batch of all ranks.
+
+        The data call it where they build batches, so that it can be pickled and knows the step
+        from the batch alone.
+        """
+
+    def answer_tokens(self, generated: list[int]) -> list[int]:
+        """Returns the answer among generated tokens; here all of them."""
+        return generated
+
+    def setup(self, stage: str) -> None:
+        """Takes the wording from the trainer's data, whose tokenizer is known by now."""
+        super().setup(stage)
+        data = getattr(self.trainer, "datamodule", None)
+        if data is not None:
+            self.take_wording(dataclasses.asdict(data.wording()))
+
+    def take_wording(self, wording: Mapping[str, tuple[int, ...]]) -> None:
+        """Sets ``answer_prefix`` and ``step_separator`` where they are not known yet.
+
+        Args:
+            wording: token ids by name.
+        """
+        own = {key: tuple(getattr(self.config, key)) for key in WORDING}
+        given = {key: tuple(wording[key]) for key in WORDING}
+        missing: dict[str, Any] = {key: ids for key, ids in given.items() if not own[key]}
+        self.config = dataclasses.replace(self.config, **missing)
+        for key, ids in own.items():
+            if ids and ids != given[key]:
+                rank_zero_warn(
+                    f"the data's {key} is {given[key]}, the model's is {ids}: it keeps its own"
+                )
+
+    def recipe(self) -> dict[str, Any]:
+        """Returns what rebuilds the model without the hub or folder that its backbone came from."""
+        recipe = super().recipe()
+        if self.config.backbone is not None and self.network is not None:
+            shape = self.network.backbone.architecture()
+            recipe["init_args"]["config"]["architecture"] = shape
+        return recipe
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the backbone's FLOPs per token of a row of ``context`` tokens."""
+        assert self.network is not None, "the network is not built yet"
+        return backbone_flops(self.network.backbone, context, training)
 
 
 class ThinkingStatesLM(ReasoningLM):
     """Thinking States: thinks in words while it reads (Latent Reasoning with Supervised ...).
 
-    Behind every chunk of the query the thinking block T writes a thought, which the compression
-    block C makes a state of, which is added to the next chunk's tokens near the input. Training
+    After every chunk of the query the thinking block T writes a thought. The compression block C
+    makes it a state, which is added to the next chunk's tokens near the input. Training
     forces the thoughts of the batch's steps, so that all chunks are computed at once; at inference
     the thoughts are the model's own.
     """
@@ -62,7 +135,7 @@ class ThinkingStatesLM(ReasoningLM):
 
     @property
     def layout(self) -> ThoughtLayout:
-        """How batches become rows."""
+        """Layout of rows of batches."""
         return ThoughtLayout.of(self.config)
 
     @property
@@ -75,9 +148,9 @@ class ThinkingStatesLM(ReasoningLM):
     def setup(self, stage: str) -> None:
         """Checks the trainer's data, and warns where inference would cut their thoughts.
 
-        What data may have for that is ``longest_thought(chunk_size)``: the tokens of the longest
-        thought in training, separators counted, the end not, of chunks that end with the query. On
-        the other grids thoughts lie a little differently.
+        Data may have ``longest_thought(chunk_size)`` for that: the tokens of the longest thought in
+        training, separators counted, the end not, of chunks that end with the query. Other grids
+        have slightly different thoughts.
         """
         super().setup(stage)
         longest = getattr(getattr(self.trainer, "datamodule", None), "longest_thought", None)
@@ -98,8 +171,8 @@ class ThinkingStatesLM(ReasoningLM):
         ``nll`` is that of the answer and its EOS, with ``lm_on_query`` of the query's tokens, too;
         ``thoughts`` is weighted by ``thought_weight``. Statistics: ``thought_nll``, nats per token
         of thoughts that have any, ends counted; ``trivial_share``, of chunks; and in steps that the
-        trainer logs ``thought_accuracy`` and ``trivial_accuracy``, what T gets right when it is
-        forced: tokens of those thoughts, and ends of trivial ones.
+        trainer logs ``thought_accuracy`` and ``trivial_accuracy``, the accuracy of T under teacher
+        forcing on tokens of those thoughts, and on ends of trivial ones.
         """
         rows = self.layout.rows(batch)
         forced = self.network(rows)
@@ -119,7 +192,7 @@ class ThinkingStatesLM(ReasoningLM):
         output.terms["thoughts"] = self._thought_term(total * config.thought_weight, targets)
         chunks = (targets.valid / targets.sizes).sum()
         output.stats |= {
-            "thought_nll": Mean((each * targets.spoken).sum(), targets.spoken.sum()),
+            "thought_nll": Mean((each * targets.nontrivial).sum(), targets.nontrivial.sum()),
             "trivial_share": Mean(targets.trivial.sum(), chunks),
         }
         if self._is_logged:
@@ -140,7 +213,7 @@ class ThinkingStatesLM(ReasoningLM):
 
     @property
     def _is_logged(self) -> bool:
-        """Whether the trainer logs the optimiser step that it is in; the same on all ranks."""
+        """Whether the trainer logs the current optimiser step; the same on all ranks."""
         trainer = self._trainer
         if trainer is None or not trainer.log_every_n_steps:
             return False
@@ -149,11 +222,11 @@ class ThinkingStatesLM(ReasoningLM):
     def _measure(
         self, h: Tensor, matrix: Tensor, targets: ThoughtTargets, output: LossOutput
     ) -> None:
-        """Adds what T gets right; a second pass over the vocabulary, as losses keep no logits."""
+        """Adds the accuracies of T; a second pass over the vocabulary, as losses keep no logits."""
         found = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(targets.tokens.shape)
         right = found == targets.tokens
         output.stats |= {
-            "thought_accuracy": Mean((right & targets.spoken).sum(), targets.spoken.sum()),
+            "thought_accuracy": Mean((right & targets.nontrivial).sum(), targets.nontrivial.sum()),
             "trivial_accuracy": Mean((right & targets.trivial).sum(), targets.trivial.sum()),
         }
 
@@ -161,16 +234,16 @@ class ThinkingStatesLM(ReasoningLM):
 
     @torch.no_grad()
     def score(self, batch: dict[str, Any]) -> Scores:
-        """Returns log p(answer and EOS | query), exactly, the model's own greedy thoughts between.
+        """Returns log p(answer and EOS | query), exactly, with the model's own greedy thoughts.
 
         Records ``thoughts``: ``trace``, its thoughts; and where the batch has steps,
-        ``gold_thoughts``: ``trace``, those that they make.
+        ``gold_thoughts``: ``trace``, the thoughts of those.
         """
         layout, targets, prefix = self.layout, batch["targets"], len(self.config.answer_prefix)
         cache = self._read(batch["query"], batch["query_lengths"])
         tokens, length = layout.answer_tokens(batch), layout.row_lengths(batch)
         real = within(length - batch["query_lengths"], tokens.shape[1])
-        states = cache.advance(self.network, tokens, real)
+        states = cache.advance(tokens, real)
         if cache.trace is not None:
             record("thoughts", trace=cache.trace)
         if "steps" in batch and wants("gold_thoughts"):
@@ -181,7 +254,7 @@ class ThinkingStatesLM(ReasoningLM):
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 
     def _read(self, query: Tensor, lengths: Tensor, prefix: Sequence[int] = ()) -> ThinkingCache:
-        """Returns what is left of queries that were read and thought about.
+        """Returns the decoding state after queries that were read with thoughts.
 
         Raises:
             ValueError: if parameters are sharded: the thoughts of each rank have their own length.
@@ -207,8 +280,8 @@ class ThinkingStatesLM(ReasoningLM):
     ) -> ThinkingCache:
         """Returns the cache after the whole of each query (B, Q), right-padded.
 
-        Records ``thoughts``: ``trace``, the thoughts about the queries, to which those about the
-        answers are added as they come.
+        Records ``thoughts``: ``trace``, the thoughts on the queries, to which those on the answers
+        are added as they come.
         """
         cache = self._read(prompts, lengths, self.config.answer_prefix)
         if cache.trace is not None:
@@ -221,7 +294,7 @@ class ThinkingStatesLM(ReasoningLM):
         The first step reads the answer's prefix in place of ``tokens``.
         """
         with torch.no_grad():
-            h = cache.decode(self.network, tokens)
+            h = cache.decode(tokens)
             out = logits(h, self.network.output_matrix.to(h.dtype)).float()
         return out, torch.ones(len(tokens), dtype=torch.bool, device=out.device)
 
@@ -229,7 +302,7 @@ class ThinkingStatesLM(ReasoningLM):
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token of a row of ``context`` tokens; see ``reading_flops``."""
-        return thinking_compute.reading_flops(self.network, context, training)
+        return reading_flops(self.network, context, training)
 
     def generation_flops(self, context: int, steps: float | None = None) -> float:
         """Returns the FLOPs of a token of the answer; see ``answering_flops``.
@@ -239,4 +312,4 @@ class ThinkingStatesLM(ReasoningLM):
             steps: tokens of thoughts that come with it on average; None: with ``think_in_decode``
                 one, else none.
         """
-        return thinking_compute.answering_flops(self.network, context, steps)
+        return answering_flops(self.network, context, steps)

@@ -1,21 +1,144 @@
-"""The network of Thinking States: backbone, thinking block and compression block.
+"""The network of Thinking States: backbone, thinking block T and compression block C (App. A.1).
 
 Training forces the gold thoughts, so that all chunks are computed at once (Sec. 3.2, eq. 5).
 """
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lightning_models.thinking_states.backbone import Backbone, Hidden
+from lightning_models.flops import TRAINING_FACTOR
+from lightning_models.thinking_states.backbone import (
+    HiddenStates,
+    QwenBackbone,
+    ReasoningNetwork,
+    backbone_flops,
+    head_flops,
+    layer_flops,
+)
 from lightning_models.thinking_states.config import ThinkingStatesConfig
-from lightning_models.thinking_states.thinking import CompressionBlock, ThinkingBlock, run_layer
-from lightning_models.thinking_states.training_rows import ForcedRows, Speech, States
+from lightning_models.thinking_states.thoughts import CompressionInputs, ForcedRows, ThinkingInputs
+
+Tables = tuple[Tensor, Tensor]
+"""Cosines and sines of positions (B, T, C)."""
 
 
-class Forced(NamedTuple):
-    """What a training step's rows are predicted from.
+class ThinkingBlock(nn.Module):
+    """T: reads the hidden states of a chunk and the tokens of its thought so far.
+
+    One layer, final norm and unembedding begin as copies of the backbone's last ones and learn by
+    themselves; the embedding is the backbone's. The first token of a thought is predicted after
+    the chunk's last token; no token begins a thought. Before training it so predicts of a row's
+    first chunk what the backbone predicts.
+
+    NOTE(paper): it does not mention the norm, without which the unembedding would read what it has
+    never seen; nor positions, which count the chunk's tokens up to c - 1, then the thought's.
+
+    Args:
+        backbone: of which the copies are made; its weights must be there.
+        tied: whether the unembedding is the backbone's own.
+    """
+
+    def __init__(self, backbone: QwenBackbone, tied: bool) -> None:
+        super().__init__()
+        self.layer = backbone.copy_of_layer(backbone.num_layers - 1)
+        self.norm = copy.deepcopy(backbone.model.norm)
+        self.head = None if tied else _copy_of_head(backbone.output_matrix)
+
+    def forward(
+        self, h: Tensor, tables: Tables, mask: Tensor | None = None, cache: Any = None
+    ) -> Tensor:
+        """Returns normed states (K, n, D), which the unembedding reads.
+
+        Args:
+            h: hidden states and embeddings (K, n, D).
+            tables: of their positions.
+            mask: see `QwenBackbone.forward`.
+            cache: a transformers cache of one layer, extended in place.
+        """
+        states: Tensor = self.norm(run_layer(self.layer, h, tables, mask, cache))
+        return states
+
+    def opening(self, h: Tensor, tables: Tables, mask: Tensor, cache: Any) -> Tensor:
+        """Returns the normed state of the last token only (K, D); see ``forward``.
+
+        The others are only attended to, which needs no feed-forward layer: most of the work, as
+        chunks are opened far more often than they think.
+        """
+        layer: Any = self.layer
+        attended, _ = layer.self_attn(
+            layer.input_layernorm(h),
+            position_embeddings=tables,
+            attention_mask=mask,
+            past_key_values=cache,
+        )
+        last = (h + attended)[:, -1]  # (K, D)
+        states: Tensor = self.norm(last + layer.mlp(layer.post_attention_layernorm(last)))
+        return states
+
+
+class CompressionBlock(nn.Module):
+    """C: makes a state of c vectors from a thought.
+
+    A causal layer that begins as a copy of the backbone's first one. Padding after a thought of
+    less than c tokens is read like any token, so that C may learn to summarise there (App. A.1).
+
+    Args:
+        backbone: of which the copy is made; its weights must be there.
+        chunk_size: c.
+    """
+
+    def __init__(self, backbone: QwenBackbone, chunk_size: int) -> None:
+        super().__init__()
+        self.layer = backbone.copy_of_layer(0)
+        self.chunk_size = chunk_size
+
+    def forward(self, h: Tensor, tables: Tables, lengths: Tensor) -> Tensor:
+        """Returns the states (K, c, D): the outputs of a thought's last c tokens.
+
+        Args:
+            h: embeddings of thoughts, their ends and padding (K, N, D), N at least c.
+            tables: of the positions from 0 on.
+            lengths: of thoughts, the end included (K,) int64; padding counts up to c.
+        """
+        out = run_layer(self.layer, h, tables)  # (K, N, D)
+        place = torch.arange(self.chunk_size, device=h.device)
+        index = (lengths - self.chunk_size).clamp(min=0)[:, None] + place  # (K, c)
+        return out.gather(1, index[..., None].expand(-1, -1, out.shape[-1]))
+
+
+def _copy_of_head(matrix: Tensor) -> nn.Linear:
+    head = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
+    head.weight = nn.Parameter(matrix.detach().clone())
+    return head
+
+
+def run_layer(
+    layer: nn.Module, h: Tensor, tables: Tables, mask: Tensor | None = None, cache: Any = None
+) -> Tensor:
+    """Returns the output (B, T, D) of a decoder layer; without a mask it is causal.
+
+    Args:
+        layer: of transformers.
+        h: its input (B, T, D).
+        tables: of the positions.
+        mask: see `QwenBackbone.forward`.
+        cache: of transformers, extended in place.
+    """
+    out: Tensor = layer(
+        h,
+        attention_mask=mask,
+        past_key_values=cache,
+        use_cache=cache is not None,
+        position_embeddings=tables,
+    )
+    return out
+
+
+class ForcedStates(NamedTuple):
+    """Normed states that predict a training step's targets.
 
     Attributes:
         answers: Normed states at ``ForcedRows.answers`` (B, P, D).
@@ -26,33 +149,24 @@ class Forced(NamedTuple):
     thoughts: Tensor
 
 
-class ThinkingStatesNetwork(nn.Module):
+class ThinkingStatesNetwork(ReasoningNetwork):
     """Backbone M, thinking block T and compression block C.
 
     Args:
         config: sizes, or the trained backbone, whose weights T and C begin with.
     """
 
-    sharded = False
-
     def __init__(self, config: ThinkingStatesConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.config = config
-        self.backbone = Backbone(config)
         self.input_layer, self.output_layer = config.layers(self.backbone.num_layers)
         self.thinking = ThinkingBlock(self.backbone, config.tie_thinking_head)
         self.compression = CompressionBlock(self.backbone, config.chunk_size)
 
     @property
-    def blocks(self) -> nn.ModuleList:
-        """The backbone's layers."""
-        layers: nn.ModuleList = self.backbone.model.layers
-        return layers
-
-    @property
-    def output_matrix(self) -> Tensor:
-        """The backbone's unembedding (V, D)."""
-        return self.backbone.output_matrix
+    def taps(self) -> dict[str, Any]:
+        """The layers of `QwenBackbone.forward` that states enter and thoughts are read after."""
+        return {"state_layer": self.input_layer, "tap_layer": self.output_layer}
 
     @property
     def thinking_matrix(self) -> Tensor:
@@ -60,31 +174,32 @@ class ThinkingStatesNetwork(nn.Module):
         head = self.thinking.head
         return self.output_matrix if head is None else head.weight
 
-    def forward(self, rows: ForcedRows) -> Forced:
+    def forward(self, rows: ForcedRows) -> ForcedStates:
         """Returns the states that predict answers and thoughts, from gold thoughts."""
         h = self.backbone.embed(rows.tokens)
         positions = torch.arange(h.shape[1], device=h.device).expand(len(h), -1)
         hidden = self.read(h, positions, state=self._injected(rows.states, h))
         assert hidden.tapped is not None
-        thoughts = self._speak(hidden.tapped, rows.speech)
-        return Forced(_at(hidden.last, rows.answers.where), _at(thoughts, rows.thoughts.where))
+        thoughts = self._think(hidden.tapped, rows.speech)
+        return ForcedStates(
+            _at(hidden.last, rows.answers.where), _at(thoughts, rows.thoughts.where)
+        )
 
-    def read(self, h: Tensor, positions: Tensor, state: Tensor) -> Hidden:
-        """Returns the hidden states of embedded tokens; see `Backbone.forward`."""
-        taps = {"state_layer": self.input_layer, "tap_layer": self.output_layer}
-        hidden: Hidden = self.backbone(h, positions, state=state, **taps)
+    def read(self, h: Tensor, positions: Tensor, state: Tensor) -> HiddenStates:
+        """Returns the hidden states of embedded tokens; see `QwenBackbone.forward`."""
+        hidden: HiddenStates = self.backbone(h, positions, state=state, **self.taps)
         return hidden
 
-    def through(
+    def run_layers(
         self, h: Tensor, layers: tuple[int, int], positions: Tensor, mask: Tensor, cache: Any
     ) -> Tensor:
-        """Returns the hidden states behind some of the backbone's layers.
+        """Returns the hidden states (B, T, D) after some of the backbone's layers.
 
         Args:
-            h: hidden states in front of them (B, T, D).
-            layers: the first one, and one behind the last.
+            h: hidden states before them (B, T, D).
+            layers: the first one, and one after the last.
             positions: (B, T) int64.
-            mask: see `Backbone.forward`.
+            mask: see `QwenBackbone.forward`.
             cache: of transformers, extended in place for these layers.
         """
         tables = self.backbone.rotary(h, positions)
@@ -107,18 +222,18 @@ class ThinkingStatesNetwork(nn.Module):
         states: Tensor = self.compression(h, self.backbone.rotary(h, positions), lengths)
         return states
 
-    def _injected(self, states: States, h: Tensor) -> Tensor:
+    def _injected(self, states: CompressionInputs, h: Tensor) -> Tensor:
         """Returns S of every token (B, T, D)."""
-        vectors = self.compress(states.thoughts, states.lengths).flatten(0, 1)
+        vectors = self.compress(states.thoughts, states.lengths).flatten(0, 1)  # (K c, D)
         rows, width, dim = h.shape
-        injected = vectors.new_zeros(rows * width + 1, dim)
+        injected = vectors.new_zeros(rows * width + 1, dim)  # the last: of no token
         return injected.index_copy(0, states.where, vectors)[:-1].view(rows, width, dim)
 
-    def _speak(self, tapped: Tensor, speech: Speech) -> Tensor:
+    def _think(self, tapped: Tensor, speech: ThinkingInputs) -> Tensor:
         """Returns T's states of the row's first W tokens and of thought tokens (B, W + M, D)."""
         width = speech.positions.shape[1] - speech.tokens.shape[1]
-        spoken = self.backbone.embed(speech.tokens)
-        h = torch.cat((tapped[:, :width], spoken.to(tapped.dtype)), dim=1)
+        thoughts = self.backbone.embed(speech.tokens)  # (B, M, D)
+        h = torch.cat((tapped[:, :width], thoughts.to(tapped.dtype)), dim=1)  # (B, W + M, D)
         tables = self.backbone.rotary(h, speech.positions)
         states: Tensor = self.thinking(h, tables, speech.mask)
         return states
@@ -127,3 +242,51 @@ class ThinkingStatesNetwork(nn.Module):
 def _at(h: Tensor, where: Tensor) -> Tensor:
     """Returns the states (B, P, D) at positions (B, P) of flattened rows (B, T, D)."""
     return h.flatten(0, 1)[where]
+
+
+# ---- FLOPs
+
+
+def thought_flops(network: ThinkingStatesNetwork, tokens: float) -> float:
+    """Returns the FLOPs of ``tokens`` tokens of thoughts: T's layer and logits, and C's layer.
+
+    T sees the chunk and half of a thought that is as long, C half of one.
+    """
+    c, backbone = network.config.chunk_size, network.backbone
+    attention = layer_flops(backbone, 1.5 * c) + layer_flops(backbone, c / 2)
+    return tokens * (attention + head_flops(backbone))
+
+
+def chunk_flops(network: ThinkingStatesNetwork) -> float:
+    """Returns the FLOPs of T of a token of a chunk that thinks."""
+    return layer_flops(network.backbone, (network.config.chunk_size + 1) / 2)
+
+
+def reading_flops(network: ThinkingStatesNetwork, context: int, training: bool = False) -> float:
+    """Returns the FLOPs per token of a row of ``context`` tokens that is read and thought about.
+
+    Every chunk has a thought that is, with its end, as long as the chunk. The backbone reads once,
+    as in training and in sequential reading; speculation reads the query, or what is left of it,
+    once for each thought with tokens. A model that does not think at inference only reads.
+    """
+    if not (training or network.config.think):
+        return backbone_flops(network.backbone, context, training)
+    thoughts = chunk_flops(network) + thought_flops(network, 1.0)
+    factor = TRAINING_FACTOR if training else 1.0
+    return backbone_flops(network.backbone, context, training) + factor * thoughts
+
+
+def answering_flops(network: ThinkingStatesNetwork, context: int, tokens: float | None) -> float:
+    """Returns the FLOPs of a token of the answer in a context of ``context`` tokens.
+
+    Args:
+        network: its sizes.
+        context: tokens.
+        tokens: of thoughts, that come with it on average; None: one where answers are thought
+            about, else none.
+    """
+    backbone, thinks = network.backbone, network.config.think_in_decode and network.config.think
+    own = backbone.num_layers * layer_flops(backbone, context) + head_flops(backbone)
+    if thinks:
+        own += chunk_flops(network)
+    return own + thought_flops(network, float(thinks) if tokens is None else tokens)

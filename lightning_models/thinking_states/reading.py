@@ -1,27 +1,143 @@
-"""What all ways of reading queries share: states, thoughts, and what is left of it in the end."""
+"""Reading queries while thinking: greedy thoughts, chunk by chunk or by speculation (Sec. 3.3).
 
+Thoughts of many chunks are opened at once, which shows whether they are trivial; only the others
+are finished.
+
+Both ways of reading find the same thoughts, states, and keys and values, up to rounding: where two
+tokens of a thought are equally likely to the last digits, which narrow number formats make less
+rare, they may take different ones.
+"""
+
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lightning_models.thinking_states.blocks import Blocks
-from lightning_models.thinking_states.decoding import AnswerCache
+from lightning_models.output_layer import logits, product_dtype, row_chunks
+from lightning_models.thinking_states.backbone import AnswerCache, causal_mask, new_cache, read
 from lightning_models.thinking_states.network import ThinkingStatesNetwork
-from lightning_models.thinking_states.speaking import (
-    Opened,
-    ThoughtTokens,
-    finish_thoughts,
-    open_thoughts,
-)
-from lightning_models.thinking_states.thoughts import ThoughtLayout
-from lightning_models.thinking_states.trace import Thought
+from lightning_models.thinking_states.rows import QueryBlocks, in_blocks
+from lightning_models.thinking_states.thoughts import ChunkThought, ThoughtLayout
+
+# ---- thoughts
 
 
-class Spoken(NamedTuple):
-    """Thoughts with tokens that came together: of these rows and blocks (K,) int64."""
+class OpenedThoughts(NamedTuple):
+    """Thoughts of which the first token is known.
+
+    Attributes:
+        first: (K,) int64; the end of a thought where it is trivial.
+        past: T's cache of the chunks.
+        real: Which of a chunk's c places hold tokens (K, c) bool.
+    """
+
+    first: Tensor
+    past: Any
+    real: Tensor
+
+
+class ThoughtTokens(NamedTuple):
+    """The tokens of thoughts that have any.
+
+    Attributes:
+        tokens: (K, M) int64, ends after them.
+        sizes: Tokens of each, without the end (K,) int64, at least 1.
+    """
+
+    tokens: Tensor
+    sizes: Tensor
+
+    def listed(self) -> list[list[int]]:
+        """Returns the tokens of each thought."""
+        rows = zip(self.tokens.tolist(), self.sizes.tolist(), strict=True)
+        return [tokens[:size] for tokens, size in rows]
+
+
+def open_thoughts(network: ThinkingStatesNetwork, h: Tensor, real: Tensor) -> OpenedThoughts:
+    """Returns the first tokens of the thoughts of chunks; ends, where the model does not think.
+
+    Args:
+        network: backbone, T and C.
+        h: tapped states of their tokens, the last one at place c - 1 (K, c, D).
+        real: which places hold tokens (K, c) bool.
+    """
+    past = new_cache()
+    if not network.config.think:
+        ends = network.config.special_id("thought_end")
+        return OpenedThoughts(torch.full((len(h),), ends, device=h.device), past, real)
+    positions = torch.arange(h.shape[1], device=h.device)[None]
+    tables = network.backbone.rotary(h, positions)
+    state = network.thinking.opening(h, tables, causal_mask(real, h.shape[1]), past)
+    return OpenedThoughts(_greedy(network, state), past, real)
+
+
+def finish_thoughts(
+    network: ThinkingStatesNetwork, opened: OpenedThoughts, rows: Tensor
+) -> ThoughtTokens:
+    """Returns the whole thoughts of some of the chunks, none of them trivial.
+
+    Args:
+        network: backbone, T and C.
+        opened: not usable afterwards.
+        rows: int64 (K,), which of them.
+    """
+    end, c = network.config.special_id("thought_end"), network.config.chunk_size
+    opened.past.batch_select_indices(rows)
+    real, token = opened.real[rows], opened.first[rows]
+    ended, tokens = torch.zeros_like(token, dtype=torch.bool), [token]
+    while len(tokens) < network.config.max_thought_tokens:
+        h = network.backbone.embed(token[:, None])
+        real = F.pad(real, (0, 1), value=True)
+        position = torch.full((1, 1), c + len(tokens) - 1, device=h.device)
+        tables = network.backbone.rotary(h, position)
+        states = network.thinking(h, tables, causal_mask(real, 1), opened.past)
+        token = _greedy(network, states[:, -1]).masked_fill(ended, end)
+        ended = token == end
+        if bool(ended.all()):
+            break
+        tokens.append(token)
+    thoughts = torch.stack(tokens, dim=1)  # (K, M)
+    return ThoughtTokens(thoughts, (thoughts != end).sum(dim=1))
+
+
+def finish_states(
+    network: ThinkingStatesNetwork, opened: OpenedThoughts, rows: Tensor
+) -> tuple[ThoughtTokens, Tensor]:
+    """Returns whole thoughts and their states (K, c, D); see ``finish_thoughts``."""
+    thoughts = finish_thoughts(network, opened, rows)
+    compressible = ThoughtLayout.of(network.config).for_compression(*thoughts)
+    return thoughts, network.compress(compressible, thoughts.sizes + 1)
+
+
+def _greedy(network: ThinkingStatesNetwork, h: Tensor) -> Tensor:
+    """Returns T's most likely tokens (K,) for normed states (K, D).
+
+    The ids from the padding's on are no tokens of a thought.
+    """
+    matrix = network.thinking_matrix[: network.config.special_id("thought_pad")]
+    return most_likely(h, matrix)
+
+
+@torch.no_grad()
+def most_likely(h: Tensor, matrix: Tensor) -> Tensor:
+    """Returns the ids of the highest logits ``h matrix^T`` of states (K, D), int64 (K,)."""
+    dtype = product_dtype(h)
+    states, matrix = h.to(dtype), matrix.to(dtype)
+    out = torch.empty(len(h), dtype=torch.int64, device=h.device)
+    for rows in row_chunks(len(h), h.device):
+        out[rows] = logits(states[rows], matrix).argmax(dim=-1)
+    return out
+
+
+# ---- queries
+
+
+class DecodedThoughts(NamedTuple):
+    """Non-trivial thoughts decoded in one call, of these rows and blocks (K,) int64."""
 
     rows: Tensor
     blocks: Tensor
@@ -30,16 +146,16 @@ class Spoken(NamedTuple):
 
 @dataclass
 class ReadQueries:
-    """Queries that have been read.
+    """State after queries have been read.
 
     Attributes:
         past: Keys and values, queries aligned at their ends.
         state: S of the chunk that the next token belongs to (B, c, D).
-        tapped: What T reads of the last chunk's tokens, the last one at c - 1 (B, c, D).
+        tapped: Inputs of T for the last chunk's tokens, the last one at c - 1 (B, c, D).
         last: Normed states of the last tokens (B, D).
         rounds: Passes of the backbone over (parts of) each query.
         blocks: The queries.
-        spoken: All thoughts with tokens.
+        decoded: All thoughts with tokens.
     """
 
     past: AnswerCache
@@ -47,19 +163,19 @@ class ReadQueries:
     tapped: Tensor
     last: Tensor
     rounds: list[int]
-    blocks: Blocks
-    spoken: list[Spoken]
+    blocks: QueryBlocks
+    decoded: list[DecodedThoughts]
 
-    def thoughts(self) -> list[list[Thought]]:
+    def thoughts(self) -> list[list[ChunkThought]]:
         """Returns the thoughts of each row's chunks."""
         found: dict[tuple[int, int], list[int]] = {}
-        for rows, blocks, thoughts in self.spoken:
+        for rows, blocks, thoughts in self.decoded:
             keys = zip(rows.tolist(), blocks.tolist(), strict=True)
             found |= dict(zip(keys, thoughts.listed(), strict=True))
         ends, thinks = self.blocks.last.tolist(), self.blocks.thinks.tolist()
         return [
             [
-                Thought(found.get((row, block), []), end)
+                ChunkThought(found.get((row, block), []), end)
                 for block, end in enumerate(own)
                 if thinks[row][block]
             ]
@@ -67,25 +183,42 @@ class ReadQueries:
         ]
 
 
-class Reader(ABC):
-    """What both ways of reading share.
+@torch.no_grad()
+def read_queries(
+    network: ThinkingStatesNetwork, query: Tensor, lengths: Tensor, how: str
+) -> ReadQueries:
+    """Returns the state after queries that the model has read with its own thoughts.
 
     Args:
-        network: see there.
+        network: backbone, T and C.
+        query: right-padded (B, Q) int64.
+        lengths: (B,) int64, at least 1.
+        how: 'speculative' or 'sequential'.
+    """
+    blocks = in_blocks(ThoughtLayout.of(network.config).grid, query, lengths)
+    reader: type[QueryReader] = SequentialReader if how == "sequential" else SpeculativeReader
+    return reader(network, blocks).read()
+
+
+class QueryReader(ABC):
+    """States, thoughts and result of reading queries, either way.
+
+    Args:
+        network: backbone, T and C.
         blocks: of all rows.
 
     Attributes:
         states: S of each block, and of the answer's first chunk (B, N + 1, c, D).
-        tapped: What T reads of all tokens (B, N, c, D), as far as they were read.
+        tapped: Inputs of T for all tokens (B, N, c, D), as far as they were read.
     """
 
-    def __init__(self, network: ThinkingStatesNetwork, blocks: Blocks) -> None:
+    def __init__(self, network: ThinkingStatesNetwork, blocks: QueryBlocks) -> None:
         self.network, self.blocks, self.layout = network, blocks, ThoughtLayout.of(network.config)
         self.embedded = network.backbone.embed(blocks.tokens)
         rows, number, c, dim = self.embedded.shape
         self.states = self.embedded.new_zeros(rows, number + 1, c, dim)
         self.tapped = torch.zeros_like(self.embedded)
-        self.spoken: list[Spoken] = []
+        self.decoded: list[DecodedThoughts] = []
 
     @abstractmethod
     def read(self) -> ReadQueries:
@@ -95,42 +228,177 @@ class Reader(ABC):
         """Returns S of the tokens of some rows' blocks (B, n * c, D)."""
         number, c, dim = self.states.shape[1:]
         block = rows[:, None] * number + torch.arange(start, stop, device=rows.device)
-        index = block[..., None] * c + self.blocks.place[rows, start:stop]
+        index = block[..., None] * c + self.blocks.place[rows, start:stop]  # (B, n, c)
         return self.states.view(-1, dim)[index.flatten(1)]
 
-    def open(self, tapped: Tensor, rows: Tensor, start: int, stop: int) -> Opened:
-        """Returns the first tokens of the thoughts of blocks, one row's behind the other's.
+    def open(self, tapped: Tensor, rows: Tensor, start: int, stop: int) -> OpenedThoughts:
+        """Returns the first tokens of the thoughts of blocks, one row's after the other's.
 
         Args:
-            tapped: what T reads of them (B, n * c, D).
+            tapped: inputs of T for them (B, n * c, D).
             rows: int64 (B,).
             start: the first block.
-            stop: one behind the last.
+            stop: one after the last.
         """
         self.tapped[rows, start:stop] = tapped.view(len(rows), stop - start, *self.tapped.shape[2:])
         real = self.blocks.real[rows, start:stop].flatten(0, 1)
         return open_thoughts(self.network, tapped.view(*real.shape, -1), real)
 
-    def speak(self, opened: Opened, which: Tensor, rows: Tensor, blocks: Tensor) -> None:
-        """Finishes thoughts, and hands their states to the next blocks.
+    def finish(self, opened: OpenedThoughts, which: Tensor, rows: Tensor, blocks: Tensor) -> None:
+        """Finishes thoughts, and sets the states of the next blocks.
 
         Args:
-            opened: see there.
+            opened: not usable afterwards.
             which: of the opened ones (K,) int64, none of them trivial.
             rows: and their rows (K,).
             blocks: and blocks (K,).
         """
         if not len(which):
             return
-        thoughts = finish_thoughts(self.network, opened, which)
-        compressible = self.layout.for_compression(*thoughts)
-        state = self.network.compress(compressible, thoughts.sizes + 1)
+        thoughts, state = finish_states(self.network, opened, which)
         self.states[rows, blocks + 1] = state.to(self.states.dtype)
-        self.spoken.append(Spoken(rows, blocks, thoughts))
+        self.decoded.append(DecodedThoughts(rows, blocks, thoughts))
 
     def result(self, past: AnswerCache, last: Tensor, rounds: list[int]) -> ReadQueries:
         """Returns what was read, from the normed states of the last tokens (B, D)."""
         complete = self.blocks.thinks[:, -1, None, None]
         state = torch.where(complete, self.states[:, -1], self.states[:, -2])
         tapped = self.tapped[:, -1]
-        return ReadQueries(past, state, tapped, last, rounds, self.blocks, self.spoken)
+        return ReadQueries(past, state, tapped, last, rounds, self.blocks, self.decoded)
+
+
+class SequentialReader(QueryReader):
+    """Block by block, with whole passes: the plain reading that speculation must agree with."""
+
+    def read(self) -> ReadQueries:
+        """Returns all rows; each block is a round."""
+        network, rows = self.network, torch.arange(len(self.states), device=self.states.device)
+        past = AnswerCache(len(rows), rows.device)
+        for block in range(self.blocks.number):
+            state = self.state_of(rows, block, block + 1)
+            h, real = self.embedded[:, block], self.blocks.real[:, block]  # (B, c, D), (B, c)
+            hidden = read(network.backbone, past, h, real, state=state, **network.taps)
+            assert hidden.tapped is not None
+            opened = self.open(hidden.tapped, rows, block, block + 1)
+            nontrivial = self.blocks.thinks[:, block] & (opened.first != self.layout.end)
+            which = nontrivial.nonzero()[:, 0]
+            self.finish(opened, which, which, torch.full_like(which, block))
+        return self.result(past, hidden.last[:, -1], self.blocks.chunks.tolist())
+
+
+# ---- speculation
+
+
+class SpeculativeReader(QueryReader):
+    """Reads by speculation (Sec. 3.3, App. A.2).
+
+    All thoughts to come are supposed to be trivial, all chunks are read at once, and the result is
+    kept up to the first chunk whose thought is not. NOTE(paper): algorithm 1 tests all states again
+    in every round, those that it has injected among them, and mixes indices of chunks that receive
+    a state with those that produce it. Here a round begins after the chunk that has thought. It
+    takes as many rounds as there are thoughts with tokens, and one more unless the last chunk has
+    one; the paper says one more always.
+
+    Only the layers between L_in and L_out are read again in every round: those below do not depend
+    on states, and the outputs of those above are not needed before the answer.
+
+    Finished rows leave the batch, and nothing of them is computed again. All others begin a round
+    at the earliest block that any of them needs; from there on they are read again, with the states
+    that are known by then.
+    """
+
+    def __init__(self, network: ThinkingStatesNetwork, blocks: QueryBlocks) -> None:
+        super().__init__(network, blocks)
+        self.positions, self.real = blocks.positions, blocks.real.flatten(1)
+        self.below = new_cache()
+        own, all_rows = (0, network.input_layer), torch.arange(len(self.real))
+        self.all_rows = all_rows.to(self.real.device)
+        self.lower = self._layers(self.embedded.flatten(1, 2), self.all_rows, own, self.below)
+
+    def read(self) -> ReadQueries:
+        """Returns all rows."""
+        network, above = self.network, new_cache()
+        first, last = network.input_layer, network.output_layer
+        between, rounds = self._between(self.all_rows)
+        own = (last, network.backbone.num_layers)
+        h = self._layers(self.tapped.flatten(1, 2), self.all_rows, own, above)
+        past = AnswerCache(len(self.real), self.real.device)
+        layers = (self.below.layers[:first], between.layers[first:last], above.layers[last:])
+        past.past.layers = [layer for part in layers for layer in part]
+        past.real, past.lengths = self.real, self.real.sum(dim=1)
+        return self.result(past, network.backbone.model.norm(h[:, -1]), rounds)
+
+    def _between(self, rows: Tensor) -> tuple[Any, list[int]]:
+        """Returns the cache of the layers that depend on states, and the rounds of each row."""
+        past, parts = new_cache(), []
+        begin = self.blocks.number - self.blocks.chunks  # first uncertain block of each row (B,)
+        rounds = [0] * len(rows)
+        while len(rows):
+            found = self._round(past, rows, begin)
+            for row in rows.tolist():
+                rounds[row] += 1
+            done = found >= self.blocks.number - 1
+            finished, left = done.nonzero()[:, 0], (~done).nonzero()[:, 0]
+            if len(finished):
+                parts.append((rows[finished], _rows_of(past, finished, len(left) == 0)))
+                past = _rows_of(past, left, len(left) == 0)
+            rows, begin = rows[left], found[left] + 1
+        return _joined(parts), rounds
+
+    def _round(self, past: Any, rows: Tensor, begin: Tensor) -> Tensor:
+        """Reads from the first uncertain block on, and decodes the first non-trivial thought.
+
+        Args:
+            past: of these rows; kept up to that block, and extended to the end.
+            rows: int64 (B,).
+            begin: of each row, the first uncertain block (B,).
+
+        Returns:
+            the block of each row that has thought (B,), N where none has.
+        """
+        start, stop = int(begin.min()), self.blocks.number
+        c, network = self.layout.grid.chunk_size, self.network
+        if past.get_seq_length(network.input_layer):
+            past.crop((start - stop) * c)
+        h = self.lower[rows, start * c :] + self.state_of(rows, start, stop)  # (B, n c, D)
+        h = self._layers(h, rows, (network.input_layer, network.output_layer), past)
+        opened = self.open(h, rows, start, stop)
+        number = torch.arange(start, stop, device=rows.device)
+        first = opened.first.view(len(rows), -1)  # (B, n)
+        nontrivial = self.blocks.thinks[rows, start:] & (first != self.layout.end)
+        found = torch.where(nontrivial & (number >= begin[:, None]), number, stop).amin(dim=1)
+        own = (found < stop).nonzero()[:, 0]
+        which = own * len(number) + found[own] - start  # among the B n opened thoughts
+        self.finish(opened, which, rows[own], found[own])
+        return found
+
+    def _layers(self, h: Tensor, rows: Tensor, layers: tuple[int, int], cache: Any) -> Tensor:
+        """Returns the hidden states of rows' last tokens (B, t, D) after some of the layers."""
+        width = h.shape[1]
+        mask = causal_mask(self.real[rows], width)
+        positions = self.positions[rows, -width:]
+        return self.network.run_layers(h, layers, positions, mask, cache)
+
+
+def _rows_of(cache: Any, rows: Tensor, all_or_none: bool) -> Any:
+    """Returns a transformers cache of some rows of another one, or that one itself."""
+    if all_or_none:
+        return cache
+    part = copy.copy(cache)
+    part.layers = [copy.copy(layer) for layer in cache.layers]
+    part.batch_select_indices(rows)
+    return part
+
+
+def _joined(parts: list[tuple[Tensor, Any]]) -> Any:
+    """Returns a transformers cache of all rows in their order."""
+    if len(parts) == 1:
+        return parts[0][1]
+    order = torch.cat([rows for rows, _ in parts]).argsort()
+    whole = parts[0][1]
+    for number, layer in enumerate(whole.layers):
+        if layer.is_initialized:
+            own = [cache.layers[number] for _, cache in parts]
+            layer.keys = torch.cat([one.keys for one in own])[order]
+            layer.values = torch.cat([one.values for one in own])[order]
+    return whole

@@ -24,8 +24,8 @@ from lightning_models import (
     ThinkingStatesLM,
 )
 from lightning_models.layers import record
-from lightning_models.thinking_states.trace import Thought as Recorded
-from lightning_models.thinking_states.trace import Trace
+from lightning_models.thinking_states.thoughts import ChunkThought as Recorded
+from lightning_models.thinking_states.thoughts import Trace
 from tests.callbacks.written import (
     check_second_validation,
     check_training_is_the_same,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_models.thinking_states.baselines.stages import StepStages, TokenStages
+from lightning_models.thinking_states.baselines.curricula import StepStages, TokenStages
 from studies import StudyError
 from studies.catalogue import find_study
 from studies.commands import training_settings

@@ -8,7 +8,7 @@ from lightning_models.layers import recording
 from lightning_models.outputs import objective
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
-from lightning_models.thinking_states.prefill import read_queries
+from lightning_models.thinking_states.reading import read_queries
 from tests.reference import thinking_states as ts
 from tests.reference import thinking_states_grid as grid
 from tests.reference import thinking_states_inference as inference

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lightning_models.layers import recording
-from lightning_models.thinking_states.baselines import stages
-from lightning_models.thinking_states.baselines.coconut_layout import num_latents
-from lightning_models.thinking_states.baselines.stages import StepStages
+from lightning_models.thinking_states.baselines import curricula
+from lightning_models.thinking_states.baselines.coconut import num_latents
+from lightning_models.thinking_states.baselines.curricula import StepStages
 from tests.reference import chain, coconut, icot, qwen2
 from tests.thinking_states import questions
 from tests.thinking_states.literal import (
@@ -127,7 +127,7 @@ def test_cot_scores_behind_its_own_chain():
 )
 def test_icot_without_its_first_tokens(epochs, r, side, monkeypatch):
     extra = torch.tensor([1, 0, 2, 4])
-    monkeypatch.setattr(stages, "offsets", lambda numbers, smoothing, seed: extra)
+    monkeypatch.setattr(curricula, "offsets", lambda numbers, smoothing, seed: extra)
     changes = {"remove_per_epoch": 2, "remove_all_beyond": 9, "removal_side": side}
     model, (rows, batch) = build("icot", **changes), asked(epochs)
     weights, shape = weights_of(model)
@@ -165,7 +165,7 @@ def test_icot_removes_as_counted_batch_by_batch():
 
 def test_offsets_have_their_distribution():
     odds = icot.offset_distribution(0.5, size=101)
-    drawn = stages.offsets(torch.arange(1500), 0.5, seed=1)
+    drawn = curricula.offsets(torch.arange(1500), 0.5, seed=1)
     shares = torch.bincount(drawn, minlength=101) / 1500
     torch.testing.assert_close(shares.tolist()[:6], odds[:6], rtol=0, atol=0.04)
 
@@ -214,7 +214,7 @@ def test_coconut(stage, changes):
 def test_coconut_at_drawn_stages(monkeypatch):
     """Two rows are at the run's stage, two at others, one of these behind the last."""
     draws = torch.tensor([[0.9, 0.0], [0.1, 0.5], [0.5, 0.0], [0.2, 0.99]], dtype=torch.float64)
-    monkeypatch.setattr(stages, "row_draws", lambda numbers, count, *key: draws)
+    monkeypatch.setattr(curricula, "row_draws", lambda numbers, count, *key: draws)
     model = build("coconut", epochs_per_stage=2, max_latent_stage=2, uniform_prob=0.4)
     rows, batch = asked(3.0)
     weights, shape = weights_of(model)

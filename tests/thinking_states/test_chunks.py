@@ -5,9 +5,8 @@ import pickle
 import pytest
 import torch
 
-from lightning_models.thinking_states.blocks import in_blocks
-from lightning_models.thinking_states.chunks import Grid, gold_thoughts
-from lightning_models.thinking_states.thoughts import ThoughtLayout
+from lightning_models.thinking_states.rows import Grid, in_blocks
+from lightning_models.thinking_states.thoughts import ThoughtLayout, gold_thoughts
 from tests.thinking_states.cases import (
     GRIDS,
     PREFIX,

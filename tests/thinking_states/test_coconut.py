@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from lightning_models.layers import recording
-from lightning_models.thinking_states.baselines.coconut_layout import num_latents
-from lightning_models.thinking_states.baselines.layout import NOTHING
-from lightning_models.thinking_states.baselines.stages import StepStages
+from lightning_models.thinking_states.baselines.coconut import num_latents
+from lightning_models.thinking_states.baselines.curricula import StepStages
+from lightning_models.thinking_states.baselines.text import NOTHING
 from tests.thinking_states.questions import (
     PREFIX,
     SEPARATOR,

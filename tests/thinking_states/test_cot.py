@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_models.generation import SamplingConfig, generate
-from lightning_models.thinking_states.baselines.text_cache import TextCache
+from lightning_models.thinking_states.baselines.text import TextCache
 from tests.thinking_states.questions import (
     EOS,
     PREFIX,

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
-from lightning_models.thinking_states.trace import Trace
+from lightning_models.thinking_states.thoughts import Trace
 from tests.thinking_states.cases import (
     GRIDS,
     PREFIX,

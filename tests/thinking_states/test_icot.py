@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lightning_models.optim import OptimizerConfig
-from lightning_models.thinking_states.baselines.layout import shortened
-from lightning_models.thinking_states.baselines.stages import TokenStages, offsets
+from lightning_models.thinking_states.baselines.curricula import TokenStages, offsets
+from lightning_models.thinking_states.baselines.text import shortened
 from tests.thinking_states.questions import (
     PREFIX,
     SEPARATOR,
@@ -243,7 +243,7 @@ def test_a_resumed_run_resets_where_the_other_did(reset, stop, tmp_path):
 
 
 def test_data_without_epochs_are_refused():
-    with pytest.raises(ValueError, match="how many epochs"):
+    with pytest.raises(ValueError, match="no count of epochs"):
         build("icot").on_train_batch_start(questions(), 0)
 
 

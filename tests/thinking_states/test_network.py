@@ -207,7 +207,7 @@ def test_thoughts_do_not_see_other_chunks():
     changed = tapped.clone()
     changed[:, 4:8] += 1.0
     with torch.no_grad():
-        before, after = (network._speak(h, rows.speech) for h in (tapped, changed))
+        before, after = (network._think(h, rows.speech) for h in (tapped, changed))
     gold, width = model.layout.gold(batch), 12
     own = (gold.chunk[0] == 1).nonzero()[:, 0] + width
     moved = (before != after).any(dim=-1)[0].nonzero()[:, 0].tolist()

@@ -232,12 +232,15 @@ def test_dropout_of_attention_reaches_T_and_C():
     h = torch.randn(3, rows.tokens.shape[1], 16)
     with torch.no_grad():
         for once, again in (
-            (model.network._speak(h, rows.speech), model.network._speak(h, rows.speech)),
+            (
+                model.network._think(h, rows.speech),
+                model.network._think(h, rows.speech),
+            ),
             (model.network._injected(rows.states, h), model.network._injected(rows.states, h)),
         ):
             assert not torch.equal(once, again)
         model.eval()
-        assert torch.equal(*(model.network._speak(h, rows.speech) for _ in range(2)))
+        assert torch.equal(*(model.network._think(h, rows.speech) for _ in range(2)))
 
 
 def test_a_model_learns_to_think_and_to_answer_by_itself():

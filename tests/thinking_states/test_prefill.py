@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from lightning_models.thinking_states.backbone import causal_mask
-from lightning_models.thinking_states.prefill import read_queries
-from lightning_models.thinking_states.speaking import finish_thoughts, open_thoughts
+from lightning_models.thinking_states.reading import finish_thoughts, open_thoughts, read_queries
 from tests.thinking_states.cases import GRIDS, V, build, exact, outspoken, query_of, ragged
 
 EXACT = {"atol": 1e-9, "rtol": 0}
@@ -141,14 +140,14 @@ def test_rows_do_not_depend_on_the_batch_nor_on_padding(grid):
 def test_finished_rows_are_not_computed_again(monkeypatch):
     model = outspoken(strength=20.0)
     query = torch.cat([query_of(5, 4, loud) for loud in ((), (1, 3), (0,))])
-    rows, through = [], model.network.through
+    rows, through = [], model.network.run_layers
 
     def counted(h, layers, *rest):
         if layers == (1, 2):
             rows.append(h.shape[:2])
         return through(h, layers, *rest)
 
-    monkeypatch.setattr(model.network, "through", counted)
+    monkeypatch.setattr(model.network, "run_layers", counted)
     with torch.no_grad():
         read = read_queries(model.network, query, torch.tensor([20] * 3), "speculative")
     assert read.rounds == [1, 3, 2]

@@ -8,7 +8,7 @@ import torch
 
 from lightning_models.checkpoint import CheckpointError
 from lightning_models.optim import OptimizerConfig
-from lightning_models.thinking_states.baselines.starting import load_backbone
+from lightning_models.thinking_states.baselines.curricula import load_backbone
 from tests.thinking_states.questions import Questions, V, build, quiet_trainer
 
 STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}

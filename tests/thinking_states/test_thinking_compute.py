@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_models.thinking_states.thinking_compute import listening_flops, speaking_flops
+from lightning_models.thinking_states.network import chunk_flops, thought_flops
 from tests.thinking_states.cases import build, reasoning_batch
 
 
@@ -18,9 +18,9 @@ def test_the_work_of_T_and_C_is_what_is_executed():
     h = torch.randn(1, rows.tokens.shape[1], 64)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network._injected(rows.states, h)
-        spoken = network._speak(h, rows.speech)
+        spoken = network._think(h, rows.speech)
         spoken[0, rows.thoughts.where[0, rows.thoughts.valid[0]]] @ network.thinking_matrix.t()
-    counted = 64 * listening_flops(network) + speaking_flops(network, 64)
+    counted = 64 * chunk_flops(network) + thought_flops(network, 64)
     assert counter.get_total_flops() == pytest.approx(counted, rel=0.1)
 
 

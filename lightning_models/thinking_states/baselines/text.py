@@ -1,68 +1,264 @@
-"""What the four baselines share: a backbone that reads text, and how text becomes answers."""
+"""Baselines that read and write text, No CoT and CoT, and the base of all four.
+
+A row of text is the query, what a method writes in between, the answer prefix and the answer.
+Layouts are frozen dataclasses of plain values: the loss and the data's counter share them.
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import linear_cross_entropy_each, logits, token_log_probs
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
-from lightning_models.thinking_states.backbone import Backbone
-from lightning_models.thinking_states.baselines.layout import Batch, Segment, TextLayout, TextRows
-from lightning_models.thinking_states.baselines.text_cache import TextCache
+from lightning_models.thinking_states.backbone import AnswerCache, ReasoningNetwork, read
 from lightning_models.thinking_states.config import ReasoningConfig
-from lightning_models.thinking_states.decoding import AnswerCache, read
-from lightning_models.thinking_states.reasoner import ReasoningLM
-from lightning_models.thinking_states.rows import aligned_right, constant, pack
+from lightning_models.thinking_states.module import ReasoningLM
+from lightning_models.thinking_states.rows import (
+    Joined,
+    aligned_right,
+    answer_of,
+    chain_of,
+    constant,
+    join,
+    next_tokens,
+    pack,
+    query_of,
+    within,
+)
+
+Batch = dict[str, Any]
+
+
+Segment = tuple[Tensor, Tensor]
+"""Right-padded tokens (B, W) and their lengths (B,)."""
+
+
+NOTHING, QUERY, THINKING, CHAIN, PREFIX, ANSWER = range(-1, 5)
+"""Kinds of the tokens of a row; padding is ``NOTHING``."""
+
+
+class TextRows(NamedTuple):
+    """Rows of text with their targets.
+
+    Attributes:
+        tokens: (B, T) int64.
+        targets: The next token where it is predicted, else -100 (B, T).
+        answers: Which targets are of the answer and its EOS (B, T) bool.
+        kinds: Kind of each token (B, T) int64.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    answers: Tensor
+    kinds: Tensor
+
+
+def line_up(*parts: tuple[int, Segment]) -> Joined:
+    """Returns segments one after the other; ``segment`` holds the kind given with each."""
+    joined = join(*(segment for _, segment in parts))
+    names = [*(kind for kind, _ in parts), NOTHING]  # -1, after a row's end, takes the last
+    kinds = torch.tensor(names, device=joined.tokens.device)
+    return joined._replace(segment=kinds[joined.segment])
+
+
+def shortened(segment: Segment, removed: Tensor, side: str) -> Segment:
+    """Returns a segment without its first tokens, or without its last.
+
+    Args:
+        segment: right-padded tokens and lengths.
+        removed: tokens to remove, at most the length (B,) int64.
+        side: left or right.
+    """
+    tokens, lengths = segment
+    lengths = lengths - removed
+    if side == "left" and tokens.shape[1]:
+        places = torch.arange(tokens.shape[1], device=tokens.device) + removed[:, None]
+        tokens = tokens.gather(1, places.clamp(max=tokens.shape[1] - 1))
+    return tokens.masked_fill(~within(lengths, tokens.shape[1]), 0), lengths
+
+
+@dataclass(frozen=True)
+class TextLayout:
+    """Query, answer prefix, answer: the text without reasoning, and the base of all others.
+
+    Called with a batch it counts the tokens that the loss predicts there.
+    """
+
+    answer_prefix: tuple[int, ...]
+    """Tokens that begin every answer."""
+    step_separator: tuple[int, ...] = ()
+    """Tokens before each step."""
+    lm_on_query: bool = False
+    """Whether the query's tokens are predicted, too."""
+
+    def __call__(self, batch: Batch) -> dict[str, float]:
+        """Returns the normaliser of ``nll``: ``targets``, predicted tokens of the batch."""
+        return {"targets": float((self.training(batch).targets >= 0).sum())}
+
+    def training(self, batch: Batch, stage: int = 0) -> TextRows:
+        """Returns the text of training.
+
+        Args:
+            batch: of questions.
+            stage: of a curriculum, for batches without ``epochs``.
+        """
+        chain, learned = self.chain(batch, stage)
+        prefix = constant(self.answer_prefix, batch["query"])
+        return self.arrange(batch, (CHAIN, chain), (PREFIX, prefix), learned=learned)
+
+    def scored(self, batch: Batch, middle: Segment) -> TextRows:
+        """Returns the text whose answer is scored: ``middle`` ends with the answer prefix."""
+        return self.arrange(batch, (PREFIX, middle))
+
+    def chain(self, batch: Batch, stage: int) -> tuple[Segment, Tensor]:
+        """Returns the reasoning that is learned, and in which rows its end is learned (B,) bool.
+
+        The end of a chain is the answer prefix; where there is never a chain, it is given.
+        """
+        none = constant((), batch["query"])
+        return none, none[1] > 0
+
+    def arrange(
+        self, batch: Batch, *middle: tuple[int, Segment], learned: Tensor | None = None
+    ) -> TextRows:
+        """Returns rows of query, ``middle`` and answer; see ``predict`` for the other argument."""
+        line = line_up((QUERY, query_of(batch)), *middle, (ANSWER, answer_of(batch)))
+        return self.predict(line, learned)
+
+    def predict(self, line: Joined, learned: Tensor | None) -> TextRows:
+        """Returns rows with what is predicted in them.
+
+        Args:
+            line: tokens, and as ``segment`` their kinds.
+            learned: rows whose answer prefix is predicted (B,) bool; None: no row.
+        """
+        kinds = line.segment
+        predicted = (kinds == CHAIN) | (kinds == ANSWER)
+        if self.lm_on_query:
+            before = kinds.roll(1, dims=1)  # a query's first token has none
+            predicted = predicted | (kinds == QUERY) & (before == QUERY)
+        if learned is not None:
+            predicted = predicted | (kinds == PREFIX) & learned[:, None]
+        targets = next_tokens(line, predicted)
+        answers = next_tokens(line, kinds == ANSWER) >= 0
+        return TextRows(line.tokens, targets, answers, kinds)
+
+
+@dataclass(frozen=True)
+class ChainLayout(TextLayout):
+    """Query, chain, answer prefix, answer: a chain of thought, which is learned with its end.
+
+    Raises:
+        ValueError: if there is no answer prefix: chains would have no end.
+    """
+
+    def __post_init__(self) -> None:
+        """Checks that chains have an end."""
+        if not self.answer_prefix:
+            raise ValueError(
+                "answer_prefix () ends a chain of thought, so it must not be empty; train with "
+                "reasoning data, which have one (data.answer_prefix), or set it to token ids"
+            )
+
+
+# ---- networks and decoding
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainConfig(ReasoningConfig):
-    """A model that may write reasoning in front of its answer.
+    """A model that may write reasoning before its answer.
 
     Raises:
         ValueError: if a value is out of its range.
     """
 
     max_chain_tokens: int | None = None
-    """Longest chain at inference, in tokens; behind it the answer begins whatever was written.
-    null: what ``block_size`` leaves beside the query."""
+    """Longest chain at inference, in tokens; after it the answer begins in any case. null: the rest
+    of ``block_size`` after the query."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
         super().__post_init__()
         if self.max_chain_tokens is not None and self.max_chain_tokens < 0:
             raise ValueError(
-                f"max_chain_tokens ({self.max_chain_tokens}) must not be negative; null takes what "
-                "block_size leaves"
+                f"max_chain_tokens ({self.max_chain_tokens}) must not be negative; null takes the "
+                "rest of block_size"
             )
 
 
-class TextNetwork(nn.Module):
+class TextCache(AnswerCache):
+    """Cache of rows that write text: their place in chain and answer.
+
+    The answer prefix ends a chain. A chain that grows too long is cut: from there on the prefix is
+    the only possible text.
+
+    Args:
+        last: The last token of each query (B,) int64: where nothing is pending, it is the first to
+            be read.
+        limits: Most tokens of each row's chain (B,) int64.
+        pending: see ``AnswerCache``.
+        end: The tokens that end a chain; empty: no chains are written.
+    """
+
+    def __init__(
+        self,
+        last: Tensor,
+        limits: Tensor,
+        *,
+        pending: tuple[int, ...] = (),
+        end: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(len(limits), limits.device, pending)
+        self._last = last
+        self._end = torch.tensor(end, dtype=torch.int64, device=limits.device)
+        self._tail = limits.new_full((len(limits), len(end)), -1)
+        self._limits = limits
+        self._written = 0  # tokens after each query; equal, as rows begin together
+        self._begun = False
+        self.answering = torch.full_like(limits, not end, dtype=torch.bool)
+        """Whether what each row writes next is its answer (B,) bool."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices), in that order."""
+        super().select(rows)
+        self._last, self._tail = self._last[rows], self._tail[rows]
+        self._limits, self.answering = self._limits[rows], self.answering[rows]
+
+    def take(self, tokens: Tensor) -> Tensor:
+        """Returns the next inputs (B, t), and tracks the tokens written so far (B,).
+
+        The first call ignores its tokens: nothing is written yet.
+        """
+        if not self._begun:
+            self._begun = True
+            return self.next_inputs(self._last)
+        if len(self._end):
+            self._tail = torch.cat((self._tail[:, 1:], tokens[:, None]), dim=1)
+            self._written += 1
+            self.answering = self.answering | (self._tail == self._end).all(dim=1)
+        return self.next_inputs(tokens)
+
+    def forced(self, logits: Tensor) -> Tensor:
+        """Returns logits (B, V) that continue chains that are too long with the prefix."""
+        if not len(self._end):
+            return logits
+        late = ~self.answering & (self._limits <= self._written)
+        place = (self._written - self._limits).clamp(min=0, max=len(self._end) - 1)
+        only = torch.full_like(logits, -torch.inf).scatter(1, self._end[place][:, None], 0.0)
+        return torch.where(late[:, None], only, logits)
+
+
+class TextNetwork(ReasoningNetwork):
     """The backbone on rows of text.
 
     Args:
         config: what to build.
     """
-
-    sharded = False
-
-    def __init__(self, config: ReasoningConfig) -> None:
-        super().__init__()
-        self.backbone = Backbone(config)
-
-    @property
-    def blocks(self) -> Any:
-        """The backbone's layers."""
-        return self.backbone.model.layers
-
-    @property
-    def output_matrix(self) -> Tensor:
-        """The unembedding (V, D)."""
-        return self.backbone.output_matrix
 
     def forward(
         self, tokens: Tensor, *, real: Tensor | None = None, cache: AnswerCache | None = None
@@ -72,7 +268,7 @@ class TextNetwork(nn.Module):
         Args:
             tokens: (B, T) int64; without a cache padded on the right.
             real: which of them are text (B, T) bool, with a cache; None: all.
-            cache: what was read before, extended in place.
+            cache: of earlier tokens, extended in place.
         """
         h = self.backbone.embed(tokens)
         if cache is not None:
@@ -83,11 +279,11 @@ class TextNetwork(nn.Module):
 
 
 class TextLM(ReasoningLM):
-    """A backbone that reads rows of text: query, what the method writes, answer.
+    """A language model on rows of text: query, reasoning of the method, answer.
 
-    A method says with ``layout`` what the text is, and with ``writes_chain`` whether it writes
-    reasoning in front of the answer. If it does, its answers stand behind the answer prefix that it
-    writes, too; if not, the prefix is given.
+    A method defines the text with ``layout``, and with ``writes_chain`` whether it writes reasoning
+    before the answer. If it does, it also writes the answer prefix before its answers; if not, the
+    prefix is given.
     """
 
     network: TextNetwork
@@ -95,7 +291,7 @@ class TextLM(ReasoningLM):
     @property
     @abstractmethod
     def layout(self) -> TextLayout:
-        """How questions become rows of text."""
+        """Layout of questions as rows of text."""
 
     @property
     def counter(self) -> TextLayout:
@@ -104,7 +300,7 @@ class TextLM(ReasoningLM):
 
     @property
     def writes_chain(self) -> bool:
-        """Whether the model writes reasoning in front of its answer."""
+        """Whether the model writes reasoning before its answer."""
         return False
 
     @property
@@ -121,8 +317,8 @@ class TextLM(ReasoningLM):
     def loss(self, batch: Batch) -> LossOutput:
         """Returns the summed cross-entropy of the text that the method learns.
 
-        Statistics: ``answer_nll``, nats per token of the answer alone, its EOS among them; and
-        those of ``statistics``.
+        Statistics: ``answer_nll``, nats per token of the answer and its EOS alone; and those of
+        ``statistics``.
         """
         rows = self.layout.training(batch, self.stage)
         h, learned = self.states(rows), rows.targets >= 0
@@ -138,7 +334,7 @@ class TextLM(ReasoningLM):
         return LossOutput({"nll": Term(nll, learned.sum(), "targets")}, stats)
 
     def statistics(self, batch: Batch, rows: TextRows) -> dict[str, Tensor | Mean]:
-        """Returns what is to be logged of the text of a training batch; here nothing."""
+        """Returns further statistics of a training batch's text; here none."""
         return {}
 
     def states(self, rows: TextRows) -> Tensor:
@@ -149,7 +345,7 @@ class TextLM(ReasoningLM):
     # ---- scoring
 
     def score(self, batch: Batch) -> Scores:
-        """Returns log p(answer | query), behind the reasoning that the model itself writes."""
+        """Returns log p(answer | query), after the model's own greedy reasoning."""
         targets = batch["targets"]
         rows = self.scored_rows(batch)
         h = self.states(rows)
@@ -166,21 +362,21 @@ class TextLM(ReasoningLM):
         return self.layout.scored(batch, self.before_answer(batch))
 
     def before_answer(self, batch: Batch) -> Segment:
-        """Returns what stands in front of the answers: the model's own chain, and the prefix."""
+        """Returns the text before the answers: the model's own chain, and the prefix."""
         if not self.writes_chain:
             return constant(self.config.answer_prefix, batch["query"])
-        asked = (batch["targets"] >= 0).any(dim=1)  # rows that only fill up need no chain
+        filled = (batch["targets"] >= 0).any(dim=1)  # padding rows need no chain
         lengths = torch.zeros_like(batch["query_lengths"])
-        if not bool(asked.any()):
+        if not bool(filled.any()):
             return constant((), batch["query"])
-        tokens, lengths[asked] = self.write_chains(
-            batch["query"][asked], batch["query_lengths"][asked]
+        tokens, lengths[filled] = self.write_chains(
+            batch["query"][filled], batch["query_lengths"][filled]
         )
-        return tokens.new_zeros(len(asked), tokens.shape[1]).index_put_((asked,), tokens), lengths
+        return tokens.new_zeros(len(filled), tokens.shape[1]).index_put_((filled,), tokens), lengths
 
     @torch.no_grad()
     def write_chains(self, query: Tensor, lengths: Tensor) -> Segment:
-        """Returns what the model writes, greedily, up to its answers: chains and prefixes.
+        """Returns the model's greedy text up to its answers: chains and prefixes.
 
         Args:
             query: (B, Q) int64, padded on the right.
@@ -216,9 +412,9 @@ class TextLM(ReasoningLM):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> TextCache:
-        """Returns the cache behind the queries, right-padded prompts (B, P).
+        """Returns the cache after the queries, right-padded prompts (B, P).
 
-        The first step reads the answer prefix, whatever it is given; where a chain is written, or
+        The first step ignores its tokens and reads the answer prefix; where a chain is written, or
         there is no prefix, the last token of each query.
         """
         last = prompts.gather(1, lengths[:, None] - 1)[:, 0]
@@ -230,7 +426,7 @@ class TextLM(ReasoningLM):
         return cache
 
     def pending(self) -> tuple[int, ...]:
-        """Returns what the first step reads in place of what it is given."""
+        """Returns the tokens that the first step reads in place of those given."""
         return () if self.writes_chain else self.config.answer_prefix
 
     def _chain_limits(self, lengths: Tensor) -> Tensor:
@@ -253,9 +449,9 @@ class TextLM(ReasoningLM):
         return cache.forced(out), torch.ones_like(tokens, dtype=torch.bool)
 
     def answer_tokens(self, generated: list[int]) -> list[int]:
-        """Returns what stands behind the answer prefix, where the model writes that; else all.
+        """Returns the tokens after the answer prefix, where the model writes that; else all.
 
-        Nothing, where a chain never came to its end.
+        None, where a chain never came to its end.
         """
         if not self.writes_chain:
             return generated
@@ -264,3 +460,103 @@ class TextLM(ReasoningLM):
             if generated[start : start + len(prefix)] == prefix:
                 return generated[start + len(prefix) :]
         return []
+
+
+# ---- No CoT
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoCoTConfig(ReasoningConfig):
+    """A backbone that answers without reasoning; it adds no fields.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+
+class NoCoTLM(TextLM):
+    """Fine-tuning on questions and their answers alone, the first baseline of Thinking States.
+
+    Text: query, answer prefix, answer. The prefix is given, never predicted.
+    """
+
+    config: NoCoTConfig
+
+    def __init__(
+        self,
+        config: NoCoTConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: the backbone.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    @property
+    def layout(self) -> TextLayout:
+        """Query, prefix, answer."""
+        return TextLayout(self.config.answer_prefix, lm_on_query=self.config.lm_on_query)
+
+
+# ---- CoT
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoTConfig(ChainConfig):
+    """A backbone that writes its reasoning, then its answer.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+
+@dataclass(frozen=True)
+class WholeChain(ChainLayout):
+    """Every step of the reasoning."""
+
+    def chain(self, batch: Batch, stage: int) -> tuple[Segment, Tensor]:
+        """Returns the whole chains; all rows learn where theirs ends."""
+        chain = chain_of(batch, self.step_separator)
+        return chain, chain[1] >= 0
+
+
+class CoTLM(TextLM):
+    """Chain of thought (Wei et al., 2022), fine-tuned: the slow and strong baseline.
+
+    Text: query, then each step after a separator, answer prefix, answer; all after the query is
+    learned. Scores are of the answer after the model's own greedy chain: a chain is a function of
+    the query, so they are exact.
+    """
+
+    config: CoTConfig
+
+    def __init__(
+        self,
+        config: CoTConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        """Takes the configuration; the network is built by ``configure_model``.
+
+        Args:
+            config: the backbone, and the longest chain.
+            optimizer: optimiser and schedule.
+            compile: whether to compile the network with torch.compile (in place).
+        """
+        super().__init__(config, optimizer, compile)
+
+    @property
+    def layout(self) -> WholeChain:
+        """Query, chain, prefix, answer."""
+        config = self.config
+        return WholeChain(config.answer_prefix, config.step_separator, config.lm_on_query)
+
+    @property
+    def writes_chain(self) -> bool:
+        """True."""
+        return True
