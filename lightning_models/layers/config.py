@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from lightning_models.layers.attention import Backend
 
@@ -29,7 +30,7 @@ class SequenceConfig:
 
     def __post_init__(self) -> None:
         """Checks choices and ranges."""
-        check_choices(self)
+        check_fields(self)
         for key in ("vocab_size", "block_size", "vocab_multiple"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
@@ -137,19 +138,43 @@ class DecoderConfig(SequenceConfig):
         return self.block_size if self.positions == "learned" else None
 
 
-def check_choices(config: Any) -> None:
-    """Checks every field of a dataclass whose type is a Literal or a whole number.
+def check_fields(config: Any) -> None:
+    """Checks the values of a dataclass against their types; numbers are finite, in tuples too.
+
+    A nan passes every comparison that looks for values out of a range.
 
     Raises:
-        ValueError: if a value is none of the choices, or not whole.
+        ValueError: if a value is none of the choices, of another type, or not finite.
     """
     for key, hint in get_type_hints(type(config)).items():
-        value = getattr(config, key)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole and (hint is int or (hint == int | None and value is not None)):
-            raise ValueError(f"{key} ({value!r}) must be a whole number")
-        choices = [part for part in get_args(hint) if get_origin(part) is Literal]
-        if choices and value is not None:  # Literal | None
-            hint = choices[0]
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise ValueError(f"{key} ({value}) is none of {', '.join(map(str, get_args(hint)))}")
+        fault = _fault(getattr(config, key), hint)
+        if fault is not None:
+            raise ValueError(f"{key} {fault}")
+
+
+def _fault(value: Any, hint: Any) -> str | None:
+    """Returns value and fault, for messages; None if it is of the type, or that is not checked."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return None if value in parts else f"({value}) is none of {', '.join(map(str, parts))}"
+    if origin in (Union, UnionType):
+        faults = [_fault(value, part) for part in parts]
+        return None if None in faults else faults[0]
+    if origin is tuple:
+        items = value if isinstance(value, list | tuple) else ()  # how many, the method checks
+        return next((fault for item in items if (fault := _fault(item, parts[0]))), None)
+    if hint in _TYPES:
+        kinds, words = _TYPES[hint]
+        belongs = isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
+        finite = not isinstance(value, float) or math.isfinite(value)
+        return None if belongs and finite else f"({value!r}) {words}"
+    return None
+
+
+_TYPES: dict[Any, tuple[Any, str]] = {
+    int: (int, "must be a whole number"),
+    float: (int | float, "must be a finite number"),
+    bool: (bool, "must be true or false"),
+    str: (str, "must be a text"),
+    NoneType: (NoneType, "must be null"),
+}

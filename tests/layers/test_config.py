@@ -24,9 +24,27 @@ def test_sizes_below_one(key, value):
 
 
 @pytest.mark.parametrize("key", ["dropout", "attention_dropout"])
-@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("value", [-0.1, 1.0, 1.5])
 def test_dropout_out_of_range(key, value):
     with pytest.raises(ValueError, match=rf"{key} \({value}\) must be in \[0, 1\)"):
+        config(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("init_std", float("nan"), r"\(nan\) must be a finite number"),
+        ("rope_base", float("inf"), r"\(inf\) must be a finite number"),
+        ("norm_eps", "small", r"\('small'\) must be a finite number"),
+        ("dropout", True, r"\(True\) must be a finite number"),
+        ("bias", 3, r"\(3\) must be true or false"),
+        ("num_layers", 1.5, r"\(1.5\) must be a whole number"),
+        ("ffn_dim", "wide", r"\('wide'\) must be a whole number"),
+        ("norm", "batch", r"\(batch\) is none of layer, rms"),
+    ],
+)
+def test_values_of_another_type_or_not_finite(key, value, words):
+    with pytest.raises(ValueError, match=f"{key} {words}"):
         config(**{key: value})
 
 

@@ -41,7 +41,7 @@ WRONG = [
     (config, {"allocation_window": 0}, "allocation_window (0)", "at least 1"),
     (config, {"threshold_decay": 1.0}, "threshold_decay (1.0)", "[0, 1)"),
     (config, {"threshold_decay": -0.1}, "threshold_decay (-0.1)", "[0, 1)"),
-    (config, {"threshold_decay": math.nan}, "threshold_decay (nan)", "[0, 1)"),
+    (config, {"threshold_decay": math.nan}, "threshold_decay (nan)", "finite"),
     (copies, {"copies": 0}, "copies (0)", "at least 1"),
     (copies, {"window": 4}, "window (4)", "null"),
     (copies, {"positions": "learned"}, "positions (learned)", "rope"),
