@@ -20,6 +20,14 @@ Recipe = dict[str, Any]
 Which = Literal["last", "best"]
 """Of the checkpoints of a run: the furthest, or the best by its own account."""
 
+_LAYOUT: dict[str, type] = {
+    "global_step": int,
+    "callbacks": Mapping,
+    "loops": Mapping,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
+
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read or rebuilt; the message names the file and the cure."""
@@ -56,6 +64,13 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: recipe.data is broken; expected class_path and init_args"
             )
+        for key, kind in _LAYOUT.items():
+            value = self.content.get(key)
+            if value is not None and not isinstance(value, kind):
+                raise CheckpointError(
+                    f"{self.path}: {key} ({str(value)[:40]!r}) is broken; expected a "
+                    f"{kind.__name__}, as train.py writes it. Take another checkpoint"
+                )
 
     @property
     def step(self) -> int:
@@ -113,6 +128,28 @@ class Checkpoint:
         return state if isinstance(state, Mapping) else {}
 
 
+def place_of(word: str | Path, key: str = "ckpt") -> Path:
+    """Returns the path that a command line names as a checkpoint, or where some are.
+
+    Args:
+        word: the path; ``~`` is the home folder.
+        key: the option that has it, for messages.
+
+    Raises:
+        CheckpointError: if it is empty, as a shell variable that is not set: ``Path`` takes that
+            for the working folder, and the newest checkpoint below it would be read.
+    """
+    if not str(word).strip():
+        raise CheckpointError(
+            f"{key} ({str(word)!r}) is empty; name a checkpoint or the folder of a run (is a "
+            "shell variable not set?)"
+        )
+    try:
+        return Path(word).expanduser()
+    except RuntimeError:  # ~ of a user that there is not
+        return Path(word)
+
+
 def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
     """Returns the checkpoint at ``path``; only tensors and plain values are ever unpickled.
 
@@ -124,7 +161,7 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
         CheckpointError: if the file is missing, damaged, wants to run code, or is not ours; if the
             run has kept no best checkpoint, or the best is asked for of a file.
     """
-    path = Path(path).expanduser()
+    path = place_of(path)
     if path.is_dir():
         last = newest_checkpoint([path])
         found = last if which == "last" else best_checkpoint(last, "which=best")
@@ -278,6 +315,7 @@ def _is_recipe(value: Any) -> bool:
         isinstance(value, Mapping)
         and isinstance(value.get("class_path"), str)
         and isinstance(value.get("init_args"), Mapping)
+        and all(isinstance(key, str) for key in value["init_args"])
     )
 
 

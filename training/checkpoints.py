@@ -13,6 +13,7 @@ from lightning_models.checkpoint import (
     Checkpoint,
     best_checkpoint,
     newest_checkpoint,
+    place_of,
     read_checkpoint,
 )
 from training.errors import UserError
@@ -30,7 +31,7 @@ def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
         ValueError: there is none, or it cannot be read.
     """
     if asked not in ("last", "best"):
-        return read_checkpoint(asked)
+        return read_checkpoint(place_of(asked, "ckpt_path"))
     last = newest_checkpoint(folders)
     return last if asked == "last" else best_checkpoint(last, "ckpt_path=best")
 

@@ -11,7 +11,7 @@ from evaluation.compare.record import Record, read_record
 from evaluation.runs.events import PATTERN, read_scalars
 from evaluation.runs.folders import find_checkpoints, short_names, split_name
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, Which
+from lightning_models.checkpoint import Checkpoint, Which, place_of
 
 SKIP = "--skip_unreadable"
 _LAYOUT = re.compile(r"version_\d+|checkpoints")
@@ -96,7 +96,7 @@ def _places(word: str) -> list[tuple[str | None, Path]]:
     If there are none, the word's path, to be complained of.
     """
     row, text = split_name(word)
-    path = Path(text).expanduser()
+    path = place_of(text, "runs")
     paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
     places = [place for found in paths for place in (_logs_below(found) or [found])]
     return [(row, place) for place in places or [path]]

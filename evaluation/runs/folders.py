@@ -11,6 +11,7 @@ from lightning_models.checkpoint import (
     CheckpointError,
     Which,
     newest_checkpoint,
+    place_of,
     read_checkpoint,
 )
 
@@ -97,7 +98,7 @@ def _shared(rows: Sequence[Sequence[str]]) -> int:
 
 
 def _paths(word: str, key: str = "runs") -> list[Path]:
-    path = Path(word).expanduser()
+    path = place_of(word, key)
     found = [path] if path.exists() else [Path(p) for p in glob.glob(str(path), recursive=True)]
     if not found:
         raise ValueError(f"{key} ({word}): there is no such file or folder")
