@@ -23,7 +23,6 @@ from evaluation.arguments import (
     Split,
     add_data_arguments,
     add_model_arguments,
-    check_limits,
     data_recipe,
 )
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
@@ -413,7 +412,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 def run(settings: Namespace) -> None:
     """Asks the questions, prints a table and writes the JSON file if one is asked for."""
-    check_limits(settings)
     target = None if settings.output is None else check_target(settings.output)
     import_packages(settings.packages)
     checkpoint = read_checkpoint(settings.ckpt, settings.which)

@@ -173,11 +173,29 @@ def _class_name(typed: str) -> str | None:
     return None if content is None else str(content).rpartition(".")[2]
 
 
-def check_limits(settings: Namespace) -> None:
-    """Raises a ValueError if a batch size or a number of batches is below 1."""
-    for key in ("batch_size", "limit_batches"):
-        if settings[key] is not None and settings[key] < 1:
-            raise ValueError(f"{key} ({settings[key]}) must be at least 1, or null")
+LEAST = {
+    "batch_size": 1,
+    "context": 1,
+    "latents": 0,
+    "limit": 1,
+    "limit_batches": 1,
+    "max_gen_toks": 1,
+    "max_new_tokens": 1,
+    "num_fewshot": 0,
+    "pairs": 1,
+    "seed": 0,
+    "tokens_per_step": 1,
+}
+"""Least values of options that are whole numbers, or several; one name means one thing."""
+
+
+def check_numbers(settings: Namespace) -> None:
+    """Raises a ValueError if an option of a command is below ``LEAST``."""
+    for key, least in LEAST.items():
+        value = settings.get(key)
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and number < least:
+                raise ValueError(f"{key} ({number}) must be at least {least}")
 
 
 def data_recipe(settings: Namespace) -> Recipe | None:

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from argparse import ArgumentError
 from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, set_parsing_settings
@@ -41,8 +42,17 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> None:
-    settings = build_parser(argv).parse_args(argv)
+    parser = build_parser(argv)
+    try:
+        settings = parser.parse_args(argv)
+    except ArgumentError as error:
+        from training.errors import with_options  # takes seconds, so not before there is an error
+
+        raise ArgumentError(None, with_options(str(error), parser)) from error
+    from evaluation.arguments import check_numbers  # the command has imported it, --help has not
+
     module, _ = COMMANDS[settings.command]
+    check_numbers(settings[settings.command])
     importlib.import_module(f"evaluation.{module}").run(settings[settings.command])
 
 
@@ -54,6 +64,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
         prog="evaluate.py",
         description="Evaluates a checkpoint; needs nothing but the checkpoint.",
         exit_on_error=False,
+        allow_abbrev=False,
     )
     commands = parser.add_subcommands(dest="command", required=True)
     for name, (module, summary) in COMMANDS.items():

@@ -130,8 +130,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 def run(settings: Namespace) -> None:
     """Prints each prompt with its continuation, and writes the JSONL file if one is asked for."""
     target = None if settings.output is None else check_target(settings.output)
-    if settings.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens ({settings.max_new_tokens}) must be at least 1")
     keys = [field.name for field in dataclasses.fields(SamplingConfig)]
     sampling = SamplingConfig(**{key: settings[key] for key in keys})
     prompts = collect_prompts(settings.prompt, settings.prompts_file)

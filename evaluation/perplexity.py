@@ -12,7 +12,6 @@ from evaluation.arguments import (
     Split,
     add_data_arguments,
     add_model_arguments,
-    check_limits,
     data_recipe,
 )
 from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
@@ -241,11 +240,9 @@ def _positions(settings: Namespace) -> int | None:
     """Returns how many targets to draw.
 
     Raises:
-        ValueError: if number or seed are out of range, or given where nothing is drawn.
+        ValueError: if it is out of range, or given where nothing is drawn.
     """
     positions = settings.positions
-    if settings.seed < 0:
-        raise ValueError(f"seed ({settings.seed}) must be at least 0")
     if positions == "auto":
         return DEFAULT_POSITIONS
     if settings.mode == "blockwise":
@@ -280,7 +277,6 @@ def _config_changes(settings: Namespace, checkpoint: Checkpoint) -> dict[str, An
 
 def run(settings: Namespace) -> None:
     """Scores the corpus, prints a table and writes the JSON file if one is asked for."""
-    check_limits(settings)
     positions = _positions(settings)
     target = None if settings.output is None else check_target(settings.output)
     import_packages(settings.packages)

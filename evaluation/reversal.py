@@ -512,11 +512,9 @@ def run(settings: Namespace) -> None:
 
 
 def _check(settings: Namespace) -> None:
-    """Raises a ValueError for options that are out of range or do not go together."""
+    """Raises a ValueError for options that do not go together."""
     if (settings.ckpt is None) == (settings.hf is None):
         raise ValueError("give one model: --ckpt CHECKPOINT or --hf NAME_OR_FOLDER")
-    if settings.pairs < 1:
-        raise ValueError(f"pairs ({settings.pairs}) must be at least 1")
     if settings.hf is not None and settings["set"]:
         raise ValueError("set changes the config of a checkpoint; leave it out with --hf")
     if settings.hf is not None and settings.which == "best":

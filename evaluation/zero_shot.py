@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import LanguageDataModule, ZeroShotText
 from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS, zero_shot_set
-from evaluation.arguments import add_model_arguments, carried, check_limits
+from evaluation.arguments import add_model_arguments, carried
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
 from evaluation.checkpoint.device import Precision, pick_device
 from evaluation.checkpoint.rebuild import build_model
@@ -253,7 +253,6 @@ def _check_block(model: LanguageModel, block_size: int | None) -> None:
 
 def run(settings: Namespace) -> None:
     """Scores the sets, prints a table and writes the JSON file if one is asked for."""
-    check_limits(settings)
     names = chosen_sets(settings)
     target = None if settings.output is None else check_target(settings.output)
     import_packages(settings.packages)

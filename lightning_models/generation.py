@@ -1,5 +1,6 @@
 """The one decode loop of every method, and sampling."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -52,8 +53,12 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         """Checks ranges."""
-        if self.temperature < 0:
-            raise ValueError(f"temperature ({self.temperature}) must be 0 (greedy) or above")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature ({self.temperature}) must be 0 (greedy) or above, and finite"
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed ({self.seed}) must be at least 0")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k ({self.top_k}) must be at least 1, or null")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.arguments import Split, add_which_argument, check_limits
+from evaluation.arguments import Split, add_which_argument
 from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.compare.figure import compare_figure, drawn_rows
 from evaluation.compare.files import check_folder, write_folder
@@ -93,7 +93,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 def run(settings: Namespace) -> None:
     """Scores every run, prints checks and table, and writes the report."""
-    check_limits(settings)
     folder = check_folder(settings.output)
     import_packages(settings.packages)
     pick_device(settings.device)  # told before the work

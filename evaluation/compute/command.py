@@ -100,8 +100,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 def run(settings: Namespace) -> None:
     """Counts, prints the table and writes the files that are asked for."""
     picture = None if settings.output is None else check_picture(settings.output)
-    if settings.context is not None and settings.context < 1:
-        raise ValueError(f"context ({settings.context}) must be at least 1")
     import_packages(settings.packages)
     checkpoints = find_checkpoints(settings.runs)
     models = [build_outline(checkpoint, settings["set"]) for checkpoint in checkpoints]

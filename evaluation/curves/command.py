@@ -111,8 +111,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 def run(settings: Namespace) -> None:
     """Reads the runs, prints where they end, and writes the figure and its points."""
     picture, scalar = check_picture(settings.output), settings.scalar
-    if settings.tokens_per_step is not None and settings.tokens_per_step < 1:
-        raise ValueError(f"tokens_per_step ({settings.tokens_per_step}) must be at least 1")
     import_packages(settings.packages)
     runs = find_runs(settings.runs)
     models = [build_outline(one.checkpoint) for one in runs]

@@ -25,7 +25,6 @@ from evaluation.arguments import (
     add_data_arguments,
     add_run_arguments,
     add_which_argument,
-    check_limits,
     data_recipe,
 )
 from evaluation.checkpoint.corpus import prepare
@@ -347,7 +346,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 def run(settings: Namespace) -> None:
     """Asks the questions, prints tables and writes the files that are asked for."""
-    check_limits(settings)
     config = _config(settings)
     target, answers = check_targets(output=settings.output, answers_file=settings.answers_file)
     picture = _picture(settings)
@@ -413,11 +411,13 @@ def _config(settings: Namespace) -> ReasonConfig:
     """Returns what the command line says of how models are asked.
 
     Raises:
-        ValueError: if a number is too low.
+        ValueError: if a number is too low, or a baseline of times is named and nothing is timed.
     """
-    for number in settings.latents:
-        if number < 0:
-            raise ValueError(f"latents ({number}) must be at least 0")
+    if settings.baseline is not None and not settings.rounds:
+        raise ValueError(
+            f"baseline ({settings.baseline}) is what speed-ups are over, and rounds (0) times "
+            "nothing; raise rounds, or leave baseline out"
+        )
     return ReasonConfig(
         **{field.name: settings[field.name] for field in dataclasses.fields(ReasonConfig)}
     )

@@ -258,9 +258,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 def run(settings: Namespace) -> None:
     """Asks the model, prints how much it knows and writes the file."""
-    for key in ("max_new_tokens", "batch_size"):
-        if settings[key] < 1:
-            raise ValueError(f"{key} ({settings[key]}) must be at least 1")
     target = check_target(settings.output)
     chains = [chain for path in _files(settings.files) for chain in read_chains(path)]
     pretrained = Pretrained(settings.hf, pick_device(settings.device), settings.precision)

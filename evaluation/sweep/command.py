@@ -14,7 +14,6 @@ from evaluation.arguments import (
     add_data_arguments,
     add_run_arguments,
     add_which_argument,
-    check_limits,
     data_recipe,
 )
 from evaluation.checkpoint.corpus import build_data, check_fit, check_tokenizer, prepare
@@ -90,7 +89,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 def run(settings: Namespace) -> None:
     """Scores every checkpoint, prints a table, and writes the figure and its points."""
-    check_limits(settings)
     picture, against = check_picture(settings.output), _axes(settings.against)
     dials = typed_dials(settings)
     import_packages(settings.packages)

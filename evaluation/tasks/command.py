@@ -93,14 +93,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
 
 
-def check_numbers(settings: Namespace) -> None:
-    """Raises a ValueError if a number is out of its range."""
-    least = {"limit": 1, "num_fewshot": 0, "batch_size": 1, "max_gen_toks": 1, "seed": 0}
-    for key, low in least.items():
-        if settings[key] is not None and settings[key] < low:
-            raise ValueError(f"{key} ({settings[key]}) must be at least {low}")
-
-
 def config_changes(
     checkpoint: Checkpoint, changes: dict[str, Any], budget: str | None
 ) -> dict[str, Any]:
@@ -149,7 +141,6 @@ def load(settings: Namespace) -> tuple[Checkpoint, LanguageModel, Tokenizer]:
 
 def run(settings: Namespace) -> None:
     """Scores the tasks, prints a table and writes the files that are asked for."""
-    check_numbers(settings)
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
     checkpoint, model, tokenizer = load(settings)

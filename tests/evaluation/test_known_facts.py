@@ -150,5 +150,3 @@ def test_the_command_writes_what_the_data_module_reads(tiny_gpt2, tmp_path, caps
     assert "1 (50.0 %)" in printed
     with pytest.raises(ValueError, match="are read from csv files"):
         run(parser.parse_args([argv[0], f"--files={target}", argv[2], "--device=cpu"]))
-    with pytest.raises(ValueError, match=r"batch_size \(0\) must be at least 1"):
-        run(parser.parse_args([*argv, "--batch_size=0"]))

@@ -313,6 +313,7 @@ def test_result_files_side_by_side(reason, evaluates, tmp_path):
     ("words", "expected"),
     [
         (["--rounds", "-1"], "rounds (-1) must be at least 0"),
+        (["--rounds", "0", "--baseline", "x"], "baseline (x) is what speed-ups are over"),
         (["--timing_batch_size", "0"], "timing_batch_size (0) must be at least 1"),
         (["--latents", "3"], "none of the models has the setting eval_latents"),
         (["--latents", "-1"], "latents (-1) must be at least 0"),
