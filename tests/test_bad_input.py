@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 import torch
+import yaml
 
 from evaluation.cli import main as evaluate_main
 from training import main as train_main
@@ -104,6 +105,70 @@ KEYS = {
     "config is binary": ("--config=binary.yaml", "binary.yaml"),
     "unknown reference in a config": ("--config=reference.yaml", "nowhere"),
 }
+RANGES = {
+    "no micro-batch a step": ("--trainer.accumulate_grad_batches=0", "(0) must be at least 1"),
+    "negative micro-batches": ("--trainer.accumulate_grad_batches=-1", "(-1) must be at least 1"),
+    "validation every 0 batches": ("--trainer.val_check_interval=0", "(0) must be above 0"),
+    "validation every 0 epochs": ("--trainer.check_val_every_n_epoch=0", "(0) must be at least 1"),
+    "negative devices": ("--trainer.devices=-3", "trainer.devices (-3) must be a number of"),
+    "no device": ("--trainer.devices=0", "trainer.devices (0) must be a number of"),
+    "devices that are a word": ("--trainer.devices=x", "trainer.devices (x) must be a number of"),
+    "negative clipping": ("--trainer.gradient_clip_val=-1", "(-1) must be finite and at least 0"),
+    "infinite clipping": ("--trainer.gradient_clip_val=.inf", "(inf) must be finite"),
+    "clipping at nan": ("--trainer.gradient_clip_val=.nan", "gradient_clip_val (nan) is not a"),
+    "negative logging": ("--trainer.log_every_n_steps=-1", "(-1) must be at least 1, or 0"),
+    "negative sanity check": ("--trainer.num_sanity_val_steps=-2", "(-2) must be at least 0"),
+    "negative min_steps": ("--trainer.min_steps=-2", "trainer.min_steps (-2) must be at least 0"),
+    "root folder without a name": ("--trainer.default_root_dir=", "default_root_dir () is empty"),
+    "checkpoint folder without a name": ("--checkpoint.dirpath=", "checkpoint.dirpath () is empty"),
+    "negative global seed": ("--seed_everything=-1", "seed_everything (-1) must be from 0 to"),
+    "large global seed": ("--seed_everything=99999999999999", "must be from 0 to 4294967295"),
+    "learning rate nan": ("--model.optimizer.lr=.nan", "model.optimizer.lr (nan) is not a number"),
+    "nan in a callback": ("--throughput.peak_tflops=.nan", "throughput.peak_tflops (nan) is not"),
+    "width of the weights nan": ("--model.config.init_std=.nan", "model.config.init_std (nan)"),
+    "width of the weights infinite": ("--model.config.init_std=.inf", "init_std (inf) must be a"),
+    "vocabulary of the data": (
+        "--model.init_args.config.vocab_size=5",
+        "model.config.vocab_size (5) is decided by the data, which have 257; leave it out and",
+    ),
+    "windows of the data": (
+        "--model.config.block_size=16",
+        "model.config.block_size (16) is decided by the data, which have 32; leave it out and set",
+    ),
+    "model config null": ("--model.config=null", "model.config (null) holds arguments; leave"),
+    "optimiser null": ("--model.optimizer=null", "model.optimizer (null) holds arguments; leave"),
+    "abbreviated option": ("--trainer.max_step=1", "write --trainer.max_steps in full"),
+    "abbreviated checkpoint": ("--ckpt_pat=x", "write --ckpt_path in full"),
+    "option with a typo": ("--trainer.max_stepps=1", "is --trainer.max_steps meant?"),
+    "function as model": ("--model=lightning_models.os.system", "lightning_models.os.system"),
+    "function of a module": (
+        "--model=lightning_models.base.torch.load",
+        "does not correspond to a subclass of LanguageModel",
+    ),
+    "module as model": ("--model=lightning_models.layers", "lightning_models.layers"),
+    "function as data": ("--data=datamodules.os.system", "datamodules.os.system"),
+}
+YAML = {
+    "learning rate nan": ("model: {init_args: {optimizer: {lr: .nan}}}", "optimizer.lr (nan)"),
+    "nan in a list": ("model: {init_args: {optimizer: {betas: [0.9, .nan]}}}", "betas.1 (nan)"),
+    "init_std nan": ("model: {init_args: {config: {init_std: .nan}}}", "config.init_std (nan)"),
+    "vocabulary": ("model: {init_args: {config: {vocab_size: 5}}}", "is decided by the data"),
+    "clipping nan": ("trainer: {gradient_clip_val: .nan}", "gradient_clip_val (nan)"),
+    "trainer null": ("trainer: null", "trainer (null) holds arguments; leave trainer out"),
+    "callback null": ("samples: null", "samples (null) holds arguments; leave samples out"),
+    "model null": ("model: null", "model"),
+    "number": ("3", "bad.yaml holds 3 and not keys with values"),
+    "word": ("word", 'bad.yaml holds "word" and not keys with values'),
+    "list": ("- 1\n- 2", "bad.yaml holds [1, 2] and not keys with values"),
+    "nothing": ("", "bad.yaml holds null and not keys with values"),
+    "deep list": ("[" * 3000 + "]" * 3000, "bad.yaml is nested too deep"),
+    "deep keys": ("\n".join(" " * n + "a:" for n in range(3000)), "bad.yaml is nested too deep"),
+    "function as model": ("model: {class_path: lightning_models.os.system}", "os.system"),
+    "function with arguments": (
+        "model: {class_path: lightning_models.os.system, init_args: {command: id}}",
+        "os.system",
+    ),
+}
 PLACES = {
     "output folder is a file": ("--trainer.default_root_dir=text.jsonl", "text.jsonl"),
     "output folder below a file": (
@@ -174,6 +239,35 @@ def _write_bad_files(folder):
     torch.save({"state_dict": {}, "epoch": 3}, folder / "foreign.ckpt")
 
 
+RECIPES = {
+    "config that is a text": ("config", "abc"),
+    "config that is a list": ("config", [1]),
+    "optimiser that is a text": ("optimizer", "abc"),
+    "key that is a number": (3, 4),
+}
+
+
+@pytest.mark.parametrize("case", RECIPES)
+def test_checkpoints_with_a_broken_recipe(refused, place, case):
+    key, value = RECIPES[case]
+    content = torch.load(place / GOOD, weights_only=True)
+    content["recipe"]["model"]["init_args"][key] = value
+    torch.save(content, place / "broken.ckpt")
+    for main, *argv in (
+        (train_main, "test", "--ckpt_path=broken.ckpt", "--trainer.accelerator=cpu"),
+        (evaluate_main, "perplexity", "--ckpt=broken.ckpt", "--device=cpu"),
+    ):
+        assert "broken.ckpt" in refused(main, *argv)
+
+
+@pytest.mark.parametrize("key", ["global_step", "callbacks", "loops", "optimizer_states"])
+def test_checkpoints_with_a_broken_part(refused, place, key):
+    content = torch.load(place / GOOD, weights_only=True)
+    torch.save({**content, key: "abc"}, place / "broken.ckpt")
+    line = refused(train_main, *FIT, "--ckpt_path=broken.ckpt")
+    assert f"broken.ckpt: {key} ('abc') is broken" in line
+
+
 @pytest.fixture
 def place(template, tmp_path, monkeypatch):
     """A copy of that folder, as the current one."""
@@ -215,10 +309,44 @@ def _unfinished(name):
     return name.endswith((".ckpt", ".partial", ".tmp", ".part")) or ".tmp" in name
 
 
-@pytest.mark.parametrize("case", DATA | KEYS | PLACES | CHECKPOINTS)
+FITS = DATA | KEYS | RANGES | PLACES | CHECKPOINTS
+
+
+@pytest.mark.parametrize("case", FITS)
 def test_fit(refused, case):
-    argument, expected = (DATA | KEYS | PLACES | CHECKPOINTS)[case]
+    argument, expected = FITS[case]
     assert expected in refused(train_main, *FIT, "--data.cache_dir=cache", argument)
+
+
+@pytest.mark.parametrize("case", YAML)
+def test_fit_with_a_config(refused, place, case):
+    content, expected = YAML[case]
+    (place / "bad.yaml").write_text(content)
+    argv = (*FIT, "--data.cache_dir=cache", "--config=bad.yaml")
+    assert expected in refused(train_main, *argv)
+
+
+def test_a_config_in_place_may_be_no_number_either(refused):
+    assert "the config 3 holds 3" in refused(train_main, "fit", "--config=3")
+
+
+def test_what_a_run_wrote_is_no_bad_input(place):
+    """Its config.yaml works as it is, and so does a typed value that is the one of the data."""
+    config = place / GOOD.replace("checkpoints/last.ckpt", "config.yaml")
+    again = ("--trainer.default_root_dir=again", "--model.config.vocab_size=257")
+    assert train_main(["fit", f"--config={config}", *again]) == 0
+    first, second = (
+        yaml.safe_load(config.read_text()),
+        yaml.safe_load((place / "again" / config.relative_to(place / "runs")).read_text()),
+    )
+    assert second["model"] == first["model"]
+
+
+def test_warm_up_that_is_longer_than_the_run_is_said(place):
+    with pytest.warns(
+        UserWarning, match=r"optimizer.warmup \(1e\+09 steps\) is longer than the run"
+    ):
+        assert train_main([*FIT, "--data.cache_dir=cache", "--model.optimizer.warmup=1e9"]) == 0
 
 
 TRAIN = {
@@ -355,6 +483,31 @@ EVALUATE = {
         ("generate", *CKPT, "--prompt", "a", "--temperature", "-1"),
         "temperature",
     ),
+    "temperature nan": (
+        ("generate", *CKPT, "--prompt", "a", "--temperature", ".nan"),
+        "temperature (nan) must be 0 (greedy) or above, and finite",
+    ),
+    "negative seed": (
+        ("generate", *CKPT, "--prompt", "a", "--seed", "-1", "--max_new_tokens", "3"),
+        "seed (-1) must be at least 0",
+    ),
+    "negative seed of pairs": (
+        ("reversal", "--ckpt", GOOD, "--seed", "-1"),
+        "seed (-1) must be at least 0",
+    ),
+    "batches of no question": (
+        ("known_facts", "--hf", "a", "--files", "a.csv", "--output", "a", "--batch_size", "0"),
+        "batch_size (0) must be at least 1",
+    ),
+    "abbreviated option": (
+        ("perplexity", *CKPT, "--limit_batch", "1"),
+        "write --limit_batches in full",
+    ),
+    "model option nan": (("perplexity", *CKPT, "--set.init_std", ".nan"), "init_std (nan) must be"),
+    "model option of another type": (
+        ("perplexity", *CKPT, "--set.bias", "3"),
+        "bias (3) must be true or false",
+    ),
     "no prompts": (("generate", *CKPT), "there is nothing to continue"),
     "missing prompts": (("generate", *CKPT, "--prompts_file", "none.txt"), "none.txt"),
     "empty prompts": (("generate", *CKPT, "--prompts_file", "empty.txt"), "empty.txt"),
@@ -390,6 +543,35 @@ EVALUATE = {
         "'folder': the model cannot be read",
     ),
 }
+
+
+NOWHERE = {
+    "perplexity": ("--ckpt", ""),
+    "perplexity, a blank": ("--ckpt", " "),
+    "zero_shot": ("--ckpt", ""),
+    "tasks": ("--ckpt", "", "--tasks", "piqa"),
+    "answers": ("--ckpt=",),
+    "gsm8k": ("--ckpt", ""),
+    "quality": ("--ckpt", ""),
+    "generate": ("--ckpt", "", "--prompt", "a"),
+    "reversal": ("--ckpt", ""),
+    "reason": ("--ckpt", ""),
+    "sweep": ("--ckpts", ""),
+    "compute": ("",),
+    "compare": ("",),
+    "compare, a row with a name": ("a=",),
+    "curves": ("", "--output", "a.png"),
+    "train test": ("--ckpt_path", ""),
+    "train fit": ("--ckpt_path=",),
+}
+
+
+@pytest.mark.parametrize("case", NOWHERE)
+def test_an_empty_word_is_no_checkpoint(refused, case):
+    """A shell variable that is not set: the newest checkpoint below the folder is not meant."""
+    verb = case.partition(",")[0].removeprefix("train ")
+    main = train_main if case.startswith("train ") else evaluate_main
+    assert "') is empty; name a checkpoint" in refused(main, verb, *NOWHERE[case])
 
 
 @pytest.mark.parametrize("case", EVALUATE)

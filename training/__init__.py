@@ -5,6 +5,7 @@
 | ``cli`` | ``LatentCLI`` and ``main`` |
 | ``arguments`` | the first look at the command line: verb, checkpoint, folders |
 | ``checkpoints`` | finding, checking, reading and writing checkpoint files |
+| ``ranges`` | values that arguments may have |
 | ``conflicts`` | typed arguments against those of a checkpoint |
 | ``run_record`` | ``config.yaml`` beside the logs, with commit and versions; the run's id |
 | ``event_log`` | TensorBoard files that survive a kill |

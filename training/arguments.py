@@ -1,7 +1,8 @@
 """A look at the few arguments that must be known before the command line can be parsed."""
 
 import importlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ SUBCOMMANDS = ("fit", "validate", "test", "predict")
 CONFIG_FLAGS = ("-c", "--config")
 DEFAULT_ROOT = "runs"
 LONGEST_PATH = 4095  # a longer --config is YAML itself
+LONGEST_NAME = 80  # of a config or its content in a message
 OWN_PACKAGES = {"model": "lightning_models", "data": "datamodules"}
 CLASS_KEYS = ("model", "model.class_path", "data", "data.class_path")
 KEYS = ("ckpt_path", "packages", "trainer.default_root_dir", "checkpoint.dirpath", *CLASS_KEYS)
@@ -98,28 +100,38 @@ def _config(previous: str, argument: str) -> str | None:
 
 
 def check_configs(argv: Sequence[str]) -> None:
-    """Checks that the config files can be read; the parser would not say which one cannot.
+    """Checks that the configs can be read; the parser would not say which one cannot.
 
     Raises:
-        UserError: if one is not UTF-8, or not YAML; the message has the line.
+        UserError: if one is not UTF-8, not YAML (the message has the line), or has no keys.
     """
     for previous, argument in zip(["", *argv], argv, strict=False):
         source = _config(previous, argument)
-        if source is None or len(source) > LONGEST_PATH or not Path(source).is_file():
+        if source is None:
             continue
+        is_file = len(source) <= LONGEST_PATH and Path(source).is_file()
+        name = f"the config {source if is_file else source[:LONGEST_NAME]}"
         try:
-            yaml.safe_load(Path(source).read_text(encoding="utf-8"))
+            text = Path(source).read_text(encoding="utf-8") if is_file else source
+            content = yaml.safe_load(text)
         except UnicodeDecodeError as error:
             raise UserError(
-                f"the config {source} is not UTF-8 at byte {error.start}; is it a YAML file?"
+                f"{name} is not UTF-8 at byte {error.start}; is it a YAML file?"
             ) from error
         except yaml.YAMLError as error:
-            text = " ".join(str(error).replace("<unicode string>", source).split())
-            raise UserError(f"the config {source} is not YAML: {text}. Mend that line") from error
+            where = " ".join(str(error).replace("<unicode string>", source).split())
+            raise UserError(f"{name} is not YAML: {where}. Correct that line") from error
+        except RecursionError as error:
+            raise UserError(f"{name} is nested too deep to be read; flatten it") from error
+        if not isinstance(content, Mapping) and (is_file or not isinstance(content, str)):
+            raise UserError(
+                f"{name} holds {json.dumps(content, default=str)[:LONGEST_NAME]} and not keys with "
+                "values; write e.g. trainer: {max_steps: 100}"
+            )
 
 
 def _note(given: Given, key: str, value: Any) -> None:
-    if value is None or value in ("null", ""):
+    if value in (None, "null") or (value == "" and key != "ckpt_path"):
         given.values.pop(key, None)
     else:
         given.values[key] = str(value)

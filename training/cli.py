@@ -36,13 +36,14 @@ from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.recipe import PACKAGES_HELP, import_packages, trust
-from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, check_configs, look
+from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, Given, check_configs, look
 from training.checkpoints import AtomicCheckpointIO, find_checkpoint
 from training.conflicts import OPTIMIZER_PREFIX, Conflict, as_table, find_conflicts, report
-from training.errors import UserError, condense, explain
+from training.errors import UserError, condense, explain, with_options
 from training.event_log import EventLog, purge_step
 from training.interrupts import INTERRUPTED, interrupts_here_only, was_interrupt
 from training.quiet import silence
+from training.ranges import check_linked, check_values
 from training.run_record import RunRecord, log_folder_of
 
 SEED = 1234
@@ -109,11 +110,13 @@ class LatentCLI(LightningCLI):
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._argv = list(argv)
+        self._typed = Namespace()
         self._continues = False
         self._saved_run: Checkpoint | None = None
         self._saved: Namespace | None = None
         self._conflicts: list[Conflict] = []
-        settings = {"parser_mode": "omegaconf", "exit_on_error": False}
+        check_configs(argv)
+        settings = {"parser_mode": "omegaconf", "exit_on_error": False, "allow_abbrev": False}
         super().__init__(
             LanguageModel,
             LanguageDataModule,
@@ -173,13 +176,21 @@ class LatentCLI(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses the command line on top of the arguments in the checkpoint, if one is named."""
+        """Parses the command line on top of a checkpoint's arguments, and checks the values."""
         assert isinstance(args, list)  # as __init__ passes it
-        argv = args
-        check_configs(argv)
-        given = look(argv)
+        given = look(args)
         import_packages(given.packages)
         trust(given.classes)
+        try:
+            self._parse(parser, args, given)
+        except ArgumentError as error:
+            raise UserError(with_options(condense(str(error)), parser)) from error
+        verb = self.config.get("subcommand")
+        self._typed = self.config[verb] if verb else self.config
+        check_values(self._typed, ("trainer", *CALLBACKS))
+
+    def _parse(self, parser: LightningArgumentParser, argv: list[str], given: Given) -> None:
+        """Parses; arguments that are not typed come from the checkpoint, if one is named."""
         if given.subcommand is None or given.ckpt_path is None:
             self.config = parser.parse_args(argv)
             return
@@ -251,6 +262,7 @@ class LatentCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds data, model and trainer."""
         super().instantiate_classes()
+        check_linked(self._typed, self._saved, self.datamodule)
         self.model.check_data(self.datamodule)
         if self._saved_run is None:
             if self.subcommand in EVALUATION_CALLBACKS:

@@ -1,6 +1,7 @@
 """Which errors are the user's to mend, and the one line they are told in."""
 
 import argparse
+import difflib
 import re
 import traceback
 from collections.abc import Iterator
@@ -60,6 +61,28 @@ def condense(report: str) -> str:
     lines = [line.strip() for line in report.splitlines()]
     kept = [line for line in lines if line and not line.startswith(NOISE)]
     return " ".join(line.removeprefix("- ") for line in kept)
+
+
+def with_options(message: str, parser: argparse.ArgumentParser) -> str:
+    """Returns a parser's message, with the names that an unknown option may be short for."""
+    found = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+    if found is None:
+        return message
+    options = dict.fromkeys(_options(parser))
+    longer = [option for option in options if option.startswith(found[1])]
+    if longer:
+        return f"{message}; write {' or '.join(longer[:3])} in full"
+    near = difflib.get_close_matches(found[1], options, n=1, cutoff=0.8)
+    return f"{message}; is {near[0]} meant?" if near else message
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yields the options of a parser and of its verbs."""
+    yield from parser._option_string_actions
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from _options(verb)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
