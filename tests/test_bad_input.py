@@ -151,6 +151,7 @@ RANGES = {
 YAML = {
     "learning rate nan": ("model: {init_args: {optimizer: {lr: .nan}}}", "optimizer.lr (nan)"),
     "nan in a list": ("model: {init_args: {optimizer: {betas: [0.9, .nan]}}}", "betas.1 (nan)"),
+    "learning rate infinite": ("model: {init_args: {optimizer: {lr: .inf}}}", "lr (inf)"),
     "init_std nan": ("model: {init_args: {config: {init_std: .nan}}}", "config.init_std (nan)"),
     "vocabulary": ("model: {init_args: {config: {vocab_size: 5}}}", "is decided by the data"),
     "clipping nan": ("trainer: {gradient_clip_val: .nan}", "gradient_clip_val (nan)"),
@@ -344,7 +345,7 @@ def test_what_a_run_wrote_is_no_bad_input(place):
 
 def test_warm_up_that_is_longer_than_the_run_is_said(place):
     with pytest.warns(
-        UserWarning, match=r"optimizer.warmup \(1e\+09 steps\) is longer than the run"
+        UserWarning, match=r"optimizer.warmup \(1e\+09\) is not shorter than the run"
     ):
         assert train_main([*FIT, "--data.cache_dir=cache", "--model.optimizer.warmup=1e9"]) == 0
 
