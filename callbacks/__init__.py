@@ -37,6 +37,9 @@ What they are made of, no callbacks:
 | ``output_folder``, ``peak_rate`` | folders that can be written to; FLOPs per second of devices |
 """
 
+import importlib
+from typing import Any
+
 from callbacks.answer_accuracy import AnswerAccuracy
 from callbacks.fork_analysis import ForkAnalysis
 from callbacks.gate_analysis import GateAnalysis
@@ -52,7 +55,6 @@ from callbacks.samples import Samples
 from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.schedule_change import ScheduleChange
 from callbacks.step_allocation import StepAllocation
-from callbacks.task_scores import TaskScores
 from callbacks.termination import Terminated, Termination
 from callbacks.thought_trace import ThoughtTrace
 from callbacks.throughput import Throughput
@@ -80,3 +82,17 @@ __all__ = [
     "ThoughtTrace",
     "Throughput",
 ]
+
+_ELSEWHERE = {"TaskScores": "evaluation.tasks.callback"}
+"""Public callbacks of other packages, imported on first use: no module here imports those."""
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a public callback of another package.
+
+    Raises:
+        AttributeError: if there is none of that name.
+    """
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_ELSEWHERE[name]), name)

@@ -15,9 +15,7 @@ file                                may import (beside the standard library)
 ``<room>/__init__.py``              its own room
 ``lightning_models/__init__.py``    lightning_models
 ``datamodules/``                    datamodules and any library, nothing else of ours
-``callbacks/``                      callbacks and any library, nothing else of ours; in functions
-                                    of ``task_scores.py`` evaluation.tasks, too: it runs what
-                                    ``evaluate.py tasks`` runs, if a run asks for it
+``callbacks/``                      callbacks and any library, nothing else of ours
 everything else                     everything
 ==================================  ==============================================================
 
@@ -166,8 +164,7 @@ def allows(parts, found):
     if library in sys.stdlib_module_names:
         return True
     if parts[0] in ("datamodules", "callbacks"):
-        scores = parts == ("callbacks", "task_scores.py") and under(module, "evaluation.tasks")
-        return library not in OURS or library == parts[0] or (scores and found.inside_function)
+        return library not in OURS or library == parts[0]
     if library in OPTIONAL and found.inside_function:
         return True
     name = parts[-1].removesuffix(".py")
@@ -345,8 +342,6 @@ BREACHES = [
     ("../callbacks/samples.py", "import datamodules.base as d", "datamodules.base"),
     ("../callbacks/samples.py", "from training import cli", "training.cli"),
     ("../callbacks/samples.py", "def f():\n    import evaluation.tasks", "evaluation.tasks"),
-    ("../callbacks/task_scores.py", "import evaluation.tasks", "evaluation.tasks"),
-    ("../callbacks/task_scores.py", "def f():\n    import evaluation.cli", "evaluation.cli"),
 ]
 
 
@@ -370,7 +365,6 @@ def test_planted_breaches_are_found(tmp_path, name, source, module):
         ("lightning_models/ponderlm/module.py", "from . import jacobi, network"),
         ("lightning_models/ponderlm/jacobi.py", "import_module(name)"),
         ("callbacks/samples.py", "import torch, matplotlib.pyplot"),
-        ("callbacks/task_scores.py", "def f():\n    from evaluation.tasks import report"),
         ("evaluation/report.py", "import train, training, callbacks, datamodules"),
     ],
 )

@@ -18,6 +18,7 @@ from callbacks import TaskScores
 from lightning_models import LatentThoughtLM, TransformerLM
 
 TASKS = ["lambada_local", "piqa_local"]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -140,6 +141,18 @@ def test_each_rank_needs_an_example(make_model, make_trainer):
         TaskScores(["piqa_local"], limit=1).on_fit_start(Two(), make_model())
 
 
+def test_only_its_name_is_in_callbacks():
+    """Its file is the evaluation's, which imports callbacks: these must not import it in turn."""
+    code = (
+        "import sys, callbacks\n"
+        "assert not [name for name in sys.modules if name.startswith('evaluation')]\n"
+        "assert callbacks.TaskScores.__module__ == 'callbacks'\n"
+        "from evaluation.tasks.callback import TaskScores\n"
+        "assert callbacks.TaskScores is TaskScores"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 # ---- ranks
 
 
@@ -186,11 +199,10 @@ def scores_of_ranks(folder, ranks):
 def test_two_ranks_score_what_one_does(tmp_path, folder):
     """An odd number of examples: one rank has one more."""
     expected = scores_of_ranks(tmp_path, 1)
-    root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
         [*command, __file__, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=600,

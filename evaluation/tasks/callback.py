@@ -1,4 +1,7 @@
-"""Scores on tasks of lm-evaluation-harness while a model trains."""
+"""``callbacks.TaskScores``: scores on tasks of lm-evaluation-harness while a model trains.
+
+The harness takes seconds to import, so functions import it: a run without the callback never does.
+"""
 
 from typing import Any, Literal
 
@@ -17,6 +20,8 @@ class TaskScores(L.Callback):
     and modes are put back, and the position in the data stays as it is. A Thoughtbubbles model
     keeps its own ``budget``, by default in proportion to a text's length.
     """
+
+    __module__ = "callbacks"  # the public path, which configs and checkpoints name
 
     def __init__(
         self,
@@ -75,7 +80,6 @@ class TaskScores(L.Callback):
         Raises:
             ValueError: if a task is unknown, its data cannot be had, or the model cannot be asked.
         """
-        # The one place where training uses evaluation: it only loads what this callback asks for.
         from evaluation.tasks.harness import load_tasks, task_names
 
         if self.limit is not None and self.limit < trainer.world_size:
