@@ -40,14 +40,16 @@ demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
 		--prompt "The function returns" --max_new_tokens 80 --temperature 0.8
 	@cat docs/next-steps.txt
 
-# Evidence for a method: several runs, an hour at most; stopped ones go on. TEXT: globs of your own
-# text, TEXT_NAME: what the report calls it, JOBS: runs at a time, OPERATIONS: N of thinking_states.
-study: $(READY)
-	$(RUN) -m studies $(METHOD) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))$(if $(OPERATIONS), --operations $(OPERATIONS))
+# Evidence for a method: several runs, an hour at most; a stopped study resumes. TEXT: globs of your own
+# text, TEXT_NAME: its name in the report, JOBS: runs at a time, OPERATIONS: N of thinking_states.
+STUDY = $(RUN) -m studies $(1) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))$(if $(OPERATIONS), --operations $(OPERATIONS))
 
-# Methods beside each other on the same text: several hours for SUITE=cpu, resumable run by run.
+study: $(READY)
+	$(call STUDY,$(METHOD))
+
+# The methods compared on the same text: several hours for SUITE=cpu, resumable run by run.
 suite: $(READY)
-	$(RUN) -m studies.suite $(SUITE) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))
+	$(call STUDY,suite_$(SUITE))
 
 test: check
 	$(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal

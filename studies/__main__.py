@@ -1,18 +1,20 @@
-"""``python -m studies METHOD``: trains, evaluates and reports what a study declares."""
+"""``python -m studies NAME``: trains, evaluates and reports a study of ``configs/studies``."""
 
 import argparse
+import glob
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from studies.catalogue import STUDIES, find_study
-from studies.commands import ROOT
-from studies.exit_codes import run_guarded
-from studies.options import add_common_options, configured
-from studies.processes import executor
-from studies.report import check_report, write_report
-from studies.results import collect
-from studies.runner import run_study
+from studies.report import check_report, write_report, write_suite
+from studies.runner import CommandError, executor, run_study
+from studies.study import ROOT, Study, StudyError, load_study, study_names
+
+RESULTS = ROOT / "docs" / "results"
+SIGTERM_CODE = 128 + signal.SIGTERM
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -21,51 +23,108 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: the command line; None: that of the process.
     """
-    return run_guarded(lambda: _run(args))
+    return run_guarded(lambda: _run(parser().parse_args(args)))
 
 
-def _run(args: Sequence[str] | None) -> None:
-    options = parser().parse_args(args)
-    declared = find_study(options.method, options.operations)
-    study = configured(declared, options)
+def run_guarded(work: Callable[[], None]) -> int:
+    """Does the work and returns the exit code; started again, it resumes.
+
+    0: done; 1: a command failed, shown with its last lines; 2: bad input, in one line; 130 or 143:
+    stopped.
+    """
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_CODE))
+    try:
+        work()
+    except StudyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except CommandError as error:
+        print(f"error: {error}Start it again to resume.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; start it again to resume", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    study = configured(options)
+    declared = load_study(options.study)
     runs = study.seeded(options.only)
     folder = Path(options.folder or Path("runs", "studies", study.folder)).resolve()
-    whole = (study.steps, study.epochs) == (declared.steps, declared.epochs)
-    output = _output(options, folder, whole=whole and not study.typed)
-    check_report(output)
+    if study.columns:  # with the options that only narrow or repeat it, it is still the study
+        same = ("steps", "epochs", "options")
+        whole = all(getattr(study, key) == getattr(declared, key) for key in same)
+    else:
+        whole = study == declared and not options.only
+    output = _output(options.output, study, folder, whole=whole)
+    if study.columns:
+        check_report(output)
     print(f"{len(runs)} runs of {study.length} in {folder}")
     run_study(study, folder, only=options.only, jobs=options.jobs, execute=executor(options.jobs))
-    write_report(study, collect(study, folder), output)
+    if study.columns:
+        write_report(study, folder, output)
+    else:
+        trial = replace(study, title=f"{study.title}: a trial", introduction="")
+        write_suite(study if whole else trial, folder, output)
     print(f"report: {output}")
 
 
-def _output(options: argparse.Namespace, folder: Path, *, whole: bool) -> Path:
-    """Returns where the report goes; a trial's or variant's does not replace the declared one's."""
-    if options.output:
-        return Path(options.output)
-    if whole:
-        return ROOT / "docs" / "results" / f"{options.method}.md"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "report.md"
+def configured(options: argparse.Namespace) -> Study:
+    """Returns the study that the options ask for.
+
+    Raises:
+        StudyError: if a pattern has no files, or a number is out of its range.
+    """
+    keys = ("operations", "steps", "epochs", "seeds", "separator", "text_name")
+    typed: dict[str, Any] = {key: getattr(options, key) for key in keys}
+    files = tuple(str(Path(pattern).expanduser().absolute()) for pattern in options.text)
+    for pattern, path in zip(options.text, files, strict=True):
+        if not glob.glob(path, recursive=True):
+            raise StudyError(f"text ({pattern}): there is no such file; check path and pattern")
+    return load_study(options.study, files=files or None, **typed)
+
+
+def _output(typed: str | None, study: Study, folder: Path, *, whole: bool) -> Path:
+    """Returns where the report goes; a trial's does not replace the published one."""
+    if typed:
+        return Path(typed)
+    if not whole:
+        folder.mkdir(parents=True, exist_ok=True)
+    suffix = ".md" if study.columns else ""
+    return (RESULTS / study.name if whole else folder / "report").with_suffix(suffix)
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m studies", description=__doc__)
-    parser.add_argument("method", help=f"Which study: {', '.join(STUDIES)}.")
-    add_common_options(parser)
-    parser.add_argument(
-        "--operations",
-        type=int,
-        metavar="N",
-        help="Most operations of training texts, where a study makes them up (declared: 10).",
-    )
-    parser.add_argument(
-        "--output",
-        help="The report (default: docs/results/METHOD.md; of a variant: beside the runs).",
-    )
-    parser.add_argument("--folder", help="Where runs are kept (default: below runs/studies).")
+    add = parser.add_argument
+    add("study", help=f"One of {', '.join(study_names())}, or a file of that form.")
+    add("--text", nargs="+", default=[], metavar="GLOB", help="Your own text.")
+    add("--text_name", help="Its name in the report.")
+    add("--separator", help="Regular expression between documents of txt files.")
+    add("--steps", type=int, help="Optimiser steps of each run, e.g. 5 for a trial.")
+    add("--epochs", type=int, help="Passes over the text of each run, in place of steps.")
+    add("--operations", type=int, metavar="N", help="Most operations of made-up training texts.")
+    add("--seeds", type=_numbers, help="Separated by commas, e.g. 0,1.")
+    add("--only", action="append", default=[], metavar="NAME", help="A run; repeatable.")
+    add("--jobs", type=_count, default=1, help="Runs at a time, which share the processors.")
+    add("--output", help="The report (default: docs/results/NAME; of a trial: with the runs).")
+    add("--folder", help="Where runs are kept (default: in runs/studies).")
     return parser
+
+
+def _numbers(typed: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in typed.split(","))
+
+
+def _count(typed: str) -> int:
+    number = int(typed)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
+    return number
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from datamodules.reasoning import align
 from evaluation.checkpoint.rebuild import build_outline
 from evaluation.cli import build_parser
 from lightning_models.checkpoint import read_checkpoint
+from studies.__main__ import configured
 from studies.__main__ import parser as study_parser
-from studies.catalogue import find_study
+from studies.study import load_study
 from training import LatentCLI
 from training.arguments import look
 
@@ -315,7 +316,7 @@ def test_other_commands_are_understood(method, words, monkeypatch):
         check_study(*words[1:])
     elif words[2] == "studies":
         options = study_parser().parse_args(words[3:])
-        assert find_study(options.method, options.operations).seeded(options.only)
+        assert configured(options).seeded(options.only)
     elif words[2] == "datamodules.reasoning.align":
         assert align.build_parser().parse_args(list(words[3:])).command
     else:
@@ -331,7 +332,7 @@ def check_study(target, *settings):
     assert re.search(r"^study:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(values) <= {"METHOD", "TEXT", "TEXT_NAME", "JOBS", "OPERATIONS"}
     operations = values.get("OPERATIONS")
-    assert find_study(values["METHOD"], None if operations is None else int(operations)).runs
+    assert load_study(values["METHOD"], operations=operations and int(operations)).runs
 
 
 def parse_and_stop(words):

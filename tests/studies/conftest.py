@@ -1,74 +1,87 @@
-"""A study of two runs, commands that only pretend, and results that were never measured."""
+"""A study of two runs, and commands that are not executed."""
 
 import itertools
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from studies.results import Result
-from studies.study import Analysis, CheckpointOf, Column, Evaluation, Run, Study
+from studies.study import load_study
 
-BLOCKWISE = Evaluation(name="blockwise")
-SAMPLED = Evaluation(name="sampled", options={"mode": "autoregressive", "positions": 8})
+SHAPE = {"num_layers": 1, "dim": 16, "num_heads": 2, "positions": "rope"}
 
 
 def model(kind: str) -> dict:
-    sizes = {"num_layers": 1, "dim": 16, "num_heads": 2, "positions": "rope"}
-    return {"class_path": f"lightning_models.{kind}", "init_args": {"config": sizes}}
+    return {"class_path": f"lightning_models.{kind}", "init_args": {"config": SHAPE}}
+
+
+CONTENT = {
+    "title": "Two runs",
+    "introduction": "Is one better?",
+    "data": {"tokenizer": "bytes", "block_size": 16, "batch_size": 2},
+    "steps": 2,
+    "seeds": [0, 1],
+    "evaluations": {"blockwise": {}},
+    "runs": {
+        "plain": {"model": model("TransformerLM")},
+        "copy": {
+            "title": "copied",
+            "cost": 3,
+            "model": model("CopyLM"),
+            "evaluations": {
+                "blockwise": {},
+                "sampled": {"mode": "autoregressive", "positions": 8},
+            },
+            "analyses": {
+                "looks": {
+                    "class_path": "callbacks.ForkAnalysis",
+                    "init_args": {"reference_ckpt": {"checkpoint_of": "plain"}},
+                    "files": ["*.png", "*.csv"],
+                    "quoting": ["quote.png"],
+                }
+            },
+        },
+    },
+    "columns": [
+        {"title": "bpb", "evaluation": "blockwise", "digits": 2},
+        {"title": "gap", "evaluation": "sampled", "key": "difference.nats_per_token"},
+        {"title": "logged M", "evaluation": "logged", "key": "val/x", "digits": 1, "unit": 1e6},
+    ],
+}
 
 
 @pytest.fixture
-def study():
+def study_file(tmp_path):
+    """Writes the file of the study with changed keys (None: without the key); returns its path."""
+
+    def write(**changes):
+        content = {key: each for key, each in (CONTENT | changes).items() if each is not None}
+        path = tmp_path / "pair.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def study(study_file):
     """Two runs of two steps on two seeds; the second run has more to measure."""
-    looks = Analysis(
-        name="looks",
-        callback="callbacks.ForkAnalysis",
-        options={"reference_ckpt": CheckpointOf("plain")},
-        files=("*.png", "*.csv"),
-        quoting=("quote.png",),
-    )
-    return Study(
-        method="pretended",
-        title="A pretended study",
-        introduction="Is one better?",
-        runs=(
-            Run(
-                name="plain", title="plain", model=model("TransformerLM"), evaluations=(BLOCKWISE,)
-            ),
-            Run(
-                name="copy",
-                title="copied",
-                model=model("CopyLM"),
-                cost=3,
-                evaluations=(BLOCKWISE, SAMPLED),
-                analyses=(looks,),
-            ),
-        ),
-        baseline="plain",
-        columns=(
-            Column(title="bpb", evaluation="blockwise", digits=2),
-            Column(title="sampled bpb", evaluation="sampled", digits=2),
-            Column(title="gap", evaluation="sampled", key="difference.nats_per_token", digits=3),
-        ),
-        data={"tokenizer": "bytes", "block_size": 16, "batch_size": 2},
-        trainer={},
-        steps=2,
-    )
+    return load_study(str(study_file()))
 
 
 class Commands:
-    """Pretends to run commands; remembers them, and stops at the ones it is told to."""
+    """In place of the execution of commands: records them, and raises for some of them."""
 
     def __init__(self):
         self.seen = []
         self.failing = {}
         """What to raise, by a word of the command."""
 
-    def __call__(self, command, log: Path):
+    def __call__(self, command, log: Path, threads=None):
         command = [str(word) for word in command]
         self.seen.append(command)
-        log.write_text("pretended")
+        log.write_text("not executed")
         value = dict(itertools.pairwise(command))
         if "fit" in command:
             folder = Path(value["--trainer.default_root_dir"], "X", "version_0", "checkpoints")
@@ -77,15 +90,24 @@ class Commands:
         for word, error in self.failing.items():
             if any(word in part for part in command):
                 raise error
-        if "--output" in command:
-            Path(value["--output"]).write_text(json.dumps({"bits_per_byte": 2.0}))
+        if "compare" in command:
+            Path(value["--output"]).mkdir(exist_ok=True)
+            text = "# Two runs\n\nA table.\n\n## Loss\n\n![loss](loss.svg) [a](#b)\n"
+            Path(value["--output"], "report.md").write_text(text)
+        elif "--output" in command:
+            seed = int(_run_of(command)[-1])
+            result = {"bits_per_byte": 2.0 + seed, "causal": "plain" in _run_of(command)}
+            result["difference"] = {"nats_per_token": -1e-9}
+            Path(value["--output"]).write_text(json.dumps(result))
         if "validate" in command:
-            Path(value["-c"]).with_name("picture.png").write_text("picture")
+            for name in ("picture.png", "quote.png"):
+                Path(value["-c"]).with_name(name).write_text("picture")
 
     @property
     def kinds(self):
-        """Verb or command of each, with its run."""
-        return [f"{command[2]} {_run_of(command)}" for command in self.seen]
+        """Verb of each command, with its run."""
+        runs = [command for command in self.seen if command[2] != "compare"]
+        return [f"{command[2]} {_run_of(command)}" for command in runs]
 
 
 def _run_of(command) -> str:
@@ -95,35 +117,3 @@ def _run_of(command) -> str:
 @pytest.fixture
 def commands():
     return Commands()
-
-
-@pytest.fixture
-def results(study):
-    """Builds the results of all runs from their bits per byte."""
-
-    def build(**changes):
-        found = []
-        for run in study.seeded():
-            bpb = {"plain": 2.5, "copy": 2.25}[run.name] + 0.1 * run.seed
-            whole = {"bits_per_byte": bpb, "causal": run.name == "plain", "flops_per_token": 2e6}
-            whole |= {"likelihood": "exact" if run.name == "plain" else "noncausal", "tokens": 99}
-            sampled = {"bits_per_byte": 2.0, "nats_per_token": 4.0, "standard_error": 0.5}
-            sampled |= {"likelihood": "exact", "causal": True, "of_positions": 50}
-            sampled |= {"difference": {"nats_per_token": -0.25, "standard_error": 0.1}}
-            values = {
-                "run": run,
-                "parameters": 1234,
-                "seconds": 60.0 if run.name == "plain" else 90.0,
-                "sittings": 1 + run.seed,
-                "speed": 2000.0,
-                "training_flops": 6e6,
-                "tokens": 64,
-                "curve": [(32, 4.0), (64, bpb)],
-                "evaluations": {"blockwise": whole}
-                | ({} if run.name == "plain" else {"sampled": sampled}),
-                "versions": {"torch": "2.13.0", "commit": f"abc{run.seed}"},
-            }
-            found.append(Result(**{**values, **changes}))
-        return found
-
-    return build

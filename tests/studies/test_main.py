@@ -1,137 +1,147 @@
-"""The command line of studies."""
+"""The command line: exit codes, where reports go, and a trial through the real programs."""
 
 import os
-import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import studies.__main__ as command_line
-from studies.processes import CommandError
+from studies import report
+from studies.runner import CommandError
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def pretend(study, commands, results, monkeypatch, tmp_path):
-    """Runs the command line on the pretended study; returns the exit code."""
+def run(study_file, commands, monkeypatch, tmp_path):
+    """Runs the command line without executing its commands; returns the exit code."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command_line, "find_study", lambda name, operations: study)
-    monkeypatch.setattr(command_line, "collect", lambda study, folder: results())
-    real = command_line.run_study
-    monkeypatch.setattr(
-        command_line, "run_study", lambda *args, **kw: real(*args, **{**kw, "execute": commands})
-    )
+    monkeypatch.setattr(command_line, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(command_line, "executor", lambda jobs: commands)
+    monkeypatch.setattr(report, "execute", commands)
+    monkeypatch.setattr(report, "read_scalars", lambda folder: {})
+    (tmp_path / "results").mkdir()
+    path = study_file()
 
-    def run(*words, output="report.md"):
-        named = [f"--output={output}"] if output else []
-        return command_line.main(["pretended", *named, *words])
+    def run(*words):
+        return command_line.main([str(path), *words])
 
     return run
 
 
-def test_a_study_runs_and_reports(pretend, commands, tmp_path, capsys):
-    assert pretend("--seeds=0", "--only=plain", "--steps=7") == 0
-    assert commands.kinds == ["fit plain-seed0", "perplexity plain-seed0"]
-    assert "--steps 7 --seeds 0" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "runs/studies/pretended/python_docs-7-steps/plain-seed0").is_dir()
-    assert "1 runs of 224 tokens (7 steps of 32)" in capsys.readouterr().out
+def test_a_study_runs_and_reports(run, commands, tmp_path):
+    assert run() == 0
+    assert len(commands.kinds) == 2 * 2 + 2 * 3 + 1
+    assert (tmp_path / "runs/studies/pair/python_docs-2-steps/plain-seed0").is_dir()
+    assert "studies pair --steps 2 --seeds 0,1" in (tmp_path / "results" / "pair.md").read_text()
+    commands.seen.clear()
+    assert run() == 0
+    assert [command[2] for command in commands.seen] == ["compare"]
 
 
-def test_own_text_is_found_from_any_folder(pretend, commands, tmp_path):
+def test_a_suite_runs_and_compares(run, study_file, tmp_path):
+    study_file(columns=None)
+    assert run() == 0
+    assert (tmp_path / "results" / "pair" / "report.md").is_file()
+    assert (tmp_path / "results" / "pair" / "plain-seed0.yaml").is_file()
+
+
+@pytest.mark.parametrize("columns", ["declared", None])
+@pytest.mark.parametrize("words", [["--steps=7"], ["--epochs=2"]])
+def test_the_report_of_a_trial_stays_with_its_runs(run, study_file, tmp_path, words, columns):
+    study_file(**({} if columns else {"columns": None}))
+    assert run(*words) == 0
+    assert not list((tmp_path / "results").iterdir())
+    (folder,) = (tmp_path / "runs/studies/pair").iterdir()
+    assert (folder / "report.md").is_file() or (folder / "report" / "report.md").is_file()
+
+
+def test_options_reach_the_runs(run, commands, tmp_path):
     (tmp_path / "a.txt").touch()
-    assert pretend("--text", "*.txt", "--text_name=novels", "--only=plain") == 0
-    (config,) = tmp_path.rglob("plain-seed0/config.yaml")
+    words = ["--text", "*.txt", "--text_name=novels", "--only=plain", "--seeds=3", "--jobs=2"]
+    assert run(*words, "--output=own.md") == 0
+    assert commands.kinds == ["fit plain-seed3", "perplexity plain-seed3"]
+    (config,) = tmp_path.rglob("plain-seed3/config.yaml")
     assert f"- {tmp_path}/*.txt" in config.read_text()
-    assert "novels" in (tmp_path / "report.md").read_text()
+    assert "novels" in (tmp_path / "own.md").read_text()
 
 
-def test_the_report_of_a_trial_does_not_replace_that_of_the_study(pretend, tmp_path, monkeypatch):
-    monkeypatch.setattr(command_line, "ROOT", tmp_path)
-    published = tmp_path / "docs" / "results" / "pretended.md"
-    published.parent.mkdir(parents=True)
-    assert pretend("--steps=7", output=None) == 0
-    assert (tmp_path / "runs/studies/pretended/python_docs-7-steps/report.md").is_file()
-    assert not published.exists()
-    assert pretend(output=None) == 0
-    assert published.is_file()
-
-
-def test_a_failed_command_ends_with_1(pretend, commands, tmp_path, capsys):
+def test_a_failed_command_ends_with_1(run, commands, tmp_path, capsys):
     (tmp_path / "log").write_text("the last line\n")
     commands.failing = {"copy-seed0": CommandError(["train.py"], 3, tmp_path / "log")}
-    assert pretend() == 1
-    errors = capsys.readouterr().err
-    assert "ended with code 3" in errors
-    assert "| the last line" in errors
-    assert not (tmp_path / "report.md").exists()
-
-
-def test_the_report_of_a_variant_names_it_and_replaces_nothing(pretend, monkeypatch, tmp_path):
-    monkeypatch.setattr(command_line, "ROOT", tmp_path)
-    (tmp_path / "docs" / "results").mkdir(parents=True)
-    declared = command_line.find_study
-
-    def variant(name, operations):
-        return replace(declared(name, None), typed=f"--operations {operations}")
-
-    monkeypatch.setattr(command_line, "find_study", variant)
-    assert pretend("--operations=20", output=None) == 0
-    report = tmp_path / "runs/studies/pretended/python_docs-2-steps/report.md"
-    assert "studies pretended --operations 20 --steps 2" in report.read_text()
-    assert not list((tmp_path / "docs" / "results").iterdir())
+    assert run() == 1
+    assert "the last line" in capsys.readouterr().err
+    assert not (tmp_path / "results" / "pair.md").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "key"),
     [
-        (["--text", "no/*.txt"], r"text \(no/\*\.txt\): there is no such file"),
-        (["--only", "nothing"], r"only \(nothing\): the runs are"),
-        (["--steps", "0"], r"steps \(0\)"),
-        (["--epochs", "2"], "this study counts steps; use --steps"),
-        (["--output", "missing/a.md"], "does not exist; create it"),
+        (["--text", "no/*.txt"], "text"),
+        (["--only", "nothing"], "only"),
+        (["--steps", "0"], "steps"),
+        (["--operations", "3"], "operations"),
+        (["--output", "missing/a.md"], "output"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_runs(pretend, commands, capsys, words, message):
-    assert pretend(*words) == 2
+def test_bad_input_is_one_line_before_anything_runs(run, commands, capsys, words, key):
+    assert run(*words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.match(f"error: .*{message}", line)
+    assert line.startswith(f"error: {key} ")
     assert commands.seen == []
 
 
-def test_interrupting_ends_with_130(pretend, commands, capsys):
+def test_an_unknown_study_is_one_line(capsys):
+    assert command_line.main(["suite_cpuu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "suite_cpu, suite_h200, suite_paper" in line
+
+
+def test_interrupting_ends_with_130(run, commands):
     commands.failing = {"plain-seed0": KeyboardInterrupt()}
-    assert pretend() == 130
-    assert "go on from here" in capsys.readouterr().err
+    assert run() == 130
 
 
-def test_make_passes_options_on_and_quotes_patterns():
-    typed = [
-        "METHOD=thoughtbubbles",
-        "TEXT=a/*.txt b.txt",
-        "TEXT_NAME=some novels",
-        "OPERATIONS=20",
-    ]
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["study", "METHOD=thinking_states", "OPERATIONS=20"], "thinking_states --operations 20"),
+        (["suite", "SUITE=cpu", "JOBS=2"], "suite_cpu --jobs 2"),
+        (
+            ["study", "METHOD=ponderlm", "TEXT=a/*.txt b.txt", "TEXT_NAME=some novels"],
+            "ponderlm --text 'a/*.txt' 'b.txt' --text_name 'some novels'",
+        ),
+    ],
+)
+def test_make_passes_options_on_and_quotes_patterns(typed, words):
+    command = ["make", "--no-print-directory", "--dry-run", "--always-make", *typed]
     listed = subprocess.run(
-        [
-            "make",
-            "--no-print-directory",
-            "--dry-run",
-            "--always-make",
-            "study",
-            f"VENV={sys.prefix}",
-            *typed,
-        ],
+        [*command, f"VENV={sys.prefix}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "MAKEFLAGS": ""},
     ).stdout
-    assert listed.splitlines()[-1].endswith(
-        "-m studies thoughtbubbles "
-        "--text 'a/*.txt' 'b.txt' --text_name 'some novels' --operations 20"
-    )
+    assert " ".join(listed.splitlines()[-1].split()).endswith(f"-m studies {words}")
+
+
+@pytest.mark.slow
+def test_a_trial_through_the_real_programs(study_file, text_file, data_cache, tmp_path):
+    data = {"tokenizer": "bytes", "block_size": 16, "batch_size": 2, "cache_dir": str(data_cache)}
+    columns = [
+        {"title": "bpb", "evaluation": "blockwise"},
+        {"title": "logged", "evaluation": "logged", "key": "val/bpb"},
+    ]
+    path = study_file(data=data, trainer={"accelerator": "cpu"}, seeds=[0], columns=columns)
+    output = tmp_path / "report.md"
+    words = ["--text", str(text_file), "--folder", str(tmp_path / "runs"), "--output", str(output)]
+    assert command_line.main([str(path), *words]) == 0
+    lines = (tmp_path / "report" / "evaluations.csv").read_text().splitlines()
+    assert len(lines) == 3
+    plain = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
+    assert 6 < float(plain["bpb"]) < 10
+    assert float(plain["bpb"]) == pytest.approx(float(plain["logged"]))
+    assert (tmp_path / "report" / "comparison" / "loss.svg").is_file()

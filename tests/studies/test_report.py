@@ -1,171 +1,162 @@
-"""Tables and figures from results; what people wrote survives."""
+"""The report: values of the tables, the marked section, and its files."""
 
+import csv
 from dataclasses import replace
 
 import pytest
 
-from studies import StudyError, Text
-from studies.report import BEGIN, END, check_report, render, write_report
-from studies.study import Column
-from studies.tables import seeds_table, summary_table
+from studies import report
+from studies.report import BEGIN, END, RunFolder, check_report, write_report, write_suite
+from studies.runner import run_study
+from studies.study import Column, StudyError
 
 
-def cells(table, row):
-    """The cells of a line, by the heads of the table."""
-    lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
-    return dict(zip(lines[0], lines[2 + row], strict=True))
+@pytest.fixture
+def reported(study, commands, tmp_path, monkeypatch):
+    """Runs the study without executing its commands; returns what writes its report."""
+    scalars = {"val/x": {0: 4e6, 1: 3e6}}
+    monkeypatch.setattr(report, "read_scalars", lambda folder: scalars)
+    monkeypatch.setattr(report, "execute", commands)
+    run_study(study, tmp_path / "runs", execute=commands)
+
+    def write(changed=study, path=tmp_path / "pair.md"):
+        write_report(changed, tmp_path / "runs", path)
+        return path.read_text()
+
+    return write
 
 
-def test_the_summary_has_means_and_ranges(study, results):
-    table = summary_table(study, results())
-    plain, copied = cells(table, 0), cells(table, 1)
-    assert plain["bpb"] == "2.55 (2.50 to 2.60)"
-    assert plain["sampled bpb"] == plain["gap"] == "-"
-    assert copied["bpb"] == "2.30 (2.25 to 2.35), not causal"
-    assert copied["sampled bpb"] == "2.00 (2.00 to 2.00)"
-    assert copied["gap"] == "-0.250 (-0.250 to -0.250)"
-    assert copied["FLOPs/token, training"] == "6.00 M"
-    assert copied["FLOPs/token, inference"] == "2.00 M"
-    assert copied["parameters"] == "1,234"
-    assert (copied["wall time"], copied["wall time / baseline"]) == ("1:30", "1.50")
-    assert plain["wall time / baseline"] == "1.00"
+def table(text, head):
+    """The first table whose header has this cell: a row by its first cell."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    start = next(number for number, cells in enumerate(lines) if head in cells)
+    return {line[0]: dict(zip(lines[start], line, strict=True)) for line in lines[start + 2 :]}
 
 
-def test_other_kinds_of_likelihood_are_named(study, results):
-    bound = {"blockwise": {"bits_per_byte": 2.0, "causal": True, "likelihood": "lower_bound"}}
-    table = summary_table(study, results(evaluations=bound))
-    assert cells(table, 0)["bpb"] == "2.00 (2.00 to 2.00), lower bound"
+def test_values_of_the_table(reported, study):
+    rows = table(reported(), "bpb")
+    assert rows["plain"]["bpb"] == "2.50 (2.00 to 3.00)"
+    assert rows["copied"]["bpb"] == "2.50 (2.00 to 3.00), not causal"
+    assert rows["plain"]["gap"] == "-"
+    assert rows["copied"]["gap"] == "0.0000 (0.0000 to 0.0000)"  # no -0.0000
+    assert rows["plain"]["logged M"] == "3.0 (3.0 to 3.0)"
+    assert rows["plain"]["wall time"] == "0:00"
 
 
-def test_every_seed_has_a_line_with_standard_errors(study, results):
-    table = seeds_table(study, results())
-    assert [cells(table, row)["run"] for row in range(4)] == ["plain", "plain", "copied", "copied"]
-    second = cells(table, 3)
-    assert second["seed"] == "1"
-    assert second["sampled bpb"] == "2.00 ± 0.25"  # 0.5 nats of 4 a token
-    assert second["bpb"] == "2.35"
-    assert second["times resumed"] == "1"
-    assert second["tokens/s"] == "2,000"
+def test_every_run_is_in_the_csv_file_with_all_digits(reported, tmp_path):
+    reported()
+    with (tmp_path / "pair" / "evaluations.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run"] for row in rows] == [
+        *("plain-seed0", "copy-seed0", "plain-seed1", "copy-seed1")
+    ]
+    last = rows[-1]
+    assert (last["bpb"], last["gap"], last["logged M"]) == ("3.0", "-1e-09", "3.0")
+    assert rows[0]["gap"] == ""
 
 
-def test_one_seed_has_no_range_and_a_missing_baseline_no_ratio(study, results):
-    alone = [result for result in results() if result.run.folder == "copy-seed0"]
-    line = cells(summary_table(study, alone), 0)
-    assert line["bpb"] == "2.25, not causal"
-    assert line["wall time / baseline"] == "-"
+@pytest.mark.parametrize(
+    ("content", "key", "value"),
+    [
+        ({"a": {"results": [{"x": 2.0}]}}, "results.0.x", 2.0),
+        ({"a": {"x": 2e6}}, "x", 2e6),
+        ({"a": {"x": None}}, "x", None),
+        ({"a": {}}, "x.y", None),
+        ({}, "x", None),
+    ],
+)
+def test_keys_lead_into_results(content, key, value):
+    assert report.value_of(Column(title="t", evaluation="a", key=key), content) == value
 
 
-def test_numbers_are_shown_in_their_unit(study, results):
-    column = Column(title="M", evaluation="blockwise", key="flops_per_token", digits=1, unit=1e6)
-    wide = replace(study, columns=(column,))
-    assert cells(summary_table(wide, results()), 0)["M"] == "2.0 (2.0 to 2.0)"
-    assert cells(seeds_table(wide, results()), 1)["M"] == "2.0"
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ({"likelihood": "exact", "causal": True}, "2.0000"),
+        ({"likelihood": "lower_bound", "causal": True}, "2.0000, lower bound"),
+        ({"likelihood": "exact", "causal": False}, "2.0000, not causal"),
+    ],
+)
+def test_kinds_of_likelihood_are_marked(study, content, kind, tmp_path):
+    column = Column(title="bpb", evaluation="a")
+    place = RunFolder(tmp_path)
+    place.note("train", {"seconds": 1.0})
+    alone = replace(study, columns=(column,))
+    trained = [(study.runs[0], place)]
+    text = report.summary_table(alone, trained, [{"a": {"bits_per_byte": 2.0, **content}}])
+    assert table(text, "bpb")["plain"]["bpb"] == kind
 
 
-def test_zero_has_no_sign(study, results):
-    tiny = {"sampled": {"difference": {"nats_per_token": -1e-9}}}
-    assert cells(seeds_table(study, results(evaluations=tiny)), 2)["gap"] == "0.000"
+def test_handwritten_text_survives(reported, tmp_path):
+    first = reported()
+    path = tmp_path / "pair.md"
+    path.write_text(first.replace(BEGIN, f"Before.\n{BEGIN}").replace("A table", "x") + "After.\n")
+    second = reported()
+    assert second.count(BEGIN) == second.count(END) == 1
+    assert "Before.\n" in second
+    assert second.endswith("After.\n")
+    assert "A table" in second
 
 
-def test_missing_measurements_are_dashes(study, results):
-    bare = results(evaluations={}, speed=None, training_flops=None, curve=[])
-    line = cells(summary_table(study, bare), 0)
-    assert line["FLOPs/token, inference"] == line["FLOPs/token, training"] == line["bpb"] == "-"
-    assert cells(seeds_table(study, bare), 0)["tokens/s"] == "-"
+def test_links_lead_to_files_of_the_report(reported, tmp_path):
+    text = reported()
+    assert "![loss](pair/comparison/loss.svg) [a](#b)" in text
+    assert "pair/copy-looks/picture.png" in text
+    assert (tmp_path / "pair" / "copy-looks" / "quote.png").is_file()
+    (tmp_path / "pair" / "copy-looks" / "stale.png").touch()
+    (tmp_path / "pair" / "other.png").touch()
+    reported()
+    assert not (tmp_path / "pair" / "copy-looks" / "stale.png").exists()
+    assert (tmp_path / "pair" / "other.png").exists()
 
 
-def test_the_section_says_what_was_done(study, results):
-    text = render(
-        study, results(), ["pretended/copy-looks/a.png", "pretended/copy-looks/b.csv"], ""
-    )
-    assert text.startswith(BEGIN)
-    assert text.endswith(END)
-    assert "python -m studies pretended --steps 2 --seeds 0,1" in text
-    assert "torch 2.13.0; commit abc0 and abc1" in text
-    assert "64 tokens (2 steps of 32) a run" in text
-    assert "measured on 99 tokens" in text
-    assert "![a.png](pretended/copy-looks/a.png)" in text
-    assert "[b.csv](pretended/copy-looks/b.csv)" in text
-    assert "not run" not in text
-
-
-def test_commits_are_short_and_one_seed_is_told(study, results):
-    versions = {"commit": "0123456789abcdef0123456789abcdef01234567-dirty"}
-    (one,) = [r for r in results(versions=versions) if r.run.folder == "plain-seed0"]
-    text = render(study, [one], [], "")
-    assert "commit 0123456789ab-dirty." in text
-    assert "One seed (0)" in text
-
-
-def test_missing_runs_are_named(study, results):
-    assert "- not run: copy-seed1\n" in render(study, results()[:-1], [], "")
-
-
-def test_paths_of_the_users_text_are_not_in_the_report(study, results):
-    own = replace(study, text=Text(files=("/secret/place/*.txt",), name="novels"))
-    text = render(own, results(), [], "")
+def test_the_users_text_is_neither_named_nor_quoted(reported, study, tmp_path):
+    own = replace(study, files=("/secret/place/*.txt",), text_name="novels")
+    text = reported(own)
     assert "secret" not in text
     assert "--text '<novels>'" in text
-    assert "text: novels" in text
+    assert not (tmp_path / "pair" / "copy-looks" / "quote.png").exists()
+    assert (tmp_path / "pair" / "copy-looks" / "picture.png").exists()
 
 
-def test_what_people_wrote_survives(study, results, tmp_path):
-    path = tmp_path / "pretended.md"
-    write_report(study, results(), path)
-    first = path.read_text()
-    assert "## Conclusions" in first
-    path.write_text(first.replace("(written by hand", "It works. (written by hand") + "The end.\n")
-    changed = results(parameters=4321)
-    write_report(study, changed, path)
-    second = path.read_text()
-    assert "It works." in second
-    assert second.endswith("The end.\n")
-    assert "4,321" in second
-    assert "1,234" not in second
-    assert second.count(BEGIN) == second.count(END) == 1
+def test_missing_runs_are_named(reported, study, commands, tmp_path):
+    text = reported(replace(study, seeds=(0, 2)))
+    assert "- not run: copy-seed2, plain-seed2\n" in text
 
 
-def test_figures_and_files_lie_beside_the_report(study, results, tmp_path):
-    picture = tmp_path / "runs" / "a.png"
-    picture.parent.mkdir()
-    picture.write_text("picture")
-    path = tmp_path / "docs" / "pretended.md"
-    stale = path.parent / "pretended" / "copy-looks" / "stale.png"
-    foreign = path.parent / "pretended" / "foreign.png"
-    stale.parent.mkdir(parents=True)
-    stale.touch()
-    foreign.touch()
-    found = results()
-    found[1] = replace(found[1], files={"looks": [picture]})
-    write_report(study, found, path)
-    assert (path.parent / "pretended" / "copy-looks" / "a.png").read_text() == "picture"
-    assert not stale.exists()
-    assert foreign.exists()
-    assert "pretended/copy-looks/a.png" in path.read_text()
-    curves = (path.parent / "pretended" / "curves.svg").read_text()
-    assert "<svg" in curves
-    assert "pretended/curves.svg" in path.read_text()
+def test_compare_takes_titles_results_and_options(reported, study, commands):
+    reported(replace(study, compare={"split": "test"}))
+    command = commands.seen[-1]
+    assert command[2] == "compare"
+    named = [word.partition("=") for word in command[3:7]]
+    assert [(title, place.split("/")[-2]) for title, _, place in named] == [
+        *(("plain", "plain-seed0"), ("copied", "copy-seed0")),
+        *(("plain", "plain-seed1"), ("copied", "copy-seed1")),
+    ]
+    assert command[-2:] == ["--split", "test"]
+    results = command[command.index("--results") + 1 : command.index("--output")]
+    assert len(results) == 2 * 1 + 2 * 2
+    assert all(name.endswith(".json") for name in results)
 
 
-def test_the_same_results_make_the_same_files(study, results, tmp_path):
-    drawn = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_report(study, results(), tmp_path / name / "report.md")
-        drawn.append((tmp_path / name / "report" / "curves.svg").read_bytes())
-    assert drawn[0] == drawn[1]
+def test_a_suite_has_the_config_of_each_run(reported, study, tmp_path):
+    output = tmp_path / "docs" / "suite"
+    write_suite(study, tmp_path / "runs", output)
+    assert {path.name for path in output.glob("*.yaml")} == {
+        *(f"{name}-seed{seed}.yaml" for name in ("plain", "copy") for seed in (0, 1))
+    }
 
 
 @pytest.mark.parametrize("text", ["", f"{BEGIN}\n", f"{BEGIN}\n{END}\n{BEGIN}\n{END}"])
 def test_a_file_without_the_marks_is_left_alone(text, tmp_path):
     path = tmp_path / "own.md"
     path.write_text(text)
-    with pytest.raises(StudyError, match=r"own\.md\) has no section between the marks"):
+    with pytest.raises(StudyError, match=r"own\.md"):
         check_report(path)
+    assert path.read_text() == text
 
 
 def test_a_report_needs_a_folder(tmp_path):
-    with pytest.raises(StudyError, match="does not exist; create it"):
-        check_report(tmp_path / "missing" / "a.md")
-    with pytest.raises(StudyError, match="is a folder; name a file"):
-        check_report(tmp_path)
+    for path in (tmp_path / "missing" / "a.md", tmp_path):
+        with pytest.raises(StudyError, match="output"):
+            check_report(path)

@@ -1,13 +1,17 @@
-"""What is done is not done again; what was stopped goes on."""
+"""Resume, stale settings, jobs, failures, and the execution of commands."""
 
 import json
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from filelock import FileLock
 
-from studies import StudyError
-from studies.runner import RunFolder, run_study
+from studies.runner import CommandError, Progress, RunFolder, execute, run_study, stop_running
+from studies.study import StudyError
 
 
 def record(folder, run):
@@ -77,7 +81,7 @@ def test_a_stopped_training_goes_on_from_its_checkpoint(study, commands, tmp_pat
     assert after["seconds"] > stopped["seconds"]
 
 
-def test_a_training_without_a_checkpoint_begins_anew(study, commands, tmp_path):
+def test_a_training_without_a_checkpoint_starts_again(study, commands, tmp_path):
     commands.failing = {"plain-seed0": KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         run_study(study, tmp_path, execute=commands)
@@ -105,9 +109,10 @@ def test_a_changed_evaluation_is_done_again(study, commands, tmp_path):
     run_study(study, tmp_path, execute=commands)
     commands.seen.clear()
     plain, copy = study.runs
-    blockwise, sampled = copy.evaluations
-    sampled = replace(sampled, options={**sampled.options, "positions": 16})
-    changed = replace(study, runs=(plain, replace(copy, evaluations=(blockwise, sampled))))
+    sampled = {**copy.evaluations["sampled"], "positions": 16}
+    changed = replace(
+        study, runs=(plain, replace(copy, evaluations={**copy.evaluations, "sampled": sampled}))
+    )
     run_study(changed, tmp_path, execute=commands)
     assert commands.kinds == ["perplexity copy-seed0", "perplexity copy-seed1"]
     assert all(command[-1] == "16" for command in commands.seen)
@@ -126,7 +131,7 @@ def test_two_studies_do_not_share_a_folder(study, commands, tmp_path):
     assert commands.seen == []
 
 
-def test_a_lost_checkpoint_is_told(study, commands, tmp_path):
+def test_a_lost_checkpoint_is_reported(study, commands, tmp_path):
     run_study(study, tmp_path, only=["plain"], execute=commands)
     place = RunFolder(tmp_path / "plain-seed0")
     place.checkpoint.unlink()
@@ -144,3 +149,83 @@ def test_an_analysis_is_repeated_when_the_run_it_refers_to_appears(study, comman
     assert commands.kinds.count("validate copy-seed0") == 1
     reference = (tmp_path / "copy-seed0" / "looks" / "config.yaml").read_text()
     assert str(RunFolder(tmp_path / "plain-seed0").checkpoint) in reference
+
+
+def test_checkpoints_and_validations_are_as_frequent(study):
+    settings = replace(study, steps=50).train_config(study.runs[0])
+    assert settings["trainer"]["val_check_interval"] == 5
+    assert settings["checkpoint"]["every_n_train_steps"] == 5
+
+
+def test_the_time_left_follows_costs_then_measured_times(study, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("studies.runner.time.monotonic", lambda: now[0])
+    progress, left = Progress(study.seeded()), []
+    for run, seconds in zip(study.seeded(), (60.0, 120.0, 60.0, 120.0), strict=True):
+        progress.begin(run)
+        now[0] += seconds
+        progress.end(run, executed=True)
+        left.append(progress.left())
+    assert left == [60.0 * (3 + 1 + 3), 60.0 + 120.0, 120.0, None]
+    progress = Progress(study.seeded())
+    progress.begin(study.seeded()[0])
+    progress.end(study.seeded()[0], executed=False)
+    assert progress.left() is None
+
+
+# ---- execution
+
+
+def test_a_failure_shows_the_command_and_its_last_lines(tmp_path):
+    code = "print(*range(100), sep='\\n'); raise SystemExit('no such luck')"
+    with pytest.raises(CommandError) as failure:
+        execute([sys.executable, "-u", "-c", code], tmp_path / "log")
+    message = str(failure.value)
+    assert "code 1" in message
+    assert "no such luck" in message
+    assert "| 99\n" in message
+    assert "| 50\n" not in message
+    assert f"{sys.executable} -u -c" in message
+
+
+def test_threads_are_limited(tmp_path):
+    code = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    execute([sys.executable, "-c", code], tmp_path / "log", threads=3)
+    assert (tmp_path / "log").read_text() == "3\n"
+
+
+def test_commands_of_other_threads_can_be_stopped(tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        code = "import time; print('up', flush=True); time.sleep(60)"
+        future = pool.submit(execute, [sys.executable, "-c", code], tmp_path / "log")
+        while not future.done() and not (
+            (tmp_path / "log").exists() and (tmp_path / "log").read_text()
+        ):
+            time.sleep(0.01)
+        stop_running()
+        with pytest.raises(CommandError, match="code -15"):
+            future.result(timeout=30)
+
+
+SAVING = """
+import os, pathlib, signal, sys, time
+def end(*_):
+    pathlib.Path(sys.argv[1]).write_text("saved")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+os.kill(os.getppid(), signal.SIGUSR1)
+time.sleep(60)
+"""
+
+
+def test_a_stopped_study_lets_the_command_save_its_state(tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            execute([sys.executable, "-c", SAVING, str(tmp_path / "state")], tmp_path / "log")
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert (tmp_path / "state").read_text() == "saved"
