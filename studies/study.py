@@ -39,6 +39,15 @@ class StudyError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Operations:
+    """Values of ``--operations``, of studies whose runs depend on it."""
+
+    default: int
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Analysis:
     """A callback that writes files while ``train.py validate`` scores a trained run."""
 
@@ -152,9 +161,18 @@ class Study:
                 raise StudyError(f"{key} ({value}) must be at least 1")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise StudyError(f"seeds ({list(self.seeds)}) must be different numbers from 0")
-        for key in ("tokenizer", "block_size", "batch_size"):
-            if key not in self.data:
-                raise StudyError(f"{self.name}: data has no {key}; add it")
+        for key in ("block_size", "batch_size"):
+            if not _fits(self.data.get(key), int):
+                raise StudyError(f"{self.name}: data.{key} ({self.data.get(key)!r}) must be int")
+        accumulated = self.trainer.get("accumulate_grad_batches")
+        if not _fits(accumulated, int | None):
+            raise StudyError(
+                f"{self.name}: trainer.accumulate_grad_batches ({accumulated!r}) must be int"
+            )
+        for key in ("corpus", "task"):
+            source = getattr(self, key)
+            if source is not None and not isinstance(source.get("init_args"), Mapping):
+                raise StudyError(f"{self.name}: {key} must have class_path and init_args")
         if self.task is not None and self.files:
             raise StudyError(f"text: {self.name} makes up its questions; leave the text out")
         for run in self.runs:
@@ -188,8 +206,8 @@ class Study:
     @property
     def units_per_step(self) -> int:
         """Tokens, or questions, of an optimiser step."""
-        rows = int(self.data["batch_size"]) * int(self.trainer.get("accumulate_grad_batches", 1))
-        return rows if self.task is not None else rows * int(self.data["block_size"])
+        rows = self.data["batch_size"] * (self.trainer.get("accumulate_grad_batches") or 1)
+        return int(rows if self.task is not None else rows * self.data["block_size"])
 
     @property
     def length(self) -> str:
@@ -323,9 +341,6 @@ def load_study(name: str, **typed: Any) -> Study:
     content = _read(path)
     typed = {key: value for key, value in typed.items() if value is not None}
     values = _values(path.stem, content, typed.pop("operations", None))
-    declared = values.get("operations"), content.pop("operations", {}).get("default")
-    if declared[0] != declared[1]:
-        content["options"] = f"--operations {declared[0]}"
     content.pop("common", None)
     if "steps" in typed:  # of steps and epochs, the one that was typed counts
         content["epochs"] = None
@@ -343,6 +358,8 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise StudyError(f"{path} is no study: it must be a mapping with title, data and runs")
     base = content.pop("extends", None)
+    if base == path.stem:
+        raise StudyError(f"{path}: extends ({base}) must be another study")
     return content if base is None else _merge(_read(path.with_name(f"{base}.yaml")), content)
 
 
@@ -353,18 +370,24 @@ def _merge(base: Any, own: Any) -> Any:
 
 
 def _values(name: str, content: dict[str, Any], operations: int | None) -> dict[str, Any]:
-    """Returns the declared values, each computed from those before it."""
-    limits = content.get("operations")
+    """Returns the declared values, each computed from those before it, and N as ``operations``."""
+    limits = content.pop("operations", None)
     if limits is None and operations is not None:
         raise StudyError(f"operations ({operations}): {name} declares none; leave them out")
     values: dict[str, Any] = {}
     if limits is not None:
-        values["operations"] = limits["default"] if operations is None else operations
-        if not limits["least"] <= values["operations"] <= limits["most"]:
+        known = _build(Operations, f"{name}: operations", limits)
+        values["operations"] = known.default if operations is None else operations
+        if not known.least <= values["operations"] <= known.most:
             raise StudyError(
-                f"operations ({operations}) must be from {limits['least']} to {limits['most']}"
+                f"operations ({values['operations']}) must be from {known.least} to {known.most}"
             )
-    for key, value in content.pop("values", {}).items():
+        if values["operations"] != known.default:
+            content["options"] = f"--operations {operations}"
+    declared = content.pop("values", {})
+    if not isinstance(declared, Mapping):
+        raise StudyError(f"{name}: values ({declared!r}) must be a mapping")
+    for key, value in declared.items():
         values[key] = render(value, values)
     return values
 
@@ -384,7 +407,9 @@ def _study(name: str, content: dict[str, Any], values: dict[str, Any]) -> Study:
     built = []
     for key, own in runs.items():
         where = f"{name}: runs.{key}"
-        check_fields(Run, where, {"name": key, "title": key, **own} if own else own)
+        if not isinstance(own, Mapping):
+            raise StudyError(f"{where} ({own!r}) must be a mapping with a model")
+        check_fields(Run, where, {"name": key, "title": key, **own})
         known = {**values, **study.passes_of(own.get("length", 1.0))}
         one = render({"name": key, "title": key, "evaluations": evaluations, **own}, known)
         one["analyses"] = {

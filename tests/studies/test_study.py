@@ -290,6 +290,13 @@ MODEL = {"class_path": "lightning_models.TransformerLM", "init_args": {}}
         ({"seeds": [-1]}, "seeds"),
         ({"seeds": "0"}, "seeds"),
         ({"extends": "missing"}, "missing.yaml"),
+        ({"extends": "pair"}, r"extends \(pair\)"),
+        ({"runs": {"one": 3}}, "runs.one"),
+        ({"data": {"block_size": "x", "batch_size": 1}}, "data.block_size"),
+        ({"values": 3}, "values"),
+        ({"operations": 3}, "operations"),
+        ({"operations": {"default": 1, "least": "x", "most": 2}}, "operations.least"),
+        ({"corpus": {"class_path": "datamodules.PythonDocs"}}, "corpus"),
     ],
 )
 def test_bad_files_name_the_key(study_file, changes, key):
