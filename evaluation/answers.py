@@ -4,7 +4,6 @@ Works on batches of any data module that marks answers in them (``answer`` and `
 `datamodules.answers`), through the contract that every method keeps.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from evaluation.checkpoint.rebuild import build_model
 from evaluation.console import format_table
 from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, Stopwatch, price
 from evaluation.output import check_target, write_json
-from evaluation.scoring import score_batch
+from evaluation.scoring import Share, score_batch, share_of_counts
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
@@ -238,32 +237,18 @@ class AnswerReport:
     data: dict[str, Any]
     settings: dict[str, Any]
 
-    def accuracy(self, group: int | None = None) -> float:
-        """Returns the share of right answers in [0, 1], of one group or of all; nan of nothing."""
+    def share(self, group: int | None = None) -> Share:
+        """Returns the share of right answers, of one group or of all."""
         groups = list(self.asked) if group is None else [group]
-        asked = sum(self.asked[g] for g in groups)
-        return sum(self.right[g] for g in groups) / asked if asked else math.nan
-
-    def standard_error(self, group: int | None = None) -> float:
-        """Returns the standard error of ``accuracy``, of independent questions; nan of nothing."""
-        asked = sum(self.asked.values()) if group is None else self.asked[group]
-        share = self.accuracy(group)
-        return math.sqrt(share * (1 - share) / asked) if asked else math.nan
+        right, asked = (sum(counts[g] for g in groups) for counts in (self.right, self.asked))
+        return share_of_counts(right, asked)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values under the keys of the JSON file."""
         return {
-            "accuracy": self.accuracy(),
-            "standard_error": self.standard_error(),
-            "questions": sum(self.asked.values()),
+            **self.share().as_dict(),
             "by_group": [
-                {
-                    self.group_name: group,
-                    "accuracy": self.accuracy(group),
-                    "standard_error": self.standard_error(group),
-                    "questions": count,
-                }
-                for group, count in self.asked.items()
+                {self.group_name: group, **self.share(group).as_dict()} for group in self.asked
             ],
             "candidates": self.candidates,
             "likelihood": self.likelihood,
@@ -276,19 +261,14 @@ class AnswerReport:
 
     def as_table(self) -> str:
         """Returns the result for people."""
-        rows = {"accuracy": self._share(None, sum(self.asked.values()))}
-        for group, count in self.asked.items():
-            rows[f"{self.group_name} {group}"] = self._share(group, count)
+        rows = {"accuracy": str(self.share())}
+        rows |= {f"{self.group_name} {group}": str(self.share(group)) for group in self.asked}
         if self.candidates is not None:
             rows["by chance"] = f"{1 / self.candidates:.4f}"
         rows |= {"mode": str(self.settings["mode"]), "split": str(self.data["split"])}
         if self.likelihood is not None:
             rows |= {"likelihood": self.likelihood, "causal": "yes" if self.causal else "no"}
         return format_table({**rows, **self.cost.as_cells(), "checkpoint": self.checkpoint})
-
-    def _share(self, group: int | None, count: int) -> str:
-        error = self.standard_error(group)
-        return f"{self.accuracy(group):.4f} +- {error:.4f} of {count:,}"
 
 
 def measure_answers(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -129,3 +129,36 @@ def score_batch(model: LanguageModel, batch: dict[str, Any], precision: Precisio
 def _to(model: LanguageModel, batch: dict[str, Any]) -> dict[str, Any]:
     moved: dict[str, Any] = move_data_to_device(batch, model.device)
     return moved
+
+
+class Share(NamedTuple):
+    """A share of questions in [0, 1] and its standard error; both nan of no questions.
+
+    The error is that of independent questions.
+    """
+
+    value: float
+    error: float
+    questions: int
+
+    def __str__(self) -> str:
+        """Returns share, error and number of questions for people."""
+        return f"{self.value:.4f} +- {self.error:.4f} of {self.questions:,}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the accuracy under the keys of the JSON files."""
+        return {"accuracy": self.value, "standard_error": self.error, "questions": self.questions}
+
+
+def share_of(flags: Iterable[bool]) -> Share:
+    """Returns the share of what is true."""
+    values = list(flags)
+    return share_of_counts(sum(values), len(values))
+
+
+def share_of_counts(right: int, questions: int) -> Share:
+    """Returns the share of right answers among a number of questions."""
+    if not questions:
+        return Share(math.nan, math.nan, 0)
+    share = right / questions
+    return Share(share, math.sqrt(share * (1 - share) / questions), questions)

@@ -8,7 +8,7 @@ from callbacks.reasoning.thinking import thought_text, told
 from evaluation.console import format_columns
 from evaluation.curves.figure import COLOURS
 from evaluation.reason.models import LATENTS, Contestant
-from evaluation.reason.result import ReasonResult, Reply, Share, overlap_table, overlaps
+from evaluation.reason.result import ReasonResult, Reply, overlap_table, overlaps
 from evaluation.runs.labels import is_number
 
 COLUMNS = {
@@ -58,9 +58,7 @@ class ReasonReport:
         shown = [key for key in COLUMNS if any(own.get(key) is not None for own in numbers)]
         rows = [["", "accuracy", *(COLUMNS[key] for key in shown)]]
         for result, own in zip(self.results, numbers, strict=True):
-            rows.append(
-                [result.label, _share(result.accuracy), *(_cell(own, key) for key in shown)]
-            )
+            rows.append([result.label, str(result.accuracy), *(_cell(own, key) for key in shown)])
         return format_columns(rows)
 
     def _groups(self) -> str:
@@ -70,18 +68,15 @@ class ReasonReport:
         if len(groups) < 2:
             return ""
         rows = [[self.group_name, *(result.label for result in self.results)]]
-        rows += [[str(group), *(_share(column[group]) for column in columns)] for group in groups]
+        rows += [[str(group), *(str(column[group]) for column in columns)] for group in groups]
         return format_columns(rows)
 
     def _question_first(self) -> str:
-        names = ("accuracy", "recovered", "intervention")
         rows = [["question first", "all so", "of those wrong before", "only those so"]]
         for result in self.results:
             found = result.with_question_first()
             if found:
-                keys = [f"question_first_{name}" for name in names]
-                shares = [Share(found[key], found[f"{key}_standard_error"]) for key in keys]
-                rows.append([result.label, *map(_share, shares)])
+                rows.append([result.label, *map(str, found.values())])
         return format_columns(rows) if len(rows) > 1 else ""
 
     def _overlap(self) -> str:
@@ -148,10 +143,6 @@ def _answer(tokenizer: Any, label: str, reply: Reply, question_first: bool) -> d
         row["query_with_thoughts"] = told(tokenizer, question.query, thinking)
         row["rounds"] = thinking.rounds
     return row
-
-
-def _share(share: Share) -> str:
-    return f"{share.value:.4f} +- {share.error:.4f}"
 
 
 def _cell(numbers: dict[str, Any], key: str) -> str:
@@ -249,7 +240,7 @@ def _over_groups(axes: Any, results: Sequence[ReasonResult]) -> Mapping[str, Any
     named = {}
     for number, result in enumerate(results):
         groups = result.by_group()
-        values, errors = zip(*groups.values(), strict=True)
+        values, errors, _ = zip(*groups.values(), strict=True)
         style: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.2, "capsize": 2}
         colour = COLOURS[number % len(COLOURS)]
         named[result.label] = axes.errorbar([*groups], values, errors, color=colour, **style)
@@ -296,12 +287,12 @@ def points_of(
     """Returns header and rows of the table beside the figure, see `reason_figure`."""
     if against is None:
         return ["label", group_name, "accuracy", "standard_error"], [
-            [result.label, group, *share]
+            [result.label, group, share.value, share.error]
             for result in results
             for group, share in result.by_group().items()
         ]
     key, values = against
     return ["label", key, "accuracy", "standard_error", "speed_up"], [
-        [result.label, value, *result.accuracy, result.speed_up]
+        [result.label, value, result.accuracy.value, result.accuracy.error, result.speed_up]
         for result, value in zip(results, values, strict=True)
     ]

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from callbacks.reasoning.questions import Question, judge, write
 from callbacks.reasoning.thinking import Recorded, RowThinking
 from evaluation.checkpoint.device import Precision, autocast
 from evaluation.console import format_columns
+from evaluation.scoring import Share, share_of
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
 
@@ -144,25 +145,6 @@ def ask(
 # ---- numbers of one model
 
 
-class Share(NamedTuple):
-    """A share of questions in [0, 1], and its standard error; both nan of none.
-
-    The error is that of independent questions.
-    """
-
-    value: float
-    error: float
-
-
-def share_of(flags: Iterable[bool]) -> Share:
-    """Returns the share of what is true."""
-    values = list(flags)
-    if not values:
-        return Share(math.nan, math.nan)
-    share = sum(values) / len(values)
-    return Share(share, math.sqrt(share * (1 - share) / len(values)))
-
-
 @dataclass(frozen=True)
 class ReasonResult:
     """Answers of one model."""
@@ -218,26 +200,21 @@ class ReasonResult:
             "thought_tokens": statistics.fmean(row.length for row in rows),
         }
 
-    def with_question_first(self) -> dict[str, float]:
-        """Returns what the question in front changes (Fig. 5); empty where it was not asked so.
+    def with_question_first(self) -> dict[str, Share]:
+        """Returns the shares of right answers with the question first (Fig. 5), by name.
 
-        ``question_first_accuracy``: of all questions; ``question_first_recovered``: of those
-        answered wrongly before; ``question_first_intervention``: of all, had only those been asked
-        again (Sec. 4.5).
+        ``accuracy``: of all questions; ``recovered``: of those answered wrongly before;
+        ``intervention``: of all, had only those been asked again (Sec. 4.5). Empty where it was not
+        asked so.
         """
         if self.question_first is None:
             return {}
         pairs = list(zip(self.replies, self.question_first, strict=True))
-        found = {
+        return {
             "accuracy": share_of(now.right for _, now in pairs),
             "recovered": share_of(now.right for before, now in pairs if not before.right),
             "intervention": share_of(before.right or now.right for before, now in pairs),
         }
-        values = {}
-        for name, (value, error) in found.items():
-            values[f"question_first_{name}"] = value
-            values[f"question_first_{name}_standard_error"] = error
-        return values
 
     def speed(self) -> dict[str, Any]:
         """Returns seconds per question and the speed-up; empty where it was not timed."""
@@ -256,36 +233,30 @@ class ReasonResult:
         Args:
             group_name: what a group counts.
         """
-        share, error = self.accuracy
         latents = {} if self.latents is None else {"latents": self.latents}
         return {
             "label": self.label,
             "model": self.model,
             **latents,
-            "accuracy": share,
-            "standard_error": error,
-            "questions": len(self.replies),
+            **self.accuracy.as_dict(),
             "written_tokens": self.written_tokens,
             **self.speed(),
             **self.cost,
             **self.thinking(),
-            **self.with_question_first(),
-            "by_group": self._groups(group_name),
+            **self._question_first(),
+            "by_group": [
+                {group_name: group, **share.as_dict()} for group, share in self.by_group().items()
+            ],
             "checkpoint": self.checkpoint,
             "settings": self.settings,
         }
 
-    def _groups(self, group_name: str) -> list[dict[str, Any]]:
-        sizes = [reply.question.group for reply in self.replies]
-        return [
-            {
-                group_name: group,
-                "accuracy": share,
-                "standard_error": error,
-                "questions": sizes.count(group),
-            }
-            for group, (share, error) in self.by_group().items()
-        ]
+    def _question_first(self) -> dict[str, float]:
+        values = {}
+        for name, share in self.with_question_first().items():
+            values[f"question_first_{name}"] = share.value
+            values[f"question_first_{name}_standard_error"] = share.error
+        return values
 
 
 # ---- overlap: questions that one model solves and another does not (Sec. 4.5)

@@ -231,9 +231,9 @@ def test_standard_error_is_binomial():
         data={"split": "test"},
         settings={"mode": "rank"},
     )
-    assert report.accuracy() == 350 / 400
-    assert report.standard_error(2) == pytest.approx(0.05)
-    assert report.standard_error(3) == 0
+    assert report.share().value == 350 / 400
+    assert report.share(2).error == pytest.approx(0.05)
+    assert report.share(3).error == 0
 
 
 def test_data_without_answers_are_refused(fails, checkpoint_path):

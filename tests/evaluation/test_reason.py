@@ -83,11 +83,13 @@ def test_answers_are_those_to_single_questions(reason, reasoners, data):
         assert numbers["accuracy"] == pytest.approx(share)
         assert 0 < share < 1  # both kinds are there
         assert numbers["standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 9))
+        assert f"{numbers['standard_error']:.4f} of 9 " in printed
         for group, count in ((1, 5), (2, 4)):
             here = [row["right"] for row in own if row["group"] == group]
             found = numbers["by_group"][group - 1]
             assert (found["operations"], found["questions"]) == (group, count)
             assert found["accuracy"] == pytest.approx(sum(here) / count)
+            assert f"{found['accuracy']:.4f} +- {found['standard_error']:.4f} of {count}" in printed
         assert f"{share:.4f} +- " in printed
     assert "operations" in printed
     assert "s/question" not in printed

@@ -17,9 +17,9 @@ from evaluation.reason.result import (
     Timing,
     overlap_table,
     overlaps,
-    share_of,
     time_in_turn,
 )
+from evaluation.scoring import share_of
 
 
 def question(number, answer=(5,), group=0):
@@ -38,18 +38,24 @@ def result_of(label, flags, again=None, **changes):
 
 
 def test_shares_and_their_errors():
-    assert share_of([True, False, True, True]) == (0.75, pytest.approx(math.sqrt(0.75 * 0.25 / 4)))
-    assert all(math.isnan(value) for value in share_of([]))
+    error = pytest.approx(math.sqrt(0.75 * 0.25 / 4))
+    assert share_of([True, False, True, True]) == (0.75, error, 4)
+    nothing = share_of([])
+    assert math.isnan(nothing.value)
+    assert math.isnan(nothing.error)
+    assert nothing.questions == 0
     found = result_of("a", [True, False, True, True, False]).by_group()
     assert [share.value for share in found.values()] == [2 / 3, 0.5]
 
 
 def test_what_a_question_in_front_changes():
     found = result_of("a", [True, True, False, False, False], [True, False, True, False, False])
-    numbers = found.with_question_first()
+    numbers = found.as_dict("operations")
     assert numbers["question_first_accuracy"] == 2 / 5
     assert numbers["question_first_recovered"] == 1 / 3
     assert numbers["question_first_intervention"] == 3 / 5
+    shares = found.with_question_first()
+    assert [share.questions for share in shares.values()] == [5, 3, 5]
     assert result_of("a", [True]).with_question_first() == {}
 
 
