@@ -27,7 +27,7 @@ class LocalText(TextDataModule):
 
     Args:
         data_files: Files to train on: one path or glob, or a list of them; ** matches folders at
-            any depth.
+            any depth. Null: none, where only val_files or test_files are scored.
         val_files: Files of the validation split; null holds out val_fraction of the documents of
             data_files.
         test_files: Files of the test split; null holds out test_fraction of the documents of
@@ -45,7 +45,7 @@ class LocalText(TextDataModule):
     def __init__(
         self,
         *,
-        data_files: str | list[str],
+        data_files: str | list[str] | None = None,
         val_files: str | list[str] | None = None,
         test_files: str | list[str] | None = None,
         text_field: str = "text",
@@ -58,10 +58,13 @@ class LocalText(TextDataModule):
         self._separator = separator
         if separator is not None:
             _check_pattern(separator)
+        if data_files is None and val_files is None and test_files is None:
+            raise ValueError("data_files (null) names no text: set data.data_files to your files.")
         # Held-out shares of data_files, for the splits without files of their own.
+        shared = {"val_fraction": val_files, "test_fraction": test_files}
         self._shares = {
-            "val_fraction": self.val_fraction if val_files is None else 0.0,
-            "test_fraction": self.test_fraction if test_files is None else 0.0,
+            key: getattr(self, key) if own is None and data_files is not None else 0.0
+            for key, own in shared.items()
         }
 
     @cached_property
@@ -87,11 +90,7 @@ class LocalText(TextDataModule):
 
     def expects(self, split: Split) -> bool:
         """Returns whether a split must have documents: it has files or a share."""
-        return (
-            split == "train"
-            or self._patterns[split] is not None
-            or self._shares[f"{split}_fraction"] > 0
-        )
+        return self._patterns[split] is not None or self._shares.get(f"{split}_fraction", 0) > 0
 
     def shares(self) -> dict[str, float]:
         """Returns the shares of the documents of `data_files` that are held out."""
@@ -102,6 +101,16 @@ class LocalText(TextDataModule):
         uncut = self._separator is None and any(format_of(p) == "text" for p in self.files["train"])
         cut = " (data.separator cuts txt files)" if uncut else ""
         return f"more documents{cut}, files of their own (data.val_files, data.test_files)"
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the text store.
+
+        Raises:
+            ValueError: A model is to be trained and there are no files to train on.
+        """
+        if stage == "fit" and self._patterns["train"] is None:
+            raise ValueError("data_files (null): set data.data_files to the files to train on.")
+        super().setup(stage)
 
     def documents(self, split: Split) -> Iterator[str]:
         """Yields the documents of a split, in the order of the files."""
@@ -134,7 +143,7 @@ def files_of_splits(
     """Returns the files of each split, in reading order; none for a split without a pattern.
 
     Args:
-        patterns: Paths and globs of each split, those for training in ``data_files``.
+        patterns: Paths and globs of each split, those for training in ``data_files``; None: none.
         check: Raises a ValueError for a file that cannot be read.
 
     Raises:
@@ -154,7 +163,7 @@ def files_of_splits(
                     f"{path} is in {other} and in {keys[split]}: what is trained on cannot "
                     "test. Remove one."
                 )
-    if not files["train"]:
+    if patterns["train"] is not None and not files["train"]:
         raise ValueError("data_files is empty. Name at least one file.")
     return files
 

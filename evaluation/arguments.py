@@ -9,7 +9,8 @@ from typing import Any, Literal
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from datamodules import LanguageDataModule
+from datamodules import LanguageDataModule, LocalText
+from datamodules.recipe import public_path
 from evaluation.checkpoint.device import Device, Precision
 from lightning_models.checkpoint import Checkpoint, Recipe, Which, read_checkpoint
 from lightning_models.recipe import PACKAGES_HELP, import_packages
@@ -26,6 +27,10 @@ CARRIED = (
     "eval_batch_size",
 )
 """Arguments of the checkpoint's own data that other data take over: how text is read, not which."""
+
+
+FILES = ("data_files", "val_files", "test_files")
+"""Arguments of ``LocalText``: the files of each split."""
 
 
 def add_model_arguments(parser: ArgumentParser) -> None:
@@ -146,7 +151,33 @@ def default_recipe(trained: Recipe, argv: Sequence[str]) -> Recipe:
     if nested and _names_another(argv, "--data.corpus", inner["class_path"]):
         corpus = {**inner, "init_args": carried(inner.get("init_args", {}))}
         return {**trained, "init_args": {**arguments, "corpus": corpus}}
-    return trained
+    if nested:
+        corpus = _without_training_files(inner, argv, "--data.corpus")
+        return {**trained, "init_args": {**arguments, "corpus": corpus}}
+    return _without_training_files(trained, argv, "--data")
+
+
+def _without_training_files(recipe: Recipe, argv: Sequence[str], option: str) -> Recipe:
+    """Returns the recipe of text files for a command line that names only the files to score.
+
+    Those of the training would be read, tokenised and stored once more next to them.
+
+    Args:
+        recipe: of the checkpoint's corpus; one that is no ``LocalText`` stays as it is.
+        argv: the command line.
+        option: that the corpus' options begin with.
+    """
+    options = {word.partition("=")[0].replace(".init_args.", ".") for word in argv}
+    scan = PlainParser(add_help=False, allow_abbrev=False)
+    scan.add_argument("--split", default="val")
+    split = scan.parse_known_args(list(argv))[0].split
+    named = {key for key in FILES if f"{option}.{key}" in options}
+    if f"{split}_files" not in named or "data_files" in named:
+        return recipe
+    if recipe["class_path"] != public_path(LocalText):
+        return recipe
+    kept = {key: value for key, value in recipe["init_args"].items() if key not in FILES}
+    return {**recipe, "init_args": {**kept, "data_files": None}}
 
 
 def _names_another(argv: Sequence[str], option: str, class_path: str) -> bool:

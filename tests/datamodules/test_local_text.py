@@ -205,6 +205,16 @@ def test_a_file_in_two_splits_is_refused(corpus, lines):
         corpus(val_files=str(lines))
 
 
+def test_files_to_score_alone_train_nothing(corpus, tmp_path):
+    (tmp_path / "test.txt").write_text("text of the test")
+    data = corpus(data_files=None, test_files=f"{tmp_path}/test.txt", val_fraction=0.1)
+    assert [data.counts(s).documents for s in ("train", "val", "test")] == [0, 0, 1]
+    with pytest.raises(ValueError, match=r"data_files \(null\): set data.data_files"):
+        data.setup("fit")
+    with pytest.raises(ValueError, match=r"data_files \(null\) names no text"):
+        LocalText()
+
+
 def test_broken_separator_is_refused(lines):
     with pytest.raises(ValueError, match=r"separator='\(' is not a regular expression"):
         LocalText(data_files=str(lines), separator="(")

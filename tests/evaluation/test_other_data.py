@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from datamodules import LocalText
+from datamodules import LocalText, Store
 from datamodules.tokenizers import tokenizer_from_state
 from lightning_models.checkpoint import read_checkpoint
 
@@ -102,6 +102,26 @@ def test_a_checkpoint_without_data_asks_for_them(fails, edited, score, other_fil
     )
     options = ("--data.block_size", "32", "--data.cache_dir", tmp_path / "cache")
     assert score(path, other_file, *options)["bytes"] == len(TEXT * 20)
+
+
+@pytest.mark.parametrize("own_class", [True, False])
+def test_files_to_score_are_enough(
+    evaluates, edited, checkpoint_path, other_file, tmp_path, own_class
+):
+    """The training's text is not prepared again for them, whatever the training read."""
+    target, cache = tmp_path / "result.json", tmp_path / "files_alone"
+    words = ["--data.test_files", other_file, "--split", "test", "--data.cache_dir", cache]
+    if not own_class:
+        recipe = {"class_path": "datamodules.PythonDocs", "init_args": {"block_size": 32}}
+        checkpoint_path = edited(lambda content: content["recipe"].update(data=recipe))
+        words = ["--data", "datamodules.LocalText", *words]
+    evaluates("perplexity", "--ckpt", checkpoint_path, *words, "--output", target)
+    result = json.loads(target.read_text())
+    assert result["bytes"] == len(TEXT * 20)
+    assert result["data"]["recipe"]["init_args"]["data_files"] is None
+    (store,) = cache.glob("local_text*")
+    counts = {split: Store(store).counts(split).documents for split in ("train", "val", "test")}
+    assert counts == {"train": 0, "val": 0, "test": 1}
 
 
 def test_an_unknown_data_option_is_named(fails, checkpoint_path):
