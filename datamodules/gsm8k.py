@@ -76,7 +76,10 @@ def read_problems(file: str | Path, key: str) -> Problems:
     path = Path(file).expanduser()
     if not path.is_file():
         raise ValueError(f"{key} ({file}): there is no such file; name a jsonl file of GSM8K")
-    rows = list(_problems(read_rows(path)))
+    try:
+        rows = list(_problems(read_rows(path)))
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
     if not rows:
         raise ValueError(f"{key} ({file}) is empty; name a jsonl file of GSM8K")
     return Problems(rows, {"file": identify(path)})

@@ -16,6 +16,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,8 @@ from datamodules.gsm8k import (
     result_of,
     without_annotations,
 )
+from datamodules.readers import read_lines
+from datamodules.reasoning.gsm8k.solved import BAR
 from evaluation.arguments import add_model_arguments
 from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.checkpoint.device import Precision, autocast, pick_device
@@ -572,9 +575,22 @@ def load_problems(split: GSM8KSplit, file: str | None) -> Problems:
     Raises:
         ValueError: if they cannot be read.
     """
-    if file is not None:
+    if file is None:
+        return fetch_problems(split, cure=f"Pass your copy with --files.{split} {split}.jsonl")
+    try:
         return read_problems(file, f"files.{split}")
-    return fetch_problems(split, cure=f"Pass your copy with --files.{split} {split}.jsonl")
+    except ValueError as error:
+        if not _is_augmented(Path(file).expanduser()):
+            raise
+        raise ValueError(
+            f"{error} Lines of GSM8K-Aug (question{BAR}steps) are read by evaluate.py reason "
+            "--task gsm8k, as --data.data_files and --data.test_files."
+        ) from error
+
+
+def _is_augmented(file: Path) -> bool:
+    """Whether the first line of a file is one of GSM8K-Aug."""
+    return file.is_file() and BAR in next(read_lines(file), "")
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:

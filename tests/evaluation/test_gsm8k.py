@@ -287,6 +287,18 @@ def test_what_is_asked_is_not_shown(fails, trained, files):
     assert "files.train has 6 of the questions that are asked" in line
 
 
+def test_lines_of_another_format_are_named_with_their_reader(fails, trained, tmp_path):
+    path = tmp_path / "aug.txt"
+    path.write_text("Two and two?||<<2+2=4>> #### 4\n")
+    line = fails("gsm8k", "--ckpt", trained, "--files.test", path)
+    assert f"files.test: {path}, line 1 is not JSON" in line
+    assert "evaluate.py reason --task gsm8k" in line
+    path.write_text("Two and two?\n")
+    line = fails("gsm8k", "--ckpt", trained, "--files.test", path)
+    assert f"files.test: {path}, line 1 is not JSON" in line
+    assert "evaluate.py reason" not in line
+
+
 def test_results_that_are_no_numbers_are_named(fails, trained, tmp_path):
     path = tmp_path / "odd.jsonl"
     path.write_text('{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": "#### x"}')
