@@ -8,7 +8,10 @@ place               what it holds
 ``output``          files that are whole or not there
 ``arguments``       options that commands share
 ``cost``            what a score costs: FLOPs, steps and wall time
-``picture``         figures as files, their tables beside them
+``figures``         figures and their CSV tables as whole files
+``runs``            runs and checkpoints: places, labels, logged numbers
+``run_metrics``     sizes, training cost, likelihood and tasks of a run
+``report``          report of a comparison: checks, columns, tables, figure, page
 ``table``           command: result files side by side
 ``generate``        command: continuations of prompts
 ``importing``       command: a checkpoint from ``transformers`` weights
@@ -23,12 +26,11 @@ place               what it holds
 ``reason/``         command ``reason``: methods that think, asked the same questions, and timed
 ``quality/``        command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
 ``reversal``        command: the father-son probe of the reversal curse
-``scaling/``        command ``scaling``: power laws through results of several sizes
-``curves/``         command ``curves``: training curves over tokens and FLOPs
-``compute/``        command ``compute``: what the FLOPs of models are spent on
-``sweep/``          command ``sweep``: perplexity against steps and FLOPs, of several checkpoints
-``compare/``        command ``compare``: any runs as one table, with plots and a report
-``runs/``           runs and checkpoints: places, labels, logged numbers
+``scaling``         command: power laws through results of several sizes
+``curves``          command: training curves over tokens and FLOPs
+``compute``         command: what the FLOPs of models are spent on
+``sweep``           command: perplexity against steps and FLOPs, of several checkpoints
+``compare``         command: any runs as one table, with plots and a report
 ==================  ================================================================================
 
 A command is a module with ``add_arguments(parser, argv)`` and ``run(settings)``, the file of its

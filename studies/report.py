@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.runs.events import read_scalars
+from evaluation.runs import read_scalars
 from studies.runner import CONFIG, RunFolder, clock, evaluate_command, execute
 from studies.study import LOGGED, Column, Run, Study, StudyError
 

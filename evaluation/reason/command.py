@@ -32,8 +32,8 @@ from evaluation.checkpoint.device import Precision, autocast, pick_device
 from evaluation.checkpoint.provenance import describe_data
 from evaluation.checkpoint.rebuild import changed_fields
 from evaluation.cost import price_steps
+from evaluation.figures import check_picture, table_path, write_csv, write_picture
 from evaluation.output import check_targets, write_json, write_jsonl
-from evaluation.picture import check_picture, table_path, write_csv, write_picture
 from evaluation.reason.data import (
     TASKS,
     Task,

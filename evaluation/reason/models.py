@@ -12,8 +12,7 @@ import torch
 from callbacks.dial import dialled
 from callbacks.reasoning.questions import REASONING, not_asked
 from evaluation.checkpoint.rebuild import build_model
-from evaluation.runs.folders import find_checkpoints, short_names
-from evaluation.runs.labels import MODEL, MOST_KEYS, differing, label_runs
+from evaluation.runs import MODEL, MOST_KEYS, differing, find_checkpoints, label_runs, short_names
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which
 from lightning_models.recipe import resolve_class

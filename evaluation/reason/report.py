@@ -6,10 +6,10 @@ from typing import Any
 
 from callbacks.reasoning.thinking import thought_text, told
 from evaluation.console import format_columns
-from evaluation.curves.figure import COLOURS
+from evaluation.figures import COLOURS
 from evaluation.reason.models import LATENTS, Contestant
 from evaluation.reason.result import ReasonResult, Reply, overlap_table, overlaps
-from evaluation.runs.labels import is_number
+from evaluation.runs import is_number
 
 COLUMNS = {
     "latents": "latents",

@@ -4,14 +4,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from evaluation.compare.checks import _close, _equal, _parts
-from evaluation.compare.columns import Column, make_columns, si
-from evaluation.compare.figure import compare_figure, curve_of
-from evaluation.compare.files import FILES, check_folder, write_folder
-from evaluation.compare.page import GENERATOR
-from evaluation.compare.record import read_record
-from evaluation.compare.rows import Row
-from evaluation.compare.training import Training
+from evaluation.report import (
+    FILES,
+    GENERATOR,
+    ReportColumn,
+    _close,
+    _equal,
+    _parts,
+    check_folder,
+    compare_figure,
+    curve_of,
+    make_columns,
+    si,
+    write_folder,
+)
+from evaluation.run_metrics import ReportRow, TrainingCost
+from evaluation.runs import read_record
 
 
 @pytest.mark.parametrize(
@@ -104,7 +112,7 @@ def run(likelihood="exact", loss=1.0, counted="all", name="run", scalars=None, *
     return SimpleNamespace(
         name=name,
         run=SimpleNamespace(scalars=scalars or {}, model="X"),
-        training=Training(**{**sizes, "tokens_per_second": None, "accuracy": None, **training}),
+        training=TrainingCost(**{**sizes, "tokens_per_second": None, "accuracy": None, **training}),
         score=score,
         tasks={},
         likelihood=likelihood,
@@ -114,7 +122,7 @@ def run(likelihood="exact", loss=1.0, counted="all", name="run", scalars=None, *
 
 def test_flops_are_per_token_of_text():
     one = run(published_per_position=12.0)
-    columns = {column.key: column for column in make_columns([Row("x", (one,))])}
+    columns = {column.key: column for column in make_columns([ReportRow("x", (one,))])}
     assert columns["training_flops"].value(one) == 1200 * 6
     assert columns["training_flops_per_token"].value(one) == pytest.approx(7.2)
     assert columns["training_flops_per_token_published"].value(one) == pytest.approx(14.4)
@@ -123,7 +131,7 @@ def test_flops_are_per_token_of_text():
 
 
 def test_a_bound_has_a_column_of_its_own():
-    rows = [Row("a", (run(),)), Row("b", (run("lower_bound"),))]
+    rows = [ReportRow("a", (run(),)), ReportRow("b", (run("lower_bound"),))]
     columns = [c for c in make_columns(rows) if c.key.startswith(("nats", "bits"))]
     cells = {column.title: [column.cell(row) for row in rows] for column in columns}
     assert cells == {
@@ -135,11 +143,11 @@ def test_a_bound_has_a_column_of_its_own():
 
 
 def test_a_cell_has_the_range_where_there_is_one():
-    column = Column("x", "x", lambda one: one, lambda value: f"{value:.1f}")
-    assert column.cell(Row("r", (1.0, 2.0))) == "1.5 (1.0 to 2.0)"
-    assert column.cell(Row("r", (1.0, 1.01))) == "1.0"
-    assert column.cell(Row("r", (None, 2.0))) == "2.0"
-    assert column.cell(Row("r", (None,))) == ""
+    column = ReportColumn("x", "x", lambda one: one, lambda value: f"{value:.1f}")
+    assert column.cell(ReportRow("r", (1.0, 2.0))) == "1.5 (1.0 to 2.0)"
+    assert column.cell(ReportRow("r", (1.0, 1.01))) == "1.0"
+    assert column.cell(ReportRow("r", (None, 2.0))) == "2.0"
+    assert column.cell(ReportRow("r", (None,))) == ""
 
 
 # ---- figure
@@ -157,8 +165,8 @@ def test_curves_end_with_the_checkpoint():
 
 
 def test_a_line_a_run_and_a_point_a_row():
-    seeds = Row("plain", (run(loss=2.0, scalars=LOG), run(loss=3.0, scalars=LOG)))
-    bound = Row("latent", (run("lower_bound", loss=4.0, scalars=LOG),))
+    seeds = ReportRow("plain", (run(loss=2.0, scalars=LOG), run(loss=3.0, scalars=LOG)))
+    bound = ReportRow("latent", (run("lower_bound", loss=4.0, scalars=LOG),))
     figure = compare_figure([seeds, bound])
     tokens, flops, inference = figure.axes
     curves = [line for line in tokens.lines if len(line.get_xdata()) == 2]

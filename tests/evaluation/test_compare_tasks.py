@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from evaluation.compare.checks import _tasks
-from evaluation.compare.results import ResultFile, tasks_in
+from evaluation.report import _tasks
+from evaluation.run_metrics import ResultFile, tasks_in
 
 ASKED = {"mode": "blockwise", "precision": "32", "set": {}}
 

@@ -7,9 +7,7 @@ import pytest
 from methods import BLOCK, METHODS
 
 from evaluation.checkpoint.rebuild import build_model, build_outline
-from evaluation.compute.command import as_rows, as_table
-from evaluation.compute.count import count_compute, part_names
-from evaluation.compute.figure import compute_figure
+from evaluation.compute import as_rows, as_table, compute_figure, count_compute, part_names
 from lightning_models import (
     LanguageModel,
     ThoughtbubblesLM,

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from datamodules import LocalText
-from evaluation.curves.figure import curves_figure
-from evaluation.curves.points import Curve, Point
-from evaluation.runs.labels import label_runs
+from evaluation.curves import curves_figure
+from evaluation.runs import LoggedCurve, LoggedPoint, label_runs
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
 from training.event_log import EventLog
 
@@ -219,7 +218,9 @@ def drawn(values, keys):
         for value in values
     ]
     labels = label_runs(recipes, [str(value) for value in values], ",".join(keys))
-    curve = Curve("run", 2.0, [Point(1, 10, 20.0, 3.0), Point(2, 2000, 4000.0, 2.5)])
+    curve = LoggedCurve(
+        "run", 2.0, [LoggedPoint(1, 10, 20.0, 3.0), LoggedPoint(2, 2000, 4000.0, 2.5)]
+    )
     return curves_figure([curve] * len(values), labels, "val/ppl")
 
 
@@ -237,9 +238,9 @@ def test_the_figure_has_tokens_and_flops_on_logarithmic_axes():
     [(1.5e9, 1.8e10), (1.2e9, 1.9e9), (1e6, 1e6), (2e7, 9e7), (1.1e3, 9.9e4), (3, 4e9), (91, 92)],
 )
 def test_sizes_are_labelled_at_least_twice(low, high):
-    points = [Point(1, low, 3 * low, 3.0), Point(2, high, 3 * high, 2.5)]
+    points = [LoggedPoint(1, low, 3 * low, 3.0), LoggedPoint(2, high, 3 * high, 2.5)]
     labels = label_runs([{"class_path": "X", "init_args": {}}], ["run"])
-    figure = curves_figure([Curve("run", 3.0, points)], labels, "val/loss")
+    figure = curves_figure([LoggedCurve("run", 3.0, points)], labels, "val/loss")
     figure.canvas.draw()
     for axes in figure.axes:
         left, right = axes.get_xlim()

@@ -1,6 +1,6 @@
 """Logged values are read as they count."""
 
-from evaluation.runs.events import read_scalars
+from evaluation.runs import read_scalars
 from training.event_log import EventLog
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from evaluation.runs.folders import find_checkpoints, find_runs, short_names
+from evaluation.runs import find_checkpoints, find_runs, short_names
 
 EVENTS = "events.out.tfevents.1.host.2.0"
 

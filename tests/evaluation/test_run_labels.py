@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from evaluation.runs.labels import label_runs
+from evaluation.runs import label_runs
 
 
 def recipe(name="LatentLM", **config):

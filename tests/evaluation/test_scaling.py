@@ -5,10 +5,7 @@ import math
 
 import pytest
 
-from evaluation.scaling.command import fit_scaling
-from evaluation.scaling.figure import scaling_figure
-from evaluation.scaling.fit import fit_curve, multipliers
-from evaluation.scaling.runs import read_runs
+from evaluation.scaling import fit_curve, fit_scaling, multipliers, read_runs, scaling_figure
 
 TABLE_2 = {
     "tokens": {

@@ -10,8 +10,7 @@ import torch
 
 from datamodules import LocalText
 from evaluation.cost import Cost, Thinking
-from evaluation.sweep.figure import MARKERS, lines_of, sweep_figure
-from evaluation.sweep.points import SweepPoint, Variant, frontier
+from evaluation.sweep import MARKERS, SweepPoint, SweepVariant, frontier, lines_of, sweep_figure
 from lightning_models import PonderLM
 
 COSTS = [
@@ -185,7 +184,7 @@ def point(label, most, steps, perplexity, likelihood="exact", name=None, **dials
             thinking_steps = most
             dials: ClassVar = {"alpha": r"$\alpha$"}
 
-    variant = Variant(None, name or label, {}, dials, Outline)
+    variant = SweepVariant(None, name or label, {}, dials, Outline)
     return SweepPoint(variant, label, Report(perplexity, steps, likelihood))
 
 

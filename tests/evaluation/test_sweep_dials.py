@@ -6,7 +6,7 @@ import pytest
 from methods import METHODS
 
 from datamodules import LocalText
-from evaluation.sweep import table
+from evaluation.sweep import loss_key
 from lightning_models import MoRLM, ThinkingStatesLM, ThoughtbubblesLM
 
 FEW = ("--limit_batches", 1)
@@ -46,7 +46,7 @@ def loss_of(row):
     """The one loss of a row, which stands under the name of its kind."""
     losses = {key: row[key] for key in row if key.startswith("nats_per_token") and row[key]}
     ((key, loss),) = losses.items()
-    assert key == table.loss_key(row["likelihood"])
+    assert key == loss_key(row["likelihood"])
     return loss
 
 

@@ -8,17 +8,32 @@ from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.arguments import Split, add_which_argument
 from evaluation.checkpoint.device import Device, Precision, pick_device
-from evaluation.compare.figure import compare_figure, drawn_rows
-from evaluation.compare.files import check_folder, write_folder
-from evaluation.compare.found import SKIP, LeftOut, Run, find_compared, left_out_or_raise
-from evaluation.compare.measured import Measured, measure
-from evaluation.compare.page import as_page
-from evaluation.compare.report import FIGURE, Report, as_markdown, as_text, make_report
-from evaluation.compare.results import ResultFile, named_results
-from evaluation.compare.rows import Row, make_rows
-from evaluation.compare.scoring import How
-from evaluation.compare.tables import csv_rows, curve_rows, run_rows
-from evaluation.picture import write_csv, write_picture
+from evaluation.figures import write_csv, write_picture
+from evaluation.report import (
+    FIGURE,
+    ComparisonReport,
+    as_markdown,
+    as_page,
+    as_text,
+    check_folder,
+    compare_figure,
+    csv_rows,
+    curve_rows,
+    drawn_rows,
+    make_report,
+    run_rows,
+    write_folder,
+)
+from evaluation.run_metrics import (
+    ReportRow,
+    ResultFile,
+    RunMetrics,
+    ScoringOptions,
+    make_rows,
+    measure,
+    named_results,
+)
+from evaluation.runs import SKIP, LeftOut, RunRecord, find_compared, left_out_or_raise
 from lightning_models.recipe import import_packages
 
 DEFAULT_OUTPUT = "runs/comparison"
@@ -96,7 +111,7 @@ def run(settings: Namespace) -> None:
     folder = check_folder(settings.output)
     import_packages(settings.packages)
     pick_device(settings.device)  # told before the work
-    how = How(
+    how = ScoringOptions(
         settings.split,
         settings.limit_batches,
         settings.batch_size,
@@ -116,8 +131,8 @@ def run(settings: Namespace) -> None:
 
 
 def _measure_all(
-    runs: Sequence[Run], how: How, named: Sequence[ResultFile], *, skip: bool
-) -> tuple[list[Measured], list[LeftOut]]:
+    runs: Sequence[RunRecord], how: ScoringOptions, named: Sequence[ResultFile], *, skip: bool
+) -> tuple[list[RunMetrics], list[LeftOut]]:
     """Returns what is known of each run, and the runs that are left out.
 
     Raises:
@@ -135,7 +150,7 @@ def _measure_all(
     return measured, left_out
 
 
-def _write(place: Path, report: Report, rows: Sequence[Row]) -> None:
+def _write(place: Path, report: ComparisonReport, rows: Sequence[ReportRow]) -> None:
     svg = None
     if report.has_figure:
         write_picture(compare_figure(drawn_rows(rows)), place / FIGURE)

@@ -1,4 +1,4 @@
-"""Figures as files, with the table of their points beside them."""
+"""Figures and their CSV tables as whole files; colours, marks and axes that figures share."""
 
 import csv
 from collections.abc import Sequence
@@ -6,9 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.output import check_target, write_atomically
+from lightning_models.outputs import Likelihood
 
 FORMATS = (".svg", ".png")
 DPI = 150
+COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#a2518f", "#8a8f98", "#b8a12c", "#4fb0c6", "#c44e52")
+"""Of lines and points."""
+LEGEND_COLUMNS = 4
+MARKS: dict[Likelihood, str] = {
+    "exact": "",
+    "lower_bound": "(bound)",
+    "estimate": "(estimate)",
+    "noncausal": "(noncausal)",
+}
+"""What follows the label of a likelihood, by its kind."""
 
 
 def check_picture(target: str, key: str = "output") -> Path:
@@ -58,6 +69,21 @@ def label_sizes(axis: Any) -> None:
     axis.set_minor_locator(LogLocator(subs="auto") if steps == (1,) else NullLocator())
     axis.set_major_formatter(EngFormatter(sep=""))
     axis.set_minor_formatter(NullFormatter())
+
+
+def dress_costs(axes: Any, name: str) -> None:
+    """Sets up a logarithmic x axis of sizes and a grid.
+
+    Args:
+        axes: panel with all its points.
+        name: of the x axis.
+    """
+    axes.set_xscale("log")
+    axes.set_xlabel(name)
+    axes.margins(x=0.08, y=0.08)
+    label_sizes(axes.xaxis)
+    axes.tick_params(which="both", labelsize=8)
+    axes.grid(alpha=0.3)
 
 
 def write_picture(figure: Any, path: Path) -> None:

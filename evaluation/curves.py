@@ -8,27 +8,99 @@ from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.checkpoint.rebuild import build_outline
 from evaluation.console import format_columns
-from evaluation.curves.figure import curves_figure
-from evaluation.curves.points import Curve, read_curve
-from evaluation.picture import check_picture, table_path, write_csv, write_picture
-from evaluation.runs.folders import find_runs
-from evaluation.runs.labels import Labels, label_runs
+from evaluation.figures import (
+    COLOURS,
+    LEGEND_COLUMNS,
+    MARKS,
+    check_picture,
+    dress_costs,
+    table_path,
+    write_csv,
+    write_picture,
+)
+from evaluation.runs import Labels, LoggedCurve, find_runs, is_number, label_runs, read_curve
 from lightning_models import LanguageModel
-from lightning_models.outputs import Likelihood
 from lightning_models.recipe import import_packages
+
+# ---- figure (Fig. 5 of the Latent-Thought paper)
+
+
+DASHES = ("-", "--", ":", "-.")
+UNITS = {"loss": "nats per token", "bpb": "bits per byte"}
+
+
+def curves_figure(curves: Sequence[LoggedCurve], labels: Labels, scalar: str) -> Any:
+    """Returns a panel over training tokens and one over training FLOPs, both logarithmic.
+
+    The first key of the labels has a colour, from dark to light where it is a number, the second a
+    dash; runs of one label share both.
+
+    Args:
+        curves: of the runs.
+        labels: of the runs.
+        scalar: tag of the value; perplexities have a logarithmic axis too.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    texts, styles = labels.texts(), _styles(labels)
+    named: dict[str, Any] = {}
+    for number in labels.order():
+        for axes, key in zip(panels, ("tokens", "flops"), strict=True):
+            points = curves[number].points
+            x, y = [getattr(point, key) for point in points], [point.value for point in points]
+            (line,) = axes.plot(x, y, marker=".", markersize=4, linewidth=1.2, **styles[number])
+            named.setdefault(texts[number], line)
+    for axes, name in zip(panels, ("training tokens", "training FLOPs"), strict=True):
+        dress_costs(axes, name)
+    if "ppl" in scalar:
+        panels[0].set_yscale("log")
+    unit = UNITS.get(scalar.rpartition("/")[2])
+    panels[0].set_ylabel(scalar if unit is None else f"{scalar} ({unit})")
+    plain = [text.replace("$", r"\$") for text in named]  # it would start a formula
+    place: dict[str, Any] = {
+        "loc": "outside upper center",
+        "ncols": min(len(plain), LEGEND_COLUMNS),
+    }
+    place |= {"ncols": min(len(plain), LEGEND_COLUMNS), "frameon": False, "fontsize": 9}
+    figure.legend(list(named.values()), plain, **place)
+    return figure
+
+
+def _styles(labels: Labels) -> list[dict[str, Any]]:
+    """Returns colour and dash of each run."""
+    order = labels.order()
+    firsts = list(dict.fromkeys(labels.values[number][0] for number in order))
+    rests = list(dict.fromkeys(labels.values[number][1:] for number in order))
+    colours = _colours(firsts)
+    return [
+        {
+            "color": colours[firsts.index(values[0])],
+            "linestyle": DASHES[rests.index(values[1:]) % len(DASHES)],
+        }
+        for values in labels.values
+    ]
+
+
+def _colours(values: Sequence[Any]) -> list[Any]:
+    """Returns a colour a value."""
+    if len(values) > 2 and all(map(is_number, values)):
+        from matplotlib import colormaps
+
+        scale = colormaps["viridis"]
+        return [scale(0.9 * place / (len(values) - 1)) for place in range(len(values))]
+    return [COLOURS[place % len(COLOURS)] for place in range(len(values))]
+
+
+# ---- command
+
 
 COLUMNS = ("run", "label", "steps", "tokens", "flops")
 """Of the CSV file, in front of the value itself."""
-MARKS: dict[Likelihood, str] = {
-    "exact": "",
-    "lower_bound": "(bound)",
-    "estimate": "(estimate)",
-    "noncausal": "(noncausal)",
-}
-"""Behind the labels of likelihoods, by their kind."""
 
 
-def as_rows(curves: Sequence[Curve], labels: Sequence[str]) -> list[list[Any]]:
+def as_rows(curves: Sequence[LoggedCurve], labels: Sequence[str]) -> list[list[Any]]:
     """Returns a row a point, under ``COLUMNS`` and the value."""
     return [
         [curve.name, label, *point]
@@ -37,7 +109,7 @@ def as_rows(curves: Sequence[Curve], labels: Sequence[str]) -> list[list[Any]]:
     ]
 
 
-def as_table(curves: Sequence[Curve], labels: Labels, scalar: str) -> str:
+def as_table(curves: Sequence[LoggedCurve], labels: Labels, scalar: str) -> str:
     """Returns a line a run, with where its curve ends, for people."""
     header = ["run", "points", "tokens", "training FLOPs/token", "training FLOPs", scalar]
     rows = [["", *header]] if labels.keys else [header]

@@ -1,0 +1,581 @@
+"""Runs and checkpoints: where they are, what they are called, what they have logged."""
+
+import glob
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from evaluation.checkpoint.rebuild import build_outline
+from lightning_models import LanguageModel
+from lightning_models.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Recipe,
+    Which,
+    newest_checkpoint,
+    place_of,
+    read_checkpoint,
+)
+
+# ---- logged scalars
+
+
+PATTERN = "events.out.tfevents.*"
+FLOPS_TAG = "throughput/flops_per_token"
+"""FLOPs per token of a training step, by the model's own count on the batches it met."""
+
+
+def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Returns the logged values of a run by tag and step; of a resumed run those that count.
+
+    Steps are logged from 0: behind n optimiser steps the latest is n - 1.
+
+    Args:
+        folder: log folder with TensorBoard files.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {
+        tag: {event.step: event.value for event in events.Scalars(tag)}
+        for tag in events.Tags()["scalars"]
+    }
+
+
+# ---- config.yaml of a run
+
+
+NO_VERSION = ("run", "command")
+"""Names on top of a record that are no versions."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a training run was started with; empty where there is no record."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Content of ``config.yaml``: seed_everything, trainer, model, data and so on."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of code and libraries, by name; of a resumed run all of them."""
+
+    def get(self, *keys: str) -> Any:
+        """Returns a setting by its path, such as ``("trainer", "precision")``; None without it."""
+        value: Any = self.settings
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+
+def read_record(folder: Path | None) -> RunConfig:
+    """Returns the record in a log folder.
+
+    A resumed run has several: settings are those of the first, versions those of all.
+
+    Args:
+        folder: log folder; None: there is none.
+    """
+    if folder is None:
+        return RunConfig()
+    first, files = folder / "config.yaml", sorted(folder.glob("config*.yaml"))
+    seen: dict[str, dict[str, None]] = {}
+    for file in files:
+        for name, version in read_versions(file).items():
+            seen.setdefault(name, {})[version] = None
+    return RunConfig(_settings(first), {name: " and ".join(found) for name, found in seen.items()})
+
+
+def read_versions(record: Path) -> dict[str, str]:
+    """Returns the versions on top of the ``config.yaml`` of a training run; empty without one."""
+    versions = {}
+    for line in record.read_text(encoding="utf-8").splitlines() if record.is_file() else []:
+        name, colon, value = line.removeprefix("# ").partition(": ")
+        if not (colon and line.startswith("# ")):
+            break
+        if name not in NO_VERSION:
+            versions[name] = value
+    return versions
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """Returns the content of a record; empty where it cannot be read."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+# ---- folders, files and patterns on the command line
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run of ``train.py``."""
+
+    name: str
+    """What tells its folder from those of the others."""
+    folder: Path
+    """Log folder, with TensorBoard files."""
+    checkpoint: Checkpoint
+    """The furthest one in that folder."""
+
+
+def find_runs(words: Sequence[str]) -> list[TrainedRun]:
+    """Returns the runs that the command line names, each once, in its order.
+
+    Args:
+        words: folders or patterns such as ``'runs/steps_*'``; a folder without a log of its own
+            stands for all log folders below it.
+
+    Raises:
+        ValueError: if a word leads to no log, or a log has no checkpoint beside it.
+    """
+    folders = list(dict.fromkeys(folder for word in words for folder in _logs_of(word)))
+    return [
+        TrainedRun(name, folder, _checkpoint_of(folder))
+        for name, folder in zip(short_names(folders), folders, strict=True)
+    ]
+
+
+def find_checkpoints(
+    words: Sequence[str], key: str = "runs", which: Which = "last"
+) -> list[Checkpoint]:
+    """Returns the checkpoints that the command line names, each once, in its order.
+
+    Args:
+        words: checkpoint files, folders of runs (a checkpoint of each run below it), or patterns.
+        key: the option that has them, for messages.
+        which: of a folder's run the furthest, or the best.
+
+    Raises:
+        ValueError: if a word leads to no checkpoint, one is damaged, or a run has no best one.
+    """
+    found: dict[Path, Checkpoint] = {}
+    for path in (path for word in words for path in _paths(word, key)):
+        for place in _logs_below(path) or [path]:
+            checkpoint = _checkpoint_at(place, key, which)
+            found.setdefault(checkpoint.path.resolve(), checkpoint)
+    return list(found.values())
+
+
+def split_name(word: str) -> tuple[str | None, str]:
+    """Returns the two parts of ``[NAME=]PATH``; a word that is a path as it stands has no name."""
+    name, sign, path = word.partition("=")
+    if not sign or not name or "/" in name or Path(word).exists():
+        return None, word
+    return name, path
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Returns the parts in which paths differ; of a single one its last two."""
+    if len(paths) == 1:
+        return ["/".join(paths[0].parts[-2:])]
+    heads = _shared([path.parts for path in paths])
+    rests = [path.parts[heads:] for path in paths]
+    tails = _shared([rest[::-1] for rest in rests])
+    return [
+        "/".join(rest[: len(rest) - tails]) or str(path)
+        for path, rest in zip(paths, rests, strict=True)
+    ]
+
+
+def _shared(rows: Sequence[Sequence[str]]) -> int:
+    """Returns how many parts all rows begin with in common."""
+    count = 0
+    for column in zip(*rows, strict=False):
+        if len(set(column)) > 1:
+            break
+        count += 1
+    return count
+
+
+def _paths(word: str, key: str = "runs") -> list[Path]:
+    path = place_of(word, key)
+    found = [path] if path.exists() else [Path(p) for p in glob.glob(str(path), recursive=True)]
+    if not found:
+        raise ValueError(f"{key} ({word}): there is no such file or folder")
+    return sorted(found)
+
+
+def _logs_of(word: str) -> list[Path]:
+    found = [folder for path in _paths(word) for folder in _logs_below(path)]
+    if not found:
+        raise ValueError(
+            f"runs ({word}): there are no TensorBoard files ({PATTERN}); name the folder of a run, "
+            "as train.py writes it"
+        )
+    return found
+
+
+def _logs_below(path: Path) -> list[Path]:
+    """Returns ``path`` if it has event files itself, else the folders below it that do."""
+    path = path.resolve()
+    if any(path.glob(PATTERN)):
+        return [path]
+    return sorted({file.parent for file in path.rglob(PATTERN)})
+
+
+def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
+    """Returns the checkpoint of a file, or that of a folder."""
+    try:
+        return read_checkpoint(path, which)
+    except CheckpointError as error:
+        if not path.is_dir() or which == "best":
+            raise
+        raise ValueError(
+            f"{key} ({path}): there is no whole checkpoint below this folder; name the folder of a "
+            "run or a checkpoint file"
+        ) from error
+
+
+def _checkpoint_of(folder: Path) -> Checkpoint:
+    if not any(folder.rglob("*.ckpt")):
+        raise ValueError(
+            f"runs ({folder}) has a log but no checkpoint, which says what the model is; copy one "
+            "of the run's into it"
+        )
+    return newest_checkpoint([folder])
+
+
+# ---- labels
+
+
+MODEL = "model"
+"""Stands among the keys of a config for the class of the model."""
+MOST_KEYS = 2
+"""More keys make no label."""
+ABSENT = ""
+"""Value of a key that a model's config does not have."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One label a run; runs that differ in nothing that is named share one."""
+
+    keys: tuple[str, ...]
+    """Keys of the config; empty: the labels are names."""
+    values: tuple[tuple[Any, ...], ...]
+    """Of each run, one value a key; or its name."""
+    note: str | None = None
+    """What to tell where names had to do."""
+    marks: tuple[str, ...] = ()
+    """What stands behind the label of each run, such as ``(bound)``; empty: nothing."""
+
+    def texts(self) -> list[str]:
+        """Returns the label of each run, such as ``inner_steps 16, num_layers 3``."""
+        marks = self.marks or ("",) * len(self.values)
+        return [f"{text} {mark}".rstrip() for text, mark in zip(self._texts(), marks, strict=True)]
+
+    def _texts(self) -> list[str]:
+        if not self.keys:
+            return [str(name) for (name,) in self.values]
+        return [
+            ", ".join(
+                _text(key, value)
+                for key, value in zip(self.keys, values, strict=True)
+                if value != ABSENT
+            )
+            or "-"
+            for values in self.values
+        ]
+
+    def order(self) -> list[int]:
+        """Returns the numbers of the runs, those of small values first."""
+        ranks = [tuple(map(_rank, values)) for values in self.values]
+        return sorted(range(len(ranks)), key=ranks.__getitem__)
+
+
+def label_runs(recipes: Sequence[Recipe], names: Sequence[str], keys: str | None = None) -> Labels:
+    """Returns labels from the one or two keys in which the models' configs differ.
+
+    Args:
+        recipes: of the models, with whole configs.
+        names: of the runs; their labels where other than one or two keys differ. A single run is
+            named by the class of its model.
+        keys: separated by commas; None: those that differ.
+
+    Raises:
+        ValueError: if no model has such a key.
+    """
+    configs = [_config(recipe) for recipe in recipes]
+    if keys is None and len(configs) == 1:
+        keys = MODEL
+    chosen = tuple(differing(configs)) if keys is None else _split(keys, configs)
+    if keys is None and not 0 < len(chosen) <= MOST_KEYS:
+        note = (
+            f"the models differ in {', '.join(chosen)}; --label KEY,... chooses" if chosen else None
+        )
+        return Labels((), tuple((name,) for name in names), note)
+    return Labels(
+        chosen, tuple(tuple(_plain(c.get(key, ABSENT)) for key in chosen) for c in configs)
+    )
+
+
+def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the keys that all configs have, but not with one value."""
+    shared = [key for key in configs[0] if all(key in config for config in configs)]
+    return [key for key in shared if any(config[key] != configs[0][key] for config in configs)]
+
+
+def _config(recipe: Recipe) -> dict[str, Any]:
+    name = recipe["class_path"].rpartition(".")[2]
+    return {MODEL: name, **recipe["init_args"].get("config", {})}
+
+
+def _split(keys: str, configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    chosen = tuple(key.strip() for key in keys.split(","))
+    for key in chosen:
+        if not any(key in config for config in configs):
+            differ = ", ".join(differing(configs)) or "nothing"
+            raise ValueError(
+                f"label ({key}) is no key of the models' config; they differ in {differ}"
+            )
+    return chosen
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value that can be counted; of a list, what it looks like."""
+    return str(value) if isinstance(value, list | tuple | dict) else value
+
+
+def _text(key: str, value: Any) -> str:
+    shown = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return shown if key == MODEL else f"{key} {shown}"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value has a place on an axis."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _rank(value: Any) -> tuple[bool, float, str]:
+    """Orders numbers by size, in front of all else."""
+    return (False, float(value), "") if is_number(value) else (True, 0.0, str(value))
+
+
+# ---- run records
+
+
+SKIP = "--skip_unreadable"
+_LAYOUT = re.compile(r"version_\d+|checkpoints")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A checkpoint, with what its run has left behind."""
+
+    name: str
+    """What tells it from the others."""
+    checkpoint: Checkpoint
+    outline: LanguageModel
+    """The model without weights."""
+    log: Path | None
+    """Folder with TensorBoard files; None where there is none beside the checkpoint."""
+    record: RunConfig
+    scalars: Mapping[str, Mapping[int, float]]
+    """What was logged, by tag and step; steps count from 0."""
+    row: str | None = None
+    """Name of its row that the command line gives, if it does."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model's class."""
+        return type(self.outline).__name__
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that is not compared."""
+
+    name: str
+    reason: str
+
+
+def find_compared(
+    words: Sequence[str], *, skip: bool, which: Which = "last"
+) -> tuple[list[RunRecord], list[LeftOut]]:
+    """Returns the runs that the command line names, each once, in its order; and those left out.
+
+    Args:
+        words: checkpoint files, folders of runs (a checkpoint of each run below it), or patterns;
+            each may have the name of its row in front (``NAME=PATH``).
+        skip: whether a run that cannot be read is left out.
+        which: of a folder's run the furthest, or the best.
+
+    Raises:
+        ValueError: if nothing is left, or one cannot be read and ``skip`` is false; it names it.
+    """
+    found: dict[Path, tuple[Path, Checkpoint, LanguageModel, str | None]] = {}
+    left_out = []
+    for row, place in (each for word in words for each in _places(word)):
+        try:
+            for checkpoint in find_checkpoints([str(place)], which=which):
+                outline = build_outline(checkpoint)
+                found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, row))
+        except ValueError as error:
+            left_out.append(left_out_or_raise(str(place), error, skip=skip))
+    if not found:
+        raise ValueError(f"runs ({' '.join(words)}): none of them can be read")
+    names = _names([(path, type(outline)) for path, (_, _, outline, _) in found.items()])
+    parts = zip(names, found.values(), strict=True)
+    return [_run(name, *part) for name, part in parts], left_out
+
+
+def left_out_or_raise(name: str, error: ValueError, *, skip: bool) -> LeftOut:
+    """Returns the run as left out.
+
+    Raises:
+        ValueError: if runs are not to be left out.
+    """
+    if not skip:
+        told = str(error).rstrip(". ")
+        raise ValueError(f"runs ({name}): {told}; or leave it out with {SKIP}") from error
+    return LeftOut(name, " ".join(str(error).split()))
+
+
+def _places(word: str) -> list[tuple[str | None, Path]]:
+    """Returns checkpoint files and log folders of a word, each with the name of its row.
+
+    If there are none, the word's path, to be complained of.
+    """
+    row, text = split_name(word)
+    path = place_of(text, "runs")
+    paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+    places = [place for found in paths for place in (_run_places(found) or [found])]
+    return [(row, place) for place in places or [path]]
+
+
+def _run_places(path: Path) -> list[Path]:
+    if not path.is_dir() or any(path.glob(PATTERN)):
+        return [path]
+    return sorted({file.parent for file in path.rglob(PATTERN)})
+
+
+def _run(
+    name: str, place: Path, checkpoint: Checkpoint, outline: LanguageModel, row: str | None
+) -> RunRecord:
+    near = (place, checkpoint.path.parent, checkpoint.path.parent.parent)
+    log = next((folder for folder in near if folder.is_dir() and any(folder.glob(PATTERN))), None)
+    scalars = {} if log is None else read_scalars(log)
+    return RunRecord(name, checkpoint, outline, log, read_record(log), scalars, row)
+
+
+def _names(places: Sequence[tuple[Path, type]]) -> list[str]:
+    """Returns what tells checkpoints apart, without the folders that every run has."""
+    paths = [path for path, _ in places]
+    short = [Path(*_telling(path, kind)) for path, kind in places]
+    if len(set(short)) < len(short):
+        return short_names(paths)
+    return [short[0].name] if len(short) == 1 else short_names(short)
+
+
+def _telling(path: Path, kind: type) -> list[str]:
+    """Returns the parts of a path that a run did not choose by itself."""
+    layout = path.parent.name == "checkpoints"
+    parts = path.parent.parts if layout else path.with_suffix("").parts
+    return [part for part in parts if not (_LAYOUT.fullmatch(part) or part == kind.__name__)]
+
+
+# ---- points of logged values
+
+
+class LoggedPoint(NamedTuple):
+    """A value behind so much training."""
+
+    steps: int
+    """Optimiser steps done."""
+    tokens: int
+    """Tokens trained on, each time they were."""
+    flops: float
+    """FLOPs of training on them."""
+    value: float
+
+
+@dataclass(frozen=True)
+class LoggedCurve:
+    """What a run has logged of one value."""
+
+    name: str
+    """Of the run."""
+    flops_per_token: float
+    """Of a training step."""
+    points: list[LoggedPoint]
+
+
+def read_curve(
+    run: TrainedRun, model: LanguageModel, scalar: str, tokens_per_step: int | None = None
+) -> LoggedCurve:
+    """Returns the curve of a run; nothing but its folder is read.
+
+    Args:
+        run: whose log.
+        model: that of its checkpoint; needs no weights.
+        scalar: tag of the value.
+        tokens_per_step: tokens of an optimiser step, where the checkpoint does not tell.
+
+    Raises:
+        ValueError: if the value was not logged, or tokens or FLOPs are not known.
+    """
+    scalars = read_scalars(run.folder)
+    if scalar not in scalars:
+        known = ", ".join(tag for tag in scalars if tag.startswith(("val/", "train/", "test/")))
+        raise ValueError(
+            f"scalar ({scalar}) was not logged by {run.folder}; it has {known or 'nothing'}"
+        )
+    each = window_tokens(run.checkpoint, model) or tokens_per_step
+    if each is None:
+        raise ValueError(
+            f"runs ({run.folder}): how many tokens a step of these data has is not known from the "
+            "folder (sentences differ in length); give --tokens_per_step"
+        )
+    flops = _flops_per_token(run, model, scalars)
+    points = [
+        LoggedPoint(step + 1, round((step + 1) * each), (step + 1) * each * flops, value)
+        for step, value in sorted(scalars[scalar].items())  # steps are logged from 0
+    ]
+    return LoggedCurve(run.name, flops, points)
+
+
+def window_tokens(checkpoint: Checkpoint, model: LanguageModel) -> float | None:
+    """Returns the tokens of an optimiser step on all ranks, padding included.
+
+    The mean over the steps done, as the last one of an epoch may have fewer micro-batches. None
+    where rows are not windows of a fixed length.
+    """
+    recipe, progress = checkpoint.data_recipe, micro_batches(checkpoint)
+    rows = None if recipe is None else recipe["init_args"].get("batch_size")
+    if rows is None or not progress or not checkpoint.step or model.reads != "windows":
+        return None
+    ranks = checkpoint.data_state.get("order", {}).get("world_size", 1)
+    return float(progress / checkpoint.step * ranks * rows * model.config.block_size)
+
+
+def micro_batches(checkpoint: Checkpoint) -> int:
+    """Returns the micro-batches that each rank has trained on; 0 where it is not known."""
+    value: Any = checkpoint.content
+    for key in ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "processed"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return int(value or 0)
+
+
+def _flops_per_token(
+    run: TrainedRun, model: LanguageModel, scalars: Mapping[str, Mapping[int, float]]
+) -> float:
+    """Returns the FLOPs per token of training, by the model's own count.
+
+    Of windows by today's, of other rows by that of the training, on the batches it met.
+    """
+    if model.reads == "windows":
+        return model.flops_per_token(model.config.block_size, training=True)
+    logged = scalars.get(FLOPS_TAG, {}).values()
+    if not logged:
+        raise ValueError(
+            f"runs ({run.folder}) did not log {FLOPS_TAG}, which the length of its rows decides; "
+            "train with a lower trainer.log_every_n_steps, or leave the run out"
+        )
+    return sum(logged) / len(logged)
