@@ -7,6 +7,7 @@ place               what it holds
 ``console``         errors as one line, tables
 ``output``          files that are whole or not there
 ``arguments``       options that commands share
+``load``            checkpoint, model and tokenizer that a command's options name
 ``cost``            what a score costs: FLOPs, steps and wall time
 ``figures``         figures and their CSV tables as whole files
 ``runs``            runs and checkpoints: places, labels, logged numbers

@@ -25,19 +25,18 @@ from evaluation.arguments import (
     data_recipe,
 )
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
-from evaluation.checkpoint.device import Precision, autocast, pick_device
+from evaluation.checkpoint.device import Precision, autocast
 from evaluation.checkpoint.provenance import describe_data, describe_settings
-from evaluation.checkpoint.rebuild import build_model
 from evaluation.console import format_table
 from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, Stopwatch, price
+from evaluation.load import load_checkpoint, load_model
 from evaluation.output import check_target, write_json
 from evaluation.scoring import Share, score_batch, share_of_counts
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.checkpoint import Checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
 from lightning_models.outputs import Likelihood
-from lightning_models.recipe import import_packages
 
 
 @dataclass(frozen=True)
@@ -393,16 +392,14 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 def run(settings: Namespace) -> None:
     """Asks the questions, prints a table and writes the JSON file if one is asked for."""
     target = None if settings.output is None else check_target(settings.output)
-    import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt, settings.which)
+    checkpoint = load_checkpoint(settings)
     data = build_data(checkpoint, data_recipe(settings))
     if not isinstance(data, AnswerDataModule):
         raise ValueError(
             f"data ({type(data).__name__}) has no questions with one right answer; name such data, "
             "e.g. --data datamodules.Kinship"
         )
-    device = pick_device(settings.device)
-    model = build_model(checkpoint, settings["set"]).to(device)
+    model = load_model(settings, checkpoint)
     check_fit(model, data)
     prepare(data, checkpoint)
     report = measure_answers(

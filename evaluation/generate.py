@@ -7,19 +7,22 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from datamodules import Tokenizer, load_tokenizer, read_prompts
+from datamodules import Tokenizer, read_prompts
 from datamodules.readers import check_utf8
 from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.corpus import build_tokenizer
-from evaluation.checkpoint.device import Precision, autocast, pick_device
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.checkpoint.device import Precision, autocast
 from evaluation.cost import GeneratedSteps
+from evaluation.load import (
+    add_tokenizer_argument,
+    chosen,
+    load_checkpoint,
+    load_model,
+    load_own_tokenizer,
+)
 from evaluation.output import check_target, write_jsonl
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig
 from lightning_models.layers import recording
-from lightning_models.recipe import import_packages
 
 
 def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
@@ -83,20 +86,6 @@ def continue_prompts(
         yield from zip(group, texts, strict=True)
 
 
-def check_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    """Checks that the model knows the tokenizer's ids.
-
-    Raises:
-        ValueError: if the sizes differ; the message has both.
-    """
-    if tokenizer.vocab_size != model.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer ({tokenizer.name}) has {tokenizer.vocab_size} entries, the "
-            f"checkpoint's model has a vocabulary of {model.config.vocab_size}; use the tokenizer "
-            "it was trained with"
-        )
-
-
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     """Declares the command's options."""
     add_model_arguments(parser)
@@ -118,30 +107,18 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--max_new_tokens", type=int, default=100, help="Longest continuation, in tokens."
     )
     parser.add_class_arguments(SamplingConfig)
-    parser.add_argument(
-        "--tokenizer",
-        type=str | None,
-        default=None,
-        help="Tokenizer name, where the checkpoint names none.",
-    )
+    add_tokenizer_argument(parser)
     parser.add_argument("--output", type=str | None, default=None, help="JSONL file to write.")
 
 
 def run(settings: Namespace) -> None:
     """Prints each prompt with its continuation, and writes the JSONL file if one is asked for."""
     target = None if settings.output is None else check_target(settings.output)
-    keys = [field.name for field in dataclasses.fields(SamplingConfig)]
-    sampling = SamplingConfig(**{key: settings[key] for key in keys})
+    sampling = chosen(settings, SamplingConfig)
     prompts = collect_prompts(settings.prompt, settings.prompts_file)
-    import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt, settings.which)
-    device = pick_device(settings.device)
-    if settings.tokenizer is None:
-        tokenizer = build_tokenizer(checkpoint)
-    else:
-        tokenizer = load_tokenizer(settings.tokenizer)
-    model = build_model(checkpoint, settings["set"]).to(device)
-    check_vocabulary(model, tokenizer)
+    checkpoint = load_checkpoint(settings)
+    model = load_model(settings, checkpoint)
+    tokenizer = load_own_tokenizer(settings, checkpoint, model)
     rows, taken = [], GeneratedSteps()
     with recording(generated_steps=taken.count):
         for prompt, continuation in continue_prompts(

@@ -23,7 +23,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
-from datamodules import Tokenizer, load_tokenizer
+from datamodules import Tokenizer
 from datamodules.gsm8k import (
     GSM8KSplit,
     Problem,
@@ -36,18 +36,22 @@ from datamodules.gsm8k import (
 from datamodules.readers import read_lines
 from datamodules.reasoning.gsm8k.solved import BAR
 from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.corpus import build_tokenizer
-from evaluation.checkpoint.device import Precision, autocast, pick_device
-from evaluation.checkpoint.rebuild import build_model, changed_fields
+from evaluation.checkpoint.device import Precision, autocast
+from evaluation.checkpoint.provenance import describe_model
 from evaluation.console import format_table
 from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
-from evaluation.generate import check_vocabulary
+from evaluation.load import (
+    add_tokenizer_argument,
+    chosen,
+    load_checkpoint,
+    load_model,
+    load_own_tokenizer,
+)
 from evaluation.output import check_targets, write_json, write_jsonl
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.checkpoint import Checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
-from lightning_models.recipe import import_packages
 from lightning_models.runtime import seeded_generator
 
 # ---- the number that a text gives as its answer
@@ -530,7 +534,10 @@ def measure_gsm8k(
             **dataclasses.asdict(config),
             **dataclasses.asdict(sampling),
             "precision": precision,
-            **_describe(checkpoint, model, tokenizer),
+            "model": type(model).__name__,
+            "tokenizer": tokenizer.name,
+            **describe_model(checkpoint, model),
+            "trained_on": checkpoint.data_state.get("fingerprint"),
         },
         cost=price(model, longest, steps.mean, watch.seconds),
     )
@@ -540,18 +547,6 @@ def _demonstrations(shown: Problems | None, keep_annotations: bool) -> list[Prob
     if shown is None or keep_annotations:
         return [] if shown is None else shown.rows
     return [Problem(p.question, without_annotations(p.answer)) for p in shown.rows]
-
-
-def _describe(checkpoint: Checkpoint, model: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns who was asked, and where."""
-    return {
-        "model": type(model).__name__,
-        "tokenizer": tokenizer.name,
-        "device": str(model.device),
-        "set": changed_fields(checkpoint, model),
-        "which": checkpoint.which,
-        "trained_on": checkpoint.data_state.get("fingerprint"),
-    }
 
 
 def room_for_prompts(model: LanguageModel, max_new_tokens: int) -> int | None:
@@ -610,12 +605,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     parser.add_class_arguments(GSM8KConfig)
     parser.add_class_arguments(SamplingConfig)
-    parser.add_argument(
-        "--tokenizer",
-        type=str | None,
-        default=None,
-        help="Tokenizer name, where the checkpoint names none.",
-    )
+    add_tokenizer_argument(parser)
     parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
     parser.add_argument(
         "--texts", type=str | None, default=None, help="JSONL file to write, a candidate a line."
@@ -624,14 +614,11 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 def run(settings: Namespace) -> None:
     """Asks the questions, prints a table and writes the files that are asked for."""
-    config, sampling = _chosen(settings, GSM8KConfig), _chosen(settings, SamplingConfig)
+    config, sampling = chosen(settings, GSM8KConfig), chosen(settings, SamplingConfig)
     target, written = check_targets(output=settings.output, texts=settings.texts)
-    import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt, settings.which)
-    device, name = pick_device(settings.device), settings.tokenizer
-    tokenizer = build_tokenizer(checkpoint) if name is None else load_tokenizer(name)
-    model = build_model(checkpoint, settings["set"]).to(device)
-    check_vocabulary(model, tokenizer)
+    checkpoint = load_checkpoint(settings)
+    model = load_model(settings, checkpoint)
+    tokenizer = load_own_tokenizer(settings, checkpoint, model)
     report = measure_gsm8k(
         checkpoint,
         model,
@@ -647,8 +634,3 @@ def run(settings: Namespace) -> None:
         write_json(target, report.as_dict())
     if written is not None:
         write_jsonl(written, report.texts())
-
-
-def _chosen(settings: Namespace, kind: type[_Config]) -> _Config:
-    """Returns a dataclass of what the command line says of its fields."""
-    return kind(**{field.name: settings[field.name] for field in dataclasses.fields(kind)})

@@ -16,21 +16,20 @@ from evaluation.arguments import (
 )
 from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
-from evaluation.checkpoint.device import Precision, pick_device
+from evaluation.checkpoint.device import Precision
 from evaluation.checkpoint.provenance import (
     count_train_tokens,
     describe_data,
     describe_settings,
     non_embedding_parameters,
 )
-from evaluation.checkpoint.rebuild import build_model
 from evaluation.console import format_table
 from evaluation.cost import ComputeCounter, Cost, Stopwatch, price
+from evaluation.load import add_budget_argument, load_checkpoint, load_model
 from evaluation.output import check_target, write_json
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, read_checkpoint
-from lightning_models.recipe import import_packages
+from lightning_models.checkpoint import Checkpoint
 
 Mode = Literal["blockwise", "autoregressive"]
 
@@ -219,11 +218,9 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="blockwise: windows in one pass; autoregressive: each target from its prefix alone, "
         "strictly causal for every method, in batches of no more tokens than the windows'.",
     )
-    parser.add_argument(
-        "--budget",
-        type=Literal["fixed", "dynamic"] | None,
-        default=None,
-        help="Short for --set.budget: streams of a prefix as of a whole window, or in proportion.",
+    add_budget_argument(
+        parser,
+        "Short for --set.budget: streams of a prefix as of a whole window, or in proportion.",
     )
     parser.add_argument(
         "--positions",
@@ -255,41 +252,13 @@ def _positions(settings: Namespace) -> int | None:
     return int(positions) if positions is not None else None
 
 
-def _config_changes(settings: Namespace, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns the config fields to change: ``--set``, and ``--budget`` as one of them.
-
-    Raises:
-        ValueError: if the model's config has no budget, or the two options differ.
-    """
-    changes, budget = dict(settings["set"]), settings.budget
-    if budget is None:
-        return changes
-    recipe = checkpoint.model_recipe
-    if "budget" not in recipe["init_args"].get("config", {}):
-        name = recipe["class_path"].rpartition(".")[2]
-        raise ValueError(f"budget ({budget}): {name} has no budget to set; leave --budget out")
-    if changes.get("budget", budget) != budget:
-        raise ValueError(
-            f"budget ({budget}) and set.budget ({changes['budget']}) are the same field; give one"
-        )
-    return {**changes, "budget": budget}
-
-
 def run(settings: Namespace) -> None:
     """Scores the corpus, prints a table and writes the JSON file if one is asked for."""
     positions = _positions(settings)
     target = None if settings.output is None else check_target(settings.output)
-    import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt, settings.which)
-    changes = _config_changes(settings, checkpoint)
+    checkpoint = load_checkpoint(settings)
     data = build_data(checkpoint, data_recipe(settings))
-    device = pick_device(settings.device)
-    model = build_model(checkpoint, changes).to(device)
-    if settings.budget is not None and not getattr(model.config, "uses_budget", True):
-        raise ValueError(
-            f"budget ({settings.budget}) has no effect on the allocation of this model when it is "
-            "evaluated; leave --budget out"
-        )
+    model = load_model(settings, checkpoint)
     check_fit(model, data)
     prepare(data, checkpoint)
     report = measure_perplexity(

@@ -19,21 +19,23 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from evaluation.arguments import add_which_argument
-from evaluation.checkpoint.corpus import build_data, build_tokenizer
-from evaluation.checkpoint.device import Device, Precision, autocast, pick_device
+from evaluation.arguments import add_run_arguments, add_which_argument
+from evaluation.checkpoint.corpus import build_data
+from evaluation.checkpoint.device import Precision, autocast, pick_device
 from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.checkpoint.provenance import count_train_tokens, non_embedding_parameters
-from evaluation.checkpoint.rebuild import build_model, changed_fields
+from evaluation.checkpoint.provenance import (
+    count_train_tokens,
+    describe_model,
+    non_embedding_parameters,
+)
 from evaluation.console import format_columns, format_table
 from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
-from evaluation.generate import check_vocabulary
+from evaluation.load import load_checkpoint, load_model, load_own_tokenizer
 from evaluation.output import check_targets, write_atomically, write_json
 from evaluation.scoring import standard_error
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.checkpoint import Checkpoint
 from lightning_models.layers import recording
-from lightning_models.recipe import import_packages
 
 # ---- names
 
@@ -454,7 +456,8 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--hf",
         type=str | None,
         default=None,
-        help="Instead: hub name or folder of a causal language model of transformers.",
+        help="Instead: hub name or folder of a causal language model of transformers; bf16 rounds "
+        "all of its weights.",
     )
     parser.add_argument("--pairs", type=int, default=1000, help="Pairs of names to ask about.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the draw of pairs.")
@@ -464,24 +467,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         default=None,
         help="Text file, one name a line (null: built in).",
     )
-    parser.add_argument(
-        "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
-    )
-    parser.add_argument(
-        "--precision",
-        type=Precision,
-        default="32",
-        help="bf16 rounds the matrix products, with --hf all weights.",
-    )
-    parser.add_argument(
-        "--set",
-        type=dict[str, Any],
-        default={},
-        help="Fields of the checkpoint's config to change.",
-    )
-    parser.add_argument(
-        "--packages", type=list[str], default=[], help="Packages to import first, with own classes."
-    )
+    add_run_arguments(parser)
     parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
     parser.add_argument("--plot", type=str | None, default=None, help="PNG file to write.")
 
@@ -491,7 +477,6 @@ def run(settings: Namespace) -> None:
     _check(settings)
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     names = read_names(settings.names)
-    import_packages(settings.packages)
     model, source, how = _load_own(settings) if settings.hf is None else _load_hub(settings)
     how |= {"precision": settings.precision, "names": settings.names}
     report = measure_reversal(
@@ -523,11 +508,9 @@ def _check(settings: Namespace) -> None:
 
 def _load_own(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
     """Returns a checkpoint's model, and what the report says of it and of its settings."""
-    checkpoint = read_checkpoint(settings.ckpt, settings.which)
-    device = pick_device(settings.device)
-    tokenizer = build_tokenizer(checkpoint)
-    model = build_model(checkpoint, settings["set"]).to(device)
-    check_vocabulary(model, tokenizer)
+    checkpoint = load_checkpoint(settings)
+    model = load_model(settings, checkpoint)
+    tokenizer = load_own_tokenizer(settings, checkpoint, model)
     source = {
         "model": type(model).__name__,
         "parameters": non_embedding_parameters(model),
@@ -537,9 +520,7 @@ def _load_own(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any
     }
     how = {
         "tokenizer": tokenizer.name,
-        "device": str(device),
-        "set": changed_fields(checkpoint, model),
-        "which": checkpoint.which,
+        **describe_model(checkpoint, model),
         "trained_on": checkpoint.data_state.get("fingerprint"),
     }
     return OwnModel(model, tokenizer, settings.precision), source, how

@@ -15,16 +15,15 @@ from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS, zero_shot_set
 from evaluation.arguments import add_model_arguments, carried
 from evaluation.checkpoint.corpus import build_data, check_fit, prepare
-from evaluation.checkpoint.device import Precision, pick_device
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.checkpoint.device import Precision
 from evaluation.console import format_columns, format_table
 from evaluation.cost import Cost, mean_cost
+from evaluation.load import load_checkpoint, load_model
 from evaluation.output import check_target, write_json
 from evaluation.perplexity import PerplexityReport, measure_perplexity
 from evaluation.scoring import PERPLEXITY_KEYS
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe, read_checkpoint
-from lightning_models.recipe import import_packages
+from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 
 
 @dataclass(frozen=True)
@@ -255,12 +254,10 @@ def run(settings: Namespace) -> None:
     """Scores the sets, prints a table and writes the JSON file if one is asked for."""
     names = chosen_sets(settings)
     target = None if settings.output is None else check_target(settings.output)
-    import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt, settings.which)
+    checkpoint = load_checkpoint(settings)
     recipes = {name: set_recipe(checkpoint, _changes(settings, name)) for name in names}
     sets = {name: build_data(checkpoint, recipe) for name, recipe in recipes.items()}
-    device = pick_device(settings.device)
-    model = build_model(checkpoint, settings["set"]).to(device)
+    model = load_model(settings, checkpoint)
     _check_block(model, settings.block_size)
     for data in sets.values():  # all of them before hours of scoring
         check_fit(model, data)

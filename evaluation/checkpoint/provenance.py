@@ -40,6 +40,13 @@ def describe_settings(
         "of_batches": of_batches,
         "batch_size": data.eval_batch_size,
         "precision": precision,
+        **describe_model(checkpoint, model),
+    }
+
+
+def describe_model(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
+    """Returns where a checkpoint's model ran, and what of its config was changed."""
+    return {
         "device": str(model.device),
         "set": changed_fields(checkpoint, model),
         "which": checkpoint.which,

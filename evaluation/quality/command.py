@@ -36,15 +36,13 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser, Namespace
 
-from datamodules import LanguageDataModule, Tokenizer, load_tokenizer
+from datamodules import LanguageDataModule, Tokenizer
 from evaluation.arguments import Split, add_corpus_arguments, add_model_arguments, data_recipe
-from evaluation.checkpoint.corpus import build_data, build_tokenizer, check_fit, prepare
-from evaluation.checkpoint.device import pick_device
+from evaluation.checkpoint.corpus import build_data, check_fit, prepare
 from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.checkpoint.provenance import describe_data
-from evaluation.checkpoint.rebuild import build_model, changed_fields
+from evaluation.checkpoint.provenance import describe_data, describe_model
 from evaluation.cost import Cost, GeneratedSteps, price
-from evaluation.generate import check_vocabulary
+from evaluation.load import load_checkpoint, load_model, load_own_tokenizer
 from evaluation.output import check_targets, write_json, write_jsonl
 from evaluation.quality.measures import (
     Author,
@@ -63,9 +61,8 @@ from evaluation.quality.texts import (
     human_texts,
 )
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, read_checkpoint
+from lightning_models.checkpoint import Checkpoint
 from lightning_models.layers import recording
-from lightning_models.recipe import import_packages
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -96,15 +93,13 @@ def run(settings: Namespace) -> None:
     """Generates, measures, prints a table and writes the files that are asked for."""
     config = _config(settings)
     target, texts = check_targets(output=settings.output, texts=settings.texts)
-    import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt, settings.which)
-    device = pick_device(settings.device)
-    model = build_model(checkpoint, settings["set"]).to(device)
+    checkpoint = load_checkpoint(settings)
+    model = load_model(settings, checkpoint)
     tokenizer, data = _tokenizer_and_data(settings, config, checkpoint, model)
     author = Author(model, tokenizer, settings.precision)
     _check_lengths(author, config)
     # Before hours of generating: what is not there fails now.
-    featurizer, judge = _readers(config, device)
+    featurizer, judge = _readers(config, model.device)
     steps = GeneratedSteps()
     with recording(generated_steps=steps.count):
         human, continued, sampled = _write(author, data, settings.split, config)
@@ -142,10 +137,7 @@ def _tokenizer_and_data(
         ValueError: if one of them does not fit the model.
     """
     if not config.conditional:
-        name = settings.tokenizer
-        tokenizer = build_tokenizer(checkpoint) if name is None else load_tokenizer(name)
-        check_vocabulary(model, tokenizer)
-        return tokenizer, None
+        return load_own_tokenizer(settings, checkpoint, model), None
     if settings.tokenizer is not None:
         raise ValueError(
             f"tokenizer ({settings.tokenizer}): prompts have that of the data; set "
@@ -243,8 +235,6 @@ def _describe(checkpoint: Checkpoint, author: Author, config: QualityConfig) -> 
         **({"mauve_text": version("mauve-text")} if config.conditional else {}),
         "tokenizer": author.tokenizer.name,
         "precision": author.precision,
-        "device": str(author.model.device),
-        "set": changed_fields(checkpoint, author.model),
-        "which": checkpoint.which,
+        **describe_model(checkpoint, author.model),
         "trained_on": checkpoint.data_state.get("fingerprint"),
     }

@@ -33,6 +33,7 @@ from evaluation.checkpoint.provenance import describe_data
 from evaluation.checkpoint.rebuild import changed_fields
 from evaluation.cost import price_steps
 from evaluation.figures import check_picture, table_path, write_csv, write_picture
+from evaluation.load import chosen
 from evaluation.output import check_targets, write_json, write_jsonl
 from evaluation.reason.data import (
     TASKS,
@@ -418,6 +419,4 @@ def _config(settings: Namespace) -> ReasonConfig:
             f"baseline ({settings.baseline}) is what speed-ups are over, and rounds (0) times "
             "nothing; raise rounds, or leave baseline out"
         )
-    return ReasonConfig(
-        **{field.name: settings[field.name] for field in dataclasses.fields(ReasonConfig)}
-    )
+    return chosen(settings, ReasonConfig)

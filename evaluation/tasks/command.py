@@ -8,17 +8,20 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from datamodules import SentenceTokenizer, Tokenizer, load_tokenizer
+from datamodules import SentenceTokenizer, Tokenizer
 from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.corpus import build_tokenizer, check_meaning
-from evaluation.checkpoint.device import autocast, pick_device
-from evaluation.checkpoint.provenance import non_embedding_parameters
-from evaluation.checkpoint.rebuild import build_model, changed_fields
-from evaluation.generate import check_vocabulary
+from evaluation.checkpoint.device import autocast
+from evaluation.checkpoint.provenance import describe_model, non_embedding_parameters
+from evaluation.load import (
+    add_budget_argument,
+    add_tokenizer_argument,
+    load_checkpoint,
+    load_model,
+    load_own_tokenizer,
+)
 from evaluation.output import check_targets, write_json, write_jsonl
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, read_checkpoint
-from lightning_models.recipe import import_packages
+from lightning_models.checkpoint import Checkpoint
 
 DEFAULT_BATCH = 16
 DEFAULT_GENERATED = 256
@@ -61,12 +64,10 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="blockwise: context and continuation in one pass; autoregressive: each token behind "
         "its prefix alone, causal for every method. They differ for models that are not causal.",
     )
-    parser.add_argument(
-        "--budget",
-        type=Literal["fixed", "dynamic"] | None,
-        default=None,
-        help="Streams of Thoughtbubbles: in proportion to a text's length (null: so, as in the "
-        "paper), or as of a whole window.",
+    add_budget_argument(
+        parser,
+        "Streams of Thoughtbubbles: in proportion to a text's length (null: so, as in the paper), "
+        "or as of a whole window.",
     )
     parser.add_argument(
         "--max_gen_toks",
@@ -75,12 +76,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="Most new tokens where a task that writes does not say.",
     )
     parser.add_argument("--seed", type=int, default=0, help="Seed of sampled texts.")
-    parser.add_argument(
-        "--tokenizer",
-        type=str | None,
-        default=None,
-        help="Tokenizer name, where the checkpoint names none.",
-    )
+    add_tokenizer_argument(parser)
     parser.add_argument(
         "--cache",
         type=str | None,
@@ -93,57 +89,14 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
 
 
-def config_changes(
-    checkpoint: Checkpoint, changes: dict[str, Any], budget: str | None
-) -> dict[str, Any]:
-    """Returns the config fields to change: ``--set``, and the budget of models that have one.
-
-    Raises:
-        ValueError: if a budget is typed and the model has none, or differs from ``--set``.
-    """
-    if "budget" not in checkpoint.model_recipe["init_args"].get("config", {}):
-        if budget is not None:
-            name = checkpoint.model_recipe["class_path"].rpartition(".")[2]
-            raise ValueError(f"budget ({budget}): {name} has no budget to set; leave --budget out")
-        return changes
-    if budget is not None and changes.get("budget", budget) != budget:
-        raise ValueError(
-            f"budget ({budget}) and set.budget ({changes['budget']}) are the same field; give one"
-        )
-    # Texts are shorter than training's windows: App. E.1 of the Thoughtbubbles paper.
-    return {"budget": budget or "dynamic", **changes}
-
-
-def load(settings: Namespace) -> tuple[Checkpoint, LanguageModel, Tokenizer]:
-    """Returns the checkpoint, its model on its device, and its tokenizer.
-
-    Raises:
-        ValueError: if they do not fit.
-    """
-    import_packages(settings.packages)
-    checkpoint = read_checkpoint(settings.ckpt, settings.which)
-    changes = config_changes(checkpoint, dict(settings["set"]), settings.budget)
-    device = pick_device(settings.device)
-    if settings.tokenizer is None:
-        tokenizer = build_tokenizer(checkpoint)
-    else:
-        tokenizer = load_tokenizer(settings.tokenizer)
-        check_meaning(tokenizer, checkpoint, "tokenizer")
-    model = build_model(checkpoint, changes).to(device)
-    if settings.budget is not None and not getattr(model.config, "uses_budget", True):
-        raise ValueError(
-            f"budget ({settings.budget}) has no effect on the allocation of this model when it is "
-            "evaluated; leave --budget out"
-        )
-    check_vocabulary(model, tokenizer)
-    return checkpoint, model, tokenizer
-
-
 def run(settings: Namespace) -> None:
     """Scores the tasks, prints a table and writes the files that are asked for."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
-    checkpoint, model, tokenizer = load(settings)
+    checkpoint = load_checkpoint(settings)
+    # Texts are shorter than training's windows: App. E.1 of the Thoughtbubbles paper.
+    model = load_model(settings, checkpoint, budget="dynamic")
+    tokenizer = load_own_tokenizer(settings, checkpoint, model)
     # The harness takes seconds to import: not before the input is known to be good.
     from evaluation.tasks import harness, report
     from evaluation.tasks.adapter import HarnessModel
@@ -196,9 +149,7 @@ def describe(
         **{key: settings[key] for key in keys},
         **({"budget": getattr(model.config, "budget", None)} if budget else {}),
         "precision": settings.precision,
-        "device": str(model.device),
-        "set": changed_fields(checkpoint, model),
-        "which": checkpoint.which,
+        **describe_model(checkpoint, model),
     }
 
 
