@@ -39,6 +39,7 @@ class Samples(L.Callback):
             ("every_n_validations", every_n_validations),
             ("max_new_tokens", max_new_tokens),
             ("temperature", temperature),
+            ("seed", seed),
         ):
             if value < 0:
                 raise ValueError(f"{name} ({value}) must not be negative")

@@ -125,6 +125,14 @@ RANGES = {
     "large global seed": ("--seed_everything=99999999999999", "must be from 0 to 4294967295"),
     "learning rate nan": ("--model.optimizer.lr=.nan", "model.optimizer.lr (nan) is not a number"),
     "nan in a callback": ("--throughput.peak_tflops=.nan", "throughput.peak_tflops (nan) is not"),
+    "negative seed of samples": ("--samples.seed=-1", "seed (-1) must not be negative"),
+    "large seed of the data": ("--data.seed=99999999999999999999", "must be below 2**63"),
+    "root folder of nobody": ("--trainer.default_root_dir=~nobodyhere/x", "user that there is not"),
+    "data of nobody": ("--data.data_files=~nobodyhere/x.txt", "user that there is not"),
+    "large model": (
+        "--model.config.dim=1099511627776",
+        "lower the batch size or the sizes",
+    ),
     "width of the weights nan": ("--model.config.init_std=.nan", "model.config.init_std (nan)"),
     "width of the weights infinite": ("--model.config.init_std=.inf", "init_std (inf) must be a"),
     "vocabulary of the data": (
@@ -156,6 +164,8 @@ YAML = {
     "vocabulary": ("model: {init_args: {config: {vocab_size: 5}}}", "is decided by the data"),
     "clipping nan": ("trainer: {gradient_clip_val: .nan}", "gradient_clip_val (nan)"),
     "trainer null": ("trainer: null", "trainer (null) holds arguments; leave trainer out"),
+    "trainer that is a number": ("trainer: 3", "trainer (3) holds arguments; leave trainer out"),
+    "trainer that is a list": ("trainer: []", "trainer ([]) holds arguments; leave trainer out"),
     "callback null": ("samples: null", "samples (null) holds arguments; leave samples out"),
     "model null": ("model: null", "model"),
     "number": ("3", "bad.yaml holds 3 and not keys with values"),

@@ -26,6 +26,14 @@ NOISE = (
 )
 
 
+CURES = (
+    ("Could not determine home directory", "~ names a user that there is not; write the folder"),
+    ("Unable to allocate", "lower the batch size or the sizes of the model"),
+    ("can't allocate memory", "lower the batch size or the sizes of the model"),
+)
+"""What messages of Python, numpy and torch say of too large and misspelt values; and the cures."""
+
+
 class UserError(Exception):
     """A problem with the input, told without a traceback; the message names the cure."""
 
@@ -35,7 +43,8 @@ def explain(error: BaseException) -> str | None:
 
     Input errors are: our own exceptions, ValueError and OSError raised in our own code, a file or
     folder that the system refuses, what the command line, its references and Lightning's
-    configuration checks raise, and weights that do not fit the model.
+    configuration checks raise, weights that do not fit the model, and sizes that do not fit into
+    memory.
     """
     for cause in _causes(error):
         if _is_ours(cause):
@@ -53,7 +62,8 @@ def explain(error: BaseException) -> str | None:
         return _weights_do_not_fit(str(error))
     if isinstance(error, ValueError) and _raised_by(error, "jsonargparse"):
         return condense(str(error))
-    return None
+    text = _one_line(str(error))
+    return next((f"{text}; {cure}" for words, cure in CURES if words in text), None)
 
 
 def condense(report: str) -> str:

@@ -11,6 +11,7 @@ from training.conflicts import ABSENT, LINKED_KEYS
 from training.errors import UserError
 
 LARGEST_SEED = 2**32 - 1  # of numpy
+LARGEST_DATA_SEED = 2**63  # of numpy's generators, as C integers
 DEVICES = r"auto|-1|[1-9]\d*|\d+,|\d+(,\d+)+"
 
 PARTS_OF_MODEL = ("model.init_args", "model.init_args.config", "model.init_args.optimizer")
@@ -67,6 +68,7 @@ RULES: dict[str, Rule] = {
     "trainer.min_epochs": (_from(0), "must be at least 0, or null"),
     "trainer.min_steps": (_from(0), "must be at least 0, or null"),
     "trainer.default_root_dir": (_is_place, "is empty; name a folder (is a variable not set?)"),
+    "data.init_args.seed": (lambda value: value < LARGEST_DATA_SEED, "must be below 2**63"),
     "checkpoint.dirpath": (_is_place, "is empty; name a folder, or null (is a variable not set?)"),
 }
 """Key -> whether a value (null apart) is one that works, and what it must be."""
@@ -77,15 +79,17 @@ def check_values(config: Namespace, sections: Collection[str]) -> None:
 
     Args:
         config: the parsed arguments.
-        sections: keys that hold arguments of their own, and so are never null.
+        sections: keys that hold arguments of their own, and so are never null or a number.
 
     Raises:
         UserError: if one is wrong; the message names key, value and what it must be.
     """
     for key in (*sections, *PARTS_OF_MODEL):
-        if config.get(key, ABSENT) is None:
+        value = config.get(key, ABSENT)
+        if value != ABSENT and not isinstance(value, Namespace | dict):
+            shown = "null" if value is None else value
             name = _short(key)
-            raise UserError(f"{name} (null) holds arguments; leave {name} out for its defaults")
+            raise UserError(f"{name} ({shown}) holds arguments; leave {name} out for its defaults")
     values = config.as_dict()
     nan = _find_nan(values)
     if nan is not None:

@@ -159,7 +159,7 @@ def test_best_is_the_best_of_the_newest_run(fit, tmp_path):
     assert find_checkpoint("best", [moved]).path == checkpoint_folder(moved) / best.name
 
 
-@pytest.mark.parametrize("states", [None, 3, {"a": 3}, {"a": {"best_model_path": 3}}])
+@pytest.mark.parametrize("states", [None, {"a": 3}, {"a": {"best_model_path": 3}}])
 def test_best_without_a_best_says_what_is_needed(tmp_path, states):
     path = save(tmp_path / "last.ckpt", 4)
     torch.save({**load(path), "callbacks": states}, path)
