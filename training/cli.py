@@ -36,15 +36,31 @@ from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.recipe import PACKAGES_HELP, import_packages, trust
-from training.arguments import DEFAULT_ROOT, SUBCOMMANDS, Given, check_configs, look
+from training.arguments import (
+    DEFAULT_ROOT,
+    OPTIMIZER_PREFIX,
+    SUBCOMMANDS,
+    Conflict,
+    Given,
+    as_table,
+    check_configs,
+    check_linked,
+    check_values,
+    find_conflicts,
+    look,
+    report,
+)
 from training.checkpoints import AtomicCheckpointIO, find_checkpoint
-from training.conflicts import OPTIMIZER_PREFIX, Conflict, as_table, find_conflicts, report
 from training.errors import UserError, condense, explain, with_options
-from training.event_log import EventLog, purge_step
-from training.interrupts import INTERRUPTED, interrupts_here_only, was_interrupt
-from training.quiet import silence
-from training.ranges import check_linked, check_values
-from training.run_record import RunRecord, log_folder_of
+from training.records import RunRecord, log_folder_of
+from training.runtime import (
+    INTERRUPTED,
+    EventLog,
+    interrupts_here_only,
+    purge_step,
+    silence,
+    was_interrupt,
+)
 
 SEED = 1234
 DEFAULT_MODEL = "lightning_models.TransformerLM"

@@ -10,7 +10,7 @@ from datamodules import LocalText
 from evaluation.curves import curves_figure
 from evaluation.runs import LoggedCurve, LoggedPoint, label_runs
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
-from training.event_log import EventLog
+from training.runtime import EventLog
 
 ROWS, TOKENS = 4, 32  # of the checkpoints' data: batch_size, block_size
 LOSSES = {9: 4.5, 19: 4.0, 29: 3.75}

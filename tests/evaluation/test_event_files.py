@@ -1,7 +1,7 @@
 """Logged values are read as they count."""
 
 from evaluation.runs import read_scalars
-from training.event_log import EventLog
+from training.runtime import EventLog
 
 
 def log(folder, values, purge_step=None):

@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
 from tests.training.conftest import checkpoint_folder, load
 from training import main
-from training.conflicts import as_table, find_conflicts
+from training.arguments import as_table, find_conflicts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from tests.training.conftest import checkpoint_folder, load
-from training.run_record import RunRecord, free_path, git_commit
+from training.records import RunRecord, free_path, git_commit
 
 
 def test_the_record_names_command_commit_and_versions(trained):

@@ -1,0 +1,144 @@
+"""Strategy, event log, signals and messages of a training process."""
+
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from lightning_models.checkpoint import Checkpoint
+
+
+class FullySharded(ModelParallelStrategy):
+    """FSDP2 over every process of the run; a checkpoint is one file, as on one device.
+
+    Lightning's own must be told how many processes there are, which a config file that fits any
+    machine cannot know. The model shards itself in ``configure_model``.
+    """
+
+    def __init__(self, process_group_backend: str | None = None) -> None:
+        """Chooses how processes talk.
+
+        Args:
+            process_group_backend: ``nccl`` or ``gloo``; null: by the device.
+        """
+        super().__init__(
+            data_parallel_size="auto",
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            process_group_backend=process_group_backend,
+        )
+
+    def setup_environment(self) -> None:
+        """Takes all processes of all nodes into the data-parallel axis of the mesh."""
+        self._data_parallel_size = self.num_processes * self.num_nodes
+        super().setup_environment()
+
+
+# ---- TensorBoard files of a run that may be killed and resumed
+
+
+class EventLog(TensorBoardLogger):
+    """TensorBoard, where the same values of the same step in a row are written once.
+
+    A checkpoint has the values of its step written before itself; the trainer then hands over the
+    same ones again.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes Lightning's arguments."""
+        super().__init__(*args, **kwargs)
+        self._latest = ""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Writes scalars, unless they are those of the last call."""
+        written = f"{step} {sorted((key, float(value)) for key, value in metrics.items())}"
+        if written != self._latest:
+            self._latest = written
+            super().log_metrics(metrics, step)
+
+
+def purge_step(saved: Checkpoint) -> int:
+    """Returns the first step of the log that a run resumed from ``saved`` writes anew.
+
+    Steps count from 0 there: behind n optimiser steps the latest is n - 1. Only a checkpoint from
+    between two accumulated micro-batches follows a validation that was logged at n, unless that
+    was still to be done.
+    """
+    unfinished = bool(saved.content.get("resume_state", {}).get("unfinished_step"))
+    return saved.step + (unfinished and not saved.content.get("pending_validation", False))
+
+
+# ---- Ctrl-C reaches every process of a terminal; only those that train decide what it means
+
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+@contextmanager
+def interrupts_here_only() -> Iterator[None]:
+    """Has SIGINT raise KeyboardInterrupt in this process, as ever, and not in those it forks.
+
+    Processes that build batches would end on the Ctrl-C after which training still needs them, for
+    the step in work. They end with their parent. Any other handler is left as it is.
+    """
+    mine = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == mine:
+            signal.default_int_handler(number, frame)
+
+    ordinary = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ordinary or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def was_interrupt(end: BaseException) -> bool:
+    """Whether it is a KeyboardInterrupt, or the exit that Lightning makes of one."""
+    if isinstance(end, SystemExit) and end.__context__ is not None:
+        end = end.__context__
+    return isinstance(end, KeyboardInterrupt)
+
+
+# ---- messages of other libraries that help nobody who runs ``train.py``
+
+
+UNHELPFUL_WARNINGS = (
+    # Lightning's own use of a torch function that torch has renamed.
+    r".*isinstance\(treespec, LeafSpec\).*",
+    # Evaluation needs none of the callbacks that training had.
+    r".*callbacks used to create the checkpoint need to be provided.*",
+    # A resumed run goes on in its own folder, on purpose.
+    r".*Checkpoint directory .* exists and is not empty.*",
+    # The metrics are sums over ranks already.
+    r".*It is recommended to use `self.log\(.*sync_dist=True\)`.*",
+    # Batches are built by slicing a memory map; workers are a choice (data.num_workers).
+    r".*does not have many workers.*",
+)
+ADVERTISEMENT = " Tip: For seamless"
+
+
+def silence() -> None:
+    """Leaves these messages out, for the rest of the process."""
+    for pattern in UNHELPFUL_WARNINGS:
+        warnings.filterwarnings("ignore", message=pattern)
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    if _no_advertisement not in logger.filters:
+        logger.addFilter(_no_advertisement)
+
+
+def _no_advertisement(record: logging.LogRecord) -> bool:
+    return ADVERTISEMENT not in record.getMessage()
