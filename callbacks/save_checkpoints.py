@@ -161,9 +161,25 @@ class SaveCheckpoints(ModelCheckpoint):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on with the ranking of that run; a run in another folder starts its own."""
-        if state_dict.get("dirpath") == self.dirpath:
+        """Continues the ranking of that run; a run in another folder starts its own.
+
+        So does one whose state names other files than checkpoints of its folder: those that fall
+        out of the ranking are deleted.
+        """
+        if state_dict.get("dirpath") == self.dirpath and self._ranks_own_files(state_dict):
             super().load_state_dict(state_dict)
+
+    def _ranks_own_files(self, state_dict: dict[str, Any]) -> bool:
+        """Whether all paths in a saved state are checkpoint files of this callback's folder."""
+        keys = ("best_model_path", "kth_best_model_path", "last_model_path")
+        names = [state_dict.get(key) or "" for key in keys]
+        names += list(state_dict.get("best_k_models") or {})
+        folder = Path(self.dirpath or "").resolve()
+        paths = [Path(str(name)) for name in names if name]
+        return all(
+            path.suffix == ".ckpt" and path.resolve().parent == folder and not path.is_dir()
+            for path in paths
+        )
 
     def _save_now(self, trainer: L.Trainer, *, numbered: bool = True) -> None:
         """Writes ``last.ckpt`` (all kept: a numbered one too), leaving the best to validation."""

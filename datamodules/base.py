@@ -4,17 +4,20 @@ A kind of batches writes `training_source`, `evaluation_source`, `prompt_source`
 corpus below it writes `documents(split)`; loaders, ranks and resuming are here.
 """
 
+import pickle
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.corpus import TextCorpus
 from datamodules.loader import Batch, BatchLoader, BatchSource, CountedSource, TrainingSource
 from datamodules.prompts import read_prompts
+from datamodules.recipe import build
 from datamodules.store import Split
 
 __all__ = ["Batch", "BatchLoader", "BatchSource", "LanguageDataModule"]
@@ -193,6 +196,43 @@ class LanguageDataModule(TextCorpus):
             return 0
         total = self.trainer.fit_loop.epoch_loop.batch_progress.total
         return int(total.processed)  # type: ignore[attr-defined]
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Returns the data that a checkpoint was trained on, not yet prepared.
+
+        Only tensors and plain values are unpickled, and only classes of this package, or of modules
+        that are imported already, are built.
+
+        Args:
+            checkpoint_path: The file.
+            map_location: Not used: data hold no tensors of it.
+            hparams_file: Not used: the recipe is in the checkpoint.
+            weights_only: Not used: other values are never unpickled.
+            **kwargs: Init arguments that replace the saved ones.
+
+        Raises:
+            ValueError: It is no checkpoint of this project, was trained without such data, or
+                brings code along.
+        """
+        try:
+            content = torch.load(checkpoint_path, map_location="cpu", weights_only=True)
+            recipe = content["recipe"]["data"]
+            arguments = {**recipe["init_args"], **kwargs}
+        except (pickle.UnpicklingError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{checkpoint_path} holds no recipe of data as plain values; take a checkpoint of "
+                "train.py"
+            ) from error
+        data: Self = build({**recipe, "init_args": arguments}, cls, "recipe.data")
+        return data
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps: fingerprint, data order and tokenizer."""

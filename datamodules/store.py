@@ -216,8 +216,11 @@ class Store:
         if part.get("block_bytes") != BLOCK_BYTES:
             raise _FlawError(f"block_bytes is {part.get('block_bytes')!r}, not {BLOCK_BYTES}")
         digits = expect(part, "crc32", dict)
-        if (self.folder / "tokenizer.json").is_file():
-            self._sizes["tokenizer.json"] = (self.folder / "tokenizer.json").stat().st_size
+        if "tokenizer.json" in digits:
+            path = self.folder / "tokenizer.json"
+            if not path.is_file():
+                raise _FlawError("tokenizer.json is missing")
+            self._sizes["tokenizer.json"] = path.stat().st_size
         for name, size in self._sizes.items():
             blocks = -(-size // BLOCK_BYTES)
             if not re.fullmatch(rf"[0-9a-f]{{{8 * blocks}}}", expect(digits, name, str)):

@@ -4,14 +4,14 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 
-from lightning_models.recipe import check_recipe, plain, public_path
+from lightning_models.recipe import check_arguments, check_recipe, plain, public_path, resolve_class
 
 Recipe = dict[str, Any]
 """``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
@@ -125,7 +125,15 @@ class Checkpoint:
         recipe = self.content["recipe"].get("data")
         name = "" if recipe is None else recipe["class_path"].rpartition(".")[2]
         state = self.content.get(name)
-        return state if isinstance(state, Mapping) else {}
+        if not isinstance(state, Mapping):
+            return {}
+        for part in (state, state.get("corpus")):
+            tokenizer = part.get("tokenizer") if isinstance(part, Mapping) else None
+            if tokenizer is not None and not isinstance(tokenizer, Mapping):
+                raise CheckpointError(
+                    f"{self.path}: the tokenizer of {name} is broken; take another checkpoint"
+                )
+        return state
 
 
 def place_of(word: str | Path, key: str = "ckpt") -> Path:
@@ -254,7 +262,13 @@ def best_checkpoint(last: Checkpoint, asked: str) -> Checkpoint:
             f"{asked}: the run of {last.path} has kept no best checkpoint; it needs a validation "
             "and checkpoint.save_top_k of at least 1. Give a path, or `last`"
         )
-    return read_checkpoint(best)
+    chosen = read_checkpoint(best)
+    if chosen.run_id != last.run_id:
+        raise CheckpointError(
+            f"{asked}: {best}, which {last.path} names as its best checkpoint, is of another run; "
+            "copy the best one, too, or give a path"
+        )
+    return chosen
 
 
 def _best_path(checkpoint: Checkpoint) -> Path | None:
@@ -348,51 +362,62 @@ class RestoresItself:
 
     @classmethod
     def load_from_checkpoint(
-        cls, checkpoint_path: Any, *args: Any, weights_only: bool | None = None, **kwargs: Any
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
     ) -> Self:
-        """Returns the model of a checkpoint file; see Lightning's method of this name.
+        """Returns the model of a checkpoint file, rebuilt from its recipe.
 
         Args:
             checkpoint_path: the file.
-            *args: see there.
-            weights_only: null and true: only tensors and plain values are unpickled; false runs any
-                code that the file brings along.
-            **kwargs: see there; init arguments that replace the saved ones.
+            map_location: device of the model; None: the CPU.
+            hparams_file: not read: a recipe is complete.
+            strict: whether weights must be those of the model, none missing and none more.
+            weights_only: None and true: only tensors and plain values are unpickled; false: as
+                Lightning loads it, running any code that the file brings along.
+            **kwargs: init arguments that replace the saved ones.
 
         Raises:
             CheckpointError: if the file is missing, damaged, or wants to run code.
         """
-        if weights_only is not False:
-            checkpoint_path = read_checkpoint(checkpoint_path).path
-        load: Any = super().load_from_checkpoint  # type: ignore[misc]  # Lightning's
-        return load(checkpoint_path, *args, weights_only=weights_only is not False, **kwargs)
+        if weights_only is False:
+            load: Any = super().load_from_checkpoint  # type: ignore[misc]  # Lightning's
+            loaded: Self = load(
+                checkpoint_path, map_location, strict=strict, weights_only=False, **kwargs
+            )
+            return loaded
+        checkpoint = read_checkpoint(checkpoint_path)
+        arguments = checkpoint.content["recipe"]["model"]["init_args"]
+        try:
+            check_arguments(arguments, cls, "model.init_args")
+        except ValueError as error:
+            raise CheckpointError(f"{checkpoint.path} is refused: {error}") from error
+        build: Any = cls
+        model = build(**{**arguments, **kwargs})
+        model.configure_model()
+        model.on_load_checkpoint(checkpoint.content)
+        model.load_state_dict(checkpoint.content["state_dict"], strict=strict is not False)
+        restored: Self = model.to("cpu" if map_location is None else map_location)
+        return restored
 
     @staticmethod
     def from_checkpoint(path: str | Path) -> "RestoresItself":
         """Returns a checkpoint's model, whatever its method: on the CPU, in eval mode, uncompiled.
 
-        Only methods that are imported already are built; the global random state stays as it is.
+        The global random state stays as it is.
 
         Raises:
             CheckpointError: if the file is missing, damaged, or of an unknown method.
         """
         checkpoint = read_checkpoint(path)
-        name = checkpoint.model_recipe["class_path"]
-        kind = next((kind for kind in _methods() if public_path(kind) == name), None)
-        if kind is None:
-            raise CheckpointError(
-                f"{path} is of class {name}, which is not known here; import its package first"
-            )
+        kind = resolve_class(checkpoint.model_recipe["class_path"], RestoresItself)
         with torch.random.fork_rng(devices=[]):
             model: Any = kind.load_from_checkpoint(
                 checkpoint.path, map_location="cpu", compile=False
             )
         restored: RestoresItself = model.eval()
         return restored
-
-
-def _methods(kind: type[RestoresItself] = RestoresItself) -> Iterator[type[RestoresItself]]:
-    """Yields all methods that are imported."""
-    for method in kind.__subclasses__():
-        yield method
-        yield from _methods(method)

@@ -79,8 +79,8 @@ def import_packages(names: str | Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"packages: cannot import {name} ({error})") from error
+        except (ImportError, TypeError, ValueError) as error:  # a relative name, for one
+            raise ValueError(f"packages: cannot import {name!r} ({error})") from error
     trust(names)
 
 
@@ -138,13 +138,32 @@ def check_recipe(recipe: Mapping[str, Any], role: Literal["model", "data"]) -> N
         ValueError: if a class is refused (`resolve_class`), or a value is not of the type that its
             parameter declares; the message names the key.
     """
-    for key, class_path in _class_paths(recipe, role):
+    package, _, name = BASES[role].rpartition(".")
+    try:
+        _check_class_paths(recipe, role)
+        _check_built(recipe, getattr(importlib.import_module(package), name), role)
+    except RecursionError:
+        raise ValueError(f"{role} is nested too deeply; no recipe of this project is") from None
+
+
+def check_arguments(arguments: Any, kind: type, key: str) -> None:
+    """Checks plain init arguments of a class that the caller has chosen.
+
+    Raises:
+        ValueError: see ``check_recipe``.
+    """
+    _check_class_paths(arguments, key)
+    if not isinstance(arguments, Mapping):
+        raise _refused(key, arguments, "a mapping")
+    _check_fields(arguments, _init_hints(kind), key, kind.__name__)
+
+
+def _check_class_paths(value: Any, key: str) -> None:
+    for place, class_path in _class_paths(value, key):
         try:
             resolve_class(class_path, object)
         except ValueError as error:
-            raise ValueError(f"{key} is refused: {error}") from error
-    package, _, name = BASES[role].rpartition(".")
-    _check_built(recipe, getattr(importlib.import_module(package), name), role)
+            raise ValueError(f"{place} is refused: {error}") from error
 
 
 def _class_paths(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -164,26 +183,49 @@ def _check_built(recipe: Any, base: type, key: str) -> None:
     if not isinstance(recipe, Mapping) or set(recipe) - {"class_path", "init_args"}:
         raise _refused(key, recipe, "a mapping of class_path and init_args")
     kind = resolve_class(recipe.get("class_path"), base)
-    arguments = recipe.get("init_args", {})
-    if not isinstance(arguments, Mapping):
-        raise _refused(f"{key}.init_args", arguments, "a mapping")
-    _check_fields(arguments, _init_hints(kind), f"{key}.init_args")
+    check_arguments(recipe.get("init_args", {}), kind, f"{key}.init_args")
 
 
-def _check_fields(values: Mapping[str, Any], hints: Mapping[str, Any], key: str) -> None:
+def _check_fields(
+    values: Mapping[str, Any], hints: Mapping[str, Any], key: str, owner: str
+) -> None:
+    """Checks named values; a parser would split a name at its dots, and reach what is below."""
+    unknown = [f"{key}.{name}" for name in values if name not in hints]
+    if unknown:
+        raise ValueError(
+            f"{owner} has no option {', '.join(unknown)}; the checkpoint comes from another version "
+            "of it, or the option is misspelt"
+        )
     for name, value in values.items():
-        _check_value(value, hints.get(str(name), Any), f"{key}.{name}")
+        _check_value(value, hints[name], f"{key}.{name}")
+
+
+def _check_items(values: Any, hint: Any, key: str) -> None:
+    """Checks the values of a mapping whose names are free, but for dots in them."""
+    if not isinstance(values, Mapping) or not all(_is_plain_key(name) for name in values):
+        raise _refused(key, values, "a mapping with plain names")
+    for name, value in values.items():
+        _check_value(value, hint, f"{key}.{name}")
+
+
+def _is_plain_key(name: Any) -> bool:
+    return isinstance(name, int) or (isinstance(name, str) and name != "" and "." not in name)
 
 
 def _init_hints(kind: type) -> dict[str, Any]:
-    """Returns the types of what ``kind(...)`` takes, following ``**kwargs`` to the base classes."""
+    """Returns the types of what ``kind(...)`` takes, following ``**kwargs`` to the base classes.
+
+    Names that no ``__init__`` declares are none of its options, whatever takes ``**kwargs``.
+    """
     hints: dict[str, Any] = {}
     for base in kind.__mro__:
         if "__init__" not in vars(base):
             continue
         initialise = vars(base)["__init__"]
-        hints = {**get_type_hints(initialise), **hints}
+        declared = get_type_hints(initialise)
         parameters = inspect.signature(initialise).parameters.values()
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        hints = {**{name: declared.get(name, Any) for name in named}, **hints}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
     return hints
@@ -222,9 +264,7 @@ def _check_choice(value: Any, hint: Any, key: str) -> None:
         if value not in arguments:
             raise _refused(key, value, hint)
     elif origin in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            raise _refused(key, value, hint)
-        _check_fields(value, dict.fromkeys(map(str, value), arguments[1]), key)
+        _check_items(value, arguments[1], key)
     elif origin in (list, tuple, Sequence):
         if not isinstance(value, list | tuple):
             raise _refused(key, value, hint)
@@ -244,7 +284,9 @@ def _check_type(value: Any, hint: Any, key: str) -> None:
     elif dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise _refused(key, value, hint)
-        _check_fields(value, get_type_hints(hint), key)
+        fields = {field.name for field in dataclasses.fields(hint)}
+        hints = {name: kind for name, kind in get_type_hints(hint).items() if name in fields}
+        _check_fields(value, hints, key, key.rpartition(".")[2])
     elif isinstance(hint, type) and issubclass(hint, os.PathLike):
         if not isinstance(value, str):
             raise _refused(key, value, hint)
@@ -257,7 +299,7 @@ def _check_type(value: Any, hint: Any, key: str) -> None:
 def _check_free(value: Any, key: str) -> None:
     """Checks a value of a parameter without a type, which a parser tries to read as anything."""
     if isinstance(value, Mapping):
-        _check_fields(value, {}, key)
+        _check_items(value, Any, key)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _check_free(item, f"{key}[{index}]")

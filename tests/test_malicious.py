@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lightning_models.recipe as recipe_module
+from datamodules import LocalText, Sentences
 from evaluation.cli import main as evaluate_main
-from lightning_models import TransformerLM
+from lightning_models import LanguageModel, NoCoTConfig, NoCoTLM, TransformerLM
 from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from training import main as train_main
 
@@ -203,7 +204,10 @@ def with_recipe(trained, path, change):
     content = torch.load(trained, weights_only=True)
     change(content["recipe"])
     path.parent.mkdir(exist_ok=True)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # pickling walks into nested lists by recursion
     torch.save(content, path)
+    sys.setrecursionlimit(limit)
     return path
 
 
@@ -241,6 +245,33 @@ def set_unknown_field(recipe):
     recipe["model"]["init_args"]["config"]["more"] = [{"deeper": foreign()}]
 
 
+CORPUS = {"class_path": "datamodules.LocalText", "init_args": {"text_field": "a"}}
+
+
+def set_dotted(recipe):
+    recipe["model"]["init_args"]["optimizer.class_path"] = "lies_around.Thing"
+
+
+def set_dotted_field(recipe):
+    recipe["model"]["init_args"]["config"]["init.class_path"] = "lies_around.Thing"
+
+
+def set_dotted_corpus(recipe):
+    init_args = {"corpus.class_path": "lies_around.Thing", "corpus": CORPUS}
+    recipe["data"] = {"class_path": "datamodules.Sentences", "init_args": init_args}
+
+
+def set_empty_key(recipe):
+    recipe["model"]["init_args"]["config"][""] = foreign()
+
+
+def set_deep(recipe):
+    value = []
+    for _ in range(3000):
+        value = [value]
+    recipe["model"]["init_args"]["config"]["dim"] = value
+
+
 def set_corpus(corpus):
     def change(recipe):
         recipe["data"] = {"class_path": "datamodules.Sentences", "init_args": {"corpus": corpus}}
@@ -249,6 +280,11 @@ def set_corpus(corpus):
 
 
 CHANGES = {
+    "dotted": set_dotted,
+    "dotted-field": set_dotted_field,
+    "dotted-corpus": set_dotted_corpus,
+    "empty-key": set_empty_key,
+    "deep": set_deep,
     "model": set_model,
     "data": set_data,
     "optimizer": set_optimizer,
@@ -274,11 +310,108 @@ def test_a_class_path_imports_nothing(name, trained, canary, tmp_path, capfd):
     else:
         change = CHANGES[name]
     path = with_recipe(trained, tmp_path / "run" / "evil.ckpt", change)
-    if name in ("data", "corpus") or name.startswith("corpus"):  # the model itself is ours
+    if name == "data" or "corpus" in name:  # the model itself is ours
         with pytest.raises(CheckpointError, match="refused"):
             _ = read_checkpoint(path).data_recipe
     refused_everywhere(path, capfd)
     assert canary not in sys.modules
+
+
+INSTANTIATOR = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
+
+
+@pytest.mark.parametrize("key", ["hyper_parameters", "hparams", "module_arguments"])
+@pytest.mark.parametrize(
+    "load", [TransformerLM.load_from_checkpoint, LanguageModel.from_checkpoint]
+)
+def test_what_lightning_saves_of_arguments_is_not_used(key, load, trained, canary, tmp_path):
+    """Lightning builds from ``hyper_parameters``, with a parser of its own if they ask for it."""
+    content = copy.deepcopy(torch.load(trained, weights_only=True))
+    content["hyper_parameters"] = dict(content["hyper_parameters"])
+    content[key] = {**INSTANTIATOR, "optimizer": "lies_around.Thing"}
+    path = tmp_path / "evil.ckpt"
+    torch.save(content, path)
+    assert load(path).config.dim == 16
+    assert canary not in sys.modules
+
+
+@pytest.mark.parametrize("corpus", ["lies_around.Thing", {"class_path": "lies_around.Thing"}])
+@pytest.mark.parametrize("key", ["recipe", "datamodule_hyper_parameters"])
+def test_data_are_built_from_plain_values(key, corpus, trained, canary, tmp_path):
+    content = torch.load(trained, weights_only=True)
+    path = tmp_path / "evil.ckpt"
+    if key == "recipe":
+        content["recipe"]["data"] = {
+            "class_path": "datamodules.Sentences",
+            "init_args": {"corpus": corpus},
+        }
+        torch.save(content, path)
+        with pytest.raises(ValueError, match="corpus"):
+            Sentences.load_from_checkpoint(path)
+    else:
+        content[key] = {**INSTANTIATOR, "corpus": corpus}
+        torch.save(content, path)
+        loaded = LocalText.load_from_checkpoint(path)
+        assert loaded.fingerprint == content["LocalText"]["fingerprint"]
+        with pytest.raises(ValueError, match=r"recipe\.data"):
+            Sentences.load_from_checkpoint(path)
+    assert canary not in sys.modules
+
+
+def test_pickled_data_are_not_loaded(trained, trace, tmp_path):
+    path = tmp_path / "evil.ckpt"
+    in_callback_state(path, Evil(trace), torch.load(trained, weights_only=True))
+    with pytest.raises(ValueError, match="plain values"):
+        LocalText.load_from_checkpoint(path)
+
+
+def test_a_ranking_deletes_no_other_files(trained, tmp_path):
+    """What falls out of a restored ranking is deleted: only checkpoints of the run's own folder."""
+    folder, victim = tmp_path / "checkpoints", tmp_path / "victim"
+    folder.mkdir()
+    victim.mkdir()
+    (victim / "file").write_text("kept")
+    content = torch.load(trained, weights_only=True)
+    (name,) = [name for name in content["callbacks"] if "SaveCheckpoints" in name]
+    path = f"{folder}/../victim"
+    content["callbacks"][name] |= {
+        "dirpath": str(folder),
+        "best_k_models": {path: torch.tensor(9.0)},
+        "kth_best_model_path": path,
+        "kth_value": torch.tensor(9.0),
+        "best_model_path": path,
+        "best_model_score": torch.tensor(9.0),
+        "last_model_path": path,
+    }
+    torch.save(content, tmp_path / "evil.ckpt")
+    options = [f"--ckpt_path={tmp_path}/evil.ckpt", f"--checkpoint.dirpath={folder}"]
+    options += ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"]
+    options += ["--trainer.val_check_interval=1", f"--trainer.default_root_dir={tmp_path}/root"]
+    assert train_main(["fit", *options]) == 0
+    assert (victim / "file").read_text() == "kept"
+
+
+def test_a_backbone_brings_no_code(trace, tmp_path, monkeypatch):
+    """Not even if whoever runs it answers that the code may run."""
+    monkeypatch.setattr("builtins.input", lambda *args: "y")
+    (tmp_path / "configuration_evil.py").write_text(
+        f"open({str(trace)!r}, 'w')\nfrom transformers import Qwen2Config as Evil\n"
+    )
+    config = {"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.Evil"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    config = NoCoTConfig(backbone=str(tmp_path), vocab_size=8, block_size=8)
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        NoCoTLM(config=config).configure_model()
+
+
+@pytest.mark.parametrize("state", [[1], {"kind": "json"}, {"kind": "tiktoken"}, {"kind": "other"}])
+def test_a_broken_tokenizer_ends_in_one_line(state, trained, tmp_path, capfd):
+    content = torch.load(trained, weights_only=True)
+    content["LocalText"]["tokenizer"] = state
+    path = tmp_path / "evil.ckpt"
+    torch.save(content, path)
+    assert "tokenizer" in refused(evaluate_main, capfd, "perplexity", "--ckpt", path)
+    assert "tokenizer" in refused(evaluate_main, capfd, "generate", "--ckpt", path, "--prompt", "a")
 
 
 @pytest.mark.parametrize("spelling", ["dict", "field-yaml", "field-json", "config-yaml"])
@@ -360,12 +493,7 @@ def places_in(value, path=()):
             yield from places_in(item, (*path, key))
 
 
-SENTENCES = {
-    "class_path": "datamodules.Sentences",
-    "init_args": {
-        "corpus": {"class_path": "datamodules.LocalText", "init_args": {"text_field": "a"}}
-    },
-}
+SENTENCES = {"class_path": "datamodules.Sentences", "init_args": {"corpus": CORPUS}}
 THINKING = {
     "class_path": "lightning_models.ThinkingStatesLM",
     "init_args": {"config": {"architecture": {"a": {"b": 1}, "c": [1]}, "dim": 8}, "optimizer": {}},
@@ -388,14 +516,19 @@ def test_no_recipe_imports_anything(data, how, deeper, trained, canary, tmp_path
     )
     if replaced is not None:
         recipe[role] = copy.deepcopy(replaced)
-    value = spelled(how, f"{canary}.{data.draw(st.sampled_from(('Thing', 'make')))}", folder)
+    class_path = f"{canary}.{data.draw(st.sampled_from(('Thing', 'make')))}"
+    value = spelled(how, class_path, folder)
     for _ in range(deeper):
         value = data.draw(st.sampled_from(({"more": value}, [value], {"init_args": value})))
     *parents, last = data.draw(st.sampled_from(sorted(places_in(recipe[role]), key=str)))
     place = recipe[role]
     for key in parents:
         place = place[key]
-    place[last] = value
+    added = data.draw(st.sampled_from(("", ".class_path", ".corpus", "more")))
+    if added and isinstance(last, str):  # a name that a parser splits, or does not know
+        place[f"{last}{added}"] = class_path if added == ".class_path" else value
+    else:
+        place[last] = value
     path = folder / "evil.ckpt"
     torch.save(content, path)
     for main, argv in (

@@ -142,8 +142,19 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
     """Returns the tokenizer that `Tokenizer.state` described.
 
     Raises:
-        ValueError: `state` has another ``kind`` than bytes, tiktoken, json or sentences.
+        ValueError: `state` has another ``kind`` than bytes, tiktoken, json or sentences, or lacks
+            what that kind has.
     """
+    try:
+        return _from_state(state)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"tokenizer state of kind {state.get('kind')!r} is broken ({error}); take another "
+            "checkpoint."
+        ) from error
+
+
+def _from_state(state: Mapping[str, Any]) -> Tokenizer:
     kind = state.get("kind")
     if kind == "bytes":
         return BytesTokenizer()

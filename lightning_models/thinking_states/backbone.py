@@ -436,9 +436,13 @@ def _load(name: str, what: str) -> Any:
     source = str(place) if place.is_dir() else name
     try:
         if what == "configuration":
-            return AutoConfig.from_pretrained(source)
+            return AutoConfig.from_pretrained(source, trust_remote_code=False)
         return AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation=ATTENTION
+            source,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION,
+            trust_remote_code=False,
+            weights_only=True,
         )
     except Exception as error:  # whatever the libraries on the way to the hub raise
         reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
