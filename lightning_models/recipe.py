@@ -193,8 +193,8 @@ def _check_fields(
     unknown = [f"{key}.{name}" for name in values if name not in hints]
     if unknown:
         raise ValueError(
-            f"{owner} has no option {', '.join(unknown)}; the checkpoint comes from another version "
-            "of it, or the option is misspelt"
+            f"{owner} has no option {', '.join(unknown)}; the checkpoint is of another version of "
+            "it, or the option is misspelt"
         )
     for name, value in values.items():
         _check_value(value, hints[name], f"{key}.{name}")
