@@ -290,12 +290,20 @@ def test_bad_input_is_one_line(untrained, fails, folder, options, told, monkeypa
     assert told in fails("tasks", "--ckpt", untrained("transformer"), *options)
 
 
-def test_another_tokenizer_of_the_same_size_is_refused(untrained, fails, tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tasks", "--tasks", "piqa_local"),
+        ("generate", "--prompt", "a"),
+        ("quality", "--mode", "unconditional"),
+    ],
+)
+def test_another_tokenizer_of_the_same_size_is_refused(untrained, fails, tmp_path, words):
     path = untrained("transformer")
     size = build_tokenizer(read_checkpoint(path)).vocab_size
     other = tmp_path / "other.json"
     other.write_text(train_bpe(f"bpe:{size}", ["a thought of another text " * 9]).json_text)
-    line = fails("tasks", "--ckpt", path, "--tasks", "piqa_local", "--tokenizer", other)
+    line = fails(*words, "--ckpt", path, "--tokenizer", other)
     assert "the same ids mean different text" in line
 
 
