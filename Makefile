@@ -35,7 +35,7 @@ $(DEMO)/%/result.json: $(DEMO)/%/trained
 
 # Thoughtbubbles beside its control, on the same data in the same order.
 demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
-	$(RUN) evaluate.py table $^
+	$(RUN) evaluate.py compare $^ --view results
 	$(RUN) evaluate.py generate --ckpt $(DEMO)/thoughtbubbles \
 		--prompt "The function returns" --max_new_tokens 80 --temperature 0.8
 	@cat docs/next-steps.txt

@@ -12,8 +12,8 @@ place               what it holds
 ``figures``         figures and their CSV tables as whole files
 ``runs``            runs and checkpoints: places, labels, logged numbers
 ``run_metrics``     sizes, training cost, likelihood and tasks of a run
+``views``           curves, FLOPs and result files, without a score
 ``report``          report of a comparison: checks, columns, tables, figure, page
-``table``           command: result files side by side
 ``generate``        command: continuations of prompts
 ``importing``       command: a checkpoint from ``transformers`` weights
 ``checkpoint/``     from a checkpoint to a model with its data and tokenizer
@@ -28,8 +28,6 @@ place               what it holds
 ``quality/``        command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
 ``reversal``        command: the father-son probe of the reversal curse
 ``scaling``         command: power laws through results of several sizes
-``curves``          command: training curves over tokens and FLOPs
-``compute``         command: what the FLOPs of models are spent on
 ``sweep``           command: perplexity against steps and FLOPs, of several checkpoints
 ``compare``         command: any runs as one table, with plots and a report
 ==================  ================================================================================

@@ -215,7 +215,6 @@ LEAST = {
     "num_fewshot": 0,
     "pairs": 1,
     "seed": 0,
-    "tokens_per_step": 1,
 }
 """Least values of options that are whole numbers, or several; one name means one thing."""
 

@@ -20,15 +20,19 @@ COMMANDS = {
     "known_facts": ("reason.known_facts", "Ask a model for the facts behind two-hop questions."),
     "reversal": ("reversal", "Ask for a relation that the prompt states in reverse."),
     "scaling": ("scaling", "Fit power laws through results of perplexity."),
-    "curves": ("curves", "Draw training curves over tokens and FLOPs."),
     "sweep": ("sweep", "Compare perplexity with the steps and FLOPs it takes."),
-    "compute": ("compute", "Show what the FLOPs of models are spent on."),
-    "compare": ("compare", "Compare any runs: one table, plots, a report."),
-    "table": ("table", "Show result files side by side."),
+    "compare": ("compare", "Compare any runs: tables, plots, curves, FLOPs."),
     "generate": ("generate", "Continue prompts."),
     "import": ("importing", "Write a checkpoint from transformers weights."),
 }
 """Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
+
+MOVED = {
+    "curves": "compare RUN ... --view curves",
+    "compute": "compare RUN ... --view compute",
+    "table": "compare FILE ... --view results",
+}
+"""Former commands, and what has taken their place."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -42,6 +46,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> None:
+    chosen = command_in(argv)
+    if chosen in MOVED:
+        raise ValueError(f"{chosen} is a view of compare; use evaluate.py {MOVED[chosen]}")
     parser = build_parser(argv)
     try:
         settings = parser.parse_args(argv)
@@ -56,10 +63,15 @@ def _run(argv: Sequence[str]) -> None:
     importlib.import_module(f"evaluation.{module}").run(settings[settings.command])
 
 
+def command_in(argv: Sequence[str]) -> str | None:
+    """Returns the command that a command line names."""
+    return next((word for word in argv if not word.startswith("-")), None)
+
+
 def build_parser(argv: Sequence[str]) -> ArgumentParser:
     """Returns the parser; only the command that ``argv`` names is imported and has its options."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    chosen = next((word for word in argv if not word.startswith("-")), None)
+    chosen = command_in(argv)
     parser = ArgumentParser(
         prog="evaluate.py",
         description="Evaluates a checkpoint; needs nothing but the checkpoint.",

@@ -1,14 +1,15 @@
-"""``evaluate.py compare``: any set of runs as one honest comparison."""
+"""``evaluate.py compare``: any set of runs as one comparison, and views of their logs and FLOPs."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.arguments import Split, add_which_argument
 from evaluation.checkpoint.device import Device, Precision, pick_device
-from evaluation.figures import write_csv, write_picture
+from evaluation.figures import check_csv, check_picture, write_frame, write_picture
 from evaluation.report import (
     FIGURE,
     ComparisonReport,
@@ -17,11 +18,10 @@ from evaluation.report import (
     as_text,
     check_folder,
     compare_figure,
-    csv_rows,
-    curve_rows,
+    curves_frame,
     drawn_rows,
     make_report,
-    run_rows,
+    rows_frame,
     write_folder,
 )
 from evaluation.run_metrics import (
@@ -34,8 +34,10 @@ from evaluation.run_metrics import (
     named_results,
 )
 from evaluation.runs import SKIP, LeftOut, RunRecord, find_compared, left_out_or_raise
+from evaluation.views import view_compute, view_curves, view_results
 from lightning_models.recipe import import_packages
 
+View = Literal["report", "curves", "compute", "results"]
 DEFAULT_OUTPUT = "runs/comparison"
 
 
@@ -46,16 +48,63 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         type=str,
         nargs="+",
         help="Checkpoints, folders of runs, or patterns in quotes; of a folder a checkpoint "
-        "of every run in it (--which). Methods may be mixed. NAME=PATH names the row.",
+        "of every run in it (--which). Methods may be mixed. NAME=PATH names the row. "
+        "With --view results: JSON files that other commands wrote with --output.",
+    )
+    parser.add_argument(
+        "--view",
+        type=View,
+        default="report",
+        help="report: score all, and check what they have in common. curves: a logged value over "
+        "tokens and FLOPs. compute: what FLOPs are spent on. results: result files side by side.",
     )
     add_which_argument(parser)
     parser.add_argument(
         "--output",
-        type=str,
-        default=DEFAULT_OUTPUT,
-        help="Folder to write report.html, report.md, report.csv and what they are made of to; one "
-        "of an earlier comparison is replaced.",
+        type=str | None,
+        default=None,
+        help=f"Of a report the folder for report.html, report.md, report.csv and what they are "
+        f"made of (null: {DEFAULT_OUTPUT}); one of an earlier comparison is replaced. Of curves "
+        "and compute a figure, .svg or .png, with its numbers as .csv; of results a .csv file.",
     )
+    parser.add_argument(
+        "--label",
+        type=str | None,
+        default=None,
+        help="Keys of the models' config that name the rows, separated by commas, or model for the "
+        "class. Found where models of one class differ in one or two.",
+    )
+    parser.add_argument(
+        SKIP,
+        action="store_true",
+        help="Leave out runs that cannot be read or scored, and say so, rather than stop.",
+    )
+    parser.add_argument(
+        "--packages",
+        type=list[str],
+        default=[],
+        help="Packages to import first, where models or data are classes of your own.",
+    )
+    _add_report_arguments(parser)
+    parser.add_argument(
+        "--scalar", type=str, default="val/loss", help="Of curves: logged value, such as val/ppl."
+    )
+    parser.add_argument(
+        "--context",
+        type=int | None,
+        default=None,
+        help="Of compute: tokens of a sequence; null: those of the windows of the training.",
+    )
+    parser.add_argument(
+        "--set",
+        type=dict[str, Any],
+        default={},
+        help="Of compute: fields of the models' config to change, also those that decide shapes, "
+        "e.g. --set.num_layers 12: no weights are read.",
+    )
+
+
+def _add_report_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--title",
         type=str | None,
@@ -73,19 +122,12 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="JSON files of evaluate.py tasks or perplexity about these checkpoints, or patterns. "
         "Those in the folders of a run are found.",
     )
-    parser.add_argument(
-        "--label",
-        type=str | None,
-        default=None,
-        help="Keys of the models' config that name the rows, separated by commas, or model for the "
-        "class. Found where models of one class differ in one or two.",
-    )
     parser.add_argument("--split", type=Split, default="val", help="Held-out documents to score.")
     parser.add_argument(
         "--batch_size", type=int | None, default=None, help="Rows per batch (null: as trained)."
     )
     parser.add_argument(
-        "--limit_batches", type=int | None, default=None, help="Score so many batches only."
+        "--limit_batches", type=int | None, default=None, help="Score that many batches only."
     )
     parser.add_argument(
         "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
@@ -93,24 +135,34 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     parser.add_argument(
         "--precision", type=Precision, default="32", help="bf16 rounds the matrix products."
     )
-    parser.add_argument(
-        SKIP,
-        action="store_true",
-        help="Leave out runs that cannot be read or scored, and say so, rather than stop.",
-    )
-    parser.add_argument(
-        "--packages",
-        type=list[str],
-        default=[],
-        help="Packages to import first, where models or data are classes of your own.",
-    )
 
 
 def run(settings: Namespace) -> None:
-    """Scores every run, prints checks and table, and writes the report."""
-    folder = check_folder(settings.output)
+    """Prints the view that is asked for, and writes its files."""
     import_packages(settings.packages)
-    pick_device(settings.device)  # told before the work
+    if settings.view == "report":
+        _run_report(settings)
+        return
+    if settings.view == "results":
+        target = None if settings.output is None else check_csv(settings.output)
+        print(view_results(settings.runs, target))
+        return
+    picture = None if settings.output is None else check_picture(settings.output)
+    skip = settings.skip_unreadable
+    runs, left_out = find_compared(settings.runs, skip=skip, which=settings.which)
+    if settings.view == "curves":
+        print(view_curves(runs, settings.scalar, settings.label, picture))
+    else:
+        changes, context = settings["set"], settings.context
+        print(view_compute(runs, changes, context, settings.label, picture))
+    for one in left_out:
+        print(f"left out: {one.name}: {one.reason}")
+
+
+def _run_report(settings: Namespace) -> None:
+    """Scores every run, prints checks and tables, and writes the report."""
+    folder = check_folder(settings.output or DEFAULT_OUTPUT)
+    pick_device(settings.device)  # refused before the work
     how = ScoringOptions(
         settings.split,
         settings.limit_batches,
@@ -155,13 +207,8 @@ def _write(place: Path, report: ComparisonReport, rows: Sequence[ReportRow]) -> 
     if report.has_figure:
         write_picture(compare_figure(drawn_rows(rows)), place / FIGURE)
         svg = (place / FIGURE).read_bytes()
-        _write_table(place / "curves.csv", curve_rows(rows))
-    _write_table(place / "report.csv", csv_rows(rows))
-    _write_table(place / "runs.csv", run_rows(rows))
+        write_frame(place / "curves.csv", curves_frame(rows))
+    write_frame(place / "report.csv", rows_frame(report.frame))
+    write_frame(place / "runs.csv", report.frame)
     (place / "report.md").write_text(as_markdown(report), encoding="utf-8")
     (place / "report.html").write_text(as_page(report, svg), encoding="utf-8")
-
-
-def _write_table(path: Path, rows: Sequence[Sequence[object]]) -> None:
-    header, *lines = rows
-    write_csv(path, [str(name) for name in header], lines)

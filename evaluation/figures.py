@@ -1,9 +1,10 @@
 """Figures and their CSV tables as whole files; colours, marks and axes that figures share."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from evaluation.output import check_target, write_atomically
 from lightning_models.outputs import Likelihood
@@ -36,6 +37,18 @@ def check_picture(target: str, key: str = "output") -> Path:
     if path.suffix not in FORMATS:
         raise ValueError(f"{key} ({path}) must end in {' or '.join(FORMATS)}")
     check_target(table_path(path), key)
+    return path
+
+
+def check_csv(target: str, key: str = "output") -> Path:
+    """Returns the path of a CSV file to be written, having tried its folder.
+
+    Raises:
+        ValueError: if it does not end in .csv, or the folder is missing or refuses files.
+    """
+    path = check_target(target, key)
+    if path.suffix != ".csv":
+        raise ValueError(f"{key} ({path}) must end in .csv")
     return path
 
 
@@ -101,10 +114,10 @@ def write_picture(figure: Any, path: Path) -> None:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes a table, atomically; numbers keep all their digits."""
+    """Writes rows as CSV, see ``write_frame``."""
+    write_frame(path, pd.DataFrame(rows, columns=list(header), dtype=object))
 
-    def write(target: Path) -> None:
-        with target.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
-    write_atomically(path, write)
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Writes a table as CSV, atomically; numbers keep all their digits, None is an empty cell."""
+    write_atomically(path, lambda target: frame.to_csv(target, index=False, lineterminator="\n"))

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evaluation.console import format_columns
+import pandas as pd
+
 from evaluation.figures import COLOURS, dress_costs
-from evaluation.run_metrics import ANSWERS, KINDS, ReportRow, RunMetrics, same_seeds
+from evaluation.run_metrics import (
+    ANSWERS,
+    KINDS,
+    LoggedPoint,
+    ReportRow,
+    RunMetrics,
+    logged_points,
+    same_seeds,
+)
 from evaluation.runs import LeftOut
 from evaluation.scoring import PERPLEXITY_KEYS
 
@@ -168,49 +177,18 @@ def _shown(value: Any, form: str = "") -> str:
     return str(value) if plain else format(value, form)
 
 
-# ---- columns
+# ---- the table of runs
 
 
 TOKEN = {"all": "token", "lexical": "lexical token", ANSWERS: "answer token"}
 """What nats are per, by what is counted."""
 PREFERRED = ("acc", "acc,none", "acc_norm", "acc_norm,none", "accuracy", "exact_match")
-"""The metric of a task that the table shows, if it has one of them; the CSV file has all."""
+"""The metric of a task that the report shows, if it has one of them; the CSV files have all."""
 PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
-
-Number = float | int | None
-
-
-@dataclass(frozen=True)
-class ReportColumn:
-    """A number that runs have."""
-
-    key: str
-    """Of the CSV file."""
-    title: str
-    value: Callable[[RunMetrics], Number]
-    """None where a run has no such number."""
-    show: Callable[[float], str] = str
-    in_table: bool = True
-    """Whether the table for people has it."""
-
-    def values(self, row: ReportRow) -> list[float]:
-        """Returns the numbers of a row's members that have one."""
-        return [v for v in map(self.value, row.members) if v is not None]
-
-    def cell(self, row: ReportRow) -> str:
-        """Returns the mean, and between which values the seeds lie; empty without a number."""
-        values = self.values(row)
-        if not values:
-            return ""
-        low, high = self.show(min(values)), self.show(max(values))
-        mean = self.show(statistics.mean(values))
-        return mean if low == high else f"{mean} ({low} to {high})"
-
-
-def make_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
-    """Returns the columns that some row has a number in; a kind of likelihood has its own."""
-    columns = [*_sizes(), *_likelihoods(rows), *_inference(), *_task_columns(rows)]
-    return [column for column in columns if any(column.values(row) for row in rows)]
+FACTS = ("run", "label", "seed", "checkpoint", "which", "model", "likelihood", "counted", "causal")
+"""Columns of a run that are no measured number."""
+MOST_COLUMNS = 8
+"""Of one table of the report, so that it fits a page."""
 
 
 def si(value: float) -> str:
@@ -222,102 +200,67 @@ def si(value: float) -> str:
     return f"{value:.{digits}f} {PREFIXES[power]}".rstrip()
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
+WHOLE, TWO, THREE, FOUR = "{:,.0f}".format, "{:.2f}".format, "{:.3f}".format, "{:.4f}".format
 
 
-def _fixed(digits: int) -> Callable[[float], str]:
-    return lambda value: f"{value:.{digits}f}"
+@dataclass(frozen=True)
+class ReportColumn:
+    """How a report shows a number of the table of runs."""
+
+    title: str
+    show: Callable[[float], str]
+    part: str
+    """Heading of the table that has it; empty: the CSV files alone have it."""
+
+    def cell(self, values: pd.Series) -> str:
+        """Returns the mean, and between which values the seeds lie; empty without a number."""
+        if not len(values := values.dropna()):
+            return ""
+        low, high = self.show(min(values)), self.show(max(values))
+        mean = self.show(statistics.mean(values))
+        return mean if low == high else f"{mean} ({low} to {high})"
 
 
-def _sizes() -> list[ReportColumn]:
-    return [
-        ReportColumn("parameters", "parameters", lambda m: m.training.parameters, _whole),
-        ReportColumn(
-            "non_embedding_parameters",
-            "outside embeddings",
-            lambda m: m.training.non_embedding,
-            _whole,
-            in_table=False,
-        ),
-        ReportColumn(
-            "steps", "optimiser steps", lambda m: m.training.steps, _whole, in_table=False
-        ),
-        ReportColumn("training_tokens", "training tokens", lambda m: m.training.tokens, _whole),
-        ReportColumn(
-            "training_flops_per_token",
-            "training FLOPs/token",
-            lambda m: m.training.flops_per_token,
-            si,
-        ),
-        ReportColumn(
-            "training_flops_per_token_published",
-            "training FLOPs/token, as its paper counts",
-            _published,
-            si,
-        ),
-        ReportColumn("training_flops", "training FLOPs", lambda m: m.training.flops, si),
-    ]
+def _ending(counted: str) -> str:
+    return "" if counted == "all" else f"_{counted}"
 
 
-def _published(one: RunMetrics) -> Number:
-    count, training = one.training.published_per_position, one.training
-    if count is None or not training.tokens or training.positions is None:
-        return None
-    return count * training.positions / training.tokens
-
-
-def _likelihoods(rows: Sequence[ReportRow]) -> list[ReportColumn]:
+def _likelihood_columns() -> dict[str, ReportColumn]:
     """Returns columns of which none has two kinds of likelihood, or two kinds of tokens."""
-    found = {(row.first.likelihood, row.first.counted) for row in rows}
-    columns = []
-    for kind in KINDS:
-        for counted in TOKEN:
-            if (kind, counted) in found:
-                columns += _of_kind(kind, counted)
-    text_kinds = [kind for kind in KINDS if {(kind, "all"), (kind, "lexical")} & found]
-    columns += [_bits(kind, of_answers=False) for kind in text_kinds]
-    columns += [_bits(kind, of_answers=True) for kind in KINDS if (kind, ANSWERS) in found]
+    columns, part = {}, "Loss"
+    for kind, name in KINDS.items():
+        for counted, token in TOKEN.items():
+            end = _ending(counted)
+            nats = ReportColumn(f"nats/{token} ({name})", FOUR, part)
+            columns[f"nats_per_token_{kind}{end}"] = nats
+            perplexity = ReportColumn(f"perplexity ({name})", TWO, "")
+            columns[f"{PERPLEXITY_KEYS[kind]}{end}"] = perplexity
+    for end, of in (("", ""), (f"_{ANSWERS}", " of answers")):
+        for kind, name in KINDS.items():
+            title = f"bits/byte{of} ({name})"
+            columns[f"bits_per_byte_{kind}{end}"] = ReportColumn(title, FOUR, part)
     return columns
 
 
-def _of_kind(kind: str, counted: str) -> list[ReportColumn]:
-    def nats(one: RunMetrics) -> Number:
-        own = (one.likelihood, one.counted) == (kind, counted)
-        return one.score.content["nats_per_token"] if own else None
-
-    def perplexity(one: RunMetrics) -> Number:
-        own = (one.likelihood, one.counted) == (kind, counted)
-        return one.score.content[PERPLEXITY_KEYS[kind]] if own else None
-
-    end = "" if counted == "all" else f"_{counted}"
-    return [
-        ReportColumn(
-            f"nats_per_token_{kind}{end}",
-            f"nats/{TOKEN[counted]} ({KINDS[kind]})",
-            nats,
-            _fixed(4),
-        ),
-        ReportColumn(
-            f"{PERPLEXITY_KEYS[kind]}{end}",
-            f"perplexity ({KINDS[kind]})",
-            perplexity,
-            _fixed(2),
-            in_table=False,
-        ),
-    ]
-
-
-def _bits(kind: str, *, of_answers: bool) -> ReportColumn:
-    def bits(one: RunMetrics) -> Number:
-        own = one.likelihood == kind and (one.counted == ANSWERS) is of_answers
-        return one.score.content["bits_per_byte"] if own else None
-
-    of = " of answers" if of_answers else ""
-    end = f"_{ANSWERS}" if of_answers else ""
-    return ReportColumn(
-        f"bits_per_byte_{kind}{end}", f"bits/byte{of} ({KINDS[kind]})", bits, _fixed(4)
-    )
+SIZE, COST = "Size and training", "Inference"
+COLUMNS = {
+    "parameters": ReportColumn("parameters", WHOLE, SIZE),
+    "non_embedding_parameters": ReportColumn("outside embeddings", WHOLE, ""),
+    "steps": ReportColumn("optimiser steps", WHOLE, ""),
+    "training_tokens": ReportColumn("training tokens", WHOLE, SIZE),
+    "training_flops_per_token": ReportColumn("training FLOPs/token", si, SIZE),
+    "training_flops_per_token_published": ReportColumn(
+        "training FLOPs/token, as its paper counts", si, SIZE
+    ),
+    "training_flops": ReportColumn("training FLOPs", si, SIZE),
+    **_likelihood_columns(),
+    "executed_steps": ReportColumn("extra steps/token", TWO, COST),
+    "inference_flops_per_token": ReportColumn("inference FLOPs/token, generating", si, COST),
+    "scoring_flops_per_token": ReportColumn("inference FLOPs/token, scoring", si, COST),
+    "tokens_per_second": ReportColumn("training tokens/s", WHOLE, SIZE),
+    "val_accuracy": ReportColumn("right answers (val)", THREE, "Loss"),
+}
+"""Numbers of a run by their keys, in the order of the CSV files; those of tasks follow."""
 
 
 def generating(one: RunMetrics) -> float:
@@ -325,53 +268,84 @@ def generating(one: RunMetrics) -> float:
     return one.score.generation_flops * one.score.markers
 
 
-def _scoring(one: RunMetrics) -> Number:
-    flops = one.score.content.get("flops_per_token")
-    return None if flops is None else flops * one.score.markers
+def run_values(one: RunMetrics) -> dict[str, float | int | None]:
+    """Returns the numbers of a run under the keys of ``COLUMNS`` and of its tasks."""
+    training, content, markers = one.training, one.score.content, one.score.markers
+    kind, end = one.likelihood, _ending(one.counted)
+    bits_end = end if one.counted == ANSWERS else ""
+    scoring = content.get("flops_per_token")
+    values = {
+        "parameters": training.parameters,
+        "non_embedding_parameters": training.non_embedding,
+        "steps": training.steps,
+        "training_tokens": training.tokens,
+        "training_flops_per_token": training.flops_per_token,
+        "training_flops_per_token_published": training.published_per_token,
+        "training_flops": training.flops,
+        f"nats_per_token_{kind}{end}": content["nats_per_token"],
+        f"{PERPLEXITY_KEYS[kind]}{end}": content[PERPLEXITY_KEYS[kind]],
+        f"bits_per_byte_{kind}{bits_end}": content["bits_per_byte"],
+        "executed_steps": content.get("executed_steps"),
+        "inference_flops_per_token": generating(one),
+        "scoring_flops_per_token": None if scoring is None else scoring * markers,
+        "tokens_per_second": training.tokens_per_second,
+        "val_accuracy": training.accuracy,
+    }
+    tasks = {
+        f"{task}_{metric}": value
+        for task, result in one.tasks.items()
+        for metric, value in result.metrics.items()
+    }
+    return {**values, **tasks}
 
 
-def _inference() -> list[ReportColumn]:
-    return [
-        ReportColumn("executed_steps", "extra steps/token", _steps, _fixed(2)),
-        ReportColumn(
-            "inference_flops_per_token", "inference FLOPs/token, generating", generating, si
-        ),
-        ReportColumn("scoring_flops_per_token", "inference FLOPs/token, scoring", _scoring, si),
-        ReportColumn(
-            "tokens_per_second",
-            "training tokens/s",
-            lambda m: m.training.tokens_per_second,
-            _whole,
-        ),
-        ReportColumn(
-            "val_accuracy", "right answers (val)", lambda m: m.training.accuracy, _fixed(3)
-        ),
+def runs_frame(rows: Sequence[ReportRow]) -> pd.DataFrame:
+    """Returns the table of runs: a line a run, ``FACTS`` and the numbers that some run has."""
+    lines = [
+        {
+            "run": member.name,
+            "label": row.label,
+            "seed": seed,
+            "checkpoint": _place(member),
+            "which": member.run.checkpoint.which,
+            "model": member.run.model,
+            "likelihood": member.likelihood,
+            "counted": member.counted,
+            "causal": member.score.content["causal"],
+            **run_values(member),
+        }
+        for row in rows
+        for member, seed in zip(row.members, row.seeds, strict=True)
     ]
+    found = dict.fromkeys(key for line in lines for key, v in line.items() if v is not None)
+    own = [key for key in COLUMNS if key in found]
+    tasks = [key for key in found if key not in COLUMNS and key not in FACTS]
+    return pd.DataFrame(lines, columns=[*FACTS, *own, *tasks], dtype=object)
 
 
-def _steps(one: RunMetrics) -> Number:
-    return one.score.content.get("executed_steps")
+def rows_frame(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns a line a row: its facts, and mean, smallest and largest value of each number."""
+    lines = []
+    for label, members in runs.groupby("label", sort=False):
+        first = members.iloc[0]
+        line = {"label": label, "model": first["model"], "runs": " ".join(members["run"])}
+        line |= {"seeds": " ".join(members["seed"]), "num_seeds": len(members)}
+        line |= {key: first[key] for key in ("likelihood", "counted", "causal")}
+        for key in runs.columns.difference(FACTS, sort=False):
+            values = members[key].dropna()
+            known = len(values) > 0
+            line[key] = sum(values) / len(values) if known else None
+            line[f"{key}_min"], line[f"{key}_max"] = (
+                (min(values), max(values)) if known else (None, None)
+            )
+        lines.append(line)
+    return pd.DataFrame(lines, dtype=object)
 
 
-def _task_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
-    """Returns a column a task and metric; the table shows one metric of each task."""
-    metrics: dict[str, dict[str, None]] = {}
-    for one in (member for row in rows for member in row.members):
-        for task, result in one.tasks.items():
-            metrics.setdefault(task, {}).update(dict.fromkeys(result.metrics))
-    columns = []
-    for task, names in metrics.items():
-        shown = next((name for name in PREFERRED if name in names), next(iter(names), None))
-        columns += [_task_column(task, name, shown=name == shown) for name in names]
-    return columns
-
-
-def _task_column(task: str, metric: str, *, shown: bool) -> ReportColumn:
-    def value(one: RunMetrics) -> Number:
-        result = one.tasks.get(task)
-        return None if result is None else result.metrics.get(metric)
-
-    return ReportColumn(f"{task}_{metric}", f"{task} ({metric})", value, _fixed(3), in_table=shown)
+def _place(one: RunMetrics) -> str:
+    """Returns where its checkpoint lies, relative to the working folder if it lies below."""
+    path, here = one.run.checkpoint.path.resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 # ---- figure: loss against tokens, training FLOPs and inference FLOPs
@@ -389,8 +363,6 @@ TITLES = {BITS: "loss (bits per byte)", NATS: "loss (nats per token)"}
 KIND_DASHES = {"exact": "-", "lower_bound": "--", "estimate": ":", "noncausal": "-."}
 LOSS_LEGEND_COLUMNS = 3
 
-Point = tuple[float, float]
-
 
 def drawn_rows(rows: Sequence[ReportRow]) -> list[ReportRow]:
     """Returns the rows that a loss of text can be drawn of: not those that answer questions."""
@@ -404,22 +376,24 @@ def loss_key(rows: Sequence[ReportRow]) -> str:
     return BITS if known else NATS
 
 
-def curve_of(one: RunMetrics, key: str) -> list[tuple[int, float, float, float]]:
-    """Returns (steps, tokens, training FLOPs, loss) for what was logged in validations.
+def curve_of(one: RunMetrics, key: str) -> list[LoggedPoint]:
+    """Returns what validations have logged of a loss, up to the checkpoint."""
+    points = logged_points(one.training, one.run.scalars.get(SCALARS[key], {}))
+    return [point for point in points if point.steps <= one.training.steps]
 
-    Empty where nothing was, or how much a run was trained on is not known; tokens are taken to be
-    even over the steps.
-    """
-    training = one.training
-    logged = one.run.scalars.get(SCALARS[key], {})
-    if training.tokens is None or training.flops is None or not training.steps:
-        return []
-    shares = ((step + 1, (step + 1) / training.steps, value) for step, value in logged.items())
-    return [
-        (steps, share * training.tokens, share * training.flops, value)
-        for steps, share, value in sorted(shares)
-        if share <= 1  # the log may go on behind the checkpoint
+
+def curves_frame(rows: Sequence[ReportRow]) -> pd.DataFrame:
+    """Returns the points of the figure's lines: run, label, steps, tokens, FLOPs and loss."""
+    drawn = drawn_rows(rows)
+    key = loss_key(drawn)
+    lines = [
+        (member.name, row.label, *point)
+        for row in drawn
+        for member in row.members
+        for point in curve_of(member, key)
     ]
+    header = ["run", "label", "steps", "tokens", "training_flops", SCALARS[key]]
+    return pd.DataFrame(lines, columns=header, dtype=object)
 
 
 def compare_figure(rows: Sequence[ReportRow]) -> Any:
@@ -460,13 +434,16 @@ def _name(row: ReportRow) -> str:
 
 def _draw_curve(panels: Any, one: RunMetrics, key: str, colour: str, *, alone: bool) -> None:
     curve = curve_of(one, key)
+    if not curve:
+        return
     style: dict[str, Any] = {"color": colour, "linestyle": KIND_DASHES[one.likelihood]}
     style |= {"linewidth": 1.4 if alone else 0.8, "alpha": 1.0 if alone else 0.7}
-    for name, place in (("tokens", 1), ("training_flops", 2)):
-        points = [(point[place], point[3]) for point in curve]
-        if points:
-            x, y = zip(*points, strict=True)
-            panels[name].plot(x, y, marker=".", markersize=3, **style)
+    style |= {"marker": ".", "markersize": 3}
+    if len(curve) == 1:  # no line, and the large point of the score may cover it
+        style |= {"marker": "x", "markersize": 9, "zorder": 4}
+    for name, cost in (("tokens", "tokens"), ("training_flops", "flops")):
+        x = [getattr(point, cost) for point in curve]
+        panels[name].plot(x, [point.value for point in curve], **style)
 
 
 def _draw_scores(panels: Any, row: ReportRow, key: str, colour: str) -> Any:
@@ -497,125 +474,6 @@ def _costs(row: ReportRow) -> dict[str, list[float]]:
     }
 
 
-# ---- tables for people and for CSV files
-
-
-@dataclass(frozen=True)
-class ReportTable:
-    """Cells as people read them."""
-
-    header: list[str]
-    lines: list[list[str]]
-
-
-def main_table(rows: Sequence[ReportRow], columns: Sequence[ReportColumn]) -> ReportTable:
-    """Returns a line a row: means over its seeds, and the range."""
-    shown = [column for column in columns if column.in_table]
-    header = ["", "seeds", *(column.title for column in shown), "causal"]
-    lines = [
-        [
-            row.label,
-            str(len(row.members)),
-            *(column.cell(row) for column in shown),
-            "yes" if row.first.score.content["causal"] else "no",
-        ]
-        for row in rows
-    ]
-    return ReportTable(header, lines)
-
-
-def runs_table(rows: Sequence[ReportRow]) -> ReportTable:
-    """Returns a line a run: where it lies, and what it was scored on."""
-    header = [
-        "run",
-        "row",
-        "seed",
-        "steps",
-        "held-out text that was scored",
-        "scores",
-        "checkpoint",
-    ]
-    lines = [
-        [
-            member.name,
-            row.label,
-            seed,
-            f"{member.training.steps:,}",
-            _scored_on(member),
-            member.score.source,
-            _place(member),
-        ]
-        for row in rows
-        for member, seed in zip(row.members, row.seeds, strict=True)
-    ]
-    return ReportTable(header, lines)
-
-
-def csv_rows(rows: Sequence[ReportRow]) -> list[list[Any]]:
-    """Returns the table with all digits and columns behind a header: mean, smallest, largest."""
-    columns = make_columns(rows)
-    ends = ("", "_min", "_max")
-    header = ["label", "model", "runs", "seeds", "num_seeds", "likelihood", "counted", "causal"]
-    lines: list[list[Any]] = [[*header, *(c.key + end for c in columns for end in ends)]]
-    for row in rows:
-        first, names = row.first, " ".join(member.name for member in row.members)
-        line: list[Any] = [row.label, first.run.model, names, " ".join(row.seeds)]
-        line += [len(row.members), first.likelihood, first.counted]
-        line.append(first.score.content["causal"])
-        lines.append(line + [cell for column in columns for cell in _spread(column.values(row))])
-    return lines
-
-
-def run_rows(rows: Sequence[ReportRow]) -> list[list[Any]]:
-    """Returns a line a run with all digits and columns, behind a header."""
-    columns = make_columns(rows)
-    lines: list[list[Any]] = [
-        ["run", "label", "seed", "checkpoint", "which", *(c.key for c in columns)]
-    ]
-    for row in rows:
-        for member, seed in zip(row.members, row.seeds, strict=True):
-            cells = [column.value(member) for column in columns]
-            place = [_place(member), member.run.checkpoint.which]
-            lines.append([member.name, row.label, seed, *place, *cells])
-    return lines
-
-
-def curve_rows(rows: Sequence[ReportRow]) -> list[list[Any]]:
-    """Returns the points of the figure's lines, behind a header."""
-    drawn = drawn_rows(rows)
-    key = loss_key(drawn)
-    lines: list[list[Any]] = [["run", "label", "steps", "tokens", "training_flops", SCALARS[key]]]
-    for row in drawn:
-        for member in row.members:
-            lines += [[member.name, row.label, *point] for point in curve_of(member, key)]
-    return lines
-
-
-def _spread(values: Sequence[float]) -> list[Any]:
-    if not values:
-        return [None, None, None]
-    return [sum(values) / len(values), min(values), max(values)]
-
-
-def _place(one: RunMetrics) -> str:
-    """Returns where its checkpoint lies, seen from here if it lies below."""
-    path, here = one.run.checkpoint.path.resolve(), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _scored_on(one: RunMetrics) -> str:
-    """Returns which text a score is of, and how it was cut."""
-    content, settings = one.score.content, one.score.settings
-    part = f"{settings['batches']} of {settings['of_batches']} batches"
-    reads = {"windows": f"windows of {one.score.context}", "sentences": "whole documents"}
-    size = "" if content["bytes"] is None else f", {content['bytes']:,} bytes"
-    return (
-        f"{one.text}, {content['data']['split']}: {part}, "
-        f"{reads.get(one.run.outline.reads, 'questions')}, {content['tokens']:,} targets "
-        f"({one.counted}){size}, precision {settings['precision']}"
-    )
-
-
 # ---- report, as text and Markdown
 
 
@@ -623,9 +481,9 @@ FIGURE = "loss.svg"
 ALT = "Loss against training tokens, training FLOPs and inference FLOPs per token"
 CAPTION = (
     "Lines: what validations have logged, on validation text (they may have read less than all of "
-    "it), one for each seed. Large points: the scores of the table, with the range of the seeds. "
-    "Filled points and solid lines are exact, causal likelihoods; hollow points and dashed lines "
-    "are not."
+    "it), one for each seed; a run with one validation is a cross. Large points: the scores of the "
+    "table, with the range of the seeds. Filled points and solid lines are exact, causal "
+    "likelihoods; hollow points and dashed lines are not."
 )
 
 
@@ -639,9 +497,12 @@ class ComparisonReport:
     notes: list[str]
     """How to read the numbers, a sentence or two each."""
     checks: list[RunCheck]
-    table: ReportTable
-    runs: ReportTable
-    """A line a run: where it lies, and what it was scored on."""
+    frame: pd.DataFrame
+    """The table of runs."""
+    tables: dict[str, pd.DataFrame]
+    """Means over the seeds of a row, as text; by heading."""
+    runs: pd.DataFrame
+    """A line a run, as text: where it lies, and what it was scored on."""
     left_out: list[LeftOut]
     has_figure: bool
 
@@ -663,25 +524,109 @@ def make_report(
     """
     members = [member for row in rows for member in row.members]
     runs = "1 run" if len(members) == 1 else f"{len(members)} runs"
-    columns = make_columns(rows)
+    frame = runs_frame(rows)
     return ComparisonReport(
         title=f"Comparison of {runs}" if title is None else title,
         introduction=introduction,
-        notes=_notes(rows, columns),
+        notes=_notes(rows, frame),
         checks=make_checks(members),
-        table=main_table(rows, columns),
-        runs=runs_table(rows),
+        frame=frame,
+        tables=shown_tables(frame, members),
+        runs=_runs_shown(rows),
         left_out=list(left_out),
         has_figure=bool(drawn_rows(rows)),
     )
 
 
+def shown_tables(frame: pd.DataFrame, members: Sequence[RunMetrics]) -> dict[str, pd.DataFrame]:
+    """Returns tables as people read them, by heading: a line a row of the report.
+
+    Args:
+        frame: the table of runs.
+        members: its runs; their tasks have one metric each.
+    """
+    columns = COLUMNS | _task_columns(members)
+    parts: dict[str, dict[str, list[str]]] = {}
+    groups = [group for _, group in frame.groupby("label", sort=False)]
+    for key, column in columns.items():
+        if column.part and key in frame:
+            part = parts.setdefault(column.part, {})
+            part[column.title] = [column.cell(group[key]) for group in groups]
+    first = {"seeds": [str(len(group)) for group in groups]}
+    causal = {"causal": ["yes" if group["causal"].iloc[0] else "no" for group in groups]}
+    parts[SIZE] = {**first, **parts.get(SIZE, {})}
+    parts["Loss"] = {**parts.get("Loss", {}), **causal}
+    labels = list(dict.fromkeys(frame["label"]))
+    return {
+        heading: pd.DataFrame(dict(some), index=labels)
+        for part, cells in parts.items()
+        for heading, some in _pages(part, list(cells.items()))
+    }
+
+
+def _pages(part: str, cells: list[tuple[str, list[str]]]) -> list[tuple[str, list[Any]]]:
+    """Returns columns in tables of at most ``MOST_COLUMNS``, with a heading each."""
+    starts = range(0, len(cells), MOST_COLUMNS)
+    return [
+        (part if not start else f"{part}, continued {number}", cells[start : start + MOST_COLUMNS])
+        for number, start in enumerate(starts)
+    ]
+
+
+def _task_columns(members: Sequence[RunMetrics]) -> dict[str, ReportColumn]:
+    """Returns a column a task, of the metric that the report shows."""
+    metrics: dict[str, dict[str, None]] = {}
+    for one in members:
+        for task, result in one.tasks.items():
+            metrics.setdefault(task, {}).update(dict.fromkeys(result.metrics))
+    chosen = {
+        task: next((name for name in PREFERRED if name in names), next(iter(names)))
+        for task, names in metrics.items()
+    }
+    return {f"{t}_{m}": ReportColumn(f"{t} ({m})", THREE, "Tasks") for t, m in chosen.items()}
+
+
+def _runs_shown(rows: Sequence[ReportRow]) -> pd.DataFrame:
+    lines = {
+        member.name: {
+            "row": row.label,
+            "seed": seed,
+            "steps": f"{member.training.steps:,}",
+            "held-out text that was scored": _scored_on(member),
+            "scores": member.score.source,
+            "checkpoint": _place(member),
+        }
+        for row in rows
+        for member, seed in zip(row.members, row.seeds, strict=True)
+    }
+    return pd.DataFrame.from_dict(lines, orient="index")
+
+
+def _scored_on(one: RunMetrics) -> str:
+    """Returns which text a score is of, and how it was cut."""
+    content, settings = one.score.content, one.score.settings
+    part = f"{settings['batches']} of {settings['of_batches']} batches"
+    reads = {"windows": f"windows of {one.score.context}", "sentences": "whole documents"}
+    size = "" if content["bytes"] is None else f", {content['bytes']:,} bytes"
+    return (
+        f"{one.text}, {content['data']['split']}: {part}, "
+        f"{reads.get(one.run.outline.reads, 'questions')}, {content['tokens']:,} targets "
+        f"({one.counted}){size}, precision {settings['precision']}"
+    )
+
+
+def aligned(table: pd.DataFrame) -> str:
+    """Returns a table of texts in aligned columns, ``-`` where a cell is empty."""
+    return table.replace("", "-").to_markdown(
+        tablefmt="plain", disable_numparse=True, stralign="left"
+    )
+
+
 def as_text(report: ComparisonReport) -> str:
-    """Returns checks, table and notes for the terminal."""
-    filled = [[cell or "-" for cell in line] for line in report.table.lines]
+    """Returns checks, tables and notes for the terminal."""
     parts = [
         "\n".join(check.as_text() for check in report.checks),
-        format_columns([report.table.header, *filled]),
+        *(f"{heading}\n{aligned(table)}" for heading, table in report.tables.items()),
         "\n".join(f"note: {note}" for note in report.notes),
         "\n".join(f"left out: {one.name}: {one.reason}" for one in report.left_out),
     ]
@@ -689,14 +634,14 @@ def as_text(report: ComparisonReport) -> str:
 
 
 def as_markdown(report: ComparisonReport) -> str:
-    """Returns the report as Markdown; the figure lies beside it."""
+    """Returns the report as Markdown; the figure is a file next to it."""
     figure = f"![{ALT}]({FIGURE})\n\n{CAPTION}"
     parts = [
         f"# {report.title}",
         *([report.introduction] if report.introduction else []),
-        _markdown(report.table),
+        *(f"## {heading}\n\n{_markdown(table)}" for heading, table in report.tables.items()),
         "\n".join(f"- {_escaped(note)}" for note in report.notes),
-        *([f"## Loss\n\n{figure}"] if report.has_figure else []),
+        *([f"## Curves\n\n{figure}"] if report.has_figure else []),
         "## What the runs have in common",
         "\n".join(f"- **{c.state}**: {c.what}: {_escaped(c.detail)}" for c in report.checks),
         f"## Every run\n\n{_markdown(report.runs)}",
@@ -707,19 +652,18 @@ def as_markdown(report: ComparisonReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(table: ReportTable) -> str:
-    rows = [table.header, ["---"] * len(table.header), *table.lines]
-    return "\n".join("| " + " | ".join(map(_escaped, row)) + " |" for row in rows)
+def _markdown(table: pd.DataFrame) -> str:
+    texts = table.rename(index=_escaped).map(_escaped)
+    return texts.to_markdown(disable_numparse=True, stralign="left")
 
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _notes(rows: Sequence[ReportRow], columns: Sequence[ReportColumn]) -> list[str]:
+def _notes(rows: Sequence[ReportRow], frame: pd.DataFrame) -> list[str]:
     """Returns how to read the numbers that are there."""
     several = any(len(row.members) > 1 for row in rows)
-    keys = {column.key for column in columns}
     notes = [
         "Means over seeds, in brackets the smallest and the largest value."
         if several
@@ -755,7 +699,7 @@ def _notes(rows: Sequence[ReportRow], columns: Sequence[ReportColumn]) -> list[s
     asked = [task.how for row in rows for member in row.members for task in member.tasks.values()]
     if any((how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked):
         notes.append("Some tasks were scored on a part of their examples only: see below.")
-    if "tokens_per_second" in keys:
+    if "tokens_per_second" in frame:
         notes.append(
             "Tokens per second are those logged in training, on whatever machine that was."
         )
@@ -771,17 +715,17 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733; background: #fff;
-       max-width: 84rem; margin: 2rem auto; padding: 0 1.2rem; }
+       max-width: 80rem; margin: 2rem auto; padding: 0 1.2rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; }
 th, td { padding: .35rem .9rem .35rem 0; text-align: right; vertical-align: top;
-         font-variant-numeric: tabular-nums; }
-thead th { border-bottom: 2px solid #c4cdd6; vertical-align: bottom; font-weight: 600;
-           min-width: 4.5rem; }
+         font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+thead th { border-bottom: 2px solid #c4cdd6; vertical-align: bottom; font-weight: 600; }
 th:first-child, td:first-child, .text th, .text td { text-align: left; }
+.text td, tbody th { overflow-wrap: anywhere; }
 tbody tr + tr { border-top: 1px solid #e3e8ee; }
-tbody th { font-weight: 600; white-space: nowrap; }
+tbody th { font-weight: 600; min-width: 8rem; max-width: 18rem; }
 .range { display: block; color: #5d6b7a; font-size: .8rem; white-space: nowrap; }
 .checks { list-style: none; padding: 0; } .checks li { margin: .2rem 0; }
 .state { display: inline-block; min-width: 5.6rem; margin-right: .6rem; padding: 0 .5rem;
@@ -794,7 +738,7 @@ figure { margin: 1rem 0; } figure img { width: 100%; height: auto; }
 
 
 def as_page(report: ComparisonReport, svg: bytes | None) -> str:
-    """Returns the HTML.
+    """Returns the report as one HTML file: no network, no script, no other file.
 
     Args:
         report: what it shows.
@@ -809,31 +753,27 @@ def as_page(report: ComparisonReport, svg: bytes | None) -> str:
         f"<title>{_safe(report.title)}</title>\n<style>{STYLE}</style></head><body>",
         f"<h1>{_safe(report.title)}</h1>",
         *([f"<p>{_safe(report.introduction)}</p>"] if report.introduction else []),
-        _table(report.table),
+        *(f"<h2>{_safe(heading)}</h2>{_table(t, _cell)}" for heading, t in report.tables.items()),
         f"<ul class='note'>{notes}</ul>",
-        *([] if svg is None else ["<h2>Loss</h2>", _figure(svg)]),
+        *([] if svg is None else ["<h2>Curves</h2>", _figure(svg)]),
         "<h2>What the runs have in common</h2>",
         _checks(report),
         "<h2>Every run</h2>",
-        _table(report.runs, "text"),
+        _table(report.runs, _safe, "text"),
         *([_left_out(report)] if report.left_out else []),
     ]
     return "\n".join([*parts, "</body></html>", ""])
 
 
-def _table(table: ReportTable, kind: str = "numbers") -> str:
-    """Returns a table that scrolls by itself where the page is narrower; the range below a mean."""
-    head = "".join(f"<th scope='col'>{_safe(title)}</th>" for title in table.header)
-    body = ""
-    for name, *cells in table.lines:
-        shown = map(_cell, cells) if kind == "numbers" else map(_safe, cells)
-        row = "".join(f"<td>{cell}</td>" for cell in shown)
-        body += f"<tr><th scope='row'>{_safe(name)}</th>{row}</tr>\n"
-    inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
-    return f"<div class='wide'><table class='{kind}'>{inside}</table></div>"
+def _table(table: pd.DataFrame, show: Callable[[str], str], kind: str = "numbers") -> str:
+    """Returns a table that scrolls by itself where the page is narrower."""
+    safe = table.map(show).rename(index=_safe, columns=_safe)
+    with pd.option_context("display.max_colwidth", None):
+        return f"<div class='wide'>{safe.to_html(escape=False, border=0, classes=kind)}</div>"
 
 
 def _cell(text: str) -> str:
+    """Returns a mean with the range of the seeds in a line below."""
     mean, bracket, rest = text.partition(" (")
     spread = f"<span class='range'>({_safe(rest)}</span>" if bracket else ""
     return _safe(mean) + spread

@@ -11,14 +11,18 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from datamodules import LanguageDataModule, Sentences, Store
+from datamodules import LanguageDataModule, Sentences, Store, Tokenizer
 from datamodules.readers import parse_json
 from evaluation.arguments import Split
 from evaluation.checkpoint.corpus import build_data, build_tokenizer, check_fit, prepare
 from evaluation.checkpoint.device import Device, Precision, pick_device
-from evaluation.checkpoint.provenance import count_lexical, non_embedding_parameters
+from evaluation.checkpoint.provenance import (
+    count_lexical,
+    count_train_tokens,
+    non_embedding_parameters,
+)
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.perplexity import measure_perplexity
 from evaluation.runs import (
@@ -229,15 +233,68 @@ class TrainingCost:
         """FLOPs per token of text."""
         return None if self.flops is None or not self.tokens else self.flops / self.tokens
 
+    @property
+    def published_per_token(self) -> float | None:
+        """The count of the method's paper per token of text; None where it counts as we do."""
+        if self.published_per_position is None or not self.tokens or self.positions is None:
+            return None
+        return self.published_per_position * self.positions / self.tokens
+
+
+class LoggedPoint(NamedTuple):
+    """A logged value, and the training up to there."""
+
+    steps: int
+    """Optimiser steps done."""
+    tokens: float
+    """Tokens of text, each time they were trained on."""
+    flops: float
+    """FLOPs of training on them."""
+    value: float
+
+
+def logged_points(training: TrainingCost, logged: Mapping[int, float]) -> list[LoggedPoint]:
+    """Returns a logged value over tokens and FLOPs, which are taken to be even over the steps.
+
+    Args:
+        training: amount and cost at the run's checkpoint.
+        logged: value by step; steps count from 0.
+
+    Returns:
+        Points in the order of their steps; none where tokens or FLOPs are not known.
+    """
+    if training.tokens is None or training.flops is None or not training.steps:
+        return []
+    return [
+        LoggedPoint(step + 1, share * training.tokens, share * training.flops, value)
+        for step, value in sorted(logged.items())
+        for share in [(step + 1) / training.steps]
+    ]
+
+
+def training_cost(run: RunRecord) -> TrainingCost:
+    """Returns sizes and costs of a run that is not scored; its data are opened where needed.
+
+    Tokens of windows are known from the checkpoint, unless some of them mark sentences.
+
+    Raises:
+        ValueError: if data are needed and are not there.
+    """
+    windows = run.outline.reads == "windows"
+    if windows and not has_markers(build_tokenizer(run.checkpoint)):
+        return describe_training(run, None, None)
+    data = open_data(run, ScoringOptions())
+    return describe_training(run, data, count_train_tokens(run.checkpoint, data))
+
 
 def describe_training(
-    run: RunRecord, data: LanguageDataModule, train_tokens: int | None
+    run: RunRecord, data: LanguageDataModule | None, train_tokens: int | None
 ) -> TrainingCost:
     """Returns sizes and costs of a run.
 
     Args:
         run: which.
-        data: its own, prepared.
+        data: its own, prepared; None: not needed, as it reads windows without markers.
         train_tokens: lexical tokens of the train split, each counted once; None: not known.
     """
     tokens, positions = _amount(run, data, train_tokens)
@@ -267,7 +324,7 @@ def describe_order(run: RunRecord) -> dict[str, Any]:
 
 
 def _amount(
-    run: RunRecord, data: LanguageDataModule, train_tokens: int | None
+    run: RunRecord, data: LanguageDataModule | None, train_tokens: int | None
 ) -> tuple[int | None, int | None]:
     """Returns tokens of text and positions that a run was trained on; None: not known."""
     if isinstance(data, Sentences):
@@ -276,7 +333,7 @@ def _amount(
     if each is None:
         return None, None
     positions = round(each * run.checkpoint.step)
-    if not has_markers(data):
+    if data is None or not has_markers(data.tokenizer):
         return positions, positions
     if train_tokens is None:
         return None, positions
@@ -302,12 +359,12 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
     return round(text), round(text + 2 * sums["eos"])  # BOS and EOS of every sentence
 
 
-def has_markers(data: LanguageDataModule) -> bool:
+def has_markers(tokenizer: Tokenizer) -> bool:
     """Whether tokens beside those that end documents are no text: the markers of sentences."""
-    return set(data.tokenizer.special_ids) != {data.tokenizer.eos_id}
+    return set(tokenizer.special_ids) != {tokenizer.eos_id}
 
 
-def _flops(run: RunRecord, data: LanguageDataModule) -> float | None:
+def _flops(run: RunRecord, data: LanguageDataModule | None) -> float | None:
     """Returns the FLOPs per position of a training step.
 
     Of windows by today's count, of other rows by that of the training, on the batches it met;
@@ -318,7 +375,7 @@ def _flops(run: RunRecord, data: LanguageDataModule) -> float | None:
     logged = run.scalars.get(FLOPS_TAG, {})
     if logged:
         return statistics.fmean(logged.values())
-    if run.outline.reads != "sentences":
+    if run.outline.reads != "sentences" or data is None:
         return None
     return run.outline.flops_per_token(data.row_tokens("train"), training=True)
 
@@ -492,7 +549,7 @@ def _plain(recipe: Any) -> Any:
 
 def _markers(data: LanguageDataModule, split: Split) -> float:
     """Returns the positions per token of text; the end of a document is one."""
-    if data.rows == "reasoning" or not has_markers(data):
+    if data.rows == "reasoning" or not has_markers(data.tokenizer):
         return 1.0
     counts = data.counts(split)
     lexical = count_lexical(data.stream(split), data.tokenizer.special_ids)

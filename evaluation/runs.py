@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -16,7 +16,6 @@ from lightning_models.checkpoint import (
     CheckpointError,
     Recipe,
     Which,
-    newest_checkpoint,
     place_of,
     read_checkpoint,
 )
@@ -113,35 +112,6 @@ def _settings(file: Path) -> dict[str, Any]:
 # ---- folders, files and patterns on the command line
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """A run of ``train.py``."""
-
-    name: str
-    """What tells its folder from those of the others."""
-    folder: Path
-    """Log folder, with TensorBoard files."""
-    checkpoint: Checkpoint
-    """The furthest one in that folder."""
-
-
-def find_runs(words: Sequence[str]) -> list[TrainedRun]:
-    """Returns the runs that the command line names, each once, in its order.
-
-    Args:
-        words: folders or patterns such as ``'runs/steps_*'``; a folder without a log of its own
-            stands for all log folders below it.
-
-    Raises:
-        ValueError: if a word leads to no log, or a log has no checkpoint beside it.
-    """
-    folders = list(dict.fromkeys(folder for word in words for folder in _logs_of(word)))
-    return [
-        TrainedRun(name, folder, _checkpoint_of(folder))
-        for name, folder in zip(short_names(folders), folders, strict=True)
-    ]
-
-
 def find_checkpoints(
     words: Sequence[str], key: str = "runs", which: Which = "last"
 ) -> list[Checkpoint]:
@@ -202,16 +172,6 @@ def _paths(word: str, key: str = "runs") -> list[Path]:
     return sorted(found)
 
 
-def _logs_of(word: str) -> list[Path]:
-    found = [folder for path in _paths(word) for folder in _logs_below(path)]
-    if not found:
-        raise ValueError(
-            f"runs ({word}): there are no TensorBoard files ({PATTERN}); name the folder of a run, "
-            "as train.py writes it"
-        )
-    return found
-
-
 def _logs_below(path: Path) -> list[Path]:
     """Returns ``path`` if it has event files itself, else the folders below it that do."""
     path = path.resolve()
@@ -231,15 +191,6 @@ def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
             f"{key} ({path}): there is no whole checkpoint below this folder; name the folder of a "
             "run or a checkpoint file"
         ) from error
-
-
-def _checkpoint_of(folder: Path) -> Checkpoint:
-    if not any(folder.rglob("*.ckpt")):
-        raise ValueError(
-            f"runs ({folder}) has a log but no checkpoint, which says what the model is; copy one "
-            "of the run's into it"
-        )
-    return newest_checkpoint([folder])
 
 
 # ---- labels
@@ -422,6 +373,7 @@ def find_compared(
     if not found:
         raise ValueError(f"runs ({' '.join(words)}): none of them can be read")
     names = _names([(path, type(outline)) for path, (_, _, outline, _) in found.items()])
+    names = _with_rows(names, [row for *_, row in found.values()])
     parts = zip(names, found.values(), strict=True)
     return [_run(name, *part) for name, part in parts], left_out
 
@@ -446,14 +398,16 @@ def _places(word: str) -> list[tuple[str | None, Path]]:
     row, text = split_name(word)
     path = place_of(text, "runs")
     paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
-    places = [place for found in paths for place in (_run_places(found) or [found])]
+    places = [place for found in paths for place in (_logs_below(found) or [found])]
     return [(row, place) for place in places or [path]]
 
 
-def _run_places(path: Path) -> list[Path]:
-    if not path.is_dir() or any(path.glob(PATTERN)):
-        return [path]
-    return sorted({file.parent for file in path.rglob(PATTERN)})
+def _with_rows(names: Sequence[str], rows: Sequence[str | None]) -> list[str]:
+    """Returns names of runs: that of the row where the command line gives it to one run alone."""
+    return [
+        row if row is not None and rows.count(row) == 1 else name
+        for name, row in zip(names, rows, strict=True)
+    ]
 
 
 def _run(
@@ -481,64 +435,7 @@ def _telling(path: Path, kind: type) -> list[str]:
     return [part for part in parts if not (_LAYOUT.fullmatch(part) or part == kind.__name__)]
 
 
-# ---- points of logged values
-
-
-class LoggedPoint(NamedTuple):
-    """A value behind so much training."""
-
-    steps: int
-    """Optimiser steps done."""
-    tokens: int
-    """Tokens trained on, each time they were."""
-    flops: float
-    """FLOPs of training on them."""
-    value: float
-
-
-@dataclass(frozen=True)
-class LoggedCurve:
-    """What a run has logged of one value."""
-
-    name: str
-    """Of the run."""
-    flops_per_token: float
-    """Of a training step."""
-    points: list[LoggedPoint]
-
-
-def read_curve(
-    run: TrainedRun, model: LanguageModel, scalar: str, tokens_per_step: int | None = None
-) -> LoggedCurve:
-    """Returns the curve of a run; nothing but its folder is read.
-
-    Args:
-        run: whose log.
-        model: that of its checkpoint; needs no weights.
-        scalar: tag of the value.
-        tokens_per_step: tokens of an optimiser step, where the checkpoint does not tell.
-
-    Raises:
-        ValueError: if the value was not logged, or tokens or FLOPs are not known.
-    """
-    scalars = read_scalars(run.folder)
-    if scalar not in scalars:
-        known = ", ".join(tag for tag in scalars if tag.startswith(("val/", "train/", "test/")))
-        raise ValueError(
-            f"scalar ({scalar}) was not logged by {run.folder}; it has {known or 'nothing'}"
-        )
-    each = window_tokens(run.checkpoint, model) or tokens_per_step
-    if each is None:
-        raise ValueError(
-            f"runs ({run.folder}): how many tokens a step of these data has is not known from the "
-            "folder (sentences differ in length); give --tokens_per_step"
-        )
-    flops = _flops_per_token(run, model, scalars)
-    points = [
-        LoggedPoint(step + 1, round((step + 1) * each), (step + 1) * each * flops, value)
-        for step, value in sorted(scalars[scalar].items())  # steps are logged from 0
-    ]
-    return LoggedCurve(run.name, flops, points)
+# ---- amount of training
 
 
 def window_tokens(checkpoint: Checkpoint, model: LanguageModel) -> float | None:
@@ -561,21 +458,3 @@ def micro_batches(checkpoint: Checkpoint) -> int:
     for key in ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "processed"):
         value = value.get(key) if isinstance(value, Mapping) else None
     return int(value or 0)
-
-
-def _flops_per_token(
-    run: TrainedRun, model: LanguageModel, scalars: Mapping[str, Mapping[int, float]]
-) -> float:
-    """Returns the FLOPs per token of training, by the model's own count.
-
-    Of windows by today's, of other rows by that of the training, on the batches it met.
-    """
-    if model.reads == "windows":
-        return model.flops_per_token(model.config.block_size, training=True)
-    logged = scalars.get(FLOPS_TAG, {}).values()
-    if not logged:
-        raise ValueError(
-            f"runs ({run.folder}) did not log {FLOPS_TAG}, which the length of its rows decides; "
-            "train with a lower trainer.log_every_n_steps, or leave the run out"
-        )
-    return sum(logged) / len(logged)

@@ -367,7 +367,7 @@ AXES = {
     "flops_per_token_6nd": "FLOPs per token, 6 N (1 + steps)",
     "generation_flops_per_token": "FLOPs per generated token",
     "flops_per_token": "FLOPs per scored token",
-    STEPS: "K, additional steps at most",
+    STEPS: "thinking steps K (additional steps per token at most)",
 }
 """What loss is drawn against, and what that is called."""
 COSTS = tuple(key for key in AXES if key != STEPS)
@@ -556,10 +556,10 @@ def as_table(
     dials, kinds, best = _dials(points), _kinds(points), _frontiers(points)
     names = [loss_key(kind).replace("_", " ") for kind in kinds]
     names += [PERPLEXITY_KEYS[kind].replace("_", " ") for kind in kinds]
-    rows = [["", "K", *dials, *names, *(SHORT[key] for key in COSTS), "seconds"]]
+    rows = [["", "thinking steps", *dials, *names, *(SHORT[key] for key in COSTS), "seconds"]]
     for number, point in enumerate(points):
         totals, own = point.report.totals, point.report.likelihood
-        row = [point.label, str(point.variant.thinking_steps)]
+        row = [point.label, str(point.variant.thinking_steps or "-")]
         row += [_cell(point.variant.dials.get(key)) for key in dials]
         for value in (totals.nats_per_token, totals.perplexity):
             row += [_cell(value if kind == own else None) for kind in kinds]
@@ -568,6 +568,8 @@ def as_table(
         rows.append([*row, f"{point.report.cost.seconds:.3g}"])
     of_kind = " of its kind of likelihood" if len(kinds) > 1 else ""
     notes = [f"*: no other one{of_kind} has both less cost and less perplexity"]
+    if any(point.variant.thinking_steps for point in points):
+        notes.append("thinking steps: additional steps per token at most, K of the papers")
     notes += [f"note: {note}"] if note else []
     return "\n".join([format_columns(rows), *notes, *map(str, skipped)])
 

@@ -52,8 +52,8 @@ class ZeroShotReport:
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values under the keys of the JSON file.
 
-        On top, for ``evaluate.py table``, what all sets have in common and a perplexity of each;
-        under ``sets`` the whole result of each, as of ``evaluate.py perplexity``.
+        On top, for ``evaluate.py compare --view results``, what all sets have in common and a
+        perplexity of each; under ``sets`` the whole result of each, as of ``perplexity``.
         """
         report, key = self._any, self.perplexity_key
         return {

@@ -528,9 +528,18 @@ EVALUATE = {
         ("generate", *CKPT, "--prompt", "caf\udce9"),
         "'caf\\udce9': the text holds",
     ),
-    "table of nested JSON": (("table", "deep.json"), "(deep.json) is not JSON: nested too deeply"),
-    "table of binary JSON": (("table", "binary.json"), "(binary.json) is not JSON"),
-    "table of no results": (("table", "results.json"), "(results.json) holds no result"),
+    "results of nested JSON": (
+        ("compare", "--view", "results", "deep.json"),
+        "(deep.json) is not JSON: nested too deeply",
+    ),
+    "results of binary JSON": (
+        ("compare", "--view", "results", "binary.json"),
+        "(binary.json) is not JSON",
+    ),
+    "results of no results": (
+        ("compare", "--view", "results", "results.json"),
+        "(results.json) holds no result",
+    ),
     "scaling of nested JSON": (
         ("scaling", "--x", "tokens", "a=deep.json"),
         "(deep.json) is not JSON",
@@ -568,10 +577,9 @@ NOWHERE = {
     "reversal": ("--ckpt", ""),
     "reason": ("--ckpt", ""),
     "sweep": ("--ckpts", ""),
-    "compute": ("",),
     "compare": ("",),
     "compare, a row with a name": ("a=",),
-    "curves": ("", "--output", "a.png"),
+    "compare, curves": ("", "--view", "curves"),
     "train test": ("--ckpt_path", ""),
     "train fit": ("--ckpt_path=",),
 }

@@ -32,7 +32,7 @@ ROOT_DIR = "--trainer.default_root_dir"
 WRITTEN = ("--output", "--figure", "--plot", "--texts", "--answers_file")
 NAMED = ("--ckpt", "--ckpts", "--ckpt_path", "--trainer.callbacks.reference_ckpt")
 """Options whose values are runs; commands of the verbs below name theirs without an option."""
-RUNS_FIRST = ("compare", "curves", "compute")
+RUNS_FIRST = ("compare",)
 ANY_RUN = "C"
 """What pages call some run of their method."""
 

@@ -29,7 +29,7 @@ SHORT = [
     "--samples.max_new_tokens=4",
 ]
 SAYS = {
-    "table": "nats per token",
+    "compare": "nats per token",
     "reversal": "margin",
     "scaling": "exponent",
     "quality": "entropy",
@@ -119,10 +119,10 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
     if "runs/demo/thoughtbubbles" in words and not (folder / "runs/demo/thoughtbubbles").exists():
         trained = ["fit", "-c", "configs/thoughtbubbles/tiny.yaml", *SHORT]
         assert train([*trained, "--trainer.default_root_dir", "runs/demo/thoughtbubbles"]) == 0
-    if words[0] in ("compare", "sweep"):
+    if words[0] == "sweep" or (words[0] == "compare" and "--view" not in words):
         words += ["--limit_batches", "1"]
-    if words[0] == "table":  # of what the commands before have written
-        for name in words[1:]:
+    if "results" in words:  # of what the commands before have written
+        for name in words[1 : words.index("--view")]:
             if not (folder / name).exists():
                 source = ["--ckpt", "runs/demo/transformer", "--output", name]
                 assert evaluate(["perplexity", *source]) == 0

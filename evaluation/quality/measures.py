@@ -287,7 +287,7 @@ class QualityReport:
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values under the keys of the JSON file.
 
-        What ``evaluate.py table`` compares is on top, under ``<sampling>_<name>``.
+        What ``evaluate.py compare --view results`` compares is on top, under ``<sampling>_<name>``.
         """
         return {
             **_headlines(self.continuations),

@@ -259,7 +259,7 @@ class TasksReport:
     versions: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values; on top, for ``evaluate.py table``, each number."""
+        """Returns the result as plain values; each number on top, for ``--view results``."""
         top = {
             f"{score.name}_{metric}": value
             for score in shown(self.scores)

@@ -148,3 +148,10 @@ def test_the_program_ends_with_code_2(tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == f"error: there is no checkpoint at {tmp_path / 'none.ckpt'}\n"
+
+
+@pytest.mark.parametrize("verb", ["curves", "compute", "table"])
+def test_a_former_command_names_its_view(verb, capsys):
+    assert main([verb, "runs"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"use evaluate.py compare {'FILE' if verb == 'table' else 'RUN'} ... --view" in line

@@ -11,6 +11,7 @@ from formats import REASONING
 
 from datamodules import LocalText, Sentences, StateTracking
 from evaluation.cli import main
+from evaluation.report import MOST_COLUMNS
 from lightning_models import ThinkingStatesLM, ThoughtbubblesLM, ThoughtGestaltLM
 
 GESTALT = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
@@ -259,16 +260,26 @@ def test_page_and_markdown_say_the_same(report):
     page = Page((report / "report.html").read_text())
     markdown = (report / "report.md").read_text()
     lines = [line for line in markdown.splitlines() if line.startswith("| ")]
-    cells = [
-        cell.strip().replace("\\|", "|")
-        for line in lines
-        if "| --- |" not in line
-        for cell in line[1:-1].split(" | ")
-    ]
+    cells = [cell.strip().replace("\\|", "|") for line in lines for cell in line[1:-1].split(" | ")]
     assert [" ".join(cell.split()) for cell in page.cells] == cells
     assert "nats/token (exact)" in cells
     assert "nats/token (bound)" in cells
     assert "![Loss" in markdown
+
+
+def test_no_table_is_wider_than_a_page(report):
+    markdown = (report / "report.md").read_text()
+    rows = [line for line in markdown.splitlines() if line.startswith("|:-")]
+    assert len(rows) > 3
+    assert max(row.count("|") - 2 for row in rows) <= MOST_COLUMNS
+
+
+def test_rows_that_are_named_are_named_everywhere(compare, runs, tmp_path):
+    words = [f"{name}={runs / run}" for name, run in (("x", "plain_1"), ("y", "latent"))]
+    printed, rows = compare(*words)
+    assert [row["label"] for row in rows] == [row["runs"] for row in rows] == ["x", "y"]
+    assert state_of(printed, "parameters")[1].endswith("(y)")
+    assert "TransformerLM" not in Page((tmp_path / "report" / "report.html").read_text()).cells
 
 
 def test_the_same_command_writes_the_same_bytes(report, runs, tmp_path):

@@ -199,7 +199,7 @@ def test_rows_and_report_have_the_names_they_are_given(compare, seeds, tmp_path,
     assert found == {"plain decoder": "2", "PonderLM": "1"}
     assert "plain decoder" in printed
     text = (tmp_path / "report" / "report.md").read_text()
-    assert text.startswith("# Small <runs>\n\nOf *two* kinds.\n\n|")
+    assert text.startswith("# Small <runs>\n\nOf *two* kinds.\n\n## ")
     page = (tmp_path / "report" / "report.html").read_text()
     assert "<h1>Small &lt;runs&gt;</h1>\n<p>Of *two* kinds.</p>" in page
 

@@ -2,9 +2,11 @@
 
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from evaluation.report import (
+    COLUMNS,
     FILES,
     GENERATOR,
     ReportColumn,
@@ -14,7 +16,7 @@ from evaluation.report import (
     check_folder,
     compare_figure,
     curve_of,
-    make_columns,
+    run_values,
     si,
     write_folder,
 )
@@ -121,33 +123,37 @@ def run(likelihood="exact", loss=1.0, counted="all", name="run", scalars=None, *
 
 
 def test_flops_are_per_token_of_text():
-    one = run(published_per_position=12.0)
-    columns = {column.key: column for column in make_columns([ReportRow("x", (one,))])}
-    assert columns["training_flops"].value(one) == 1200 * 6
-    assert columns["training_flops_per_token"].value(one) == pytest.approx(7.2)
-    assert columns["training_flops_per_token_published"].value(one) == pytest.approx(14.4)
-    assert columns["inference_flops_per_token"].value(one) == pytest.approx(2.4)
-    assert "tokens_per_second" not in columns  # nobody has it
+    values = run_values(run(published_per_position=12.0))
+    assert values["training_flops"] == 1200 * 6
+    assert values["training_flops_per_token"] == pytest.approx(7.2)
+    assert values["training_flops_per_token_published"] == pytest.approx(14.4)
+    assert values["inference_flops_per_token"] == pytest.approx(2.4)
+    assert values["tokens_per_second"] is None
 
 
 def test_a_bound_has_a_column_of_its_own():
-    rows = [ReportRow("a", (run(),)), ReportRow("b", (run("lower_bound"),))]
-    columns = [c for c in make_columns(rows) if c.key.startswith(("nats", "bits"))]
-    cells = {column.title: [column.cell(row) for row in rows] for column in columns}
-    assert cells == {
-        "nats/token (exact)": ["1.0000", ""],
-        "nats/token (bound)": ["", "1.0000"],
-        "bits/byte (exact)": ["0.5000", ""],
-        "bits/byte (bound)": ["", "0.5000"],
-    }
+    keys = ("nats_per_token", "bits_per_byte")
+    exact, bound = (
+        {key: v for key, v in run_values(one).items() if key.startswith(keys)}
+        for one in (run(), run("lower_bound"))
+    )
+    assert exact == {"nats_per_token_exact": 1.0, "bits_per_byte_exact": 0.5}
+    assert bound == {"nats_per_token_lower_bound": 1.0, "bits_per_byte_lower_bound": 0.5}
+    assert COLUMNS["nats_per_token_lower_bound"].title == "nats/token (bound)"
 
 
-def test_a_cell_has_the_range_where_there_is_one():
-    column = ReportColumn("x", "x", lambda one: one, lambda value: f"{value:.1f}")
-    assert column.cell(ReportRow("r", (1.0, 2.0))) == "1.5 (1.0 to 2.0)"
-    assert column.cell(ReportRow("r", (1.0, 1.01))) == "1.0"
-    assert column.cell(ReportRow("r", (None, 2.0))) == "2.0"
-    assert column.cell(ReportRow("r", (None,))) == ""
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2.0], "1.5 (1.0 to 2.0)"),
+        ([1.0, 1.01], "1.0"),
+        ([None, 2.0], "2.0"),
+        ([None], ""),
+    ],
+)
+def test_a_cell_has_the_range_where_there_is_one(values, expected):
+    column = ReportColumn("x", "{:.1f}".format, "part")
+    assert column.cell(pd.Series(values, dtype=object)) == expected
 
 
 # ---- figure
@@ -182,6 +188,15 @@ def test_a_line_a_run_and_a_point_a_row():
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["plain", "latent (bound)"]
     assert list(flops.lines[0].get_xdata()) == [3600, 7200]
+
+
+def test_a_run_with_one_validation_is_seen():
+    log = {"val/bpb": {9: 2.0}}
+    figure = compare_figure([ReportRow("one", (run(loss=5.0, scalars=log),))])
+    points = [line for line in figure.axes[0].lines if list(line.get_ydata()) == [2.0]]
+    (score,) = (line for line in figure.axes[0].lines if line.get_marker() == "o")
+    assert all(line.get_markersize() > score.get_markersize() for line in points)
+    assert points[0].get_zorder() > score.get_zorder()
 
 
 # ---- record

@@ -1,13 +1,14 @@
 """What the FLOPs of models are spent on."""
 
 import csv
+import re
 import shutil
 
 import pytest
 from methods import BLOCK, METHODS
 
 from evaluation.checkpoint.rebuild import build_model, build_outline
-from evaluation.compute import as_rows, as_table, compute_figure, count_compute, part_names
+from evaluation.views import compute_figure, compute_frame, count_compute, part_names
 from lightning_models import (
     LanguageModel,
     ThoughtbubblesLM,
@@ -18,6 +19,7 @@ from lightning_models import (
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.flops import attention_flops, head_flops
 
+VIEW = ("compare", "--view", "compute")
 SIZES = {"vocab_size": 257, "block_size": 32, "num_layers": 2, "dim": 32, "num_heads": 2}
 ONE_PASS = [method for method in METHODS if issubclass(method.model, TransformerLM)]
 
@@ -119,8 +121,9 @@ def test_the_parts_of_one_scoring_pass_add_up(method, context):
 
 
 def test_forks_are_a_part_of_their_own(forking_runs, evaluates):
-    printed = evaluates("compute", forking_runs, "--context", "32")
-    assert printed.splitlines()[1].endswith("output  self attention  feed forward  forking")
+    printed = evaluates(*VIEW, forking_runs, "--context", "32")
+    parts = ["output", "self attention", "feed forward", "forking"]
+    assert re.split("  +", printed.splitlines()[1].rstrip())[-4:] == parts
 
 
 @pytest.fixture
@@ -130,7 +133,7 @@ def forking_runs(write_method):
 
 def test_sentences_are_counted_at_a_context_that_is_given(write_method, evaluates, tmp_path):
     path, output = write_method("thought-gestalt"), tmp_path / "gestalt.svg"
-    evaluates("compute", path, "--context", "320", "--output", output)
+    evaluates(*VIEW, path, "--context", "320", "--output", output)
     (row,) = read_table(tmp_path / "gestalt.csv")
     assert float(row["flops_one_pass"]) == pytest.approx(float(row["flops_forward"]))
     assert float(row["share_cross_attention"]) > 0
@@ -164,7 +167,7 @@ def test_the_table_and_the_figure(checkpoint_path, edited, evaluates, tmp_path):
     shutil.copy(edited(deepen), runs / "deep.ckpt")
     shutil.copy(checkpoint_path, runs / "flat.ckpt")
     output = tmp_path / "shares.svg"
-    printed = evaluates("compute", runs / "*.ckpt", "--output", output)
+    printed = evaluates(*VIEW, runs / "*.ckpt", "--output", output)
     deep, flat = read_table(tmp_path / "shares.csv")
     assert (deep["label"], flat["label"]) == ("num_layers 6", "num_layers 2")
     for row, layers in ((deep, 6), (flat, 2)):
@@ -175,7 +178,6 @@ def test_the_table_and_the_figure(checkpoint_path, edited, evaluates, tmp_path):
         assert float(row["share_feed_forward"]) == expected.share("feed_forward")
         assert int(row["parameters"]) == expected.parameters
     lines = printed.splitlines()
-    assert lines[1].endswith("output  self attention  feed forward")
     assert lines[2].startswith("num_layers 6")
     assert f"{expected.training:.4g}" in lines[3]
     assert f"{100 * expected.share('output'):.1f} %" in lines[3]
@@ -185,23 +187,16 @@ def test_the_table_and_the_figure(checkpoint_path, edited, evaluates, tmp_path):
 def test_a_papers_own_count_stands_beside_ours():
     counts = [count_compute(built()), count_compute(built(LatentLM))]
     assert [count.published for count in counts] == [None, 7.0 * 32]
-    header, *rows = as_rows(counts, ["plain", "latent"])
-    place = header.index("flops_as_published")
-    assert header[place - 1] == "flops_training"
-    assert [row[place] for row in rows] == [None, 224.0]
-    assert [row[place - 1] for row in rows] == [count.training for count in counts]
-    _, columns, plain, latent = as_table(counts, ["plain", "latent"]).splitlines()
-    assert "forward    training FLOPs/token  as published  output" in columns
-    start = columns.index("as published")
-    assert (plain[start:].split()[0], latent[start:].split()[0]) == ("-", "224")
-    assert "flops_as_published" not in as_rows(counts[:1], ["plain"])[0]
-    assert "as published" not in as_table(counts[:1], ["plain"])
+    frame = compute_frame(counts, ["plain", "latent"])
+    assert list(frame["flops_as_published"]) == [None, 224.0]
+    assert list(frame["flops_training"]) == [count.training for count in counts]
+    assert "flops_as_published" not in compute_frame(counts[:1], ["plain"])
 
 
 def test_sizes_can_be_changed_as_no_weights_are_read(checkpoint_path, evaluates, tmp_path):
     output = tmp_path / "big.png"
     options = ("--set.num_layers", "12", "--set.dim", "512", "--context", "1024")
-    printed = evaluates("compute", checkpoint_path, *options, "--output", output)
+    printed = evaluates(*VIEW, checkpoint_path, *options, "--output", output)
     (row,) = read_table(tmp_path / "big.csv")
     expected = count_compute(build_outline(read_checkpoint(checkpoint_path), {"dim": 512}), 1024)
     assert float(row["flops_output"]) == expected.parts["output"]
@@ -236,12 +231,12 @@ def test_the_bars_are_the_shares():
     ],
 )
 def test_wrong_options_end_in_one_line(checkpoint_path, fails, options, expected):
-    assert expected in fails("compute", checkpoint_path, *options)
+    assert expected in fails(*VIEW, checkpoint_path, *options)
 
 
 def test_a_missing_checkpoint_ends_in_one_line(fails, tmp_path):
-    assert "there is no such file or folder" in fails("compute", tmp_path / "none.ckpt")
-    line = fails("compute", tmp_path)
+    assert "there is no such file or folder" in fails(*VIEW, tmp_path / "none.ckpt")
+    line = fails(*VIEW, tmp_path)
     assert f"runs ({tmp_path}): there is no whole checkpoint below this folder" in line
     assert "name the folder of a run or a checkpoint file" in line
 
@@ -252,7 +247,7 @@ EVERY_CLASS = list({method.model: method for method in reversed(METHODS)}.values
 @pytest.mark.parametrize("method", EVERY_CLASS, ids=lambda method: method.name)
 def test_every_method_is_counted_or_says_that_it_is_not(method, write_method, evaluates, fails):
     path = write_method(method.name)
-    command = ("compute", path, "--context", 40)
+    command = (*VIEW, path, "--context", 40)
     if method.model.reads == "reasoning":
         line = fails(*command)
         assert f"{method.model.__name__} does not count its FLOPs by part" in line

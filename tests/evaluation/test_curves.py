@@ -5,13 +5,21 @@ import shutil
 
 import pytest
 import torch
+from compared_runs import dress, place, read
 
-from datamodules import LocalText
-from evaluation.curves import curves_figure
-from evaluation.runs import LoggedCurve, LoggedPoint, label_runs
-from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
+from datamodules import LocalText, Sentences
+from evaluation.run_metrics import LoggedPoint
+from evaluation.runs import label_runs
+from evaluation.views import curves_figure
+from lightning_models import (
+    OptimizerConfig,
+    ThoughtGestaltLM,
+    TransformerConfig,
+    TransformerLM,
+)
 from training.runtime import EventLog
 
+VIEW = ("compare", "--view", "curves")
 ROWS, TOKENS = 4, 32  # of the checkpoints' data: batch_size, block_size
 LOSSES = {9: 4.5, 19: 4.0, 29: 3.75}
 
@@ -49,7 +57,7 @@ def draw(evaluates, tmp_path):
     """Draws the runs; returns what is printed, and the rows of the CSV file."""
 
     def run(*options, output="figure.svg"):
-        printed = evaluates("curves", tmp_path / "runs", "--output", tmp_path / output, *options)
+        printed = evaluates(*VIEW, tmp_path / "runs", "--output", tmp_path / output, *options)
         with (tmp_path / output).with_suffix(".csv").open(newline="") as file:
             return printed, list(csv.DictReader(file))
 
@@ -64,7 +72,7 @@ def test_the_points_are_what_was_logged(make_run, draw, tmp_path):
     assert [row["run"] for row in rows] == 2 * ["deep"] + 3 * ["flat"]
     assert [int(row["steps"]) for row in rows] == [10, 20, 10, 20, 30]
     assert [float(row["val/loss"]) for row in rows] == [4.25, 3.5, *LOSSES.values()]
-    assert [int(row["tokens"]) for row in rows] == [
+    assert [float(row["tokens"]) for row in rows] == [
         steps * ROWS * TOKENS for steps in (10, 20, 10, 20, 30)
     ]
     assert float(rows[1]["flops"]) == 20 * ROWS * TOKENS * flops(num_layers=6)
@@ -105,7 +113,7 @@ def test_ranks_and_accumulated_batches_count(make_run, draw):
 
     make_run("run", {0: 1.0}, edit)
     _, (row,) = draw()
-    assert int(row["tokens"]) == 2 * 3 * ROWS * TOKENS
+    assert float(row["tokens"]) == 2 * 3 * ROWS * TOKENS
 
 
 def test_a_real_run(quiet_trainer, corpus, evaluates, tmp_path):
@@ -118,44 +126,39 @@ def test_a_real_run(quiet_trainer, corpus, evaluates, tmp_path):
     trainer = quiet_trainer(**steps, **checks, logger=log, default_root_dir=tmp_path)
     trainer.fit(model, data)
     trainer.save_checkpoint(f"{log.log_dir}/checkpoints/last.ckpt")
-    evaluates("curves", log.log_dir, "--output", tmp_path / "figure.svg")
+    evaluates(*VIEW, log.log_dir, "--output", tmp_path / "figure.svg")
     with (tmp_path / "figure.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["steps"]) for row in rows] == [1, 2]
-    assert [int(row["tokens"]) for row in rows] == [2 * ROWS * TOKENS, 4 * ROWS * TOKENS]
+    assert [float(row["tokens"]) for row in rows] == [2 * ROWS * TOKENS, 4 * ROWS * TOKENS]
     assert float(rows[1]["val/loss"]) == trainer.callback_metrics["val/loss"].item()
     assert float(rows[1]["flops"]) == 4 * ROWS * TOKENS * flops(num_layers=1, dim=16)
 
 
-@pytest.fixture
-def sentence_run(make_run):
-    """A run whose checkpoint says that it is of a model that reads sentences."""
-
-    def to_sentences(content):
-        content["recipe"]["model"]["class_path"] = "lightning_models.ThoughtGestaltLM"
-
-    return lambda: make_run("sentences", {}, to_sentences, num_layers=4, sentence_layer=3)
-
-
-def test_of_sentences_the_log_knows_the_flops(sentence_run, draw, fails, tmp_path):
-    folder = sentence_run()
-    log = EventLog(folder.parents[1], name="TransformerLM", version="version_0")
-    for step, value in enumerate((3.0, 5.0)):
-        log.log_metrics({"throughput/flops_per_token": value, "val/loss": 1.0}, step)
-    log.finalize("success")
-    _, rows = draw("--tokens_per_step", "100")
-    assert [(int(row["tokens"]), float(row["flops"])) for row in rows] == [(100, 400), (200, 800)]
-    line = fails("curves", folder, "--output", tmp_path / "figure.svg")
-    assert "give --tokens_per_step" in line
+def test_runs_of_sentences_are_drawn_as_the_report_draws_them(
+    corpus, train_checkpoint, draw, evaluates, tmp_path
+):
+    path = place(tmp_path / "runs", "gestalt", "ThoughtGestaltLM")
+    plain = {key: v for key, v in corpus.items() if key not in ("batch_size", "block_size")}
+    options = {"splitter": "spans:29", "max_sentence_tokens": 29, "max_sentences": 5}
+    data = Sentences(corpus=LocalText(**plain), batch_size=4, batch_tokens=300, **options)
+    sizes = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
+    train_checkpoint(path, data, ThoughtGestaltLM, **sizes)
+    dress(path, seed=1, **{"throughput/flops_per_token": 3.0})
+    _, rows = draw("--scalar", "val/bpb")
+    evaluates("compare", tmp_path / "runs", "--output", tmp_path / "report")
+    drawn = read(tmp_path / "report" / "curves.csv")
+    assert len(rows) == len(drawn) == 2
+    for key, other in (("tokens", "tokens"), ("flops", "training_flops"), ("val/bpb", "val/bpb")):
+        assert [float(row[key]) for row in rows] == [float(row[other]) for row in drawn]
 
 
-def test_of_sentences_without_logged_flops_nothing_is_drawn(sentence_run, fails, tmp_path):
-    folder = sentence_run()
-    log = EventLog(folder.parents[1], name="TransformerLM", version="version_0")
-    log.log_metrics({"val/loss": 1.0}, 0)
-    log.finalize("success")
-    options = ("--tokens_per_step", "9", "--output", tmp_path / "figure.svg")
-    assert "did not log throughput/flops_per_token" in fails("curves", folder, *options)
+def test_of_questions_nothing_is_drawn(write_method, fails, tmp_path):
+    path = place(tmp_path / "runs", "states", "ThinkingStatesLM")
+    shutil.copy(write_method("thinking-states"), path)
+    dress(path, seed=1)
+    line = fails(*VIEW, tmp_path / "runs", "--output", tmp_path / "figure.svg")
+    assert f"runs ({path.parents[1]}): its training tokens or FLOPs are not known" in line
 
 
 @pytest.mark.parametrize(
@@ -166,26 +169,32 @@ def test_of_sentences_without_logged_flops_nothing_is_drawn(sentence_run, fails,
         (["--scalar", "val/lost"], "scalar (val/lost) was not logged by"),
         (["--scalar", "val/lost"], "it has val/loss, val/ppl"),
         (["--label", "width"], "label (width) is no key of the models' config"),
-        (["--tokens_per_step", "0"], "tokens_per_step (0) must be at least 1"),
         (["--packages", "[not_there]"], "cannot import not_there"),
     ],
 )
 def test_wrong_options_end_in_one_line(make_run, fails, tmp_path, monkeypatch, options, expected):
     monkeypatch.chdir(tmp_path)
     options = [*options, *([] if "--output" in options else ["--output", "figure.svg"])]
-    assert expected in fails("curves", make_run("run"), *options)
+    assert expected in fails(*VIEW, make_run("run"), *options)
     assert not list(tmp_path.glob("figure*"))
 
 
 @pytest.mark.filterwarnings("ignore:skipping a damaged checkpoint")
 def test_wrong_runs_end_in_one_line(make_run, fails, tmp_path):
     folder, output = make_run("run"), ("--output", tmp_path / "figure.svg")
-    assert "there is no such file or folder" in fails("curves", tmp_path / "none", *output)
-    assert "there are no TensorBoard files" in fails("curves", folder / "checkpoints", *output)
+    assert "there is no such file or folder" in fails(*VIEW, tmp_path / "none", *output)
+    assert "was not logged by" in fails(*VIEW, folder, *output, "--scalar", "val/none")
     (folder / "checkpoints" / "last.ckpt").write_bytes(b"half")
-    assert "there is no whole checkpoint below" in fails("curves", folder, *output)
+    assert "there is no whole checkpoint below" in fails(*VIEW, folder, *output)
     shutil.rmtree(folder / "checkpoints")
-    assert "has a log but no checkpoint" in fails("curves", folder, *output)
+    assert "there is no whole checkpoint below" in fails(*VIEW, folder, *output)
+
+
+def test_rows_that_are_named_keep_their_names(make_run, evaluates, tmp_path):
+    folders = [make_run(name) for name in ("one", "two")]
+    words = [f"{name}={folder}" for name, folder in zip("ab", folders, strict=True)]
+    evaluates(*VIEW, *words, "--output", tmp_path / "figure.svg")
+    assert {row["label"] for row in read(tmp_path / "figure.csv")} == {"a", "b"}
 
 
 LATENT = {"inner_steps": 2, "positions": "rope", "norm": "rms", "activation": "swiglu"}
@@ -207,8 +216,9 @@ def test_bounds_are_marked(make_run, draw, scalar, mark):
     printed, rows = draw("--scalar", scalar, "--label", "model")
     assert {row["label"] for row in rows} == {"TransformerLM", f"LatentThoughtLM{mark}"}
     assert f"LatentThoughtLM{mark}  " in printed
-    printed, _ = draw("--scalar", scalar)  # the runs' names
-    assert f"latent{mark}  " in printed
+    _, rows = draw("--scalar", scalar)  # the runs' names
+    (label,) = {row["label"] for row in rows if row["label"].startswith("latent")}
+    assert label.endswith(mark)
 
 
 def drawn(values, keys):
@@ -218,9 +228,7 @@ def drawn(values, keys):
         for value in values
     ]
     labels = label_runs(recipes, [str(value) for value in values], ",".join(keys))
-    curve = LoggedCurve(
-        "run", 2.0, [LoggedPoint(1, 10, 20.0, 3.0), LoggedPoint(2, 2000, 4000.0, 2.5)]
-    )
+    curve = [LoggedPoint(1, 10, 20.0, 3.0), LoggedPoint(2, 2000, 4000.0, 2.5)]
     return curves_figure([curve] * len(values), labels, "val/ppl")
 
 
@@ -240,7 +248,7 @@ def test_the_figure_has_tokens_and_flops_on_logarithmic_axes():
 def test_sizes_are_labelled_at_least_twice(low, high):
     points = [LoggedPoint(1, low, 3 * low, 3.0), LoggedPoint(2, high, 3 * high, 2.5)]
     labels = label_runs([{"class_path": "X", "init_args": {}}], ["run"])
-    figure = curves_figure([LoggedCurve("run", 3.0, points)], labels, "val/loss")
+    figure = curves_figure([points], labels, "val/loss")
     figure.canvas.draw()
     for axes in figure.axes:
         left, right = axes.get_xlim()

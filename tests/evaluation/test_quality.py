@@ -11,6 +11,8 @@ from evaluation.checkpoint.pretrained import Pretrained
 from evaluation.quality.measures import Judge, token_entropy
 from evaluation.quality.texts import QualityConfig, documents
 
+RESULTS = ("compare", "--view", "results")
+
 CPU = torch.device("cpu")
 SHORT = ("--prompt_tokens", "8", "--new_tokens", "12", "--prompts", "12", "--continuations", "2")
 FEW = ("--samples", "5", "--sample_tokens", "32")
@@ -78,7 +80,7 @@ def test_both_modes_and_three_ways_of_sampling(quality, corpus, evaluates, tmp_p
     pairs = [line for line in lines if line["mode"] == "conditional"][:24]
     assert [line["prompt"] for line in pairs[::2]] == [line["prompt"] for line in pairs[1::2]]
     assert all(way in printed for way in ways)
-    columns = evaluates("table", tmp_path / "quality.json").splitlines()[0]
+    columns = evaluates(*RESULTS, tmp_path / "quality.json").splitlines()[0]
     assert "greedy mauve" in columns
     assert "nucleus generative perplexity" in columns
 

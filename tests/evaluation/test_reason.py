@@ -23,6 +23,8 @@ from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
 from lightning_models.recipe import resolve_class
 
+RESULTS = ("compare", "--view", "results")
+
 UNTIMED = ("--rounds", 0)
 QUICK = ("--rounds", 2, "--timing_batches", 1, "--timing_batch_size", 2, "--max_new_tokens", 6)
 
@@ -301,7 +303,7 @@ def test_figures_over_groups_and_recurrence(reason, tmp_path):
 
 def test_result_files_side_by_side(reason, evaluates, tmp_path):
     result, _, _ = reason(*UNTIMED)
-    header, *rows = evaluates("table", tmp_path / "result.json").splitlines()
+    header, *rows = evaluates(*RESULTS, tmp_path / "result.json").splitlines()
     assert [row.split()[1] for row in rows] == ["ThinkingStatesLM", "NoCoTLM"]
     assert "nontrivial chunks" in header
     assert rows[0].split()[2] == f"{result['results'][0]['accuracy']:.5g}"

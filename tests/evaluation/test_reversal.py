@@ -24,6 +24,8 @@ from evaluation.reversal import (
 )
 from lightning_models.checkpoint import read_checkpoint
 
+RESULTS = ("compare", "--view", "results")
+
 KNOWN = ["James", "John", "Mark", "Paul"]
 TEXT = "The son of James is John. The father of Mark is Paul. "
 ENTRIES = 288
@@ -297,7 +299,7 @@ def test_results_stand_side_by_side(own_run, evaluates, tmp_path):
         options = ("--pairs", "3", "--seed", seed, "--output", tmp_path / f"seed{seed}.json")
         evaluates("reversal", "--ckpt", own_run, *options)
     header, *rows = evaluates(
-        "table", tmp_path / "seed0.json", tmp_path / "seed1.json"
+        *RESULTS, tmp_path / "seed0.json", tmp_path / "seed1.json"
     ).splitlines()
     assert "reversed error rate" in header
     assert [row.split()[0] for row in rows] == ["seed0", "seed1"]

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from evaluation.runs import find_checkpoints, find_runs, short_names
+from evaluation.runs import find_checkpoints, find_compared, short_names
 
 EVENTS = "events.out.tfevents.1.host.2.0"
 
@@ -26,15 +26,16 @@ def runs(checkpoint_path, tmp_path):
 
 def test_a_folder_stands_for_the_runs_below_it(runs):
     shutil.rmtree(runs / "c")
-    found = find_runs([str(runs)])
+    found, _ = find_compared([str(runs)], skip=False)
     assert [run.name for run in found] == ["a", "b"]
-    assert [run.folder for run in found] == [runs / n / "X" / "version_0" for n in ("a", "b")]
-    assert found[0].checkpoint.path == found[0].folder / "checkpoints" / "last.ckpt"
+    assert [run.log for run in found] == [runs / n / "X" / "version_0" for n in ("a", "b")]
+    assert found[0].checkpoint.path == found[0].log / "checkpoints" / "last.ckpt"
 
 
 def test_patterns_find_runs_and_each_counts_once(runs):
     words = [str(runs / "[ab]"), str(runs / "b" / "X" / "version_0")]
-    assert [run.name for run in find_runs(words)] == ["a", "b"]
+    found, _ = find_compared(words, skip=False)
+    assert [run.name for run in found] == ["a", "b"]
 
 
 def test_checkpoints_are_found_by_file_folder_and_pattern(runs):
@@ -57,14 +58,14 @@ def test_names_are_what_differs(tmp_path):
     [
         ("none", "there is no such file or folder"),
         ("[x]*", "there is no such file or folder"),
-        ("empty", "there are no TensorBoard files"),
-        ("c", "has a log but no checkpoint"),
+        ("empty", "there is no whole checkpoint below"),
+        ("c", "there is no whole checkpoint below"),
     ],
 )
 def test_what_is_no_run_is_refused(runs, word, message):
     (runs / "empty").mkdir()
     with pytest.raises(ValueError, match=message):
-        find_runs([str(runs / word)])
+        find_compared([str(runs / word)], skip=False)
 
 
 def test_what_is_no_checkpoint_is_refused(runs):

@@ -25,6 +25,8 @@ from lightning_models import (
 )
 from lightning_models.checkpoint import read_checkpoint
 
+RESULTS = ("compare", "--view", "results")
+
 SIZES = {"num_layers": 3, "dim": 32, "num_heads": 2}
 GESTALT = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
 LATENT = {"latents_per_layer": 2, "inner_steps": 2, "prior_layers": 1, "window": 16}
@@ -266,7 +268,7 @@ def test_examples_in_front_of_questions(untrained, score, fails):
 
 def test_results_go_into_tables(untrained, score, evaluates, tmp_path):
     score(untrained("transformer"), "piqa_local")
-    printed = evaluates("table", tmp_path / "result.json")
+    printed = evaluates(*RESULTS, tmp_path / "result.json")
     assert "piqa local acc" in printed.splitlines()[0]
 
 

@@ -10,6 +10,8 @@ from methods import METHODS
 from datamodules import LocalText, SentenceWindows
 from datamodules.zero_shot import ZERO_SHOT_SETS
 
+RESULTS = ("compare", "--view", "results")
+
 SENTENCES = ["the state reads n't the memory", "a token 's thought , and N forks ( latent ) ."]
 FILES = {
     "ptb": "one.txt",
@@ -147,7 +149,7 @@ def test_field_and_cache_can_be_set(score, checkpoint_path, tmp_path):
 
 def test_results_stand_side_by_side(score, evaluates, checkpoint_path, files, tmp_path):
     score(checkpoint_path, "--sets", "ptb,lm1b", *files["ptb"], *files["lm1b"])
-    header, row = evaluates("table", tmp_path / "result.json").splitlines()
+    header, row = evaluates(*RESULTS, tmp_path / "result.json").splitlines()
     assert header.split()[:4] == ["ptb", "perplexity", "lm1b", "perplexity"]
     assert row.split()[0] == "result"
 
