@@ -345,13 +345,14 @@ def test_bounds_and_estimates_stay_what_they_are(
     corpus, train_checkpoint, score, evaluates, kind, key
 ):
     path = train_checkpoint(corpus_path(corpus, kind), LocalText(**corpus), kind)
-    result = score(path, *FEW)
+    named = ("--packages", __name__)
+    result = score(path, *FEW, *named)
     assert (result["likelihood"], result["causal"]) == (kind.likelihood, True)
     assert result[key] == pytest.approx(math.exp(result["nats_per_token"]))
     assert "perplexity" not in result
     # half a nat of a window belongs to no target of it
     assert (result["blockwise"] is None) is (result["difference"] is None) is (kind is BoundLM)
-    out = evaluates("perplexity", "--ckpt", path, "--mode", "autoregressive", *FEW)
+    out = evaluates("perplexity", "--ckpt", path, "--mode", "autoregressive", *FEW, *named)
     assert (out.count("none (a part belongs to whole windows)") == 2) is (kind is BoundLM)
     assert "difference             unknown" not in out
 
