@@ -1,7 +1,7 @@
 """The rival of ``sentences``: Thought Gestalt with 67 padded slots, memory projected at every step.
 
 What the paper describes, batched over the streams that still have a sentence, with fused attention:
-padding is computed and masked, each cross-attention projects all of memory anew.
+padding is computed and masked, each cross-attention projects all of memory again.
 """
 
 from typing import Any, NamedTuple

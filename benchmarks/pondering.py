@@ -101,13 +101,13 @@ def report_training(options: argparse.Namespace) -> None:
 
 
 def report_memory(options: argparse.Namespace) -> None:
-    """Prints peak memory of a step, with the passes' activations held and computed anew."""
+    """Prints peak memory of a step, with the passes' activations held and computed again."""
     print("passes        ours MB  one plain pass MB  ratio")
     plain = _peak("plain", options)
     for checkpointed in (False, True):
         asked = argparse.Namespace(**{**vars(options), "checkpoint": checkpointed})
         ours = _peak("ours", asked)
-        name = "computed anew" if checkpointed else "held"
+        name = "computed again" if checkpointed else "held"
         print(f"{name:13s} {ours:7.0f} {plain:18.0f} {ours / plain:6.2f}", flush=True)
 
 

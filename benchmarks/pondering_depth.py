@@ -65,7 +65,7 @@ def _rows(model: PonderLM, prompts: list[list[int]], depth: Any, options: Any) -
 def _generate(
     model: PonderLM, prompts: list[list[int]], depth: Any, options: argparse.Namespace
 ) -> float:
-    """Returns seconds per new token of a row, behind the prompt."""
+    """Returns seconds per new token of a row, after the prompt."""
     with _Told(model, depth):
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=options.device)
         tokens = torch.tensor(prompts, device=options.device)
@@ -134,7 +134,7 @@ REPEATS = 20
 
 @torch.no_grad()
 def _one_slot(model: PonderLM, prompts: list[list[int]], options: argparse.Namespace) -> float:
-    """Returns the seconds of a slot of all rows, behind the prompts."""
+    """Returns the seconds of a slot of all rows, after the prompts."""
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=options.device)
     tokens = torch.tensor(prompts, device=options.device)
     cache = model.init_cache(tokens, lengths, REPEATS)

@@ -29,7 +29,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
 PREFIX, SEPARATOR = (1, 2, 3, 4), (5,)
 """Ids of the answer prefix and of the step separator."""
 MARK = 6
-"""Token behind which the models of `tell_when_to_think` think, at the end of a chunk."""
+"""Token after which the models of `tell_when_to_think` think, at the end of a chunk."""
 FIRST = 7
 """The first id that texts are drawn from; those of thoughts are the last ones."""
 
@@ -72,13 +72,13 @@ def random_tokens(options: argparse.Namespace, *shape: int) -> Tensor:
 
 
 def thought_tokens(options: argparse.Namespace) -> list[int]:
-    """Returns the thought that is thought behind each ``MARK`` at the end of a chunk."""
+    """Returns the thought that is thought after each ``MARK`` at the end of a chunk."""
     return list(range(options.vocab - options.thought, options.vocab))
 
 
 @torch.no_grad()
 def tell_when_to_think(network: ThinkingStatesNetwork, thought: list[int]) -> None:
-    """Sets embedding and T's head so that T writes ``thought`` behind ``MARK``, and ends it there.
+    """Sets embedding and T's head so that T writes ``thought`` after ``MARK``, and ends it there.
 
     Everything is computed as ever, by layers with random weights. Embeddings are made so long that
     what layers add hardly matters: all tokens share a direction that T's head takes for the end of

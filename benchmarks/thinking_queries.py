@@ -84,7 +84,7 @@ def _rivals(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def thinker(options: argparse.Namespace, **config: Any) -> ThinkingStatesLM:
-    """Returns a model that thinks behind ``MARK`` at the end of a chunk, and nowhere else."""
+    """Returns a model that thinks after ``MARK`` at the end of a chunk, and nowhere else."""
     sizes = {"chunk_size": options.chunk_size, "max_thought_tokens": options.thought + 1}
     model = build("Thinking States", options, **sizes, **config).eval()
     assert isinstance(model, ThinkingStatesLM)

@@ -1,4 +1,4 @@
-"""What happens beside training: progress, speed, samples, checkpoints and exact resumption.
+"""Lightning callbacks: progress, speed, samples, checkpoints and exact resumption.
 
 Callbacks use the base contract of ``LanguageModel`` only, never a particular method.
 
@@ -19,9 +19,9 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |
 | ``PosteriorAnalysis`` | how latent vectors are inferred, and T_fast swept; added by hand |
 | ``StepAllocation`` | where a pondering model spends its steps; added by hand |
-| ``ThoughtTrace`` | thoughts along queries, beside the data's; added by hand |
+| ``ThoughtTrace`` | thoughts along queries, next to the data's; added by hand |
 | ``TaskScores`` | scores on tasks of lm-evaluation-harness, every n steps; added by hand |
-| ``Samples`` | text samples behind validations |
+| ``Samples`` | text samples after validations |
 | ``Predictions`` | what ``predict`` writes |
 
 What they are made of, no callbacks:

@@ -1,4 +1,4 @@
-"""How many questions a model answers rightly, behind validations, so that runs can be chosen by it.
+"""How many questions a model answers rightly, after validations, so that runs can be chosen by it.
 
 ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the checkpoint that answers best.
 """

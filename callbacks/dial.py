@@ -21,7 +21,7 @@ def dialled(model: nn.Module, name: str, value: Any) -> Iterator[None]:
     """Inside, a field of the model's configuration has another value; whatever happens, not after.
 
     Every module that holds the model's configuration sees the change: networks and parts of them
-    have the same object. It works for settings that are read anew at each call, not for those that
+    have the same object. It works for settings that are read again at each call, not for those that
     a network was built from.
 
     Args:

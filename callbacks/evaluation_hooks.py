@@ -22,10 +22,10 @@ class EvaluationHooks(L.Callback):
     def evaluation_batch_ends(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Called behind each batch, on all ranks."""
+        """Called after each batch, on all ranks."""
 
     def evaluation_epoch_ends(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Called behind the last batch, in time for checkpoints to be ranked by what is logged.
+        """Called after the last batch, in time for checkpoints to be ranked by what is logged.
 
         Args:
             trainer: in work.

@@ -25,7 +25,7 @@ class GradientNorm(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Logs the norm; Lightning clips behind this hook."""
+        """Logs the norm; Lightning clips after this hook."""
         interval = log_interval(trainer) if self.every_n_steps is None else self.every_n_steps
         if not interval or (trainer.global_step + 1) % interval:
             return

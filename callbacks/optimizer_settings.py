@@ -16,7 +16,7 @@ class KeepOptimizerSettings(L.Callback):
 
     Restoring an optimiser also restores its settings (lr, betas, eps, weight_decay) and the base
     learning rates of its schedule, so what the configuration says has no effect. This callback
-    notes the fresh settings and writes them back behind the restoration; moments, step counts and
+    notes the fresh settings and writes them back after the restoration; moments, step counts and
     the position within the schedule stay restored.
     """
 

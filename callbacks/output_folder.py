@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def check_folder(key: str, folder: Path) -> None:
-    """Tries that a folder, which need not exist yet, can be written to; leaves nothing behind.
+    """Tries that a folder, which need not exist yet, can be written to; leaves nothing after.
 
     Args:
         key: the argument that names it, for the message.

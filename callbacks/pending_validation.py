@@ -42,7 +42,7 @@ class PendingValidation(L.Callback):
         """Takes the note."""
         self._pending = bool(checkpoint.get(KEY, False))  # older checkpoints have none
         self._step = int(checkpoint["global_step"])
-        if trainer.strategy.restore_checkpoint_after_setup:  # then behind on_fit_start
+        if trainer.strategy.restore_checkpoint_after_setup:  # then after on_fit_start
             self._lift(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -63,7 +63,7 @@ class PendingValidation(L.Callback):
             self._settle(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leaves nothing behind for a later ``fit`` of the same process."""
+        """Leaves nothing after for a later ``fit`` of the same process."""
         if self._pending:
             self._settle(trainer)
 

@@ -87,7 +87,7 @@ class Predictions(L.Callback):
         numbers: list[int],
         lengths: list[int],
     ) -> list[str]:
-        """Returns continuations, each cut to what the context has room for behind its prompt.
+        """Returns continuations, each cut to what the context has room for after its prompt.
 
         Consecutive prompts draw from consecutive streams. Where the cuts differ, prompts go alone,
         so that a continuation never depends on its neighbours.

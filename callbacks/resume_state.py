@@ -1,4 +1,4 @@
-"""Everything a resumed run needs beside weights, optimiser and data position."""
+"""Everything a resumed run needs besides weights, optimiser and data position."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ class ResumeState(L.Callback):
     """Makes a resumed run equal the uninterrupted one, and training independent of its breaks.
 
     - The random states of all ranks (torch, CUDA, numpy, Python) are part of the checkpoint.
-    - The state behind one training batch is put back before the next one, so validation, text
+    - The state after one training batch is put back before the next one, so validation, text
       samples, checkpoints and new epochs in between never change the draws of training; and before
       a validation, so that one that is made up for draws the same.
-    - A checkpoint between two accumulated micro-batches also holds the sums behind ``train/loss``
+    - A checkpoint between two accumulated micro-batches also holds the sums after ``train/loss``
       and the gradient so far. Over several ranks that is the ranks' mean: equal in value after the
       next synchronisation, not in every bit. Sharded gradients are not kept; resuming such a
       checkpoint warns.
@@ -34,7 +34,7 @@ class ResumeState(L.Callback):
         self._sums: dict[str, list[float]] = {}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Notes the state behind model construction, unless a checkpoint brought another.
+        """Notes the state after model construction, unless a checkpoint brought another.
 
         Ranks have built equal models from one seed; from here on their dropout masks differ.
         """

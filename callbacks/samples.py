@@ -12,7 +12,7 @@ DEFAULT_PROMPTS = ("", "The ", "In this ")
 
 
 class Samples(L.Callback):
-    """Writes continuations of a few prompts to TensorBoard (``samples``) behind validations.
+    """Writes continuations of a few prompts to TensorBoard (``samples``) after validations.
 
     Training is not touched: random states and train/eval modes are put back, and a model that
     cannot generate switches the samples off with a warning.
@@ -30,7 +30,7 @@ class Samples(L.Callback):
 
         Args:
             prompts: texts to continue, empty for the start of a document; null: a few general ones.
-            every_n_validations: write behind every n-th validation; 0: never.
+            every_n_validations: write after every n-th validation; 0: never.
             max_new_tokens: length of each continuation in tokens, cut to what the block size holds.
             temperature: divides the logits; 0 takes the most likely token.
             seed: of the draws; the same at each validation, so that texts can be compared.
@@ -99,7 +99,7 @@ class Samples(L.Callback):
                 return None
 
     def _length(self, tokenizer: Any, limit: int | None) -> int:
-        """Returns max_new_tokens, or what fits behind the longest prompt in one trained context."""
+        """Returns max_new_tokens, or what fits after the longest prompt in one trained context."""
         if limit is None:
             return max(1, self.max_new_tokens)
         longest = max(len(tokenizer.prompt_ids(prompt)) for prompt in self.prompts)

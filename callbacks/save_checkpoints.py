@@ -26,7 +26,7 @@ class SaveCheckpoints(ModelCheckpoint):
 
     Unlike in Lightning's own, the two do not wait for each other: ``every_n_train_steps`` and
     ``train_time_interval`` write ``last.ckpt`` (never between two accumulated micro-batches)
-    whether or not there has been a validation; the ``save_top_k`` best are written behind
+    whether or not there has been a validation; the ``save_top_k`` best are written after
     validations, with fresh values of ``monitor``. ``save_top_k: -1`` keeps a checkpoint of every
     trigger and every validation. The end of training always writes ``last.ckpt``.
 
@@ -35,9 +35,9 @@ class SaveCheckpoints(ModelCheckpoint):
     Weights that are not finite are not written.
 
     A run that is killed at any moment and resumed has the same log as one that was not: what a
-    checkpoint has behind it is in the log files before. Where a validation is due at the same step,
+    checkpoint has after it is in the log files before. Where a validation is due at the same step,
     ``last.ckpt`` is written when that begins (``PendingValidation`` has a resumed run do it first)
-    and once more behind it.
+    and once more after it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SaveCheckpoints(ModelCheckpoint):
             every_n_train_steps: optimiser steps between two ``last.ckpt``; null: no such trigger.
             train_time_interval: time between two ``last.ckpt``; null: no such trigger.
             save_on_exception: whether to write where an error ends the run.
-            save_weights_only: whether to leave out all that a resumed run needs beside weights.
+            save_weights_only: whether to leave out all that a resumed run needs besides weights.
             auto_insert_metric_name: whether ``{step}`` becomes ``step=7``; false for templates with
                 names that hold a slash, such as ``{val/loss:.2f}``.
         """

@@ -30,7 +30,7 @@ class Termination(L.Callback):
 
     The optimiser step in work is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
     on all ranks at the same step whichever of them was asked. A validation is left at its next
-    batch, behind a ``last.ckpt`` from which ``PendingValidation`` begins it anew; only where it
+    batch, after a ``last.ckpt`` from which ``PendingValidation`` begins it again; only where it
     falls between two accumulated micro-batches of several ranks, whose gradients a checkpoint does
     not hold in every bit, its end and that of the step are waited for. A second SIGINT ends the
     process at once, as does a SIGTERM more than a second after the first; an earlier one is the
@@ -73,7 +73,7 @@ class Termination(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Asks for the checkpoint at the end of an optimiser step; behind this, it is written."""
+        """Asks for the checkpoint at the end of an optimiser step; after this, it is written."""
         if self._ending or in_accumulation(trainer):
             return
         self._agree(trainer)
@@ -111,7 +111,7 @@ class Termination(L.Callback):
             by_sigint = any_rank(self._asked == signal.SIGINT)
             self._ending = signal.SIGINT if by_sigint else signal.SIGTERM
             step, name = trainer.global_step, self._ending.name
-            rank_zero_info(f"{name}: writing a checkpoint behind step {step}, then ending")
+            rank_zero_info(f"{name}: writing a checkpoint after step {step}, then ending")
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -134,7 +134,7 @@ def _terminated(trainer: L.Trainer, number: signal.Signals) -> Terminated:
 
 
 def _farewell(trainer: L.Trainer, number: signal.Signals) -> str:
-    head = f"stopped by {number.name} behind step {trainer.global_step}"
+    head = f"stopped by {number.name} after step {trainer.global_step}"
     paths = [writer.last_model_path for writer in _writers(trainer) if writer.last_model_path]
     if not paths:
         return f"{head}; no checkpoint was written, as this run keeps none"

@@ -57,7 +57,7 @@ class Throughput(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Lets the clock run on behind a validation or a checkpoint."""
+        """Lets the clock run on after a validation or a checkpoint."""
         if self._warm:
             self._clock.start()
 

@@ -20,7 +20,7 @@ def in_accumulation(trainer: L.Trainer) -> bool:
 
 
 def validation_follows(trainer: L.Trainer) -> bool:
-    """Whether a validation comes directly behind the training batch that just ended."""
+    """Whether a validation comes directly after the training batch that just ended."""
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher
     if fetcher is None or not loop._should_check_val_fx(fetcher):
@@ -38,7 +38,7 @@ def validation_unfinished(trainer: L.Trainer) -> bool:
 def write_pending_logs(trainer: L.Trainer) -> None:
     """Hands what this training batch has logged to the loggers, and what they hold to the disk.
 
-    Lightning does so behind the hooks of the batch. A checkpoint that is written in one of them
+    Lightning does so after the hooks of the batch. A checkpoint that is written in one of them
     would else be newer than the log, and a run killed in between would lose values for good.
     """
     connector = trainer._logger_connector

@@ -48,7 +48,7 @@ class Questions:
 
     @property
     def longest(self) -> int:
-        """Most tokens that a question and its answer have, the EOS behind it counted."""
+        """Most tokens that a question and its answer have, the EOS after it counted."""
         question, answer = self.lengths(np.arange(len(self)))
         return int((question + answer).max(initial=0))
 
@@ -96,7 +96,7 @@ class AnswerRows:
         """Returns rows (B, T+1) for numbers (B,); all -100 in rows too many."""
         which = self.question_numbers(numbers)
         start, middle, end = (part[:, None] for part in self._questions.spans(which.clip(min=0)))
-        behind = np.arange(self.block_size + 1) - 1  # tokens behind the EOS in front
+        behind = np.arange(self.block_size + 1) - 1  # tokens after the EOS in front
         positions = np.where(behind < middle - 1 - start, start + behind, start + behind + 1)
         last = len(self._questions.stream) - 1
         rows = self._questions.stream.gather(np.clip(positions, 0, last))

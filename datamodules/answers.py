@@ -1,6 +1,6 @@
 """Corpora of questions with one right answer: a window is one question, and its answer is marked.
 
-The text store holds question and answer as two documents, one behind the other, so each is
+The text store holds question and answer as two documents, one after the other, so each is
 tokenised for itself: where the answer begins is exact for every tokenizer, and an answer has the
 same tokens wherever it stands.
 """
@@ -22,11 +22,11 @@ class AnswerDataModule(TextDataModule):
 
     Rows are as wide as the longest question of their split with its answer, whatever `block_size`,
     which only has to be enough. Batches are those of `TextDataModule` with two more keys:
-    ``answer`` (B, T) bool, true where the target is a token of the answer or the EOS behind it;
-    ``group`` (B,) int64, what accuracies are told apart by (`group_name`), -1 in filling rows.
+    ``answer`` (B, T) bool, true where the target is a token of the answer or the EOS after it;
+    ``group`` (B,) int64, what accuracies are grouped by (`group_name`), -1 in filling rows.
 
     Args:
-        loss_on: What is predicted, in training and evaluation: 'answer' (and the EOS behind it), or
+        loss_on: What is predicted, in training and evaluation: 'answer' (and the EOS after it), or
             'all' tokens. A question is drawn at random: beyond its wording there is nothing to
             learn in it, and its tokens outnumber the answer's.
         train_windows: 'packed' has each question once an epoch, in a new order; 'random' draws

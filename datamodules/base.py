@@ -118,7 +118,7 @@ class LanguageDataModule(TextCorpus):
 
     @abstractmethod
     def order(self) -> dict[str, Any]:
-        """Returns, in plain values, what decides beside text and world size what batch n holds."""
+        """Returns, in plain values, what decides besides text and world size what batch n holds."""
 
     # Loaders
 
@@ -191,7 +191,7 @@ class LanguageDataModule(TextCorpus):
         )
 
     def _batches_processed(self) -> int:
-        """Returns the training batches behind the trainer, over all epochs and restarts."""
+        """Returns the training batches after the trainer, over all epochs and restarts."""
         if self.trainer is None:
             return 0
         total = self.trainer.fit_loop.epoch_loop.batch_progress.total

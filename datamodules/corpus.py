@@ -138,7 +138,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         return {}
 
     def smaller_splits(self) -> str:
-        """Returns what gives smaller held-out splits, beside smaller fractions, for messages."""
+        """Returns what gives smaller held-out splits, besides smaller fractions, for messages."""
         return "more documents"
 
     def how_to_get(self, split: Split) -> str:
@@ -210,7 +210,7 @@ class TextCorpus(L.LightningDataModule, ABC):
     def prepare_data(self) -> None:
         """Tokenises the corpus into `store_dir`, unless that is done.
 
-        If it is killed, the next call goes on behind the last finished shard. Says how large the
+        If it is killed, the next call goes on after the last finished shard. Says how large the
         splits are.
 
         Raises:

@@ -1,6 +1,6 @@
 """The order of a split's documents in an epoch, which all processes of a machine share.
 
-It takes 12 bytes a document. For a large split that is a file beside the shards, memory-mapped:
+It takes 12 bytes a document. For a large split that is a file next to the shards, memory-mapped:
 ranks and loading processes, however many, hold it once, in the system's cache. One of them writes
 it, the others wait for its lock.
 """
@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamodules.store import TokenStream
 
 SHARED_FROM = 2**20  # documents: a smaller order (12 MB) is not worth a file
-_KEPT = 4  # order files beside a store: of epochs, and of seeds
+_KEPT = 4  # order files next to a store: of epochs, and of seeds
 _PART = 2**22  # documents that are worked on at once
 _SAMPLED = 64  # documents whose lengths are compared when a file is opened
 _ORDER = 2  # second half of the Philox key; `windows` and `shuffling` have the others
@@ -28,7 +28,7 @@ class EpochOrder:
     """The documents of a split, joined in the order of an epoch.
 
     Attributes:
-        ends: Where each ends there, behind its EOS; int64, ascending.
+        ends: Where each ends there, after its EOS; int64, ascending.
         numbers: Its number in the split, uint32.
     """
 

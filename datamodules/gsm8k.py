@@ -59,7 +59,7 @@ def without_annotations(answer: str) -> str:
 
 
 def result_of(answer: str) -> str:
-    """Returns what stands behind the last ``####`` of a worked answer; empty without any."""
+    """Returns what stands after the last ``####`` of a worked answer; empty without any."""
     return answer.rpartition(RESULT)[2].strip() if RESULT in answer else ""
 
 

@@ -122,7 +122,7 @@ class HubTexts:
     def documents(self, first: int = 0, end: int | None = None) -> Iterator[str]:
         """Yields the texts of those rows that are more than white space.
 
-        Behind `go_to`, empty texts stand for those in front of the place.
+        After `go_to`, empty texts stand for those in front of the place.
 
         Raises:
             CorpusUnavailableError: As `read`.
@@ -156,7 +156,7 @@ class HubTexts:
     def _batches(
         self, first: int, end: int | None, place: Place
     ) -> Iterator[tuple[Place, list[str]]]:
-        """Yields texts of the rows behind a place, with the state of the stream before them."""
+        """Yields texts of the rows after a place, with the state of the stream before them."""
         row = first + place.rows
         if place.finished or row == end:
             return

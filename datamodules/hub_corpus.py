@@ -42,7 +42,7 @@ class HubCorpus(TextDataModule):
         ValueError: An argument is unusable.
     """
 
-    # Beside the arguments of windows and loaders: files are named by their content.
+    # Besides the arguments of windows and loaders: files are named by their content.
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {
         "data_files",
         "val_files",
@@ -95,7 +95,7 @@ class HubCorpus(TextDataModule):
         return texts.documents()
 
     def check_file(self, path: Path) -> None:
-        """Raises a ValueError if a file's name tells that it cannot be read."""
+        """Raises a ValueError if a file's name shows that it cannot be read."""
         format_of(path)
 
     # What it gets

@@ -34,7 +34,7 @@ def explained(
 
 
 def _cause(error: Exception, revision: str | None) -> tuple[str, str]:
-    """Returns what is wrong, and what helps beside a copy of one's own."""
+    """Returns what is wrong, and what helps besides a copy of one's own."""
     import pyarrow
     from datasets import exceptions as library
     from huggingface_hub import errors as hub

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-CONVERSION = "refs/convert/parquet"  # the hub's own conversion of a data set, a branch beside it
+CONVERSION = "refs/convert/parquet"  # the hub's own conversion of a data set, a branch next to it
 _TIMEOUT = 10  # seconds for a question to the hub: `datasets` tries for 20 before it gives up
 _DATA = re.compile(r"\.(parquet|arrow|jsonl?|ndjson|csv|txt)(\.(gz|zst|bz2|xz))?$")
 # Of the conversion: <configuration>/<split>/0000.parquet; of a large one the first 5 GB are all.

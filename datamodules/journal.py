@@ -31,7 +31,7 @@ class Section:
 
     Attributes:
         first: Number of its first document, counted over all splits, empty ones included.
-        end: Number behind its last document.
+        end: Number after its last document.
         splits: What its shards hold.
         checksums: Of its files, by name; see `BlockChecksums.digits`. Empty in a journal of an
             older version.
@@ -89,7 +89,7 @@ class Journal:
             self.foreign = len(lines) > 2  # a header, a finished section, and their line ends
             return
         self.origin = header.get("origin", {})
-        for line in lines[1:-1]:  # behind the last line end is nothing, or half a line
+        for line in lines[1:-1]:  # after the last line end is nothing, or half a line
             try:
                 self.sections.append(Section.parse(line))
             except (ValueError, KeyError, TypeError):

@@ -18,7 +18,7 @@ class OpenWebText(HubCorpus):
     """OpenWebText; the last 100,000 documents are the validation split.
 
     The hub has one split. A token cap streams it, and the end of a stream is known only when all of
-    it is read: validation is then the *first* `val_documents` documents, training begins behind
+    it is read: validation is then the *first* `val_documents` documents, training begins after
     them, and the log and meta.json say so. Your own files always hold out the last ones.
 
     Hub: Skylion007/openwebtext, as parquet files; at a time when it is a script, the hub's own
@@ -106,7 +106,7 @@ class OpenWebText(HubCorpus):
         yield from split_documents(rest, **self.shares())
 
     def _held_out(self) -> tuple[int, int]:
-        """Returns the number of the first document for validation, and the one behind the last.
+        """Returns the number of the first document for validation, and the one after the last.
 
         Raises:
             ValueError: There are not more documents than that.

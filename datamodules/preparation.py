@@ -2,11 +2,11 @@
 
 Shards are written into ``<store>.partial``. A section is a stretch of documents with at most one
 shard a split; when its largest shard is full, all are closed and synced, and a line of the journal
-says which documents they hold. A preparation that was killed goes on behind the last line: finished
+says which documents they hold. A preparation that was killed goes on after the last line: finished
 shards stay as they are, what was begun is thrown away, and the result is the same to the byte. The
 folder gets its final name at the end, under a file lock.
 
-Finished shards are never removed silently: those behind a damaged one are made anew, a folder that
+Finished shards are never removed silently: those after a damaged one are made again, a folder that
 cannot be gone on with is moved aside, and one line says so.
 """
 
@@ -78,7 +78,7 @@ def prepare_store(
 
     Args:
         folder: Final place; its parents are created.
-        description: What goes into meta.json beside the rest: source and tokenizer.
+        description: What goes into meta.json besides the rest: source and tokenizer.
         documents: Called once, yields the documents of all splits in an order that never changes.
         make_tokenizer: Called once, before `documents`, unless a killed preparation left a
             tokenizer.json.
@@ -143,7 +143,7 @@ class _Partial:
         self.folder.rename(aside)
         rank_zero_warn(
             f"An unfinished preparation of another version, or with other limits of shards, is now "
-            f"at {aside}; delete it if you do not need it. The corpus is prepared anew."
+            f"at {aside}; delete it if you do not need it. The corpus is prepared again."
         )
 
     @contextlib.contextmanager
@@ -167,7 +167,7 @@ class _Partial:
                     tokens = sum(counts.tokens for counts in self.counts().values())
                     rank_zero_warn(
                         f"The {tokens} tokens that were written are kept in {self.folder}. Delete "
-                        "it if you change the options of the corpus, or to begin anew."
+                        "it if you change the options of the corpus, or to start again."
                     )
                 raise
 
@@ -220,7 +220,7 @@ class _Partial:
         """Returns the number of the first missing document; the source goes near it at once."""
         start = self.sections[-1].end if self.sections else 0
         if start:
-            rank_zero_info(f"Going on behind document {start}, finished in {self.folder}")
+            rank_zero_info(f"Going on after document {start}, finished in {self.folder}")
         place = self._journal.place()
         if remote is not None and place is not None and place["document"] <= start:
             remote.go_to(place)
@@ -257,8 +257,8 @@ class _Partial:
         kept = sound.index(False) if False in sound else len(sound)
         if kept < len(sound):
             rank_zero_warn(
-                f"{self.folder}: the shards number {kept} are damaged. They and those behind them "
-                f"are made anew; those in front of them are kept."
+                f"{self.folder}: the shards number {kept} are damaged. They and those after them "
+                f"are made again; those in front of them are kept."
             )
             self._journal.keep(kept)
         known = {shard_name(split, i) for i, s in enumerate(self.sections) for split in s.splits}

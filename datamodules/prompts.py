@@ -49,7 +49,7 @@ class DealtPrompts:
 
     Args:
         prompts: Texts.
-        batch_size: Rows of a batch; rows that would lie behind the last prompt are left out, but
+        batch_size: Rows of a batch; rows that would lie after the last prompt are left out, but
             every rank has equally many batches, so that the last may repeat a prompt.
         rank: This process among `world_size`.
         world_size: Processes that share the prompts.
@@ -75,7 +75,7 @@ class DealtPrompts:
 class PromptSource(DealtPrompts):
     """Batches of prompts as a model reads them before it continues them.
 
-    Each stands behind a token of its own (an EOS), so that its first token is scored too. Batches
+    Each stands after a token of its own (an EOS), so that its first token is scored too. Batches
     are those of `windows.as_batch`, as wide as their longest prompt, with ``prompt``, the
     list of texts. ``sequence_id`` is the prompt's number in the file.
 

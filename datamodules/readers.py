@@ -26,7 +26,7 @@ COMPRESSIONS = (".gz", ".zst")
 _Part = TypeVar("_Part")
 
 _CHUNK = 2**20  # bytes read at once
-# Characters kept before and awaited behind a separator match: as far as a pattern may look around
+# Characters kept before and awaited after a separator match: as far as a pattern may look around
 # itself.
 _LOOK_AHEAD, _LOOK_BEHIND = 4096, 256
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escaped, maybe one of a pair
@@ -168,7 +168,7 @@ def _reading(path: Path, parts: Callable[[BinaryIO], Iterator[_Part]]) -> Iterat
             if not damaged:
                 raise
             raise ValueError(
-                f"{path}: the compressed data are damaged or cut off ({error}). Get it anew."
+                f"{path}: the compressed data are damaged or cut off ({error}). Get it again."
             ) from error
 
 

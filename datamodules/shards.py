@@ -44,7 +44,7 @@ class SectionWriter:
 
     Attributes:
         first: The same.
-        end: Number behind the last document that was added.
+        end: Number after the last document that was added.
     """
 
     def __init__(self, folder: Path, number: int, first: int) -> None:

@@ -28,7 +28,7 @@ def too_much_held_out(
         counts: Sizes of all splits.
         shares: Shares that were asked for, ``val_fraction`` and ``test_fraction``. A split without
             a share is not counted: it has text of its own.
-        cures: What gives smaller splits, beside smaller fractions.
+        cures: What gives smaller splits, besides smaller fractions.
     """
     asked = {key: share for key, share in shares.items() if share > 0}
     held: dict[Split, Counts] = {

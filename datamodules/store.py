@@ -8,7 +8,7 @@ A store is a folder::
                                checksums: the CRC-32 of each MiB of the other files
         tokenizer.json         only for tokenizers that are files
         train-00000.tokens     uint16 or uint32, every document followed by EOS
-        train-00000.ends       int64, where each document ends in this shard (behind its EOS)
+        train-00000.ends       int64, where each document ends in this shard (after its EOS)
         val-00000.tokens ...
         journal.jsonl          which documents the shards of each number hold
         train-order-0-3        only of many documents: their order for seed 0 in epoch 3, made when
@@ -406,7 +406,7 @@ class TokenStream:
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """Where each document ends, behind its EOS; int64, ascending, the last one is N."""
+        """Where each document ends, after its EOS; int64, ascending, the last one is N."""
         ends, _ = self._ends
         if len(ends) == 1:
             return ends[0]

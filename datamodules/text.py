@@ -116,7 +116,7 @@ class TextDataModule(LanguageDataModule):
         )
 
     def prompt_source(self, prompts: Sequence[str]) -> PromptSource:
-        """Returns batches of prompts, each behind an EOS.
+        """Returns batches of prompts, each after an EOS.
 
         Raises:
             ValueError: A prompt is longer than a window.
@@ -132,6 +132,6 @@ class TextDataModule(LanguageDataModule):
         )
 
     def order(self) -> dict[str, Any]:
-        """Returns everything beside text and world size that decides which windows make batch n."""
+        """Returns what decides, besides text and world size, which windows make batch n."""
         keys = ("block_size", "batch_size", "train_windows", "seed")
         return {key: getattr(self, key) for key in keys}

@@ -215,7 +215,7 @@ class _Worker:
         self._process.join(5)
         return WorkerDiedError(
             f"A tokenising process ended early (exit code {self._process.exitcode}; -9 is mostly a "
-            "lack of memory). Start again, it goes on behind the last finished shard; a smaller "
+            "lack of memory). Start again, it goes on after the last finished shard; a smaller "
             "data.num_proc needs less memory."
         )
 

@@ -20,7 +20,7 @@ _LINE_SUFFIXES = (".raw", ".tokens")  # of the original archive: wiki.train.raw,
 class WikiText103(HubCorpus):
     """WikiText-103, cut into articles: a document is a title line and all up to the next one.
 
-    A title is a line `` = Title = `` with a blank line (or nothing) before and behind it; without
+    A title is a line `` = Title = `` with a blank line (or nothing) before and after it; without
     that condition a few formulas would pass for titles. Lines are kept as they are.
 
     Hub: Salesforce/wikitext, wikitext-103-raw-v1 or -v1, with its own three splits. Files: one
@@ -119,7 +119,7 @@ def articles(lines: Iterable[str], where: str) -> Iterator[str]:
     if not titles and any(line.strip() for line in article):
         raise ValueError(
             f"{where}: no line is an article's title, ' = Title = ' with a blank line before and "
-            "behind it. Take the files as published (some copies lack the blank lines), or "
+            "after it. Take the files as published (some copies lack the blank lines), or "
             "datamodules.LocalText."
         )
     yield from _joined(article)

@@ -161,7 +161,7 @@ class PackedWindows:
         """Returns the rows that begin at those places of an epoch's order."""
         order = self._order(epoch)
         stops = starts + self.block_size + 1
-        # The documents of each row, one row behind the other, and where each stops in its row.
+        # The documents of each row, one row after the other, and where each stops in its row.
         firsts = np.searchsorted(order.ends, starts, side="right")
         counts = np.searchsorted(order.ends, stops - 1, side="right") - firsts + 1
         row = np.repeat(np.arange(len(starts)), counts)
@@ -203,7 +203,7 @@ class NonOverlappingWindows:
         return -(-len(self._stream) // self.block_size)
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns rows (B, T+1) for numbers (B,); -100 behind the stream and in rows too many."""
+        """Returns rows (B, T+1) for numbers (B,); -100 after the stream and in rows too many."""
         positions = numbers[:, None] * self.block_size - 1 + np.arange(self.block_size + 1)
         end = len(self._stream)
         rows = _cut(self._stream, np.minimum(positions, end - 1), self._eos_id)

@@ -45,8 +45,8 @@ class Question:
 
     Attributes:
         prompt: EOS and the question.
-        answer: The right answer and the EOS behind it.
-        group: What accuracies are told apart by.
+        answer: The right answer and the EOS after it.
+        group: What accuracies are grouped by.
         number: Stable across batch composition.
     """
 
@@ -101,7 +101,7 @@ def rank_judge(
 ) -> Judge:
     """Returns a judge: right is whose true answer has the highest likelihood of all candidates.
 
-    The likelihood is that of the answer with the EOS behind it: without the EOS, "son" could never
+    The likelihood is that of the answer with the EOS after it: without the EOS, "son" could never
     be less likely than "son-in-law". It comes from ``LanguageModel.score``, so this works for
     methods that only bound or estimate it.
 
@@ -227,7 +227,7 @@ class AnswerReport:
     candidates: int | None
     """Answers to choose from; None where the model writes its own."""
     likelihood: Likelihood | None
-    """Kind of the likelihood of answers behind their questions; None where none is computed."""
+    """Kind of the likelihood of answers after their questions; None where none is computed."""
     causal: bool | None
     """Whether no token's likelihood depends on later ones; None where none is computed."""
     cost: Cost
@@ -316,7 +316,7 @@ def measure_answers(
         right=right,
         candidates=None if candidates is None else len(candidates),
         likelihood=kind,
-        # an estimate behind the question is inferred from that alone
+        # an estimate after the question is inferred from that alone
         causal=None if kind is None else model.causal or kind == "estimate",
         cost=price(model, data.row_tokens(split), *spent),
         checkpoint=str(checkpoint.path),

@@ -2,7 +2,7 @@
 
 In a window that is scored in one pass, later tokens may decide how much is computed for earlier
 ones (Thoughtbubbles' top-k over the whole sequence). Here the model never holds a later token: for
-a sample of targets it scores x_{t+1} behind the prefix up to t, which has a budget of its own
+a sample of targets it scores x_{t+1} after the prefix up to t, which has a budget of its own
 (arXiv 2510.00219, section 5.1 and App. E.1). The same targets are scored blockwise too, so that
 the difference is paired.
 """
@@ -90,7 +90,7 @@ class PairedScores:
         return Totals(self.prefix.sum().item(), len(self.prefix), self.num_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns what comes beside ``totals``, as plain values under the keys of the JSON file.
+        """Returns what goes with ``totals``, as plain values under the keys of the JSON file.
 
         ``difference`` is autoregressive minus blockwise, with the error of paired differences.
         """
@@ -262,7 +262,7 @@ def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
 
     It has the keys of `datamodules.windows.as_batch` but ``num_bytes``, and ``context``, the tokens
     of each prefix. The only target of a row is
-    the one behind its prefix. Prefixes keep the number of their window, so that what a method
+    the one after its prefix. Prefixes keep the number of their window, so that what a method
     draws at random is the same in each of them and blockwise.
     """
     row, last = drawn.row[chosen], drawn.column[chosen, None]

@@ -36,7 +36,7 @@ MOVED = {
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 2 for bad input, told in one line.
+    """Runs the command line and returns the exit code: 2 for bad input, reported in one line.
 
     Args:
         args: the command line; None: that of the process.

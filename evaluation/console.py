@@ -8,7 +8,7 @@ DEBUG_FLAG = "--debug"
 
 
 def run_with_clear_errors(program: Callable[[], None], argv: Sequence[str]) -> int:
-    """Returns the exit code of ``program``: 2 for bad input, told in one line on stderr.
+    """Returns the exit code of ``program``: 2 for bad input, reported in one line on stderr.
 
     With ``--debug`` or the environment variable DEBUG=1 such errors keep their traceback, as
     defects always do. Ctrl-C ends with 130.

@@ -37,7 +37,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Cost:
-    """What stands beside every score."""
+    """What stands next to every score."""
 
     flops_per_token: float | None
     """FLOPs per token of scoring, all passes, counted operation by operation. Where texts decide
@@ -112,7 +112,7 @@ def price_steps(model: LanguageModel, context: int, steps: float | None) -> Thin
         model: which; one that takes no additional steps costs what it costs.
         context: tokens in front.
         steps: mean of additional steps, at least 0; None: those of the model's configuration
-            (``LanguageModel.passes_per_token``), where nothing tells how many were executed.
+            (``LanguageModel.passes_per_token``), where nothing reports how many were executed.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     executed = model.passes_per_token(context) - 1 if steps is None else steps

@@ -53,7 +53,7 @@ def check_csv(target: str, key: str = "output") -> Path:
 
 
 def table_path(picture: Path) -> Path:
-    """Returns where the table of a figure lies: beside it."""
+    """Returns where the table of a figure lies: next to it."""
     return picture.with_suffix(".csv")
 
 

@@ -59,7 +59,7 @@ from lightning_models.runtime import seeded_generator
 
 _MINUS = "[-\u2212]"
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\w)\.[0-9]+)"
-# A minus behind a word, a number or a bracket subtracts, or joins: "10-4" has no -4. A number over
+# A minus after a word, a number or a bracket subtracts, or joins: "10-4" has no -4. A number over
 # a number is one thing, so that "1/2" is not taken for 2.
 _SIGNS = rf"(?:(?<![\w.)%]){_MINUS})?(?:[$\u20ac\u00a3]{_MINUS}?)?"
 _NUMBER = re.compile(rf"{_SIGNS}{_DIGITS}(?:/{_DIGITS})*")
@@ -70,13 +70,13 @@ _NOT_OF_THE_VALUE = str.maketrans({"\u2212": "-", "$": "", "\u20ac": "", "\u00a3
 def extract_answer(text: str) -> str | None:
     """Returns the number that a continuation of a prompt gives, in its plainest form.
 
-    That is the first number behind the first ``####``, on its line; if there is none, the last
+    That is the first number after the first ``####``, on its line; if there is none, the last
     number of the text. What follows the next "Question:" is not part of the answer: models go on
-    to ask themselves. Currency signs, percent signs, thousands' commas, a period behind the number
+    to ask themselves. Currency signs, percent signs, thousands' commas, a period after the number
     and decimals of zero do not count; a fraction is not worked out.
 
     Args:
-        text: what a model wrote behind "Answer:".
+        text: what a model wrote after "Answer:".
 
     Returns:
         E.g. "18" for "$18.00.", "-1200" for "-1,200", "1/2" for "1/2"; None without any number.
@@ -142,7 +142,7 @@ def sample_candidates(
 
     Candidate c of prompt q is row q * candidates + c of the decoding, and all that is drawn for it
     comes from the stream of (seed, row): what it is depends on prompt, row and seed, not on
-    `batch_size` (up to rounding). A model that infers latent vectors infers them anew for each row.
+    `batch_size` (up to rounding). A model that infers latent vectors infers those of each row.
 
     Args:
         model: on its device, in eval mode.
@@ -254,7 +254,7 @@ def make_prompts(
 def draw_demonstrations(
     problems: Sequence[Problem], count: int, *, seed: int, question: int
 ) -> list[Problem]:
-    """Returns different problems, drawn anew for each question.
+    """Returns different problems, drawn again for each question.
 
     They depend on the problems, the seed and the number of the question only; fewer are the first
     of more.

@@ -61,7 +61,7 @@ class PerplexityReport:
 
     @property
     def mode(self) -> Mode:
-        """How targets were scored: windows in one pass, or each behind its own prefix."""
+        """How targets were scored: windows in one pass, or each after its own prefix."""
         return "blockwise" if self.pairs is None else "autoregressive"
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class PerplexityReport:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dict without dicts in it: their keys behind their name."""
+    """Returns a dict without dicts in it: their keys after their name."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         inner = value if isinstance(value, dict) else None

@@ -843,7 +843,7 @@ def check_folder(target: str) -> Path:
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Writes a report: first all of it beside its place, then there.
+    """Writes a report: first all of it next to its place, then there.
 
     A new folder appears whole. In one of an earlier report each file is replaced whole, those that
     are not written any more go, and files of others stay.

@@ -131,7 +131,7 @@ class HubModel:
         self.model: Any = self._pretrained.model
 
     def prompt(self, sentences: Sequence[str]) -> list[int]:
-        """Returns the ids of the joined text, behind a BOS if the tokenizer itself puts one."""
+        """Returns the ids of the joined text, after a BOS if the tokenizer itself puts one."""
         return self._pretrained.encode_documents(["".join(sentences)])
 
     def next_log_probs(self, prompts: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class Answers:
 def single_tokens(
     names: Iterable[str], prompt: Callable[[Sequence[str]], list[int]]
 ) -> dict[str, int]:
-    """Returns the ids of the names that are one token behind a space; the others are left out.
+    """Returns the ids of the names that are one token after a space; the others are left out.
 
     ``prompt`` returns the ids of unfinished sentences (`Asked.prompt`): names stand at the end of a
     query there, so that tokenizers which treat the beginning of a text specially, or mark its end,

@@ -315,7 +315,7 @@ def describe_training(
 
 
 def describe_order(run: RunRecord) -> dict[str, Any]:
-    """Returns what decides, beside the text, which tokens an optimiser step has, in its order."""
+    """Returns what decides, besides the text, which tokens an optimiser step has, in its order."""
     order: Mapping[str, Any] = run.checkpoint.data_state.get("order", {})
     accumulated = run.record.get("trainer", "accumulate_grad_batches")
     if accumulated is None and run.checkpoint.step:
@@ -360,7 +360,7 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
 
 
 def has_markers(tokenizer: Tokenizer) -> bool:
-    """Whether tokens beside those that end documents are no text: the markers of sentences."""
+    """Whether tokens besides those that end documents are no text: the markers of sentences."""
     return set(tokenizer.special_ids) != {tokenizer.eos_id}
 
 
@@ -603,7 +603,7 @@ def measure(run: RunRecord, how: ScoringOptions, named: Sequence[ResultFile]) ->
     Args:
         run: which.
         how: split and settings of the scoring.
-        named: result files that the command line names; those beside the run are looked for.
+        named: result files that the command line names; those next to the run are looked for.
 
     Raises:
         ValueError: if its data are not there or it cannot be scored.
@@ -794,7 +794,7 @@ def _of_one_class(recipes: Sequence[Recipe], names: Sequence[str]) -> list[str]:
 
 
 def _unique(texts: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns the texts, with the name of a run behind those that are not unique."""
+    """Returns the texts, with the name of a run after those that are not unique."""
     return [
         text if texts.count(text) == 1 else f"{text} ({name})"
         for text, name in zip(texts, names, strict=True)

@@ -31,7 +31,7 @@ FLOPS_TAG = "throughput/flops_per_token"
 def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Returns the logged values of a run by tag and step; of a resumed run those that count.
 
-    Steps are logged from 0: behind n optimiser steps the latest is n - 1.
+    Steps are logged from 0: after n optimiser steps the latest is n - 1.
 
     Args:
         folder: log folder with TensorBoard files.
@@ -215,7 +215,7 @@ class Labels:
     note: str | None = None
     """What to tell where names had to do."""
     marks: tuple[str, ...] = ()
-    """What stands behind the label of each run, such as ``(bound)``; empty: nothing."""
+    """What stands after the label of each run, such as ``(bound)``; empty: nothing."""
 
     def texts(self) -> list[str]:
         """Returns the label of each run, such as ``inner_steps 16, num_layers 3``."""
@@ -318,15 +318,15 @@ _LAYOUT = re.compile(r"version_\d+|checkpoints")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A checkpoint, with what its run has left behind."""
+    """A checkpoint, with what its run has left after."""
 
     name: str
-    """What tells it from the others."""
+    """What distinguishes it from the others."""
     checkpoint: Checkpoint
     outline: LanguageModel
     """The model without weights."""
     log: Path | None
-    """Folder with TensorBoard files; None where there is none beside the checkpoint."""
+    """Folder with TensorBoard files; None where there is none next to the checkpoint."""
     record: RunConfig
     scalars: Mapping[str, Mapping[int, float]]
     """What was logged, by tag and step; steps count from 0."""

@@ -112,7 +112,7 @@ SAME_FOR_ALL = ("split", "tokens", "counted", "likelihood", "pairs", "names")
 
 _UNKNOWN = {
     "train_tokens": "score the checkpoint where its training text is prepared (data.cache_dir)",
-    "parameters": "score the checkpoint anew",
+    "parameters": "score the checkpoint again",
     LOSS_KEY: "give results of evaluate.py perplexity --output",
 }
 

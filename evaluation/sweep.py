@@ -231,7 +231,7 @@ def find_variants(
 ) -> tuple[list[SweepVariant], list[SkippedPoint]]:
     """Returns each checkpoint at each combination of the dials that its model has.
 
-    Beside them the combinations that a checkpoint cannot take, with the reason.
+    Next to them the combinations that a checkpoint cannot take, with the reason.
 
     Args:
         checkpoints: in their order.
@@ -426,7 +426,7 @@ def lines_of(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
     """Returns the points of each line: those of a label and a kind of likelihood.
 
     Where dials were turned, a line is one checkpoint along the last of them, at one setting of the
-    others and one K; checkpoints that share a label then have their names behind it.
+    others and one K; checkpoints that share a label then have their names after it.
     """
     lines: dict[tuple[str, ...], list[SweepPoint]] = {}
     for point in points:
@@ -470,7 +470,7 @@ def _draw(
 
 
 def _note(point: SweepPoint) -> str:
-    """Returns what stands beside a point: its dials, or its K."""
+    """Returns what stands next to a point: its dials, or its K."""
     variant = point.variant
     if variant.dials:
         return shown_dials(variant.dials, variant.outline.config.dials)
@@ -520,7 +520,7 @@ SHORT = {
 
 
 def as_rows(points: Sequence[SweepPoint]) -> list[list[Any]]:
-    """Returns a row a point behind a header, with all digits.
+    """Returns a row a point after a header, with all digits.
 
     Losses and perplexities stand under the names of their kind, dials under their own; cells of
     what a point has not are empty. ``frontier_...`` says whether no other point of the same kind of
@@ -660,7 +660,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--output",
         type=str,
         required=True,
-        help="Figure to write, .svg or .png; its points are written beside it as .csv.",
+        help="Figure to write, .svg or .png; its points are written next to it as .csv.",
     )
 
 
@@ -764,6 +764,6 @@ def _measure(
 
 
 def _marked(label: str, model: LanguageModel) -> str:
-    """Returns the label with the kind of the likelihood behind it where that is not exact."""
+    """Returns the label with the kind of the likelihood after it where that is not exact."""
     marks: Mapping[Likelihood, str] = MARKS
     return f"{label} {marks[model.likelihood]}".rstrip()

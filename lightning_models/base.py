@@ -175,7 +175,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         return None
 
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
-        """Returns parameters exempt from weight decay, beside norms and biases."""
+        """Returns parameters exempt from weight decay, besides norms and biases."""
         return ()
 
     # ---- construction
@@ -319,7 +319,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             return self.loss(batch)
 
     def progress(self, schedule: str) -> float:
-        """Returns how much of the run is behind, in [0, 1]; 1 without a run.
+        """Returns how much of the run is after, in [0, 1]; 1 without a run.
 
         Args:
             schedule: key and value of what needs to know, for the message.

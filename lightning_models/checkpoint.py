@@ -216,7 +216,7 @@ def _check_sums(path: Path) -> None:
 def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
     """Returns the furthest whole checkpoint of the newest run below ``folders``.
 
-    The newest run is the one that has written the newest whole file. Its own are the files beside
+    The newest run is the one that has written the newest whole file. Its own are the files next to
     that with its id (in older checkpoints: without one), and the one with the highest step is
     taken: copying a run may change the order of its files' times, but not their steps. Damaged
     files are named in a warning and skipped.
@@ -242,7 +242,7 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
     places = ", ".join(str(folder) for folder in folders)
     raise CheckpointError(
         f"there is no whole checkpoint below {places}; give the folder of the run or the path of a "
-        "checkpoint, or leave it out to start anew"
+        "checkpoint, or leave it out to start again"
     )
 
 

@@ -87,7 +87,7 @@ def generate(
         prompts: token ids, at least one a row; rows may differ in length.
         max_new_tokens: upper bound per row.
         sampling: how tokens are chosen.
-        eos_id: a row ends behind this token.
+        eos_id: a row ends after this token.
         vocab_size: ids from here on (padding of the vocabulary) are never chosen.
         device: where the model is.
         first_row: number of the first prompt's random stream, where prompts come in several calls.

@@ -64,7 +64,7 @@ def build_optimizer(
     Args:
         module: the network.
         config: see its fields.
-        no_decay: parameters exempt from weight decay beside those with fewer than two dimensions.
+        no_decay: parameters exempt from weight decay besides those with fewer than two dimensions.
         fused: whether to take the fused kernel where the device has one (CPU, CUDA).
     """
     exempt = {id(parameter) for parameter in no_decay}

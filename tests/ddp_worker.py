@@ -25,7 +25,7 @@ RUNS = [
 
 
 def train(method: Method, text: str, cache: str, processes: int) -> dict[str, Any]:
-    """Returns weights and metrics behind two steps, the same on every rank.
+    """Returns weights and metrics after two steps, the same on every rank.
 
     The batch of all processes together is four windows, or streams, whatever their number is.
     """

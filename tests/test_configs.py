@@ -34,7 +34,7 @@ OF_MODEL = {
     "ThoughtbubblesLM": {"fork_layers": [0]},
     "ThoughtGestaltLM": {"sentence_layer": 1},
 }
-"""What one layer needs beside SMALL."""
+"""What one layer needs next to SMALL."""
 SHORT = [
     "--trainer.accelerator=cpu",
     "--trainer.devices=1",

@@ -136,7 +136,7 @@ def training_parser():
 
 
 def parse_training(words, saved=None):
-    """What ``train.py`` makes of the words behind the verb; ``saved``: recipes that come first."""
+    """What ``train.py`` makes of the words after the verb; ``saved``: recipes that come first."""
     parser, given = training_parser(), look(words)
     for key in ("model", "data"):
         own = {"class_path": given.own_class(key)}

@@ -1,7 +1,7 @@
 """Who may import whom, read from the syntax tree of every file, functions included.
 
 ==================================  ==============================================================
-file                                may import (beside the standard library)
+file                                may import (besides the standard library)
 ==================================  ==============================================================
 ``layers/``                         torch, layers
 ``outputs output_layer optim``      torch, torchmetrics, numpy, layers and each other
@@ -124,7 +124,7 @@ def under(module, *packages):
 
 
 def is_leaf(module):
-    """Whether it is layers or one of the plain files beside base.py."""
+    """Whether it is layers or one of the plain files next to base.py."""
     parts = module.split(".")
     return parts[0] == "lightning_models" and len(parts) > 1 and parts[1] in {"layers", *LEAVES}
 

@@ -37,7 +37,7 @@ def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and renames it there.
+    """Writes a checkpoint next to its place and renames it there.
 
     Lightning's own goes through the system's temporary folder; if that is another file system, a
     run that is killed while copying leaves a cut-off file in the place of the previous one.
@@ -71,7 +71,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
-    """Returns the OSError behind an error; torch makes RuntimeErrors of them."""
+    """Returns the OSError after an error; torch makes RuntimeErrors of them."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

@@ -77,10 +77,10 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 CALLBACKS: dict[str, type[L.Callback]] = {
     "checkpoint": SaveCheckpoints,
     "throughput": Throughput,
-    "progress": Progress,  # behind throughput, whose latest value it shows
+    "progress": Progress,  # after throughput, whose latest value it shows
     "samples": Samples,
     "grad_norm": GradientNorm,
-    "nonfinite": NonFinite,  # behind grad_norm, which shows what it finds
+    "nonfinite": NonFinite,  # after grad_norm, which shows what it finds
     "lr_monitor": LearningRateMonitor,
     "predictions": Predictions,
 }
@@ -240,7 +240,7 @@ class LatentCLI(LightningCLI):
         self._subcommand_parsers[subcommand].set_defaults({key: value})
 
     def _parse_ckpt_path(self) -> None:
-        """Settles what was typed against the checkpoint; called by LightningCLI behind parsing."""
+        """Settles what was typed against the checkpoint; called by LightningCLI after parsing."""
         if self._saved_run is None or self._saved is None:
             self._refuse_unseen_checkpoint()
             return
@@ -360,8 +360,8 @@ class LatentCLI(LightningCLI):
 def main(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
-    0: done; 2: bad input, told in one line; 3: the loss or the gradient was not a number, told in
-    one line; 130 or 143: ended by Ctrl-C or SIGTERM, behind a checkpoint if it was training.
+    0: done; 2: bad input, in one line; 3: a loss or gradient that is not a number, in
+    one line; 130 or 143: ended by Ctrl-C or SIGTERM, after a checkpoint if it was training.
 
     Args:
         args: the command line; null: that of the process.

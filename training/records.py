@@ -1,4 +1,4 @@
-"""The record of a run: configuration, code and versions beside its logs, its id everywhere."""
+"""The record of a run: configuration, code and versions next to its logs, its id everywhere."""
 
 import importlib.metadata
 import platform
@@ -27,7 +27,7 @@ class RunRecord(SaveConfigCallback):
 
     The file reproduces the run (``train.py fit -c config.yaml``); comments on top name the command,
     the git commit and the versions. A file that exists is never overwritten and never in the way: a
-    resumed run writes ``config_<step>.yaml`` beside it.
+    resumed run writes ``config_<step>.yaml`` next to it.
 
     The id of the run, kept where ``last`` continues it, is in these files and in each checkpoint,
     there with the log folder: whoever resumes finds one from the other wherever both were moved to.
@@ -146,7 +146,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str:
-    """Returns the commit of the code, with ``-dirty`` behind it if files differ; or ``unknown``."""
+    """Returns the commit of the code, with ``-dirty`` after it if files differ; or ``unknown``."""
     command = [
         "git",
         "-C",

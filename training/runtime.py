@@ -66,9 +66,9 @@ class EventLog(TensorBoardLogger):
 
 
 def purge_step(saved: Checkpoint) -> int:
-    """Returns the first step of the log that a run resumed from ``saved`` writes anew.
+    """Returns the first step of the log that a run resumed from ``saved`` writes again.
 
-    Steps count from 0 there: behind n optimiser steps the latest is n - 1. Only a checkpoint from
+    Steps count from 0 there: after n optimiser steps the latest is n - 1. Only a checkpoint from
     between two accumulated micro-batches follows a validation that was logged at n, unless that
     was still to be done.
     """

@@ -1,4 +1,4 @@
-"""What the analyses in the folders beside this one have in common; no callback of its own.
+"""What the analyses in the folders next to this one have in common; no callback of its own.
 
 ===============  ===================================================================================
 file             what it holds

@@ -1,4 +1,4 @@
-"""What analyses that run behind validations have in common."""
+"""What analyses that run after validations have in common."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -192,7 +192,7 @@ class Analysis(EvaluationHooks, ABC):
 
 
 class SweepingAnalysis(Analysis):
-    """An analysis that also scores its batches under other settings, which is dear.
+    """An analysis that also scores its batches under other settings, which is expensive.
 
     It does so (``_sweeps``) at every n-th validation of a training, and at standalone ones.
     """

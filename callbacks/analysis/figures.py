@@ -13,7 +13,7 @@ def panels(
     Args:
         width: in inches.
         height: in inches.
-        columns: panels beside each other.
+        columns: panels side by side.
         rows: panels above each other.
         **options: see ``Figure.subplots``.
     """

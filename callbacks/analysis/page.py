@@ -52,7 +52,7 @@ def document(
         table,
         f"<p class='legend'>{safe(meaning)}: {legend}</p>",
         f"<p class='note'>Point at a token for its numbers. {EOS} ends a document, {PART} is part "
-        f"of the character behind it, {NEWLINE} a line break.</p>",
+        f"of the character after it, {NEWLINE} a line break.</p>",
     ]
     for place, tokens in enumerate(rows, start=1):
         parts.append(f"<h2>Row {place}, {len(tokens)} {safe(unit)}</h2>")

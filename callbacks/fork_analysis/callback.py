@@ -1,4 +1,4 @@
-"""The callback that analyses forks behind validations and tests."""
+"""The callback that analyses forks after validations and tests."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ class Windows:
     entropy: np.ndarray
     """float64 (windows,): mean output entropy of the tokens, in nats."""
     forks: np.ndarray
-    """float64 (windows,): mean forks of the tokens behind the last fork layer."""
+    """float64 (windows,): mean forks of the tokens after the last fork layer."""
 
     @property
     def normalised(self) -> np.ndarray:

@@ -72,7 +72,7 @@ def _last(ax: Any) -> tuple[list[Any], list[str]]:
 
 
 def tokens_figure(row: TokenRow, texts: Sequence[str]) -> Any:
-    """Returns Fig. 7: streams of the first tokens of a row behind each fork layer.
+    """Returns Fig. 7: streams of the first tokens of a row after each fork layer.
 
     Args:
         row: one analysed row.
@@ -94,7 +94,7 @@ def tokens_figure(row: TokenRow, texts: Sequence[str]) -> Any:
         ax.set_xlim(-0.5, LINE_TOKENS - 0.5)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
-    figure.suptitle("streams of each token behind each fork layer", fontsize=10)
+    figure.suptitle("streams of each token after each fork layer", fontsize=10)
     return figure
 
 

@@ -27,7 +27,7 @@ def page(
     return document(
         title,
         _table(measures),
-        "Streams of a token behind the last fork layer",
+        "Streams of a token after the last fork layer",
         range(1, most + 1),
         [_tokens(row, text) for row, text in zip(rows, texts, strict=True)],
     )

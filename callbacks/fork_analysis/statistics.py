@@ -13,7 +13,7 @@ from torch import Tensor
 from callbacks.analysis.batch_parts import real_tokens
 
 MEASURES = {
-    "per_token": "forks per token behind the fork layer",
+    "per_token": "forks per token after the fork layer",
     "created": "new forks per token",
     "kept": "older forks kept, per token",
     "deleted": "older forks deleted, per token",
@@ -37,9 +37,9 @@ class TokenRow:
     ids: np.ndarray
     """int64 (T,)."""
     streams: np.ndarray
-    """int64 (fork layers, T): streams of each token behind each fork layer, at least 1."""
+    """int64 (fork layers, T): streams of each token after each fork layer, at least 1."""
     original_score: np.ndarray
-    """float64 (T,): P of the original behind the last fork layer, in [0, 1]."""
+    """float64 (T,): P of the original after the last fork layer, in [0, 1]."""
     fork_score: np.ndarray
     """float64 (T,): mean P of the token's forks there; nan without any."""
     entropy: np.ndarray
@@ -49,7 +49,7 @@ class TokenRow:
 
     @property
     def forks(self) -> np.ndarray:
-        """int64 (T,): forks of each token behind the last fork layer."""
+        """int64 (T,): forks of each token after the last fork layer."""
         return self.streams[-1] - 1
 
     def with_reference(self, entropy: np.ndarray) -> "TokenRow":
@@ -125,7 +125,7 @@ class ForkRecorder:
         Args:
             ordinal: which fork layer, from 0.
             before: streams in front of it, with ``token``, ``original``, ``real`` (B, N).
-            after: streams behind it, with ``log_p``, ``token``, ``count``, ``num_tokens`` too.
+            after: streams after it, with ``log_p``, ``token``, ``count``, ``num_tokens`` too.
             parent: int64 (B, N'), indices into ``before``.
             is_fork: bool (B, N'), whether a stream is new.
             budgets: int64 (B,), kappa of each row; None where there is no budget.
@@ -170,7 +170,7 @@ class ForkRecorder:
     def attention(self, *, weights: Tensor) -> None:
         """Takes attention weights (B, H, N, N), of which only means are kept (Fig. 5).
 
-        Counted are queries that are originals of forked tokens, behind the first fork layer. The
+        Counted are queries that are originals of forked tokens, after the first fork layer. The
         means are over heads, over the layers up to the next fork layer, over a query's keys, and
         over queries.
         """
@@ -232,7 +232,7 @@ def _numpy(values: Tensor) -> np.ndarray:
 
 
 def _kept(before: Any, after: Any, parent: Tensor, is_fork: Tensor) -> Tensor:
-    """Returns which streams (B, N) before a fork layer are there behind it."""
+    """Returns which streams (B, N) before a fork layer are there after it."""
     kept = (after.real & ~is_fork).long()
     return torch.zeros_like(before.token).scatter_add(1, parent, kept) > 0
 

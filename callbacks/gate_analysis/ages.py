@@ -95,7 +95,7 @@ class Findings:
         return self.entropies[layer] / self.attention[layer].number
 
     def beyond(self, memory_size: int) -> float | None:
-        """Returns the share in [0, 1] of the reach that is at ages behind ``memory_size``.
+        """Returns the share in [0, 1] of the reach that is at ages beyond ``memory_size``.
 
         It is that of the mean norms' sum. None if no age is as high, or no gradient reaches back.
         """
@@ -137,7 +137,7 @@ def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[
     is a copy, which takes part in graphs even if the batch was made in inference mode.
 
     Args:
-        batch: with ``lengths`` (B, S), 0 behind a stream's last sentence.
+        batch: with ``lengths`` (B, S), 0 after a stream's last sentence.
         max_streams: streams to keep.
         max_sentences: sentences of each to keep.
     """

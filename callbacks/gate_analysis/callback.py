@@ -20,12 +20,12 @@ USUAL_MEMORY = 40
 class GateAnalysis(Analysis):
     """Shows how a model learns to use its memory of sentences (Thought Gestalt).
 
-    Every few optimiser steps: the gate g_mem of every layer that reads memory, behind the step
+    Every few optimiser steps: the gate g_mem of every layer that reads memory, after the step
     (``gate/layer_<l>``, Fig. 7 of *Modeling Language as a Sequence of Thoughts*), and the share of
     the gradient, before clipping, of self-attention, memory cross-attention and feed-forward layers
     (``gradient_share/<component>``, Fig. 8; defined at ``history.shares``).
 
-    Behind validations, on the first batches of sentences, cut to a few long streams: how strongly
+    After validations, on the first batches of sentences, cut to a few long streams: how strongly
     the loss of a sentence depends on the vectors of earlier ones, by age and beyond what memory
     still holds (``gradient_reach/...``, Fig. 6 as numbers), and at which ages each layer looks
     (``memory_attention/...``).
@@ -127,7 +127,7 @@ class GateAnalysis(Analysis):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Adds a row of gates, and one of gradient norms, behind a step that was measured."""
+        """Adds a row of gates, and one of gradient norms, after a step that was measured."""
         norms, self._pending = self._pending, None
         if norms is None:
             return

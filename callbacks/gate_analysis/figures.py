@@ -75,7 +75,7 @@ def reach_figure(reach: Ages, memory_size: int | None) -> Any:
 
     Args:
         reach: norms by age, at least of age 1.
-        memory_size: M, behind which sentences have left memory; None: it is not marked.
+        memory_size: M, after which sentences have left memory; None: it is not marked.
     """
     figure, (ax,) = panels(6.4, 4.0, 1)
     means = reach.means
@@ -88,7 +88,7 @@ def reach_figure(reach: Ages, memory_size: int | None) -> Any:
     if memory_size is not None and len(means) > memory_size:
         ax.axvspan(memory_size + 0.5, len(means) + 0.5, color=GREY, alpha=0.15, linewidth=0)
         ax.axvline(memory_size + 0.5, color=GREY, linewidth=1)
-        text = f"behind memory (M = {memory_size})"
+        text = f"beyond memory (M = {memory_size})"
         ax.text(
             memory_size + 1, 0.97, text, fontsize=8, va="top", transform=ax.get_xaxis_transform()
         )

@@ -56,7 +56,7 @@ class History:
         self.rows.append(list(values.values()))
 
     def forget_from(self, step: int) -> None:
-        """Drops the rows of ``step`` and later ones, which a training is about to write anew."""
+        """Drops the rows of ``step`` and later ones, which a training is about to write again."""
         kept = sum(each < step for each in self.steps)
         for column in (self.steps, self.sentence_steps, self.rows):
             del column[kept:]

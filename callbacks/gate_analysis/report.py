@@ -12,7 +12,7 @@ def scalars(findings: Findings, memory_size: int | None) -> dict[str, float]:
 
     ``memory_attention/layer_<l>/mean_age`` (sentences) and ``.../entropy`` (nats),
     ``gradient_reach/age_1`` (nats per unit of a sentence vector) and
-    ``gradient_reach/beyond_memory``, the share of the reach that is behind the memory's size.
+    ``gradient_reach/beyond_memory``, the share of the reach that is beyond the memory's size.
     """
     values: dict[str, float] = {}
     for layer in sorted(findings.attention):

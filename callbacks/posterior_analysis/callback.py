@@ -18,7 +18,7 @@ DIAL = "inner_steps"
 class PosteriorAnalysis(SweepingAnalysis):
     """Shows how a model infers its latent vectors, and what these carry (Latent-Thought LM).
 
-    Behind validations it scores the first batches once more and reports ELBO, KL and NLL over the
+    After validations it scores the first batches once more and reports ELBO, KL and NLL over the
     inner steps, with the norms of their gradients; the KL divergence of each layer and which of its
     latents are active; the posterior's variances (``posterior/...``; all are defined in
     ``report``). At the verb validate, or in training as often as asked, it also scores the batches
@@ -80,7 +80,7 @@ class PosteriorAnalysis(SweepingAnalysis):
             self._sweep(pl_module, batch, findings)
 
     def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
-        """Scores a batch with each number of inner steps, from the highest, which tells."""
+        """Scores a batch with each number of inner steps, from the highest, which says."""
         for steps in sorted(set(self.steps), reverse=True):
             seen = self._score_with(pl_module, batch, steps)
             if seen is None:

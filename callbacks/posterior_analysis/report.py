@@ -60,7 +60,7 @@ def inner_steps(findings: Findings) -> Records:
     """Returns a table with one line an inner step, and a last one for the scored sample.
 
     ``elbo``, ``nll`` and ``kl`` are nats per token. Line t is what inference saw before step t
-    (from 0), at its own sample; the last one, ``scored``, is behind all steps, at a sample with
+    (from 0), at its own sample; the last one, ``scored``, is after all steps, at a sample with
     noise that inference has not seen. ``mean_gradient`` and ``log_variance_gradient`` are 2-norms
     of a sequence's gradient of -ELBO in nats with respect to mu and log sigma^2, all of its latent
     vectors together; means over sequences. Of a chain the former is that of -log p(z, x) at z, and

@@ -22,7 +22,7 @@ class Question:
         query: EOS and what is asked.
         answer: The right answer, without EOS.
         steps: The reasoning steps that the data know.
-        group: What accuracies are told apart by.
+        group: What accuracies are grouped by.
         number: Stable across batch composition.
     """
 
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     """What a model answers.
 
     Attributes:
-        text: Behind the answer's prefix; empty where it does not come to that.
+        text: After the answer's prefix; empty where it does not come to that.
         right: Whether it is the right answer.
     """
 
@@ -49,7 +49,7 @@ def questions_in(batch: dict[str, Any]) -> list[Question]:
     """Returns the questions of a batch; rows that only fill it up are left out."""
     found = []
     for row, targets in enumerate(batch["targets"].tolist()):
-        answer = [i for i in targets if i >= 0][:-1]  # an EOS is behind it
+        answer = [i for i in targets if i >= 0][:-1]  # an EOS is after it
         if not answer:
             continue
         lengths = batch["step_lengths"][row].tolist()
@@ -95,7 +95,7 @@ def room_for(questions: Sequence[Question], data: Any, asked: int | None = None)
 def write(
     model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int
 ) -> list[list[int]]:
-    """Returns the token ids that a model writes behind each question, greedily, EOS included.
+    """Returns the token ids that a model writes after each question, greedily, EOS included.
 
     Args:
         model: Which thinks in its own way meanwhile.

@@ -13,7 +13,7 @@ JOINT = "; "
 
 @dataclass(frozen=True)
 class Thought:
-    """What is thought behind a chunk.
+    """What is thought after a chunk.
 
     Attributes:
         end: Index in the query (the EOS in front is 0) of the chunk's last token.
@@ -29,7 +29,7 @@ class RowThinking:
     """What is thought along a row.
 
     Attributes:
-        thoughts: One a chunk, in order; those of the query, and behind its end those of chunks of
+        thoughts: One a chunk, in order; those of the query, and after its end those of chunks of
             the answer where a model thinks there, too.
         rounds: Passes through the backbone that reading the query took; 0 where there are none.
     """
@@ -39,7 +39,7 @@ class RowThinking:
 
     @property
     def nontrivial(self) -> int:
-        """Chunks behind which anything is thought."""
+        """Chunks after which anything is thought."""
         return sum(bool(thought.tokens) for thought in self.thoughts)
 
     @property
@@ -88,9 +88,9 @@ def thought_text(tokenizer: Any, tokens: Iterable[int]) -> str:
 
 
 def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[str]:
-    """Returns a query's text cut behind the tokens at ``ends``, without the EOS in front.
+    """Returns a query's text cut after the tokens at ``ends``, without the EOS in front.
 
-    A character that several tokens share is behind the last of them.
+    A character that several tokens share is after the last of them.
 
     Args:
         tokenizer: the data's.
@@ -104,7 +104,7 @@ def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[
 
 
 def insert(part: str, mark: str) -> str:
-    """Returns a part of a query with a mark behind it, in front of the spaces that it ends with."""
+    """Returns a part of a query with a mark after it, in front of the spaces that it ends with."""
     text = part.rstrip()
     return f"{text} {mark}{part[len(text) :]}" if mark else part
 

@@ -20,7 +20,7 @@ DIAL = "alpha"
 class StepAllocation(SweepingAnalysis):
     """Shows where a pondering model spends its steps, and what they are good for (PonderLM-3).
 
-    Behind validations it scores the first batches once more and reports, over all tokens with a
+    After validations it scores the first batches once more and reports, over all tokens with a
     target: how many steps they execute, single tokens (Table 3) and tokens within and at the end of
     words (Table 4) too; how difficult tokens are by their steps, and the marginal utility of each
     step by difficulty (Fig. 4). At the verb validate, or in training as often as asked, it also
@@ -60,8 +60,8 @@ class StepAllocation(SweepingAnalysis):
             every_n_validations: analyse every n-th validation of a training; 0: none of them, only
                 the verb validate.
             tokens: texts whose steps are listed, each where the tokenizer has one token for it.
-            top_tokens: so many tokens are listed beside, those that occur most often.
-            alphas: shifts of the router to score the same batches with, beside 0; each costs as
+            top_tokens: so many tokens are listed too, those that occur most often.
+            alphas: shifts of the router to score the same batches with, besides 0; each costs as
                 much as a validation of them. Empty: none.
             sweep_every_n_validations: do so, and follow iterations, at every n-th validation of a
                 training, where that is analysed; 0: at none of them, only at the verb validate.

@@ -24,7 +24,7 @@ def steps_figure(lines: Lines) -> Any:
     place = [line["steps"] for line in lines]
     shares.bar(place, [line["share"] for line in lines], 0.7, color=BLUE)
     shares.set_ylabel("share of tokens")
-    shown = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss behind all steps", BLUE)}
+    shown = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
     for name, (label, color) in shown.items():
         losses.plot(place, [line[name] for line in lines], "o-", color=color, label=label)
     losses.set_ylabel("nats per token")

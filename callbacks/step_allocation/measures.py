@@ -21,7 +21,7 @@ def steps(findings: Findings) -> Records:
     """Returns a table with one line a number of executed steps, 0..K.
 
     ``share`` of all tokens; ``step0_loss`` is the mean l_t of those tokens (Fig. 4 b) and ``loss``
-    that behind all their steps, in nats; nan where there are none.
+    that after all their steps, in nats; nan where there are none.
     """
     executed, losses = findings.tokens["executed"], findings.tokens["losses"]
     records = []
@@ -109,10 +109,10 @@ def buckets(difficulty: np.ndarray) -> dict[str, np.ndarray]:
 def utility(findings: Findings) -> Records:
     """Returns a table with one line a bucket of difficulty l_t (Fig. 4 a).
 
-    ``step_<i>`` is the marginal utility of step i, the mean of CE_(i-1) - CE_i in nats. Behind the
+    ``step_<i>`` is the marginal utility of step i, the mean of CE_(i-1) - CE_i in nats. After the
     last step that a token executes its loss does not change any more, so steps that are not
     executed count as 0. ``from`` and ``to`` are the least and the greatest l_t; ``step0_loss`` the
-    mean l_t, ``loss`` that behind all steps, ``mean_steps`` of those executed; nan where the bucket
+    mean l_t, ``loss`` that after all steps, ``mean_steps`` of those executed; nan where the bucket
     is empty.
     """
     losses, executed = findings.tokens["losses"], findings.tokens["executed"]

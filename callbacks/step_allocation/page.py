@@ -7,7 +7,7 @@ from typing import Any
 from callbacks.analysis.page import document, number, table, token
 from callbacks.step_allocation.findings import TextRow
 
-HEAD = ("executed steps", "tokens", "share", "step-0 loss (nats)", "loss behind all steps (nats)")
+HEAD = ("executed steps", "tokens", "share", "step-0 loss (nats)", "loss after all steps (nats)")
 
 
 def page(title: str, steps: Sequence[Mapping[str, Any]], rows: Sequence[TextRow]) -> str:
@@ -38,7 +38,7 @@ def _tokens(row: TextRow) -> list[str]:
         tip = [f"token {i}, id {row.ids[i]}", f"steps {row.executed[i]}"]
         if math.isfinite(row.losses[i, 0]):
             tip.append(f"step-0 loss {number(row.losses[i, 0])} nats")
-            tip.append(f"loss behind all steps {number(row.losses[i, -1])} nats")
+            tip.append(f"loss after all steps {number(row.losses[i, -1])} nats")
         if row.tail is not None:
             tip.append(f"w {', '.join(map(number, row.tail[i]))}")
         spans.append(token(int(row.executed[i]), tip, text))

@@ -23,7 +23,7 @@ ELSEWHERE, INTERNAL, FINAL = range(3)
 def word_places(texts: Sequence[str]) -> np.ndarray:
     """Returns int8 (T,): where each token of a row stands, one of the three places.
 
-    Whether a word goes on behind the row is not known, so the last token is nowhere.
+    Whether a word goes on after the row is not known, so the last token is nowhere.
 
     Args:
         texts: what each token stands for, see ``token_text.pieces``; empty where it is no text.

@@ -1,4 +1,4 @@
-"""What a model thinks along queries, beside what the data's steps would have it think.
+"""What a model thinks along queries, next to what the data's steps would have it think.
 
 The paper is *Latent Reasoning with Supervised Thinking States*.
 

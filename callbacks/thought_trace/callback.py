@@ -13,9 +13,9 @@ from callbacks.trainer_state import tokenizer_of
 
 
 class ThoughtTrace(Analysis):
-    """Shows what a model thinks along queries, beside what the data's steps would have it think.
+    """Shows what a model thinks along queries, next to what the data's steps would have it think.
 
-    Behind validations it scores the first batches once more, the model thinking for itself, and
+    After validations it scores the first batches once more, the model thinking for itself, and
     reports: the share of chunks whose thought is the gold one, of all and by chunk; where the first
     wrong thought is; how many chunks have none, with the model and with the gold; how many rounds
     reading a query takes; all that by group of queries. A few queries are written out with their

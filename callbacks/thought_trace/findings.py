@@ -14,11 +14,11 @@ class Row:
     """Thoughts along one query of n chunks, the ends of thoughts left out.
 
     Attributes:
-        own: What the model thinks behind each chunk, n of them; empty: nothing.
+        own: What the model thinks after each chunk, n of them; empty: nothing.
         gold: What the data's steps make; None where the data know no steps, so that nothing can be
             said of the model's.
         rounds: Passes through the backbone that reading the query took.
-        group: What queries are told apart by, e.g. the number of operations.
+        group: What queries are grouped by, e.g. the number of operations.
     """
 
     own: tuple[Tokens, ...]
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ShownThought:
-    """A thought beside the gold one, as text; None: nothing is thought.
+    """A thought next to the gold one, as text; None: nothing is thought.
 
     Attributes:
         own: What the model thinks.
@@ -59,8 +59,8 @@ class ShownRow:
     """A query that is written out.
 
     Attributes:
-        parts: Its text, cut behind each chunk; n, and what is behind the last one.
-        thoughts: One behind each of the first n parts.
+        parts: Its text, cut after each chunk; n, and what is after the last one.
+        thoughts: One after each of the first n parts.
     """
 
     parts: Sequence[str]

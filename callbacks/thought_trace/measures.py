@@ -1,7 +1,7 @@
 """Numbers of thoughts, as tables: one line a chunk, a thought, a number of rounds, a group.
 
 A thought is right if it is the gold one token by token. The model thinks for itself all along the
-query, so behind a wrong thought later ones may be wrong in consequence; ``first_wrong`` is not.
+query, so after a wrong thought later ones may be wrong in consequence; ``first_wrong`` is not.
 """
 
 import math
@@ -18,8 +18,8 @@ def summary(rows: Sequence[Row]) -> dict[str, float]:
     """Returns means over all chunks, or all queries, of at least one.
 
     Of chunks: ``accuracy``, the share whose thought is right; ``accuracy_nontrivial``, of those
-    with a gold thought; ``missed``, the share of these behind which nothing is thought;
-    ``invented``, the share of the others behind which anything is; ``trivial`` and
+    with a gold thought; ``missed``, the share of these after which nothing is thought;
+    ``invented``, the share of the others after which anything is; ``trivial`` and
     ``gold_trivial``, the share of chunks without a thought. Of queries: ``all_right``, the share
     without a wrong thought; ``rounds``; ``nontrivial``, chunks with a thought; ``longest``, tokens
     of the longest thought of all (the model cuts those above max_thought_tokens). nan without what

@@ -39,12 +39,12 @@ def page(title: str, chunks: Sequence[Mapping[str, Any]], rows: Sequence[ShownRo
 
 
 def _spans(row: ShownRow) -> list[str]:
-    """Returns the chunks of a query, each with its thought; the last one with what is behind it."""
+    """Returns the chunks of a query, each with its thought; the last one with what is after it."""
     spans = [
         token(TEXT, [f"chunk {chunk}"], part) + _thought(chunk, thought)
         for chunk, (part, thought) in enumerate(zip(row.parts, row.thoughts, strict=False))
     ]
-    rest = token(TEXT, ["behind the last thought"], row.parts[-1]) if row.parts[-1] else ""
+    rest = token(TEXT, ["after the last thought"], row.parts[-1]) if row.parts[-1] else ""
     return [*spans[:-1], spans[-1] + rest] if spans else [rest]
 
 
@@ -52,7 +52,7 @@ def _thought(chunk: int, thought: ShownThought) -> str:
     if thought.own is None and thought.right:
         return ""
     own, gold = ("nothing" if text is None else text for text in (thought.own, thought.gold))
-    tip = [f"behind chunk {chunk}", f"gold: {gold}"]
+    tip = [f"after chunk {chunk}", f"gold: {gold}"]
     return token(RIGHT if thought.right else WRONG, tip, f"[{own}]")
 
 

@@ -1,7 +1,7 @@
 """Questions with reasoning steps and answers, for models that think before they answer.
 
 Thinking States (Sec. 3.4, App. A.3 and A.4) aligns the steps of a solution with the tokens of the
-question behind which they can be inferred. Every method of latent reasoning, and chain of thought
+question after which they can be inferred. Every method of latent reasoning, and chain of thought
 itself, reads the same rows and lays them out for itself.
 
 What all tasks share:

@@ -33,7 +33,7 @@ _PROGRAM = "python -m datamodules.reasoning.align"
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 2 for bad input, told in one line.
+    """Runs the command line and returns the exit code: 2 for bad input, reported in one line.
 
     Args:
         args: The command line; None: that of the process.

@@ -5,16 +5,16 @@ all tensors int64:
 
 | key | shape | what |
 |---|---|---|
-| ``query`` | (B, Q) | EOS and the query's tokens, EOS behind them up to the common width |
+| ``query`` | (B, Q) | EOS and the query's tokens, EOS after them up to the common width |
 | ``query_lengths`` | (B,) | its tokens, the EOS in front counted |
-| ``steps`` | (B, R, Z) | the tokens of each step, EOS behind them; R and Z at least 1 |
+| ``steps`` | (B, R, Z) | the tokens of each step, EOS after them; R and Z at least 1 |
 | ``step_lengths`` | (B, R) | tokens of each step; 0: there is no such step |
 | ``step_places`` | (B, R) | index in ``query`` of the token that each belongs to, else -1 |
-| ``targets`` | (B, A) | the answer and an EOS, -100 behind them |
+| ``targets`` | (B, A) | the answer and an EOS, -100 after them |
 | ``sequence_id`` | (B,) | number of the row |
-| ``group`` | (B,) | what accuracies are told apart by |
+| ``group`` | (B,) | what accuracies are grouped by |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
-| ``epochs`` | a float | training: epochs of the trainer that lie behind this batch |
+| ``epochs`` | a float | training: epochs of the trainer that lie after this batch |
 
 Where the trainer's limit_train_batches shortens its epochs, ``epochs`` counts those: a curriculum
 goes on with them, whatever share of the split they have. With overfit_batches there are no
@@ -50,7 +50,7 @@ class ReasoningSource:
         examples: Of one split.
         order: Which of them is row n.
         batch_size: B, rows per rank and micro-batch.
-        eos_id: Stands in front of queries, behind answers, and in padding.
+        eos_id: Stands in front of queries, after answers, and in padding.
         token_bytes: UTF-8 bytes of each id, (V,) int64.
         rank: This process among `world_size`.
         world_size: Processes that share the rows.
@@ -132,13 +132,13 @@ def reasoning_batch(
         examples: Of one split, at least one.
         which: Number of the example of each row (B,), -1: none.
         rows: Number of each row (B,).
-        eos_id: Stands in front of queries, behind answers, and in padding.
+        eos_id: Stands in front of queries, after answers, and in padding.
         token_bytes: UTF-8 bytes of each id, (V,) int64.
     """
     real, numbers = which >= 0, which.clip(min=0)
     query, query_lengths = _queries(examples, numbers, real, eos_id)
     starts, lengths = examples.answers(numbers)
-    lengths = np.where(real, lengths + 1, 0)  # an EOS is stored behind it
+    lengths = np.where(real, lengths + 1, 0)  # an EOS is stored after it
     targets = torch.from_numpy(_padded(examples, starts, lengths, IGNORE))
     sizes = torch.where(targets != IGNORE, token_bytes[targets.clamp(min=0)], 0)
     groups = np.where(real, examples.groups(numbers), NO_GROUP)
@@ -156,7 +156,7 @@ def reasoning_batch(
 def _queries(
     examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns queries behind an EOS (B, Q), and their lengths (B,)."""
+    """Returns queries after an EOS (B, Q), and their lengths (B,)."""
     starts, lengths = examples.queries(numbers)
     lengths = np.where(real, lengths, 0)
     query = _padded(examples, starts, lengths, eos_id, least=0)

@@ -18,7 +18,7 @@ class Example:
         markers: Where in the query each step's marker stands, in characters, non-decreasing: the
             text before it suffices to infer the step.
         answer: Text of the answer, with the space that separates it from what stands before.
-        group: What accuracies are told apart by, e.g. the number of operations.
+        group: What accuracies are grouped by, e.g. the number of operations.
 
     Raises:
         ValueError: A text is empty, the numbers of steps and markers differ, or a marker is out of

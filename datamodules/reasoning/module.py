@@ -38,7 +38,7 @@ class ReasoningDataModule(LanguageDataModule):
     """Questions, the steps that lead to their answers, and the answers, as batches.
 
     A task writes `examples(split)`; where it has splits of its own sizes, `expects` and
-    `how_to_get`; what its accuracies are told apart by, `group_name`; and how an answer is judged,
+    `how_to_get`; what its accuracies are grouped by, `group_name`; and how an answer is judged,
     `is_right`. What it counts while it makes examples it tells with `notice`; the counts are in
     meta.json and in `report`.
 
@@ -50,18 +50,18 @@ class ReasoningDataModule(LanguageDataModule):
     that task takes them out of its `not_in_source`.
 
     Args:
-        block_size: Most tokens of a row of text, the EOS in front of the query and the one behind
+        block_size: Most tokens of a row of text, the EOS in front of the query and the one after
             the answer counted. Batches are only as wide as their rows need.
         train_windows: 'packed' has each example once an epoch, in a new order; 'random' draws
             examples with replacement.
         max_length: Training examples with more tokens than this, counted as for block_size, are
             left out and counted; null: all are kept. Examples of other splits are never left out.
         answer_prefix: Fixed text in front of every answer, unscored and given at inference too. The
-            state behind the last chunk of a query enters here (methods of one latent state a
+            state after the last chunk of a query enters here (methods of one latent state a
             chunk), so it must not be empty.
         step_separator: Text in front of every step where steps are written out.
         question_first: Whether the question stands in front of what it is about (Thinking States,
-            Fig. 5), where the task has a question that can be told apart.
+            Fig. 5), where the task has a question that can be distinguished.
         **kwargs: See `LanguageDataModule` and `TextCorpus`.
 
     Raises:
@@ -120,7 +120,7 @@ class ReasoningDataModule(LanguageDataModule):
         """Returns whether a written answer is the right one; here: equal but for outer spaces.
 
         Args:
-            text: What a model wrote behind the answer prefix.
+            text: What a model wrote after the answer prefix.
             answer: The example's answer.
         """
         return text.strip() == answer.strip()
@@ -353,6 +353,6 @@ class ReasoningDataModule(LanguageDataModule):
         )
 
     def order(self) -> dict[str, Any]:
-        """Returns everything beside the data and world size that decides what is in batch n."""
+        """Returns everything besides the data and world size that decides what is in batch n."""
         keys = ("batch_size", "train_windows", "seed")
         return {key: getattr(self, key) for key in keys}

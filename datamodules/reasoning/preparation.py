@@ -1,7 +1,7 @@
 """Writing the store of examples, which is visible only when it is whole.
 
 The folder is written under another name, under a file lock, and renamed at the end. A preparation
-that was killed begins anew: it takes minutes at most.
+that was killed starts again: it takes minutes at most.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What the length of a row is made of beside its texts, and the most that it may be.
+    """What the length of a row is made of besides its texts, and the most that it may be.
 
     Attributes:
         prefix: Tokens of the answer prefix.
@@ -71,11 +71,11 @@ def prepare_examples(
 
     Args:
         folder: Final place; its parents are created.
-        description: Called once, first; what goes into meta.json beside the rest.
+        description: Called once, first; what goes into meta.json besides the rest.
         examples: Called once for each split.
         make_tokenizer: Called once, before `examples`.
         limits: Returns the limits of rows of that tokenizer.
-        noticed: Called behind the last example of each split: further counts for its report.
+        noticed: Called after the last example of each split: further counts for its report.
         check: Called with the report of each split before the store gets its name; may raise to
             refuse it.
 
@@ -105,7 +105,7 @@ def prepare_examples(
 
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """Makes an empty folder beside another, and removes it if it is still there at the end."""
+    """Makes an empty folder next to another, and removes it if it is still there at the end."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
     partial.mkdir()
@@ -117,10 +117,10 @@ def _temporary(folder: Path) -> Iterator[Path]:
 
 @dataclass
 class _Arrays:
-    """What is kept of a split beside its texts, in parts.
+    """What is kept of a split besides its texts, in parts.
 
     Attributes:
-        ends: Number of the text behind each example's last one.
+        ends: Number of the text after each example's last one.
         groups: Group of each example.
         places: Token of each step.
         shifts: How far it was moved on.

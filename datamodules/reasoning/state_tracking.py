@@ -14,7 +14,7 @@ Bars stand between the query, the answer prefix, and the answer.
 NOTE(paper): what the examples of App. A.4 leave open is ours. Parity: who flips, whether, and the
 first state are drawn evenly. Vars: a variable is added to another one, or a number from 1 on is, as
 often; no variable is added to itself. The final values are those of all variables. The full stop
-behind the final state is left out.
+after the final state is left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence

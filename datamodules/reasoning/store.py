@@ -1,10 +1,10 @@
 """The store of tokenised examples: memory-mapped arrays in a folder.
 
 It is a text store (see `datamodules.store`) whose documents are the texts of the examples, each
-followed by EOS: query, steps, answer, and the next example's. Beside the shard of each split lie
+followed by EOS: query, steps, answer, and the next example's. Next to the shard of each split lie
 arrays of int64::
 
-    train.firsts    number of each example's first text, and of the one behind the last; (N + 1,)
+    train.firsts    number of each example's first text, and of the one after the last; (N + 1,)
     train.groups    (N,)
     train.places    index of the token that each step belongs to, EOS in front counted as 0; (S,)
     train.shifts    tokens that it was moved on from its marker's own (see `token_places`); (S,)

@@ -3,7 +3,7 @@
 A marker in the text says that what stands in front of it suffices to infer a step. The step goes to
 the token in front of the marker, more exactly:
 
-- to the first token behind which all text in front of the marker has been read, where the marker
+- to the first token after which all text in front of the marker has been read, where the marker
   falls inside a token;
 - spaces between a marker and the text in front of it do not count: most tokenizers make them part
   of the next word's token, which would be one too late;
@@ -11,7 +11,7 @@ the token in front of the marker, more exactly:
 - each token takes one step. The steps of consecutive markers go to successive tokens, the first one
   to its own (App. A.3); where such a row reaches the token of a later marker, that one's step is
   moved on in turn. NOTE(paper): the last is ours, the paper does not say.
-- steps that would lie behind the query's end belong to its last token, all of them.
+- steps that would lie after the query's end belong to its last token, all of them.
 
 Steps of one chunk are joined by the model, with a separator token of its own.
 """
@@ -59,7 +59,7 @@ def marker_tokens(query: str, markers: Sequence[int], sizes: np.ndarray) -> np.n
         sizes: UTF-8 bytes of each token of the query.
     """
     read = [len(query[:marker].rstrip().encode("utf-8")) for marker in markers]
-    behind = np.concatenate([[0], np.cumsum(sizes)])  # bytes read behind EOS, and each token
+    behind = np.concatenate([[0], np.cumsum(sizes)])  # bytes read after EOS, and each token
     return np.searchsorted(behind, np.array(read, dtype=np.int64), side="left")
 
 

@@ -2,7 +2,7 @@
 
 | source | rows | use |
 |---|---|---|
-| `StreamSource` | streams, cut anew as the curriculum grows | training |
+| `StreamSource` | streams, cut again as the curriculum grows | training |
 | `DocumentSource` | whole documents, each once, the longest first | evaluation |
 | `SentencePromptSource` | prompts, their last sentence open | predict |
 """

@@ -1,7 +1,7 @@
 """A corpus whose documents are cut into sentences, made from another corpus.
 
 Two text stores: the inner corpus' own, which a model of plain tokens uses too (its token cap holds
-for both), and beside it one whose documents are marked (see `tokenizer`).
+for both), and next to it one whose documents are marked (see `tokenizer`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ class SentenceCorpus(TextCorpus):
             from the hub), 'sat:' with another model's name or a local folder, or 'spans:25' for
             spans of 25 tokens.
         max_sentence_tokens: Most tokens of a sentence (L_max, 64 in the paper); longer ones are cut
-            behind punctuation.
+            after punctuation.
         language: Language of the texts, for 'rules': a code such as 'en'.
         **kwargs: See the other base classes.
 
@@ -165,7 +165,7 @@ class SentenceCorpus(TextCorpus):
         if self.origin != self._reading.pin(None):
             raise StoreError(
                 f"{self.store_dir} was not made from what {self.corpus.store_dir} holds now "
-                "(a repository with another commit). Delete the first; it is prepared anew."
+                "(a repository with another commit). Delete the first; it is prepared again."
             )
 
     # For checkpoints
@@ -226,7 +226,7 @@ class _Reading:
         origin = {"store": self._corpus.fingerprint, **self._corpus.origin}
         if stored is not None and dict(stored) != origin:
             raise StoreError(
-                f"An unfinished preparation beside {self._corpus.store_dir} was begun from other "
+                f"An unfinished preparation next to {self._corpus.store_dir} was begun from other "
                 f"text ({stored}) than there is now ({origin}). Delete its folder, *.partial."
             )
         return origin

@@ -11,7 +11,7 @@ import numpy as np
 from datamodules.sentences.index import SentenceIndex
 from datamodules.sentences.streams import Streams, longest_prefix, runs
 
-Piece = tuple[int, int, int]  # words, first sentence, the sentence behind the last one
+Piece = tuple[int, int, int]  # words, first sentence, the sentence after the last one
 
 
 def deal_evenly(
@@ -22,7 +22,7 @@ def deal_evenly(
     With K streams and R batches left, a batch takes c = K // R streams: the x longest and the c - x
     shortest, with x the most that leaves them at most their share of the words left; and of the
     next longest stream as many sentences as make up that share. (They suffice: with that whole
-    stream, for the longest of the short ones or beside them, it would be more.) So a batch has at
+    stream, for the longest of the short ones or next to them, it would be more.) So a batch has at
     most c + 1 streams, and less than one sentence more than its share. Neither K / R (but up to
     the next whole number) nor the share grows from batch to batch. Hence with P streams at first
     no batch has more than ceil(P / number) + 1 streams, or than total / number words and a
@@ -69,7 +69,7 @@ def _take(
     del pool[len(pool) - longest :], pool[: count - longest]
     pieces = short + long
     missing = share - sum(piece[0] for piece in pieces)
-    # The batches behind this one need a sentence each.
+    # The batches after this one need a sentence each.
     spare = sentences - sum(piece[2] - piece[1] for piece in pieces) - (left - 1)
     if missing > 0 and pool and spare > 0:
         _, first, stop = pool.pop()

@@ -21,8 +21,8 @@ def grid_batch(
     """Returns the batch dict of sentences.
 
     Keys: ``tokens`` (B, S, U) int64, 0 in unused slots; ``lengths`` (B, S) int64, slots used, 0
-        behind a row's last sentence; ``is_last`` (B, S) bool, the sentence ends its document;
-        ``targets`` (B, S, U) int64, the token behind each slot, -100 at EOS and behind; ``mask``
+        after a row's last sentence; ``is_last`` (B, S) bool, the sentence ends its document;
+        ``targets`` (B, S, U) int64, the token after each slot, -100 at EOS and after; ``mask``
         (B, S, U) bool, used slots; ``lexical`` (B, S, U) bool, the target is a word;
         ``sequence_id`` (B,) int64.
 

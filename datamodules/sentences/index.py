@@ -1,6 +1,6 @@
 """Where the sentences of a split lie in its marked token stream.
 
-That takes 8 bytes a sentence. For a large split it is a file beside the shards, memory-mapped:
+That takes 8 bytes a sentence. For a large split it is a file next to the shards, memory-mapped:
 ranks and loading processes, however many, hold it once, in the system's cache. One of them writes
 it, the others wait for its lock.
 """
@@ -47,12 +47,12 @@ class SentenceIndex:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Where each sentence ends in the stream, behind its EOS; int64, ascending."""
+        """Where each sentence ends in the stream, after its EOS; int64, ascending."""
         return sentence_ends(self.stream, self._eos_id)
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """Number of the sentence behind each document's last one; int64, ascending."""
+        """Number of the sentence after each document's last one; int64, ascending."""
         return np.searchsorted(self.ends, self.stream.document_ends) + 1
 
     def starts(self, sentences: np.ndarray) -> np.ndarray:
@@ -70,7 +70,7 @@ class SentenceIndex:
 
         Args:
             firsts: First sentence of each run.
-            stops: The sentence behind its last one, or the first one if the run is empty; of the
+            stops: The sentence after its last one, or the first one if the run is empty; of the
                 same document, so that no EOD but the last one's lies in the run.
         """
         slots = self.starts(stops) - self.starts(firsts)
@@ -102,7 +102,7 @@ def sentence_ends(stream: TokenStream, eos_id: int) -> np.ndarray:
 
 
 def _scan(stream: TokenStream, eos_id: int) -> Iterator[np.ndarray]:
-    """Yields, in parts, the places behind each EOS."""
+    """Yields, in parts, the places after each EOS."""
     for first in range(0, len(stream), _PART):
         tokens = stream.gather(np.arange(first, min(first + _PART, len(stream))))
         yield (np.flatnonzero(tokens == eos_id) + first + 1).astype(_ENDS)

@@ -69,7 +69,7 @@ def joined(parts: Sequence[Streams]) -> Streams:
 
 
 def runs(index: SentenceIndex, first: np.ndarray, stop: np.ndarray) -> Streams:
-    """Returns the streams with those first sentences, and those behind their last ones."""
+    """Returns the streams with those first sentences, and those after their last ones."""
     return Streams(first=first, sentences=stop - first, lexical=index.lexical(first, stop))
 
 
@@ -126,7 +126,7 @@ def longest_prefix(
     Args:
         index: Sentences of the split.
         first: First sentence of each run.
-        stop: The sentence behind its last one.
+        stop: The sentence after its last one.
         max_lexical: Most words; where even the first sentence has more, its prefix is empty.
     """
     low, high = first, stop  # a prefix up to low fits

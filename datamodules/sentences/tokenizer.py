@@ -10,21 +10,21 @@ from datamodules.sentences.splitter import Splitter, tidy
 from datamodules.sentences.splitters import SpanSplitter, parse_splitter
 from datamodules.tokenizers import Tokenizer, tokenizer_from_state
 
-MARKERS = 3  # BOS, EOS and EOD, behind the ids of the inner tokenizer
-# What a token must end in for an over-long sentence to be cut behind it. Hyphens and apostrophes
+MARKERS = 3  # BOS, EOS and EOD, after the ids of the inner tokenizer
+# What a token must end in for an over-long sentence to be cut after it. Hyphens and apostrophes
 # are left out, as they stand inside words.
 _PUNCTUATION = (*",;:.!?\u2026\u2013\u2014\u2015)]}>\u201d\u00bb\u203a", "--", " -", '"')
 _PUNCTUATION += tuple("\u3001\u3002\uff0c\uff1a\uff1b\uff01\uff1f\u300d\u300f\u3011\uff09")
 
 
 class SentenceTokenizer(Tokenizer):
-    """An inner tokenizer, with BOS, EOS and EOD behind its V0 ids.
+    """An inner tokenizer, with BOS, EOS and EOD after its V0 ids.
 
     A marked document is ``BOS w.. EOS`` for each sentence, ``BOS w.. EOD EOS`` for the last. Its
     words are those of the whole document, tokenised once by the inner tokenizer: sentences are cut
     at the borders of tokens, and one that crosses the end of a sentence belongs to the earlier one.
     (Where the bytes of tokens do not add up to those of the text, as with SentencePiece, sentences
-    are tokenised one by one.) Sentences of more than `max_sentence_tokens` words are cut behind the
+    are tokenised one by one.) Sentences of more than `max_sentence_tokens` words are cut after the
     last punctuation that leaves a piece short enough, else at that many words.
 
     The store ends each document with `eos_id`, which is EOS: `encode` leaves the last one out.
@@ -126,7 +126,7 @@ class SentenceTokenizer(Tokenizer):
         return [int(i) for i in self._mark(ids, ends)]
 
     def _mark(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Returns words with BOS in front of each sentence and EOS behind all but the last."""
+        """Returns words with BOS in front of each sentence and EOS after all but the last."""
         sentence = np.arange(len(ends))
         out = np.empty(len(ids) + 2 * len(ends) - 1, dtype=np.int64)
         lengths = np.diff(ends, prepend=0)
@@ -167,7 +167,7 @@ class SentenceTokenizer(Tokenizer):
         if lengths.max(initial=0) <= most:
             return ends
         places = np.arange(1, len(ids) + 1)
-        # Behind the last punctuation up to each word; 0 where there is none.
+        # After the last punctuation up to each word; 0 where there is none.
         behind = np.maximum.accumulate(np.where(self._punctuation[ids], places, 0))
         more = []
         for end, length in zip(ends[lengths > most], lengths[lengths > most], strict=True):

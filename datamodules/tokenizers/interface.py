@@ -49,11 +49,11 @@ class Tokenizer(ABC):
 
     @property
     def stop_id(self) -> int:
-        """The id behind which a generated text ends."""
+        """The id after which a generated text ends."""
         return self.eos_id
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Returns what a model reads before it continues `text`: documents stand behind an EOS."""
+        """Returns what a model reads before it continues `text`: documents stand after an EOS."""
         return [self.eos_id, *self.encode(text)]
 
     def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:

@@ -40,7 +40,7 @@ class JsonTokenizer(Tokenizer):
         except Exception as error:
             raise ValueError(
                 f"tokenizer={name!r} is not a readable tokenizer.json ({first_line(error)}). Save "
-                "it anew with tokenizers.Tokenizer.save."
+                "it again with tokenizers.Tokenizer.save."
             ) from error
         eos = self._eos_text(inner)
         inner.add_special_tokens([eos])  # marks it special where the file did not; the id stays

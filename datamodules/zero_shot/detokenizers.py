@@ -64,7 +64,7 @@ _WIKITEXT = [
     *_rules(
         (r"(?<==) (?==)", ""),  # = = Section = =
         (" \N{DEGREE SIGN} ", "\N{DEGREE SIGN}"),
-        (r" (?='s\b)", ""),  # behind a quotation mark or bracket
+        (r" (?='s\b)", ""),  # after a quotation mark or bracket
     ),
 ]
 
@@ -102,7 +102,7 @@ def lm1b(text: str) -> str:
 
 
 def lambada(text: str) -> str:
-    """Returns a passage of LAMBADA behind a line end, with straight double quotation marks."""
+    """Returns a passage of LAMBADA after a line end, with straight double quotation marks."""
     return "\n" + text.translate(_STRAIGHT).strip()
 
 
@@ -110,7 +110,7 @@ def scientific_papers(text: str) -> str:
     """Returns a paper of PubMed or arXiv: the rules of WikiText, then those of LM1B.
 
     A sentence is a line there. Its full stop stays apart (``word .``), as in the usual scripts,
-    whose rules ask for a space behind it.
+    whose rules ask for a space after it.
     """
     return _apply([*_LINE_ENDS, *_WIKITEXT, *_LM1B], text)
 

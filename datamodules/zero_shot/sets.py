@@ -38,7 +38,7 @@ class ZeroShotSet:
         detokenizer: Makes text of a row.
         text_field: Field (jsonl) or column (parquet) with the text.
         by_line: Whether each line of a txt file is a document; else the file is one.
-        ending: What every document ends in, beside the EOS.
+        ending: What every document ends in, besides the EOS.
     """
 
     place: HubPlace
@@ -60,7 +60,7 @@ class ZeroShotSet:
 
     @property
     def identity(self) -> dict[str, str | int]:
-        """What decides beside the rows which text is stored, for the fingerprint."""
+        """What decides besides the rows which text is stored, for the fingerprint."""
         return {
             "detokenizer": self.detokenizer.__name__,
             "detokenizer_version": detokenizers.VERSION,

@@ -45,7 +45,7 @@ def _with_tokenizer(
 ) -> dict[str, Any]:
     """Returns init arguments in which a tokenizer that only the checkpoint has became a file.
 
-    ``bpe:1024`` would be trained anew on another corpus, and a tokenizer.json may be gone. Where
+    ``bpe:1024`` would be trained again on another corpus, and a tokenizer.json may be gone. Where
     data are made of another corpus, the tokenizer is that one's.
     """
     inner = init_args.get("corpus")

@@ -68,7 +68,7 @@ class Pretrained:
             needs, cure = (
                 ("a causal language model needs", "name a causal language model")
                 if head == "causal"
-                else ("its model needs", "get it anew, or name another one")
+                else ("its model needs", "get it again, or name another one")
             )
             raise ValueError(
                 f"{key} ({source}): {len(missing)} weights that {needs} are not in it "

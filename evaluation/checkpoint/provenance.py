@@ -71,7 +71,7 @@ def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int 
     """Returns D, the lexical tokens in the train split of the text a checkpoint was trained on.
 
     Each counts once, however often training saw it. None where that is not known: the checkpoint
-    was not trained here, or its text store is not beside that of ``data``.
+    was not trained here, or its text store is not next to that of ``data``.
 
     Args:
         checkpoint: where the model comes from.

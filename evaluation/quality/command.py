@@ -10,9 +10,9 @@ included: 1,000 of 100 tokens with 5,000.
   (states of GPT-2 large, a tenth as many clusters as human texts).
 - Ours: prompts are the first tokens of the windows that perplexity scores too (of documents, for
   models of sentences), evenly spread over the split; MAUVE is the mean over several seeds of its
-  k-means, beside their deviation: smaller differences between models mean nothing.
+  k-means, next to their deviation: smaller differences between models mean nothing.
 
-**Unconditional** (Table 3): 64 samples of 1,024 tokens behind the start token alone. Generative
+**Unconditional** (Table 3): 64 samples of 1,024 tokens after the start token alone. Generative
 perplexity is exp(total nats / total tokens) of their text under GPT-2 XL, token entropy that of
 each sample's own tokens (`token_entropy`), samples per second the wall time of
 generating, eight at once.

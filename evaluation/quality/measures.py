@@ -198,7 +198,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Continuations:
-    """Continuations of human prompts, beside the human texts."""
+    """Continuations of human prompts, next to the human texts."""
 
     written: Written
     mauve: list[float]
@@ -371,7 +371,7 @@ class Author:
     def write(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, config: QualityConfig
     ) -> dict[str, Written]:
-        """Returns what the model writes behind prompts, by way of sampling."""
+        """Returns what the model writes after prompts, by way of sampling."""
         return {
             name: write_texts(
                 self.model,

@@ -28,7 +28,7 @@ Sampling = Literal["greedy", "multinomial", "nucleus"]
 
 @dataclass(frozen=True)
 class Written:
-    """What a model wrote behind prompts with one way of sampling."""
+    """What a model wrote after prompts with one way of sampling."""
 
     prompts: list[list[int]]
     """Of each text."""
@@ -96,7 +96,7 @@ def write_texts(
     for start in tqdm(starts, desc="generating", unit=" batches", disable=None):
         began = time.perf_counter()
         with autocast(model.device, precision):
-            new += generate(  # its ids are on the CPU: a GPU has nothing left to do behind it
+            new += generate(  # its ids are on the CPU: a GPU has nothing left to do after it
                 model,
                 prompts[start : start + batch_size],
                 max_new_tokens=new_tokens,
@@ -122,7 +122,7 @@ def check_room(model: LanguageModel, prompt_tokens: int, new_tokens: int, key: s
     most = limit + 1 - prompt_tokens
     cure = f"pass --{key} {most} or less" if most > 0 else "shorten the prompt"
     raise ValueError(
-        f"{key} ({new_tokens}) behind a prompt of {prompt_tokens} do not fit the model's context "
+        f"{key} ({new_tokens}) after a prompt of {prompt_tokens} do not fit the model's context "
         f"of {limit} tokens; {cure}"
     )
 

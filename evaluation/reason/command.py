@@ -334,7 +334,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--figure",
         type=str | None,
         default=None,
-        help="Figure to write, .svg or .png, of accuracies by group; its points beside it as .csv.",
+        help="Figure to write, .svg or .png, of accuracies by group; points as .csv next to it.",
     )
     parser.add_argument(
         "--against",

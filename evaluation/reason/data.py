@@ -67,7 +67,7 @@ def _of_task(task: Task, own: Recipe | None) -> Recipe:
 
 
 def check_task(task: Task | None, recipe: Recipe | None) -> None:
-    """Checks that a task and data that are named beside it are the same.
+    """Checks that a task and data that are named next to it are the same.
 
     Raises:
         ValueError: if they are not; the message has both.

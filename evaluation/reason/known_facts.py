@@ -143,7 +143,7 @@ def ask(
     """Returns what a model writes for the objects of facts, each question asked once.
 
     Writes the answers to `output`, a line a fact, once all are there; until then they are in a
-    journal beside it, which a later call goes on with.
+    journal next to it, which a later call goes on with.
 
     Args:
         pretrained: A causal model.

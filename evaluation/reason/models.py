@@ -213,7 +213,7 @@ def _differences(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def _told_apart(texts: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns labels of which no two are the same, with the name behind those that were."""
+    """Returns labels of which no two are the same, with the name after those that were."""
     often = Counter(texts)
     labels = [
         text if often[text] == 1 else f"{text} ({name})"

@@ -284,7 +284,7 @@ def points_of(
     group_name: str,
     against: tuple[str, Sequence[float | None]] | None = None,
 ) -> tuple[list[str], list[list[Any]]]:
-    """Returns header and rows of the table beside the figure, see `reason_figure`."""
+    """Returns header and rows of the table next to the figure, see `reason_figure`."""
     if against is None:
         return ["label", group_name, "accuracy", "standard_error"], [
             [result.label, group, share.value, share.error]

@@ -181,7 +181,7 @@ class ReasonResult:
 
     @property
     def written_tokens(self) -> float:
-        """Tokens written behind a question, on average: chain, answer and EOS."""
+        """Tokens written after a question, on average: chain, answer and EOS."""
         return statistics.fmean(len(reply.written) for reply in self.replies)
 
     def thinking(self) -> dict[str, float]:

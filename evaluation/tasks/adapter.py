@@ -208,7 +208,7 @@ class HarnessModel(LM):
         tokenizer: The one the model was trained with.
         batch_size: Rows that are scored, or written, at once.
         mode: 'blockwise' reads context and continuation in one pass; 'autoregressive' scores each
-            token behind its prefix alone, where that makes a difference (models that are not
+            token after its prefix alone, where that makes a difference (models that are not
             causal).
         context: Makes the context of the model's passes (its autocast).
         max_gen_toks: Most tokens of a continuation where the task does not say.
@@ -259,7 +259,7 @@ class HarnessModel(LM):
         return self.model.device
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns the tensors of all ranks, one behind the other."""
+        """Returns the tensors of all ranks, one after the other."""
         return torch.cat([part.reshape(-1) for part in self._gather(tensor.cpu())])
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:

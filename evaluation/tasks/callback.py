@@ -38,11 +38,11 @@ class TaskScores(L.Callback):
 
         Args:
             tasks: names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
-            every_n_steps: score behind every so many optimiser steps.
+            every_n_steps: score after every so many optimiser steps.
             limit: first so many examples of each task; null: all.
             num_fewshot: examples in front of each question; null: as the task says.
             batch_size: rows at once.
-            mode: 'blockwise', or 'autoregressive': each token behind its prefix alone.
+            mode: 'blockwise', or 'autoregressive': each token after its prefix alone.
             include_path: folder of your own task files.
             max_gen_toks: most new tokens where a task that writes does not say.
 

@@ -61,7 +61,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--mode",
         type=Literal["blockwise", "autoregressive"],
         default="blockwise",
-        help="blockwise: context and continuation in one pass; autoregressive: each token behind "
+        help="blockwise: context and continuation in one pass; autoregressive: each token after "
         "its prefix alone, causal for every method. They differ for models that are not causal.",
     )
     add_budget_argument(

@@ -233,7 +233,7 @@ def score_tasks(
     Raises:
         ValueError: if the cache belongs to another model or other settings, or is no such file.
     """
-    for task in tasks["tasks"].values():  # anew: draws go on from where the latest scoring ended
+    for task in tasks["tasks"].values():  # again: draws go on from where the latest scoring ended
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     answering: Any = lm if cache is None else open_cache(lm, cache, identity)
     try:

@@ -129,7 +129,7 @@ def _paradigm(place: Path, name: str) -> list[Row]:
                 inside = [n for n in opened.namelist() if n.endswith(f"/{name}.jsonl")]
                 lines = opened.read(inside[0]).decode("utf-8").split("\n") if inside else []
         except (zipfile.BadZipFile, UnicodeDecodeError) as error:
-            raise TaskDataError(f"{archive} cannot be read ({error}); get it anew") from error
+            raise TaskDataError(f"{archive} cannot be read ({error}); get it again") from error
         return _parsed(lines, f"{archive}/{name}.jsonl", fields)
     found = sorted(place.rglob(f"{name}.jsonl"))
     if not found:

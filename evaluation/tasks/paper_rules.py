@@ -10,12 +10,12 @@ from evaluation.tasks.adapter import LogLikelihood
 
 
 def hellaswag_sequences(doc: dict[str, Any]) -> list[str]:
-    """Returns each continuation behind the premise, as whole texts."""
+    """Returns each continuation after the premise, as whole texts."""
     return [f"{doc['query']} {ending}" for ending in doc["choices"]]
 
 
 def piqa_sequences(doc: dict[str, Any]) -> list[str]:
-    """Returns each solution behind the goal, as whole texts."""
+    """Returns each solution after the goal, as whole texts."""
     return [f"{doc['goal']} {doc[key]}" for key in ("sol1", "sol2")]
 
 
@@ -37,7 +37,7 @@ def blimp_lowest(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float
 def greedy_match(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
     """Returns whether greedy decoding writes the final word, as ``acc``.
 
-    All tokens of the word are the most likely ones, each behind the right text.
+    All tokens of the word are the most likely ones, each after the right text.
     """
     (_, greedy), *_ = results
     return {"acc": float(greedy)}

@@ -1,6 +1,6 @@
 """Texts as a model reads them, and which of their tokens are scored.
 
-The harness asks for the log-likelihood of a continuation behind a context. Where one ends and the
+The harness asks for the log-likelihood of a continuation after a context. Where one ends and the
 other begins, in tokens, is decided as the harness does it: both are encoded together, white space
 at the context's end goes to the continuation, and an empty context is the end-of-text token.
 

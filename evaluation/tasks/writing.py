@@ -165,7 +165,7 @@ class _Stopping:
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> "_Rows":
-        """Returns the model's own cache, with what each row has written beside it."""
+        """Returns the model's own cache, with what each row has written next to it."""
         own = [(wish.sampling.seed, wish.number) for wish in self.wishes]
         return _Rows(
             self.model.init_cache(prompts, lengths, max_new_tokens, own),

@@ -10,7 +10,7 @@ from lightning_models.layers import KVCache
 
 
 class LatentCache:
-    """Rows of text under latent vectors that stay as they are until they are inferred anew.
+    """Rows of text under latent vectors that stay as they are until they are inferred again.
 
     ``kv`` and ``memory`` are set by whoever infers.
     """
@@ -33,7 +33,7 @@ class LatentCache:
         self.lengths = lengths
         self.streams = list(streams)
         self.new_tokens: int | None = None
-        """Tokens of each row behind its prompt; None before the first step."""
+        """Tokens of each row after its prompt; None before the first step."""
 
     @property
     def capacity(self) -> int:

@@ -14,7 +14,7 @@ class LatentThoughtConfig(DecoderConfig):
     """Decoder, latent vectors, prior and posterior inference (App. A.1, A.2).
 
     The defaults are those of LTM-Large but for its 64 inner steps; what inference does can be set
-    anew for a trained model.
+    again for a trained model.
 
     Raises:
         ValueError: if a value is out of its range.
@@ -92,7 +92,7 @@ class LatentThoughtConfig(DecoderConfig):
     """After how many new tokens generation infers z again, from all tokens so far; null: never."""
 
     def __post_init__(self) -> None:
-        """Checks the dials beside what every decoder checks."""
+        """Checks the dials besides what every decoder checks."""
         for key in ("inner_lr", "inner_betas"):
             value = getattr(self, key)
             object.__setattr__(self, key, tuple(value) if isinstance(value, list) else value)

@@ -39,7 +39,7 @@ from lightning_models.runtime import gradients_on, in_eval_mode, ordinary
 Batch = dict[str, Any]
 
 TRAINED, SCORED, WRITTEN = range(3)
-"""What a row's draws are for: second number of their key, behind the seed."""
+"""What a row's draws are for: second number of their key, after the seed."""
 
 
 SHARDING = ("FSDPStrategy", "DeepSpeedStrategy")
@@ -137,7 +137,7 @@ class LatentThoughtLM(LanguageModel):
         if self.config.inference == "amortised":
             terms["kl_loss"] = Term(self._kl_weight() * kl, count, "targets")
         if isinstance(reading, LearningReading):
-            # NOTE(paper): in the public code these gradients are of sums over a batch, beside that
+            # NOTE(paper): in the public code these gradients are of sums over a batch, next to that
             # of a token mean; here both are token means, however many ranks there are.
             terms["trajectory"] = Term(reading.surrogate(), count, "targets")
         return LossOutput(terms, self._statistics(nll, kl, count), sequence_nats=kl.detach())
@@ -272,7 +272,7 @@ class LatentThoughtLM(LanguageModel):
     ) -> LatentCache:
         """Returns the cache after all but the last token of each right-padded prompt (B, P).
 
-        z is a sample of q(z | prompt) (eq. 7); of a prompt of one token, which tells nothing, of
+        z is a sample of q(z | prompt) (eq. 7); of a prompt of one token, which says nothing, of
         the prior (eq. 8).
         """
         rows = streams or [(0, row) for row in range(len(prompts))]

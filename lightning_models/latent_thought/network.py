@@ -27,7 +27,7 @@ class Start(NamedTuple):
     """What is known of a batch before its latent vectors are: all that does not depend on z."""
 
     x: Tensor
-    """Residual stream behind the first self-attention (B, T, D)."""
+    """Residual stream after the first self-attention (B, T, D)."""
     queries: Tensor
     """Queries of the first cross-attention (B, H, T, C)."""
     rope: Rope
@@ -55,13 +55,13 @@ class LatentBlock(nn.Module):
     def before(
         self, x: Tensor, rope: Rope, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the stream behind self-attention and the queries to latent vectors."""
+        """Returns the stream after self-attention and the queries to latent vectors."""
         seen = self.attention(self.attention_norm(x), rope=rope, cache=cache, mask=mask)
         x = x + self.dropout(seen)
         return x, self.latent_attention.queries(self.latent_norm(x), rope)
 
     def behind(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Returns the stream behind cross-attention and feed-forward."""
+        """Returns the stream after cross-attention and feed-forward."""
         x = x + self.dropout(self.latent_attention(queries, keys, values))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -101,7 +101,7 @@ class LatentThoughtNetwork(nn.Module):
     def begin(self, tokens: Tensor, cache: KVCache | None = None) -> Start:
         """Returns all of ``tokens`` (B, T) that does not depend on z.
 
-        With a cache, tokens stand behind each row's entries; the caller then advances the cache.
+        With a cache, tokens stand after each row's entries; the caller then advances the cache.
         """
         num_new = tokens.shape[1]
         if cache is None:

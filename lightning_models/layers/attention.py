@@ -19,7 +19,7 @@ Backend = Literal["auto", "math", "sdpa", "flex", "flash_attn"]
 
 
 class _Rules(NamedTuple):
-    """Who sees whom, and how: what every kernel is told beside q, k and v."""
+    """Who sees whom, and how: what every kernel gets besides q, k and v."""
 
     causal: bool
     window: int | None

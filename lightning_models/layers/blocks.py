@@ -123,7 +123,7 @@ class SelfAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.backend = config.attention_backend
         self.query_scale = 1.0
-        """Factor on queries, beside 1/sqrt(C)."""
+        """Factor on queries, in addition to 1/sqrt(C)."""
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
         self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
 
@@ -151,7 +151,7 @@ class SelfAttention(nn.Module):
             rope: rotation tables of these T positions.
             cache: earlier keys and values; this call appends its own.
             key_bias: (B, N) additive bias per key, N counting cached keys too.
-            mask: bool, broadcastable to (B, H, T, N), beside causality; with a cache, what
+            mask: bool, broadcastable to (B, H, T, N), in addition to causality; with a cache, what
                 ``KVCache.mask`` returned, which stands for causality and window too.
             value_scale: (B, T) factor on the values of these T tokens.
         """
@@ -228,7 +228,7 @@ class Block(nn.Module):
         key_bias: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Returns the residual stream (B, T, D) behind this block; arguments as SelfAttention's."""
+        """Returns the residual stream (B, T, D) after this block; arguments as SelfAttention's."""
         seen = self.attention(
             self.attention_norm(x), rope=rope, cache=cache, key_bias=key_bias, mask=mask
         )

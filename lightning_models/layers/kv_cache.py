@@ -1,7 +1,7 @@
 """Keys and values of earlier tokens, for rows that advance at their own pace.
 
 Rows need not have equal lengths: each row's entries start at index 0 and end at its own length,
-so prompts are padded on the right, positions count from 0 in every row, and whatever lies behind
+so prompts are padded on the right, positions count from 0 in every row, and whatever lies after
 a row's length is overwritten by its next entries.
 """
 
@@ -116,7 +116,7 @@ class LayerCache:
             buffer.scatter_(2, to, buffer.gather(2, from_))
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k, v (B, H, T, C) behind each row's entries; returns all up to the longest row.
+        """Writes k, v (B, H, T, C) after each row's entries; returns all up to the longest row.
 
         Raises:
             ValueError: if the cache is full.

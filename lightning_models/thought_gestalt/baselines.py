@@ -24,7 +24,7 @@ class GistConfig(TransformerConfig):
         super().__post_init__()
         if self.vocab_size < 4:
             raise ValueError(
-                f"vocab_size ({self.vocab_size}) must hold BOS, EOS and EOD behind the words: at "
+                f"vocab_size ({self.vocab_size}) must hold BOS, EOS and EOD after the words: at "
                 "least 4; read the data with datamodules.SentenceWindows"
             )
         if self.window is not None:
@@ -64,7 +64,7 @@ class GistCache(KVCache):
         """Allows for ``capacity`` entries a row."""
         super().__init__(num_layers, batch, capacity, device)
         self.ends = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
-        """Bool (B, capacity): entries that are EOS; behind a row's length it means nothing."""
+        """Bool (B, capacity): entries that are EOS; after a row's length it means nothing."""
 
     def append_ends(self, ends: Tensor) -> Tensor:
         """Notes which of T new tokens (B, T) are EOS; returns what they may see (B, 1, T, N)."""

@@ -1,4 +1,4 @@
-"""What decoding keeps: the open sentence of every row, and the sentence vectors behind it."""
+"""What decoding keeps: the open sentence of every row, and the sentence vectors after it."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ class LayerSlots:
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def append(self, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Writes k, v (B, H, 1, C) behind the ``filled`` (B,) entries of each row.
+        """Writes k, v (B, H, 1, C) after the ``filled`` (B,) entries of each row.
 
         Returns all keys and values, and which of them the new slots see (B, 1, 1, capacity).
         """
@@ -206,7 +206,7 @@ class GestaltCache:
         packing: Packing,
         extends: Sequence[Extend],
     ) -> tuple[Tensor, Tensor]:
-        """Returns slots (P, D) behind the last block, and behind the sentence layer."""
+        """Returns slots (P, D) after the last block, and after the sentence layer."""
         sentences, reader = x, 0
         for index, (block, extend) in enumerate(zip(network.layers, extends, strict=True)):
             memory = None

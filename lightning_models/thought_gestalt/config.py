@@ -26,9 +26,9 @@ class ThoughtGestaltConfig(DecoderConfig):
     """Dropout on attention weights, within sentences and over memory (App. B.2)."""
     layer_type: LayerType = "alternate"
     """alternate: odd layers (1-based) attend within the sentence, even ones to memory; serial: both
-    in every layer, one behind the other; parallel: both in every layer, summed (Table 1)."""
+    in every layer, one after the other; parallel: both in every layer, summed (Table 1)."""
     sentence_layer: int = 7
-    """l_s, layer (1-based) behind which the state at EOS becomes the sentence vector."""
+    """l_s, layer (1-based) after which the state at EOS becomes the sentence vector."""
     sentence_head_depth: int = 1
     """Linear layers of the sentence head W_sent; more than one: with GELU and dropout between."""
     memory: Memory = "differentiable"
@@ -49,15 +49,15 @@ class ThoughtGestaltConfig(DecoderConfig):
     """Sentence steps from which these two dropouts have half, and their full rate. Numbers up to 1
     are fractions of the run's optimiser steps."""
     eos_weight: float = 0.05
-    """Weight of EOS targets in the training loss, behind the first eos_weight_epochs."""
+    """Weight of EOS targets in the training loss, after the first eos_weight_epochs."""
     eos_weight_epochs: int = 1
     """Epochs in which EOS targets weigh as much as others."""
     checkpoint_sentences: bool = False
-    """Whether to compute each sentence step anew in the backward pass: what is kept then grows with
+    """Whether the backward pass recomputes each sentence step: what is kept then grows with
     the number of sentences, not of tokens."""
 
     def __post_init__(self) -> None:
-        """Checks the dials beside what every decoder checks."""
+        """Checks the dials besides what every decoder checks."""
         object.__setattr__(self, "warm_in", tuple(self.warm_in))
         super().__post_init__()
         if not 1 <= self.sentence_layer <= self.num_layers:
@@ -88,7 +88,7 @@ class ThoughtGestaltConfig(DecoderConfig):
             )
         if self.vocab_size < 4:
             raise ValueError(
-                f"vocab_size ({self.vocab_size}) must hold a token beside BOS, EOS and EOD: at "
+                f"vocab_size ({self.vocab_size}) must hold a token besides BOS, EOS and EOD: at "
                 "least 4"
             )
         if self.eos_weight < 0 or self.eos_weight_epochs < 0:

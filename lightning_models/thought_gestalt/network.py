@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 BLOCK_VARIANTS = 32
 """Compiled forms that a block may have: reading memory or not, one stream or many, with or without
-gradients, and so on. More than torch's own limit of 8, behind which the rest would run plain."""
+gradients, and so on. More than torch's own limit of 8, after which the rest would run plain."""
 
 Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 """What decoding does with new keys and values (A, H, U, C): keeps them, and returns all that they
@@ -49,7 +49,7 @@ class PackedSelfAttention(SelfAttention):
         dropout, mask = self.dropout if self.training else 0.0, None
         if extend is not None:
             k, v, mask = extend(k, v)
-        # what stands behind a sentence's end is hidden by causality
+        # what stands after a sentence's end is hidden by causality
         backend = self.backend if mask is None else "auto"
         heads = attend(q, k, v, causal=mask is None, mask=mask, dropout=dropout, backend=backend)
         return self.out(packing.from_grid(join_heads(heads)))
@@ -81,7 +81,7 @@ class GestaltBlock(nn.Module):
         memory: tuple[Tensor, ...] | None,
         extend: Extend | None = None,
     ) -> Tensor:
-        """Returns the slots (P, D) behind this block.
+        """Returns the slots (P, D) after this block.
 
         Args:
             x: slots (P, D).
@@ -167,7 +167,7 @@ class ThoughtGestaltNetwork(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, steps: Sequence[SentenceStep], dropouts: Sequence[float] = ()) -> Tensor:
-        """Returns the normed states (sum of P, D) of all slots, step behind step (see ``run``)."""
+        """Returns the normed states (sum of P, D) of all slots, step after step (see ``run``)."""
         states = list(self.run(steps, dropouts, lambda step, h: h))
         return torch.cat(states) if states else self.slots[:0]
 
@@ -180,7 +180,7 @@ class ThoughtGestaltNetwork(nn.Module):
     ) -> Iterator[Result]:
         """Yields what ``consume`` makes of every sentence step: the states of one step at a time.
 
-        Under ``recomputes`` the step and ``consume`` are computed anew in the backward pass; until
+        Under ``recomputes`` the step and ``consume`` are computed again in the backward pass; until
         then only its sentence vectors are kept, with their projections for memory.
 
         Args:
@@ -208,7 +208,7 @@ class ThoughtGestaltNetwork(nn.Module):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the backward pass computes each sentence step anew; what is recorded, it doesn't.
+        """Whether the backward pass recomputes each sentence step; what is recorded, it doesn't.
 
         That is so under ``checkpoint_sentences``, where gradients are wanted.
         """

@@ -1,7 +1,7 @@
 """Sentences without padding: which slots of a batch are computed, and in which order.
 
 A batch holds streams of sentences. Sentence step t advances all streams that have a t-th sentence;
-its tokens stand one behind the other, packed, and are spread into a grid (streams, slots) only
+its tokens stand one after the other, packed, and are spread into a grid (streams, slots) only
 where attention needs rows.
 """
 
@@ -56,7 +56,7 @@ class SentenceStep:
     tokens: Tensor
     """int64 (P,)."""
     targets: Tensor
-    """int64 (P,): the token behind each, -100 where nothing is predicted, as at EOS, behind which
+    """int64 (P,): the token after each, -100 where nothing is predicted, as at EOS, after which
     the next sentence begins."""
     positions: Tensor
     """int64 (P,): slot numbers: 0 at BOS, then counting, EOD and EOS in the last two slots."""
@@ -83,10 +83,10 @@ def pack(
 
     Args:
         tokens: int64 (B, S, U): BOS, the sentence, EOD where a document ends, EOS, anything.
-        lengths: int64 (B, S): slots of each sentence that are used; 0 behind the last sentence.
+        lengths: int64 (B, S): slots of each sentence that are used; 0 after the last sentence.
         is_last: bool (B, S): the sentence ends its document.
         slots: positions that a sentence tensor has (67); EOS stands in the last one, EOD before it.
-        targets: int64 (B, S, U): what each slot predicts, -100 for nothing; None: the token behind.
+        targets: int64 (B, S, U): what each slot predicts, -100 for nothing; None: the token after.
     """
     order = (lengths > 0).sum(dim=1).argsort(descending=True, stable=True)
     counts = lengths[order].cpu().t().tolist()

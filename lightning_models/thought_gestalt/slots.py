@@ -3,15 +3,15 @@
 A sentence tensor of U slots holds BOS, up to U - 3 words, EOD where a document ends, and EOS:
 
 ==============================  ===============================================================
-a row's next token              slots, one a step; the row is ready behind the last one
+a row's next token              slots, one a step; the row is ready after the last one
 ==============================  ===============================================================
 word, EOD                       its own: 1, 2, ... for words, U - 2 for EOD
 EOS                             U - 1, then BOS (slot 0) of the next sentence
-word behind U - 3 words         cut, as the data cuts: EOS, BOS, then the word
-anything but EOS behind EOD     EOS, BOS, then the token
+word after U - 3 words         cut, as the data cuts: EOS, BOS, then the word
+anything but EOS after EOD     EOS, BOS, then the token
 any, at the start of the text   BOS, then the token
 BOS in an empty sentence        0, or none: where BOS was just processed, its state is the answer
-BOS behind a word               that of a word; trained models do not say it
+BOS after a word               that of a word; trained models do not say it
 ==============================  ===============================================================
 
 EOD ends the document: what follows the sentence's EOS begins another one, which remembers nothing.
@@ -43,7 +43,7 @@ class Slots:
     repeats: Tensor
     """Bool: there is none, the row's last state is asked again."""
     ready: Tensor
-    """Bool: the row's token is used up behind it."""
+    """Bool: the row's token is used up after it."""
 
 
 class OpenSentences:

@@ -77,7 +77,7 @@ def window_topk(
     rows, num_tokens, width = len(scores), streams.num_tokens, history.shape[2]
     place = streams.token[..., None] * width + 2 * streams.slot[..., None]
     place = (place + torch.arange(2, device=scores.device)).flatten(1)
-    dump = num_tokens * width  # padding goes behind all tokens
+    dump = num_tokens * width  # padding goes after all tokens
     grid = scores.new_full((rows, dump + width), -torch.inf)
     grid = grid.scatter(1, place.clamp(max=dump), scores)
     table = torch.cat((history, grid[:, :dump].view(rows, num_tokens, width)), dim=1)

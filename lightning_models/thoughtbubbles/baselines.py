@@ -33,7 +33,7 @@ class CopyConfig(TransformerConfig):
     """Copies of token k at k + 1/n, k + 2/n, ..., k + 1, as forks stand, or all at k + 1."""
 
     def __post_init__(self) -> None:
-        """Checks the number of copies beside what every decoder checks."""
+        """Checks the number of copies besides what every decoder checks."""
         super().__post_init__()
         if self.copies < 1:
             raise ValueError(f"copies ({self.copies}) must be at least 1")

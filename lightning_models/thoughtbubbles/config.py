@@ -52,7 +52,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     residuals, weighted by P, normed and decoded once (kappa/L times fewer logits)."""
 
     def __post_init__(self) -> None:
-        """Checks the dials beside what every decoder checks."""
+        """Checks the dials besides what every decoder checks."""
         object.__setattr__(self, "fork_layers", tuple(sorted(self.fork_layers)))
         super().__post_init__()
         outside = [layer for layer in self.fork_layers if not 0 <= layer < self.num_layers]
@@ -109,7 +109,7 @@ class ThoughtbubblesConfig(DecoderConfig):
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """First block and one behind the last, of each stretch of blocks between fork layers."""
+        """First block and one after the last, of each stretch of blocks between fork layers."""
         return list(itertools.pairwise((0, *self.fork_layers, self.num_layers)))
 
     def most_streams(self, length: int) -> int:

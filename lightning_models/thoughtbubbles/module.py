@@ -29,7 +29,7 @@ class ThoughtbubblesLM(LanguageModel):
     """Decoder whose residual streams fork and are pruned under a budget (arXiv 2510.00219).
 
     Under ``allocation: global_topk`` the streams of a token depend on later tokens: scores are
-    labelled ``noncausal``, and generation computes the whole prefix anew for every token. The
+    labelled ``noncausal``, and generation computes the whole prefix again for every token. The
     other allocations are strictly causal, exact, and decode with a cache.
     """
 
@@ -253,7 +253,7 @@ class ThoughtbubblesLM(LanguageModel):
         self.network.observe(borders)
 
     def _next_token(self, decoded: Decoded, last: Tensor) -> Tensor:
-        """Returns log-probabilities (B, V) behind token ``last`` (B,) of each row."""
+        """Returns log-probabilities (B, V) after token ``last`` (B,) of each row."""
         own = decoded.token == last[:, None]
         most = int(own.sum(dim=1).max())
         places = own.int().topk(most, dim=1).indices  # the token's streams, padded by others

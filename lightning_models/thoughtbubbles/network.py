@@ -48,7 +48,7 @@ class AttenuatedBlock(Block):
         mask: Tensor | None = None,
         log_p: Tensor | None = None,
     ) -> Tensor:
-        """Returns the streams (B, N, D) behind this block.
+        """Returns the streams (B, N, D) after this block.
 
         Args:
             x: streams (B, N, D).
@@ -129,7 +129,7 @@ class ThoughtbubblesNetwork(TransformerNetwork):
     def _fork(
         self, streams: Streams, lengths: Tensor, ordinal: int, cache: StreamCache | None
     ) -> tuple[Streams, Tensor]:
-        """Returns the streams behind a fork layer, and its kappa-th score."""
+        """Returns the streams after a fork layer, and its kappa-th score."""
         config = self.config
         allocation = config.allocation if self.training else config.inference_allocation
         history = None if cache is None else cache.histories[ordinal]

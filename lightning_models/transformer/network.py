@@ -96,7 +96,7 @@ class TransformerNetwork(Backbone):
         """Returns the normed states (B, T, D) of ``tokens`` (B, T).
 
         Rows padded on the right need no mask: causality hides the padding. With a cache, tokens
-        stand behind each row's entries; the caller then advances the cache.
+        stand after each row's entries; the caller then advances the cache.
         """
         num_new = tokens.shape[1]
         if cache is None:

@@ -34,5 +34,5 @@ def read_pretrained(read: Callable[[], Read], what: str, named: str, *, other: s
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{named}: the {what} cannot be read ({reason}); get it anew, or pass {other}"
+            f"{named}: the {what} cannot be read ({reason}); get it again, or pass {other}"
         ) from error

@@ -38,7 +38,7 @@ def make_trainer(tmp_path):
 
 
 class Recorder(L.Callback):
-    """Keeps what is logged behind each training batch."""
+    """Keeps what is logged after each training batch."""
 
     def __init__(self):
         self.rows = []

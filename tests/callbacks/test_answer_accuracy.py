@@ -1,4 +1,4 @@
-"""Questions answered rightly are counted behind validations, and runs can be chosen by it."""
+"""Questions answered rightly are counted after validations, and runs can be chosen by it."""
 
 import pytest
 import torch
@@ -154,7 +154,7 @@ def test_every_method_is_asked(data, make_trainer, monkeypatch, kind, config):
 
 
 def test_runs_are_chosen_by_it(data, make_trainer, tmp_path):
-    """Some answers are right behind the second of three validations only."""
+    """Some answers are right after the second of three validations only."""
     text = next(iter(data.examples("val"))).answer
 
     class Learns(Parrot):

@@ -34,7 +34,7 @@ class Poisoned(TransformerLM):
 
 
 class Snapshots(L.Callback):
-    """Weights and optimiser state behind each micro-batch."""
+    """Weights and optimiser state after each micro-batch."""
 
     def __init__(self):
         self.at = []

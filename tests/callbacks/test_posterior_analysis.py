@@ -94,7 +94,7 @@ def test_numbers_are_those_of_the_validation(analyse):
 
 
 def test_an_inner_step_is_where_fewer_steps_end(analyse):
-    """The state before step t is that behind t steps: the sweep sees the curve from its ends."""
+    """The state before step t is that after t steps: the sweep sees the curve from its ends."""
     model = build(inner_steps=3, bound_noise="inner")
     folder, _ = analyse(model, steps=(1, 2, 3))
     for name in ("nll", "kl"):

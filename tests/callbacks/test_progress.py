@@ -109,7 +109,7 @@ def test_time_left_is_the_sooner_end(
 
 
 class Stop(L.Callback):
-    """Ends the run behind a few batches."""
+    """Ends the run after a few batches."""
 
     def __init__(self, batches):
         self.batches = batches

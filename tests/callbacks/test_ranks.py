@@ -118,7 +118,7 @@ CASES = {
 
 
 def measure(name, folder, rank, ranks):
-    """Does it, and notes what this rank found beside the tables."""
+    """Does it, and notes what this rank found besides the tables."""
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     found = CASES[name][0](folder, rank, ranks)

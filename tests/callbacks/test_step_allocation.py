@@ -171,7 +171,7 @@ def test_sweeps_may_be_part_of_a_training(make_data, make_trainer, tmp_path, und
 
 
 def test_numbers_are_those_of_the_validation(analyse, make_data):
-    """Sums over all of its batches: the loss behind all steps is what is logged."""
+    """Sums over all of its batches: the loss after all steps is what is logged."""
     folder, logged = analyse(num_batches=3, trainer={"limit_val_batches": 3})
     lines, found = table(folder, "steps"), scalars(folder)
     loss = sum(float(line["share"]) * float(line["loss"] or 0) for line in lines)

@@ -102,7 +102,7 @@ def test_an_empty_bucket_has_no_utility():
 
 
 def test_steps_within_words():
-    """Of "an ox" the a and the o go on and n ends a word; x may go on behind the row."""
+    """Of "an ox" the a and the o go on and n ends a word; x may go on after the row."""
     lines = measures.words(found())
     assert [line["internal"] for line in lines] == [1, 0, 1]
     assert [line["final"] for line in lines] == [0, 1, 0]
@@ -230,7 +230,7 @@ def test_the_page_shows_each_token():
     ]
     assert len(spans) == 5
     assert [part[part.index('class="s') + 8] for part in spans] == ["0", "1", "2", "2", "2"]
-    lines = ("token 3, id 111", "steps 2", "step-0 loss 6 nats", "loss behind all steps 2 nats")
+    lines = ("token 3, id 111", "steps 2", "step-0 loss 6 nats", "loss after all steps 2 nats")
     assert "&#10;".join((*lines, "w 1, 0.5, 0.25")) in spans[3]
     assert "loss" not in spans[4]  # it has no target
     assert '<span class="s2">2</span>' in text  # the legend

@@ -66,7 +66,7 @@ def stopped(run, tmp_path, at, every=None, number=signal.SIGTERM, **options):
     with pytest.raises(Terminated) as caught:
         run(at, writer, saved=seen, number=number, enable_checkpointing=True, **options)
     path = last(tmp_path)
-    assert f"stopped by {number.name} behind step {seen[-1][0]}; " in str(caught.value)
+    assert f"stopped by {number.name} after step {seen[-1][0]}; " in str(caught.value)
     assert f"it goes on from {path} with --ckpt_path last" in str(caught.value)
     assert caught.value.exit_code == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     assert torch.load(path, weights_only=True)["global_step"] == seen[-1][0]
@@ -143,7 +143,7 @@ def test_asked_in_the_last_batch_of_a_validation_it_trains_one_step_more(run, tm
 
 
 def test_without_checkpoints_it_says_so(run):
-    with pytest.raises(Terminated, match="behind step 2; no checkpoint was written"):
+    with pytest.raises(Terminated, match="after step 2; no checkpoint was written"):
         run(1, limit_val_batches=0)
 
 

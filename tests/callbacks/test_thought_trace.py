@@ -42,7 +42,7 @@ ALL = {"limit_val_batches": 1.0}
 
 
 class MadeUp(ThinkingStatesLM):
-    """Its thoughts are the gold ones, but for an "x" behind the first chunk of every query."""
+    """Its thoughts are the gold ones, but for an "x" after the first chunk of every query."""
 
     def score(self, batch):
         scores, gold = super().score(batch), self.layout.gold_trace(batch)
@@ -92,7 +92,7 @@ def test_everything_is_written_behind_every_nth_validation(data, make_trainer, t
 
 
 def test_numbers_are_those_of_the_recorded_thoughts(data, make_trainer, tmp_path, undrawn):
-    """Counted anew from the model, batch by batch."""
+    """Counted again from the model, batch by batch."""
     model = build()
     with torch.no_grad():
         make_trainer(ThoughtTrace(), **ALL).validate(model, data, verbose=False)
@@ -153,8 +153,8 @@ def test_a_wrong_thought_is_found_where_it_is(data, make_trainer, tmp_path, undr
         plain = "".join(part.split("] ")[-1].split("]")[-1] for part in query.split(" [T: "))
         assert plain.replace(" ", "") == example.query.replace(" ", "")
     html = (folder / "val-step=0-text.html").read_text()
-    assert html.count('class="s2" title="behind chunk 0&#10;gold: nothing">[x]<') == 6
-    assert html.count('class="s1" title="behind chunk') == sum(
+    assert html.count('class="s2" title="after chunk 0&#10;gold: nothing">[x]<') == 6
+    assert html.count('class="s1" title="after chunk') == sum(
         len(query.split("[T: ")) - 2 for query in queries
     )
 

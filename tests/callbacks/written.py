@@ -51,7 +51,7 @@ def check_training_is_the_same(train, added=()):
     """Trains without and with the callback: weights, metrics, draws and modes agree.
 
     Args:
-        train: returns trainer and model behind a training; takes whether the callback is there.
+        train: returns trainer and model after a training; takes whether the callback is there.
         added: how names of metrics begin that only the callback logs.
     """
     ends = []

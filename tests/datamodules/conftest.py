@@ -1,4 +1,4 @@
-"""Small corpora on disk, made anew for each test, and a hub made of folders."""
+"""Small corpora on disk, made again for each test, and a hub made of folders."""
 
 import json
 from collections.abc import Callable

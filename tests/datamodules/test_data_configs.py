@@ -1,4 +1,4 @@
-"""Every file of configs/data goes behind a method's file and leaves that method's settings."""
+"""Every file of configs/data goes after a method's file and leaves that method's settings."""
 
 import warnings
 from pathlib import Path

@@ -120,7 +120,7 @@ def test_rows_of_the_hub_are_checked(hub):
         fetch_problems("test", cure="Pass a file")
 
 
-@pytest.mark.skipif(not COPY.is_dir(), reason="there is no copy of GSM8K beside the project")
+@pytest.mark.skipif(not COPY.is_dir(), reason="there is no copy of GSM8K next to the project")
 @pytest.mark.parametrize("split", SIZES)
 def test_every_problem_of_the_published_files(split):
     found = read_problems(COPY / f"{split}.jsonl", "files").rows

@@ -348,7 +348,7 @@ def test_a_refused_store_keeps_its_shards_and_says_so(tmp_path):
 def test_a_full_disk_at_a_restart_loses_no_finished_shard(tmp_path, monkeypatch, call):
     partial = unfinished(tmp_path)
     with (partial / "journal.jsonl").open("a") as file:
-        file.write('{"first": 1')  # killed while writing: the restart mends the end
+        file.write('{"first": 1')  # killed while writing: the restart fixes the end
     before = content(partial)
 
     def full(*_):

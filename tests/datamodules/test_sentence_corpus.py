@@ -1,4 +1,4 @@
-"""Marked stores beside the inner corpus' own: same words, shared, resumed, rebuilt."""
+"""Marked stores next to the inner corpus' own: same words, shared, resumed, rebuilt."""
 
 import importlib
 import io
@@ -146,7 +146,7 @@ def test_a_broken_preparation_goes_on_where_it_stood(
     data = Sentences(corpus=inner)
     data.prepare_data()
     assert contents(data.store_dir) == expected
-    assert 40 < len(decoded) < 60  # 30, and those behind the finished shards
+    assert 40 < len(decoded) < 60  # 30, and those after the finished shards
 
 
 def test_shards_of_other_text_are_not_gone_on_with(sentences):

@@ -106,7 +106,7 @@ def ponder_path(corpus, train_checkpoint, tmp_path_factory):
 
 @pytest.fixture
 def bpe_run(text_file, train_checkpoint, tmp_path):
-    """A checkpoint whose tokenizer was trained on ``own.jsonl`` beside it."""
+    """A checkpoint whose tokenizer was trained on ``own.jsonl`` next to it."""
     own = tmp_path / "own.jsonl"
     shutil.copy(text_file, own)
     data = LocalText(

@@ -55,7 +55,7 @@ def pair(make_source):
 
 
 def one_by_one(model, data, drawn):
-    """Nats (N,) of targets, each behind its own unpadded prefix, straight from the text."""
+    """Nats (N,) of targets, each after its own unpadded prefix, straight from the text."""
     stream = data.stream("val")
     text = np.concatenate(([data.tokenizer.eos_id], stream.gather(np.arange(len(stream)))))
     nats = []

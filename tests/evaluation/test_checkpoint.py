@@ -1,4 +1,4 @@
-"""A checkpoint is read without trust, and what is wrong with it is told in one line."""
+"""A checkpoint is read without trust, and what is wrong with it is reported in one line."""
 
 import pickle
 import sys

@@ -1,6 +1,6 @@
 """Commands that ask models something, on an untrained checkpoint of every method of texts.
 
-Twice each: the same command gives the same numbers. Other commands have this beside their own
+Twice each: the same command gives the same numbers. Other commands have this next to their own
 tests (perplexity, zero_shot, sweep, compute, compare, tasks, reason).
 """
 
@@ -16,7 +16,7 @@ from datamodules.tokenizers import train_bpe
 
 FIRST = {method.model: method for method in reversed(METHODS) if method.continues}
 MARKS = {method.name: method.format.sizes["vocab_size"] - BYTES for method in FIRST.values()}
-"""Entries that each method's data put behind those of the tokenizer."""
+"""Entries that each method's data put after those of the tokenizer."""
 NAMES = "The son of James is John. The father of Mark is Paul. "
 ENTRIES = 288
 PROBLEM = {"question": "Tim has 2 + 3 pears.", "answer": "<<2+3=5>>5\n#### 5"}

@@ -13,7 +13,7 @@ COPY = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        # behind ####
+        # after ####
         (" 2 * 9 = 18\n#### 18", "18"),
         ("#### 18\nThat leaves 3.", "18"),
         ("####18", "18"),
@@ -87,7 +87,7 @@ def test_gold_answers():
         gold_answer(Problem("q", "5\n#### 5 apples"), "question 3")
 
 
-@pytest.mark.skipif(not COPY.is_dir(), reason="there is no copy of GSM8K beside the project")
+@pytest.mark.skipif(not COPY.is_dir(), reason="there is no copy of GSM8K next to the project")
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_published_answers_are_found_right(split):
     problems = read_problems(COPY / f"{split}.jsonl", "files").rows

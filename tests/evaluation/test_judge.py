@@ -15,7 +15,7 @@ TEXTS = [
     [],
     ["x"],
     ["latent state " * 40],
-    ["", "behind an empty document"],
+    ["", "after an empty document"],
 ]
 
 
@@ -37,7 +37,7 @@ def direct(model, words, documents, *, start=(), context=64):
 @pytest.mark.parametrize("bos", [False, True])
 def test_likelihoods_are_those_of_each_text_alone(save_gpt2, bos):
     model, words, folder = save_gpt2(bos)
-    start = [words.eos_id] if bos else []  # never the EOS that this tokenizer puts behind
+    start = [words.eos_id] if bos else []  # never the EOS that this tokenizer puts after
     expected = [direct(model, words, text, start=start) for text in TEXTS]
     judge = Judge(Pretrained(str(folder), CPU, key="judge"))
     for batch_size in (1, 2, 8):

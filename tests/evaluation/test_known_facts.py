@@ -23,7 +23,7 @@ def hop(question, name):
 
 
 def continued(model, words, question, count):
-    """Greedy tokens behind a question, one forward pass each."""
+    """Greedy tokens after a question, one forward pass each."""
     ids = words.encode(question)
     for _ in range(count):
         with torch.no_grad():
@@ -103,7 +103,7 @@ def test_an_interrupted_run_goes_on_to_the_same_file(interrupted, tiny_gpt2, out
     resumed = output.read_bytes()
     assert not journal.exists()
     again(hf="a")
-    assert len(calls) == 5 + 4  # whole files are written anew
+    assert len(calls) == 5 + 4  # whole files are written again
     assert output.read_bytes() == resumed
 
 

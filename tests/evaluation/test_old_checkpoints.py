@@ -1,7 +1,7 @@
 """Checkpoints that version 0.1.0 wrote, one a method: they load, and score as they did then.
 
-``tests/fixtures`` holds them without optimiser and random states, with the text they read. The numbers
-are those of ``evaluate.py perplexity --limit_batches 2`` of the version that wrote them.
+``tests/fixtures`` holds them without optimiser and random states, with the text they read. The
+numbers are those of ``evaluate.py perplexity --limit_batches 2`` of the version that wrote them.
 """
 
 import json

@@ -291,7 +291,7 @@ def test_a_corpus_within_data_may_be_another():
     assert own["corpus"] == {**LOCAL, "init_args": SIZES}
     assert own["splitter"] == "spans:9"
     assert own_arguments(["--data.corpus.data_files", "b"], SENTENCES) == SENTENCES["init_args"]
-    # windows of plain text behind sentences: the tokenizer is that of the corpus within
+    # windows of plain text after sentences: the tokenizer is that of the corpus within
     assert own_arguments(["--data", "LocalText"], SENTENCES) == {**SIZES, "batch_size": 5}
 
 

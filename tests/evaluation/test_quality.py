@@ -111,7 +111,7 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited, t
         ([], "prompt of 50 do not fit the model's context of 32 tokens; shorten the prompt"),
         (
             [*SHORT],
-            "sample_tokens (1024) behind a prompt of 1 do not fit the model's context of 32",
+            "sample_tokens (1024) after a prompt of 1 do not fit the model's context of 32",
         ),
         (["--mode", "unconditional"], "pass --sample_tokens 32 or less"),
         (["--sampling", "beam"], "sampling"),

@@ -98,7 +98,7 @@ def test_answers_are_those_to_single_questions(reason, reasoners, data):
 
 
 def test_thoughts_are_those_of_the_model(reason, reasoners, data):
-    """Recorded anew, one query at a time."""
+    """Recorded again, one query at a time."""
     result, rows, _ = reason(*UNTIMED, ckpts=("ts",))
     model, tokenizer = build_model(read_checkpoint(reasoners["ts"])), data.tokenizer
     rounds, full, chunks = [], [], []
@@ -222,7 +222,7 @@ def test_other_questions_of_the_task(reason):
     assert {row["group"] for row in rows} == {3}
     (numbers,) = result["results"]
     assert numbers["settings"]["set"] == {"block_size": 160}
-    longest = 3 + 1  # steps; prefix, answer and EOS come behind them
+    longest = 3 + 1  # steps; prefix, answer and EOS come after them
     assert result["settings"]["max_new_tokens"] > 2 * longest
     assert result["data"]["split"] == "test"
 

@@ -59,7 +59,7 @@ def test_transformers_models_give_what_they_say_themselves(
     evaluates("reversal", "--hf", folder, "--output", target)
     result = json.loads(target.read_text())
     margins = []
-    start = [tokenizer.eos_id] if bos else []  # never the EOS that this one puts behind
+    start = [tokenizer.eos_id] if bos else []  # never the EOS that this one puts after
     for father, son in draw_pairs(KNOWN, 1000, 0):
         text = f"The son of {father} is {son}. The father of {son} is"
         with torch.no_grad():

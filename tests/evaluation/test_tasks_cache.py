@@ -21,7 +21,7 @@ def ask(checkpoint_path, tmp_path, monkeypatch):
 
 @pytest.fixture
 def scored(monkeypatch):
-    """Counts batches, and may stop a run behind so many of them."""
+    """Counts batches, and may stop a run after so many of them."""
     own, counts = TransformerLM.score, {"batches": 0, "stop": None}
 
     def score(self, batch):

@@ -62,7 +62,7 @@ def decoded(model, tokenizer, context, continuation):
 
 @pytest.mark.parametrize("method", CASES, ids=lambda method: method.name)
 def test_scores_are_what_generation_would_say(method):
-    """A continuation within the sentence, behind a text of two of them."""
+    """A continuation within the sentence, after a text of two of them."""
     model = method.build().eval()
     tokenizer = tokenizer_of(model)
     lm = harness_model(model, tokenizer)
@@ -75,7 +75,7 @@ def test_scores_are_what_generation_would_say(method):
 
 
 def test_latent_vectors_come_from_the_context_alone():
-    """What stands behind a token does not change its log-probability."""
+    """What stands after a token does not change its log-probability."""
     (method,) = (m for m in METHODS if m.name == "latent-thought")
     lm = harness_model(method.build().eval(), PLAIN)
     texts = ["b", *(f"b{chr(code)}" for code in range(97, 123))]

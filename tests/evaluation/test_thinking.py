@@ -1,4 +1,4 @@
-"""What stands beside every score: FLOPs by both counts, executed steps and wall time."""
+"""What stands next to every score: FLOPs by both counts, executed steps and wall time."""
 
 import csv
 import json

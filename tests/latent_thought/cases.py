@@ -30,7 +30,7 @@ TRAINING, SCORING = TRAINED, SCORED
 
 
 def enliven(network, seed=0, scale=0.4):
-    """Draws all parameters anew, wide enough for attention to be uneven."""
+    """Draws all parameters again, wide enough for attention to be uneven."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -83,7 +83,7 @@ def noise_of(model, batch, use, step=0):
 
 
 def inner_draws(model, noise):
-    """Noise (B, Z, D) of each inner step, and of the sample behind them."""
+    """Noise (B, Z, D) of each inner step, and of the sample after them."""
     resampled = model.config.noise == "resampled"
     numbers = range(model.config.inner_steps + 1)
     return [noise.draw(Purpose.INNER, number if resampled else 0) for number in numbers]

@@ -129,7 +129,7 @@ def test_streams_default_to_the_rows():
         assert not torch.equal(own[1][1], changed[1][1])
 
 
-# ---- inferring anew
+# ---- inferring again
 
 
 @torch.no_grad()

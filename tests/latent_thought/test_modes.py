@@ -196,7 +196,7 @@ def test_the_sequences_number_decides_the_noise():
     assert not torch.equal(first, second)
 
 
-# ---- scores behind a context
+# ---- scores after a context
 
 
 def in_context(batch, *lengths):
@@ -204,7 +204,7 @@ def in_context(batch, *lengths):
 
 
 def test_a_context_decides_the_latents_alone(kind):
-    """Later tokens change what is predicted behind them, and nothing else."""
+    """Later tokens change what is predicted after them, and nothing else."""
     model, batch = build(**kind), rows_of([8, 8])
     before = model.score(in_context(batch, 4, 3))
     assert before.kind == "estimate"

@@ -47,7 +47,7 @@ def exact_rope_tables(positions, head_dim, base=10000.0):
 
 
 def build(model, kind, seed=0, **changes):
-    """A model in evaluation mode; every weight is drawn anew, wide enough to matter."""
+    """A model in evaluation mode; every weight is drawn again, wide enough to matter."""
     lm = model(kind(**{**SIZES, **changes}))
     lm.configure_model()
     enliven(lm.network, seed)
@@ -72,7 +72,7 @@ def plain_decoder():
 
 
 def enliven(network, seed=0):
-    """Draws all parameters anew, norms around 1."""
+    """Draws all parameters again, norms around 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -130,7 +130,7 @@ def own_rows(batch):
 def check_loss_and_gradients(model, by_depth, batch):
     """The summed loss and the gradient of every weight, against ``by_depth(weights, ...)``.
 
-    ``by_depth`` (weights, config, tokens, targets) returns the losses (T,) behind each depth.
+    ``by_depth`` (weights, config, tokens, targets) returns the losses (T,) after each depth.
     """
     weights = reference.leaves(model.network.state_dict())
     rows = [by_depth(weights, model.config, *row)[-1].sum() for row in own_rows(batch)]
@@ -204,7 +204,7 @@ def check_decoding(model, tokens):
 
 
 def unseen_flops(config, rows, lengths):
-    """What the math kernel spends on keys behind the query, in passes of these lengths."""
+    """What the math kernel spends on keys after the query, in passes of these lengths."""
     return sum(
         config.num_layers * 4 * config.dim * rows * length * (length - 1) // 2 for length in lengths
     )

@@ -28,7 +28,7 @@ def exact(monkeypatch):
 
 
 def by_depth(weights, config, tokens, targets):
-    """H <- blocks(H) from the embeddings on; the losses behind each loop."""
+    """H <- blocks(H) from the embeddings on; the losses after each loop."""
     x, losses = embedded(weights, config, tokens), []
     for _ in range(config.thinking_steps + 1):
         x = blocks(weights, config, x, list(range(len(tokens))))

@@ -43,7 +43,7 @@ def exact(monkeypatch):
 
 
 class Naive:
-    """A row's streams behind each recursion, who took it, and the routers' losses."""
+    """A row's streams after each recursion, who took it, and the routers' losses."""
 
     def __init__(self, weights, config, tokens, routing):
         x = blocks(weights, config, embedded(weights, config, tokens), list(range(len(tokens))))

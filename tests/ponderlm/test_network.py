@@ -269,7 +269,7 @@ def test_no_steps_are_a_plain_decoder(kind):
 
 
 def test_statistics_of_scoring():
-    """Steps of each token, losses behind each depth, and scores of all of it."""
+    """Steps of each token, losses after each depth, and scores of all of it."""
     tau = 0.05
     model = build(router=2.0, thinking_steps=3, tau=tau, eval_iterations=1)
     batch = rows_of([3, 2])

@@ -93,7 +93,7 @@ def test_loss_and_all_gradients(style, iterations):
 @pytest.mark.parametrize("kind", [PonderLM, PonderLM2])
 @pytest.mark.parametrize("passes", PASSES)
 def test_gradients_of_some_passes(passes, kind):
-    """Through the last passes only, or through passes computed anew: K = 2, J = 2."""
+    """Through the last passes only, or through passes computed again: K = 2, J = 2."""
     extra = PENALISED if kind is PonderLM else {}
     model = build(kind, **PASSES[passes], **extra, jacobi_iterations=(2, 2))
     assert_objective(model, rows_of([3, 2]), 2)

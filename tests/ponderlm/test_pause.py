@@ -29,7 +29,7 @@ def exact(monkeypatch):
 
 
 def by_depth(weights, config, tokens, targets):
-    """x_1, pause, .., pause, x_2, pause, ..: the losses behind the tokens and behind each pause."""
+    """x_1, pause, .., pause, x_2, pause, ..: the losses after the tokens and after each pause."""
     scale = (2.5 * config.dim) ** 0.5 if config.init == "ponderlm" else 1.0
     inputs, positions = [], []
     for place, token in enumerate(tokens):

@@ -120,7 +120,7 @@ def slow_rows(model, batch, iterations):
 @pytest.mark.parametrize("every", [1, 2, 3])
 @pytest.mark.parametrize("penalty", ["ours", "paper"])
 def test_statistics_of_training(penalty, every):
-    """What steps the tokens take, losses behind each depth, and what comes of them."""
+    """What steps the tokens take, losses after each depth, and what comes of them."""
     beta, theta = (10.0, 1.5) if penalty == "paper" else (3.0, 0.1)
     options = {"penalty": penalty, "penalty_beta": beta, "penalty_theta": theta}
     model = build(depth_losses_every=every, jacobi_iterations=(1, 1), router=1.5, **options)
@@ -160,7 +160,7 @@ def test_so_many_targets_measured():
 
 
 def test_no_penalty():
-    """Weight 0: no such term; the losses behind each depth are logged only if asked for."""
+    """Weight 0: no such term; the losses after each depth are logged only if asked for."""
     batch = rows_of([3])
     for asked in (False, True):
         model = build(penalty_weight=0.0, log_depth_losses=asked)

@@ -210,7 +210,7 @@ def test_both_ways_to_read_a_prompt_are_one():
 
 
 def slow_greedy(model, prompt, count, stop=None):
-    """A greedy continuation, all of it anew for every token."""
+    """A greedy continuation, all of it again for every token."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(slow_thoughts(model, tokens)[-1].logits.argmax()))

@@ -46,7 +46,7 @@ def test_entries_are_kept_in_their_order_behind_earlier_ones():
     assert written(kv, 0) == [1, 2, 5, 8]
     assert written(kv, 1) == [3, 10, 11, 12]
     assert cache.bias[:, :4].tolist() == [[0.1, 0.2, 0.5, 0.8], [0.3, 1.0, 1.1, 1.2]]
-    assert cache.bias[:, 4:].count_nonzero() == 0, "nothing stale behind them"
+    assert cache.bias[:, 4:].count_nonzero() == 0, "nothing stale after them"
     cache.select(torch.tensor([1]))
     assert written(kv, 0) == [3, 10, 11, 12]
     assert cache.key_bias(1).tolist() == [[0.3, 1.0, 1.1, 1.2, 0.0]]

@@ -13,14 +13,14 @@ from tests.reference.qwen2 import Shape, Weights
 
 
 class Text(NamedTuple):
-    """What the model reads and predicts: ``labels[t]`` stands behind ``tokens[t]``, -100: none."""
+    """What the model reads and predicts: ``labels[t]`` stands after ``tokens[t]``, -100: none."""
 
     tokens: list[int]
     labels: list[int]
 
 
 def text_of(*parts: tuple[Sequence[int], bool]) -> Text:
-    """The parts (ids, whether they are scored) one behind another; the last id is not read."""
+    """The parts (ids, whether they are scored) one after another; the last id is not read."""
     tokens = [token for ids, _ in parts for token in ids]
     targets = [token if scored else -100 for ids, scored in parts for token in ids]
     return Text(tokens[:-1], targets[1:])

@@ -1,7 +1,7 @@
 """Coconut on the Qwen2 backbone: continuous thoughts computed from scratch, one after another.
 
 A row is a list of pieces: an id, or ``LATENT`` where a thought stands. The p-th thought is the
-hidden state behind the final norm at the position in front of it, and is fed as it is, as an input
+hidden state after the final norm at the position in front of it, and is fed as it is, as an input
 embedding. Every thought is computed by a pass over all that stands before it; gradients flow
 through all of them.
 """
@@ -33,7 +33,7 @@ def stage_counts(
     """Training's (n, m): the first n steps are left out, m thoughts stand in for them.
 
     Up to ``max_stage``: n = stage and m = stage * c_thought, however many ``steps`` the row has
-    (n may exceed them). Behind it: n = all steps, m = max_stage * c_thought, where the row has
+    (n may exceed them). After it: n = all steps, m = max_stage * c_thought, where the row has
     fewer steps than stages and ``pad_latent_to_max`` is off steps * c_thought.
     """
     if stage <= max_stage:
@@ -57,7 +57,7 @@ def evaluation_latents(
 
 
 class Text(NamedTuple):
-    """Pieces that are read (ids or LATENT) and what stands behind each (-100: not predicted)."""
+    """Pieces that are read (ids or LATENT) and what stands after each (-100: not predicted)."""
 
     pieces: list[int]
     labels: list[int]
@@ -81,7 +81,7 @@ def text_of(
         latents: m.
         chain: Ids of the steps that are left, see ``remaining``.
         prefix: Ids between chain and answer.
-        answer: Ids, the EOS behind.
+        answer: Ids, the EOS after.
         markers: Ids of <start> and <end>; None: neither (then ``latents`` must be 0).
         score_prefix: Whether the prefix is predicted.
     """
@@ -95,7 +95,7 @@ def text_of(
 
 
 def remaining(steps: Sequence[Sequence[int]], n: int, separator: Sequence[int]) -> list[int]:
-    """Ids of the steps behind the first n, the separator in front of each."""
+    """Ids of the steps after the first n, the separator in front of each."""
     return chain_tokens(steps[n:], separator)
 
 
@@ -143,7 +143,7 @@ def answer_greedily(
     max_new_tokens: int,
     barred: Sequence[int] = (),
 ) -> list[int]:
-    """Greedy ids behind the pieces ``start`` (query, markers, latents, prefix), with their EOS."""
+    """Greedy ids after the pieces ``start`` (query, markers, latents, prefix), with their EOS."""
     pieces = list(start)
     while len(pieces) - len(start) < max_new_tokens:
         pieces.append(int(read(weights, shape, pieces, barred).logits[-1].argmax()))

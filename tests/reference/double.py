@@ -2,7 +2,7 @@
 
 Its norms, softmax and rotary angles are float32 whatever the weights are, so a double model agrees
 with float64 formulas only to about 1e-7. Here the module's own code runs with float64 in the place
-of float32: nothing of it is written anew.
+of float32: nothing of it is written again.
 """
 
 from collections.abc import Iterator

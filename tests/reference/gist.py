@@ -22,7 +22,7 @@ class LiteralGist:
         self.network, self.eos = network, eos
 
     def log_probs(self, tokens):
-        """Log-probabilities (T, V) behind each of ``tokens`` (a list)."""
+        """Log-probabilities (T, V) after each of ``tokens`` (a list)."""
         net = self.network
         x = torch.stack(
             [net.embedding.weight[t] + net.position.weight[i] for i, t in enumerate(tokens)]

@@ -1,6 +1,6 @@
 """Stepwise internalisation (iCoT): which tokens of the chain are gone when.
 
-Behind its schedule the text is ``chain.cot_text`` with the chain that is left.
+After its schedule the text is ``chain.cot_text`` with the chain that is left.
 """
 
 import math

@@ -56,7 +56,7 @@ class LatentThought:
     # ---- a layer (section 2.1, App. A.1)
 
     def block(self, states, latents, name):
-        """Self-attention, cross-attention and SwiGLU, each behind an RMSNorm and added."""
+        """Self-attention, cross-attention and SwiGLU, each after an RMSNorm and added."""
         normed = [self.norm(x, f"{name}.attention_norm") for x in states]
         seen = self.self_attention(normed, f"{name}.attention")
         states = [x + y for x, y in zip(states, seen, strict=True)]
@@ -192,7 +192,7 @@ def step_size(config, rate, step):
 class FastLearning:
     """Lines 6 to 11 of Algorithm 1 for one sequence.
 
-    ``path`` has mean and log-variance before the first step and behind each; ``gradients`` the sum
+    ``path`` has mean and log-variance before the first step and after each; ``gradients`` the sum
     over the steps of what the objective's gradient with respect to the weights is.
 
     Args:

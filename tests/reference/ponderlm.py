@@ -1,7 +1,7 @@
 """PonderLM-2 and PonderLM-3 (arXiv 2603.02023) as their equations say, in float64.
 
 One row at a time, a list of token ids; every pass and every slot computes all that lies in front
-of it anew. Weights are a dict by their names in the network's state dict; those of PonderLM-3 have
+of it again. Weights are a dict by their names in the network's state dict; those of PonderLM-3 have
 ``router.weight`` (K+1, D) and ``router.bias`` (K+1,), those of PonderLM-2 have not. The numbers
 are a ``PonderConfig``'s or a ``PonderLM2Config``'s; what training and inference do differently,
 ``alpha`` and ``tau``, are arguments.
@@ -25,7 +25,7 @@ def leaves(state_dict):
 
 
 def transformer(weights, config, x, positions, mask):
-    """The outputs (N, D) behind the final norm of inputs (N, D); ``mask`` (N, N) joins scores."""
+    """The outputs (N, D) after the final norm of inputs (N, D); ``mask`` (N, N) joins scores."""
     for layer in range(config.num_layers):
         name = f"blocks.{layer}"
         normed = norm(weights, config, x, f"{name}.attention_norm")
@@ -141,7 +141,7 @@ def key_bias(config, log_tail, k, tau):
 
 
 def bias_in(config, done, t, k, tau):
-    """The bias of a slot by the router behind a pass; 0 without one."""
+    """The bias of a slot by the router after a pass; 0 without one."""
     known = done is not None and done.log_tail is not None
     return key_bias(config, done.log_tail[t] if known else None, k, tau)
 
@@ -302,7 +302,7 @@ def read_in_parallel(weights, config, tokens, iterations, *, alpha=0.0, tau=0.0)
 
 
 def depth_losses(weights, done, targets, renormalised=True):
-    """Cross-entropy [t][i] of each target had its token stopped behind step i; None: no target.
+    """Cross-entropy [t][i] of each target had its token stopped after step i; None: no target.
 
     PonderLM-3: of sum_{j <= i} s_j h^(j), divided by sum_{j <= i} s_j if ``renormalised``.
     """

@@ -62,7 +62,7 @@ def head_matrix(weights: Weights) -> Tensor:
 
 
 def layers(weights: Weights, shape: Shape, x: Tensor, begin: int, stop: int) -> Tensor:
-    """Rows (N, D) behind layers begin, .., stop - 1 (counted from 0); no final norm.
+    """Rows (N, D) after layers begin, .., stop - 1 (counted from 0); no final norm.
 
     Row n has position n.
     """
@@ -144,7 +144,7 @@ def final_norm(weights: Weights, shape: Shape, x: Tensor) -> Tensor:
 
 
 def last_states(weights: Weights, shape: Shape, x: Tensor) -> Tensor:
-    """Rows (N, D) behind all layers and the final norm, of input rows (N, D)."""
+    """Rows (N, D) after all layers and the final norm, of input rows (N, D)."""
     return final_norm(weights, shape, layers(weights, shape, x, 0, shape.layers))
 
 

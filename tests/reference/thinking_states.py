@@ -8,11 +8,11 @@ Weights are a dict: the backbone's by their names in ``transformers`` (see ``qwe
 ``compression.layer.*``      C's layer
 
 The embedding is the backbone's everywhere. Nothing is batched, masked or cached, and what has no
-state gets none added. Rows behind the vocabulary (thought EOS, separator, pad) are rows of the
+state gets none added. Rows after the vocabulary (thought EOS, separator, pad) are rows of the
 embedding and head as all others: softmax runs over all rows of a head but the barred ones.
 
-Indices of thoughts: chunk k (from 0) thinks Z_k behind its last token; S_{k+1} = C(Z_k) is added
-to the tokens of chunk k + 1. Chunk 0 and chunks behind one that does not think receive nothing.
+Indices of thoughts: chunk k (from 0) thinks Z_k after its last token; S_{k+1} = C(Z_k) is added
+to the tokens of chunk k + 1. Chunk 0 and chunks after one that does not think receive nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from tests.reference import thinking_states_grid as grid
 from tests.reference.qwen2 import Shape, Weights
 
 Thoughts = Mapping[int, Sequence[int]]
-"""Chunk number -> Z, the ids of its thought with the thought EOS behind."""
+"""Chunk number -> Z, the ids of its thought with the thought EOS after."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,16 @@ class Setup:
         shape: The backbone's.
         kind: left_align, partial or absolute.
         chunk_size: c.
-        inject_after: L_in: states are added to the hidden states behind so many layers.
-        tap_after: L_out: T reads the hidden states behind so many layers.
+        inject_after: L_in: states are added to the hidden states after so many layers.
+        tap_after: L_out: T reads the hidden states after so many layers.
         eos: Ends an answer.
         thought_eos: Ends a thought; alone it is the trivial thought, whose state is 0.
         pad: C fills short thoughts up with it.
         separator: Stands between two steps of one chunk.
         prefix: Ids between query and answer, never scored.
         max_thought_tokens: Most tokens of a thought of the model's own, not counting its EOS.
-        think_in_decode: Chunks behind the query think too.
-        lm_on_query: The language model's loss covers the query's tokens behind the first.
+        think_in_decode: Chunks after the query think too.
+        lm_on_query: The language model's loss covers the query's tokens after the first.
         trivial_weight: Weight of a trivial thought's loss.
         chunk_sum: Eq. 6 as printed, see ``losses``.
         barred_answers: Ids that the backbone never predicts.
@@ -116,7 +116,7 @@ def thought_logits(
     Args:
         weights: The dict described above.
         setup: Shape and barred ids.
-        hidden: Hidden states (m, D) of the chunk's tokens behind layer L_out, pads left out.
+        hidden: Hidden states (m, D) of the chunk's tokens after layer L_out, pads left out.
         thought: Ids z_1, .., z_n.
     """
     inputs = torch.cat((hidden, qwen2.embed(weights, list(thought[:-1]))))
@@ -129,7 +129,7 @@ def thought_logits(
 def compress(weights: Weights, setup: Setup, thought: Sequence[int]) -> Tensor:
     """S (c, D) = C(Z): C's layer on the embedded thought with its EOS, causal, no final norm.
 
-    A thought of n < c tokens is filled up behind with pads, which are tokens like others: the
+    A thought of n < c tokens is filled up after with pads, which are tokens like others: the
     outputs of all c positions. Of n >= c tokens: the last c outputs. Of [EOS] alone: exactly 0.
     """
     c, width = setup.chunk_size, weights["model.embed_tokens.weight"].shape[1]
@@ -146,7 +146,7 @@ def compress(weights: Weights, setup: Setup, thought: Sequence[int]) -> Tensor:
 class Read(NamedTuple):
     """What the backbone makes of N tokens.
 
-    ``tapped`` (N, D) are the hidden states behind layer L_out, ``last`` (N, D) those behind the
+    ``tapped`` (N, D) are the hidden states after layer L_out, ``last`` (N, D) those after the
     last layer and the final norm, ``logits`` (N, V) predict the next token.
     """
 
@@ -165,7 +165,7 @@ def forward(
 ) -> Read:
     """One pass over a list of ids, the first q of them the query, with the states of ``thoughts``.
 
-    A chunk behind one that is not in ``thoughts`` receives no state. The states enter behind layer
+    A chunk after one that is not in ``thoughts`` receives no state. The states enter after layer
     L_in, so keys and values of the layers in front of it know nothing of them.
     """
     shape = setup.shape
@@ -190,7 +190,7 @@ def sequential(
     """The same numbers, chunk by chunk (eq. 1-4 with given thoughts).
 
     Chunk k is read with all tokens up to its last and with the thoughts of the chunks before it,
-    everything computed anew; of that pass chunk k's rows are kept.
+    everything computed again; of that pass chunk k's rows are kept.
     """
     reads = []
     for k, chunk in enumerate(chunks_of(setup, q, len(tokens))):
@@ -216,7 +216,7 @@ class Terms(NamedTuple):
 
 
 def inputs_of(setup: Setup, row: Row) -> list[int]:
-    """What the backbone reads in training: query, prefix, answer; not the EOS behind the answer.
+    """What the backbone reads in training: query, prefix, answer; not the EOS after the answer.
 
     A chunk that would end with that EOS has therefore not ended.
     """

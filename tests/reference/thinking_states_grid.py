@@ -1,6 +1,6 @@
 """The chunks of Thinking States and the thoughts they should have (Sec. 3.4, App. A.3).
 
-A sequence is a query of q tokens (t = 0, .., q - 1) and the answer's prefix and tokens behind it
+A sequence is a query of q tokens (t = 0, .., q - 1) and the answer's prefix and tokens after it
 (t = q, ..). It is cut by slicing lists, where that is meant with literal padding that is thrown
 away afterwards. Three ways (the paper leaves the rest of a division by c open):
 
@@ -10,7 +10,7 @@ partial     the query is cut from its start on, its last chunk may be short and 
             what follows is cut from the query's end on.
 absolute    the whole sequence is cut from its start on.
 
-A chunk thinks behind its last token: a chunk whose last token has not come has not thought.
+A chunk thinks after its last token: a chunk whose last token has not come has not thought.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ def find(kind: str, c: int, q: int, t: int) -> tuple[int, int]:
 
 
 def end(kind: str, c: int, q: int, k: int) -> int:
-    """The token behind which chunk k thinks; it may lie behind the sequence's end."""
+    """The token after which chunk k thinks; it may lie after the sequence's end."""
     return cut(kind, c, q, q + (k + 1) * c)[k].tokens[-1]
 
 
@@ -109,7 +109,7 @@ def gold_targets(
     """What each of the query's chunks should think, a list of ceil(q / c) lists of ids.
 
     Chunk k has the steps assigned to its tokens, in order, one ``separator`` id between two steps,
-    and ``eos`` behind; without a step it is [eos].
+    and ``eos`` after; without a step it is [eos].
 
     Args:
         kind: left_align, partial or absolute.
@@ -140,7 +140,7 @@ def gold_thoughts(
 ) -> dict[int, list[int]]:
     """Chunk number -> target, of the chunks that think within the sequence.
 
-    ``targets`` are those of ``gold_targets``; chunks behind the query have [eos].
+    ``targets`` are those of ``gold_targets``; chunks after the query have [eos].
     """
     return {
         k: list(targets[k]) if k < len(targets) else [eos]

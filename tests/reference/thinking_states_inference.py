@@ -17,7 +17,7 @@ from tests.reference.thinking_states import Setup, Thoughts
 
 
 def think(weights: Weights, setup: Setup, hidden: Tensor) -> list[int]:
-    """Z, greedily, of a chunk's hidden states (m, D); the EOS is behind it.
+    """Z, greedily, of a chunk's hidden states (m, D); the EOS is after it.
 
     A thought that has ``max_thought_tokens`` tokens and no EOS gets one.
     """
@@ -63,7 +63,7 @@ class Scored(NamedTuple):
 
 
 def score(weights: Weights, setup: Setup, query: list[int], answer: list[int]) -> Scored:
-    """log p of each token of ``answer`` (its EOS is one) behind query and prefix.
+    """log p of each token of ``answer`` (its EOS is one) after query and prefix.
 
     The model thinks for itself, under ``think_in_decode`` also while it reads the answer.
     """
@@ -75,7 +75,7 @@ def score(weights: Weights, setup: Setup, query: list[int], answer: list[int]) -
 
 
 class Answered(NamedTuple):
-    """Ids behind the prefix, an EOS included where one came, and the thoughts."""
+    """Ids after the prefix, an EOS included where one came, and the thoughts."""
 
     tokens: list[int]
     thoughts: dict[int, list[int]]
@@ -101,7 +101,7 @@ class Prefill(NamedTuple):
 
     Attributes:
         thoughts: Chunk number -> Z, of all chunks that end within the query.
-        state: S (c, D) of the last of them, which the chunk behind it receives; zeros if trivial
+        state: S (c, D) of the last of them, which the chunk after it receives; zeros if trivial
             or there is none.
         read: The backbone's states at the query's tokens.
         rounds: Passes of the backbone.
@@ -134,13 +134,13 @@ def speculative_prefill(weights: Weights, setup: Setup, query: list[int]) -> Pre
     ::
 
         pos = 0; S = 0
-        loop: run M on chunks pos.. with states [S, 0, .., 0] behind what is committed
+        loop: run M on chunks pos.. with states [S, 0, .., 0] after what is committed
               Z_i = T(H_i) for i >= pos; j = first i with Z_i != [EOS]
               none: commit all, stop
               commit chunks pos..j; S = C(Z_j); stop if j is the last chunk; pos = j + 1
 
     Committed are rows of the backbone; they are looked at only to check that a later pass, which
-    computes them anew, finds them unchanged. A chunk at the query's end that has not ended
+    computes them again, finds them unchanged. A chunk at the query's end that has not ended
     (absolute) is read but does not think.
     """
     q = len(query)

@@ -43,7 +43,7 @@ class Thoughtbubbles:
     """The forward pass of one row, from a network's weights.
 
     ``weights`` are float64 leaves by their name in the state dict; ``layers`` keeps, of the latest
-    row, the streams behind each fork layer, and ``borders`` the kappa-th score where one exists.
+    row, the streams after each fork layer, and ``borders`` the kappa-th score where one exists.
     """
 
     def __init__(self, state_dict, config, *, allocation="global_topk", thresholds=()):
@@ -86,7 +86,7 @@ class Thoughtbubbles:
     # ---- forking (section 2.3)
 
     def fork(self, row, ordinal):
-        """Eqs. 1 to 6: the row behind the fork layer of this number."""
+        """Eqs. 1 to 6: the row after the fork layer of this number."""
         candidates = [
             candidate
             for token, streams in enumerate(row)

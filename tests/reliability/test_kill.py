@@ -50,7 +50,7 @@ def broken_twice(text_file, folder, seed, extra, *, terminate=False):
     finished(processes[0])
     second = rng.randint(min(reached + 4, STEPS - 15), STEPS - 12)
     again = killed(broken.resume(), second, delay=rng.random() / 50)
-    print(f"killed behind step {reached} (asked {first}) and {again} (asked {second})")
+    print(f"killed after step {reached} (asked {first}) and {again} (asked {second})")
     if terminate:
         terminated(broken, min(again + 1, STEPS - 8))
     finished(broken.resume())
@@ -64,10 +64,10 @@ def terminated(run, step):
     errors = finished(process, code=143)
     (line,) = [line for line in errors.splitlines() if "stopped by SIGTERM" in line]
     saved = torch.load(run.last, weights_only=True)["global_step"]
-    print(f"SIGTERM behind step {reached} (asked {step}), saved step {saved}")
+    print(f"SIGTERM after step {reached} (asked {step}), saved step {saved}")
     assert reached <= saved < STEPS
     assert line == (
-        f"stopped by SIGTERM behind step {saved}; it goes on from {run.last} with --ckpt_path last"
+        f"stopped by SIGTERM after step {saved}; it goes on from {run.last} with --ckpt_path last"
     )
     assert "Traceback" not in errors
 

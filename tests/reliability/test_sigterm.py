@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as the only reason for a checkpoint; test_kill.py has one behind kills."""
+"""SIGTERM and Ctrl-C as the only reason for a checkpoint; test_kill.py has one after kills."""
 
 import os
 import signal
@@ -34,10 +34,10 @@ def terminated_once(
     processes = whole.start(), broken.start()
     reached = at_step(processes[1], step, number, group=group)
     errors = finished(processes[1], code=128 + number)
-    head = f"stopped by {number.name} behind step"
+    head = f"stopped by {number.name} after step"
     (line,) = [line for line in errors.splitlines() if head in line]
     saved = torch.load(broken.last, weights_only=True)["global_step"]
-    print(f"{number.name} behind step {reached} (asked {step}), saved step {saved}")
+    print(f"{number.name} after step {reached} (asked {step}), saved step {saved}")
     assert reached <= saved < STEPS
     assert line.startswith(f"{head} {saved}; it goes on from {broken.last}")
     assert "Traceback" not in errors
@@ -128,13 +128,13 @@ SHARDED = (
     "--trainer.devices=2",
     "--trainer.precision=32-true",
 )
-AT_EPOCH_END = ()  # epochs of 6 batches: behind step 6, and not at the end
+AT_EPOCH_END = ()  # epochs of 6 batches: after step 6, and not at the end
 AT_THE_END = ("--trainer.val_check_interval=3",)
 BETWEEN = ("--trainer.val_check_interval=3", "--trainer.accumulate_grad_batches=2")
 
 
 def slow_validation(text_file, root, slow_step, *extra):
-    """Returns a run whose validation behind one step is slow, whichever process it is done in."""
+    """Returns a run whose validation after one step is slow, whichever process it is done in."""
     places = {"PYTHONPATH": str(ROOT / "tests" / "reliability"), "PAUSE": str(slow_step)}
     model = ("--model=slow_validation.SlowValidationLM", "--trainer.limit_train_batches=6")
     limits = (f"--trainer.limit_val_batches={BATCHES}", f"--trainer.max_steps={SHORT}")
@@ -144,7 +144,7 @@ def slow_validation(text_file, root, slow_step, *extra):
 
 
 def interrupted(run, step, signum):
-    """Sends a signal within the validation behind a step; returns what is printed from then on."""
+    """Sends a signal within the validation after a step; returns what is printed from then on."""
     process = run.start()
     place = f"validating {step}:2"
     seen = next((line for line in process.stdout if line.startswith(place)), None)

@@ -1,7 +1,7 @@
 """Small Thinking States models whose thoughts can be decided, and batches for them.
 
 Models with random weights hardly ever end a thought. ``outspoken`` sets weights so that T ends the
-thought behind quiet tokens, and goes on behind loud ones: the first channel says which they are,
+thought after quiet tokens, and goes on after loud ones: the first channel says which they are,
 and the residual stream carries it through all layers. So queries decide where thoughts are, and
 everything else is the real computation.
 """
@@ -46,7 +46,7 @@ def build(seed=0, **changes):
 
 
 def outspoken(seed=0, strength=4.0, **changes):
-    """A model that thinks with tokens behind chunks whose last token is loud."""
+    """A model that thinks with tokens after chunks whose last token is loud."""
     model = build(seed, **changes)
     network = model.network
     with torch.no_grad():

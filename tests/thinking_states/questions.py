@@ -54,7 +54,7 @@ def questions(shapes=SHAPES, seed=0, first=0, epochs=None):
         shapes: see SHAPES, one a row.
         seed: of the words.
         first: number of the first row.
-        epochs: behind the batch; None: a batch of an evaluation.
+        epochs: after the batch; None: a batch of an evaluation.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -181,7 +181,7 @@ def plain_log_probs(model, tokens):
 
 
 def answer_score(model, before, answer):
-    """log p of an answer's tokens behind what stands before it."""
+    """log p of an answer's tokens after what stands before it."""
     found = plain_log_probs(model, [*before, *answer])
     places = torch.arange(len(before) - 1, len(before) + len(answer) - 1)
     return found[places, torch.tensor(answer)]

@@ -100,7 +100,7 @@ def test_scores_do_not_depend_on_the_rest_of_the_batch(make):
 
 
 def test_decoding_gives_the_scores(make):
-    """Teacher-forced answers behind what the model writes itself, batched, from the cache."""
+    """Teacher-forced answers after what the model writes itself, batched, from the cache."""
     model, batch = make().eval(), questions()
     targets, lengths = batch["targets"], batch["query_lengths"]
     with torch.no_grad():

@@ -65,7 +65,7 @@ def mean_nll(weights, shape, texts):
 
 
 def greedy(read, pieces, limit):
-    """What is written greedily behind some pieces up to the prefix, which ends a chain."""
+    """What is written greedily after some pieces up to the prefix, which ends a chain."""
     written, size = [], len(PREFIX)
     while tuple(written[-size:]) != PREFIX:
         late = len(written) - limit
@@ -212,7 +212,7 @@ def test_coconut(stage, changes):
 
 
 def test_coconut_at_drawn_stages(monkeypatch):
-    """Two rows are at the run's stage, two at others, one of these behind the last."""
+    """Two rows are at the run's stage, two at others, one of these after the last."""
     draws = torch.tensor([[0.9, 0.0], [0.1, 0.5], [0.5, 0.0], [0.2, 0.99]], dtype=torch.float64)
     monkeypatch.setattr(curricula, "row_draws", lambda numbers, count, *key: draws)
     model = build("coconut", epochs_per_stage=2, max_latent_stage=2, uniform_prob=0.4)

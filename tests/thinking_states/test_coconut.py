@@ -42,7 +42,7 @@ def exact(monkeypatch):
 
 
 def states_from_scratch(model, tokens):
-    """States of one row whose latents are found one by one, all before them read anew for each."""
+    """States of one row whose latents are found one by one, all before them read again for each."""
     backbone = model.network.backbone
     inputs = [None if token == LATENT else backbone.embed(torch.tensor(token)) for token in tokens]
 

@@ -23,7 +23,7 @@ SHORT_END = {"answer_prefix": (3,), "max_chain_tokens": 8}
 
 
 def naive_chain(model, query, prefix, limit):
-    """Greedy tokens up to the prefix, one row, the whole text read anew for each token."""
+    """Greedy tokens up to the prefix, one row, the whole text read again for each token."""
     written = []
     while tuple(written[-len(prefix) :]) != tuple(prefix):
         if len(written) >= limit:

@@ -1,4 +1,4 @@
-"""iCoT: its schedule, what is removed, and optimisers that start anew."""
+"""iCoT: its schedule, what is removed, and optimisers that start again."""
 
 import math
 
@@ -29,7 +29,7 @@ def chain(steps):
 
 
 def left(model, batch, stage=0):
-    """What is learned of each row, behind the query."""
+    """What is learned of each row, after the query."""
     found = model.layout.training(batch, stage)
     return [tokens[tokens >= 0].tolist() for tokens in found.targets]
 
@@ -173,7 +173,7 @@ def test_bad_values_are_named(changes, message):
 
 
 class Moments(L.Callback):
-    """The steps that AdamW has counted behind each of the trainer's."""
+    """The steps that AdamW has counted after each of the trainer's."""
 
     def __init__(self):
         self.steps = []

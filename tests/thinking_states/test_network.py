@@ -41,7 +41,7 @@ def compressed(network, thought):
 
 @torch.no_grad()
 def spoken(network, tapped, thought):
-    """T's states behind a chunk's last token and behind each token of a thought, alone."""
+    """T's states after a chunk's last token and after each token of a thought, alone."""
     c = network.config.chunk_size
     h = torch.cat((tapped, network.backbone.embed(torch.tensor(thought, dtype=torch.int64))))[None]
     positions = c - len(tapped) + torch.arange(h.shape[1])[None]

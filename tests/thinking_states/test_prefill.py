@@ -187,7 +187,7 @@ def test_thoughts_are_greedy_and_cut_at_their_most_tokens(most):
 
 
 def test_a_thought_never_holds_padding():
-    """The padding's id and those behind it are no tokens, however likely."""
+    """The padding's id and those after it are no tokens, however likely."""
     model = outspoken()
     with torch.no_grad():
         model.network.thinking_matrix[V + 2] = 50.0 * model.network.thinking_matrix[2]

@@ -73,7 +73,7 @@ def test_gold_forced_sequential_is_parallel(backbone, weights, kind):
 
 def test_states_enter_behind_the_first_layer_at_the_next_chunk(backbone, weights):
     setup = tiny.setup(backbone[1], tap_after=1)
-    tokens = [0, 3, 4, 7, 9, 11, 2, 8, 5, 6]  # chunks of 2, 3, 3; behind the query 2
+    tokens = [0, 3, 4, 7, 9, 11, 2, 8, 5, 6]  # chunks of 2, 3, 3; after the query 2
     plain = qwen2.layers(*backbone, qwen2.embed(backbone[0], tokens), 0, 1)
     thoughts = {0: [4, THOUGHT_EOS], 1: [THOUGHT_EOS], 2: [9, 4, 1, 3, THOUGHT_EOS]}
     tapped = ts.forward(weights, setup, tokens, 8, thoughts).tapped

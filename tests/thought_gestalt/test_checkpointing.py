@@ -1,4 +1,4 @@
-"""Sentence steps that are computed anew in the backward pass."""
+"""Sentence steps that are computed again in the backward pass."""
 
 import pytest
 import torch

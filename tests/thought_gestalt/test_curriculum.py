@@ -1,4 +1,4 @@
-"""Streams that are cut anew between epochs, in a run that is stopped and goes on."""
+"""Streams that are cut again between epochs, in a run that is stopped and goes on."""
 
 import lightning as L
 import pytest

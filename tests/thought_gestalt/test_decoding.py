@@ -82,7 +82,7 @@ def read(tokens):
 
 
 def packed(network, tokens):
-    """The states (N, D) behind each of ``tokens``, each document a stream of the packed network."""
+    """The states (N, D) after each of ``tokens``, each document a stream of the packed network."""
     documents, places = read(tokens)
     shape = len(documents), max(map(len, documents)), SLOTS
     batch, lengths = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:2]).long()
@@ -120,7 +120,7 @@ def start(network, texts, lengths):
 
 
 def decode(network, texts, lengths):
-    """The states behind the tokens from each prompt's last one on; rows leave when they end."""
+    """The states after the tokens from each prompt's last one on; rows leave when they end."""
     cache, rows = start(network, texts, lengths), list(range(len(texts)))
     places, found, steps = [length - 1 for length in lengths], [[] for _ in texts], 0
     while rows:
@@ -170,7 +170,7 @@ def test_a_row_alone_is_the_row_in_its_batch():
 
 
 def steps_of(network, text):
-    """How many steps each token of a text takes, and the states behind them."""
+    """How many steps each token of a text takes, and the states after them."""
     cache, counts, found = start(network, [text], [1]), [], []
     for token in text:
         ready, count = torch.tensor([False]), 0

@@ -117,7 +117,7 @@ def test_flops_are_those_that_torch_counts(changes, sentences):
     batch = marked_documents([[25] * (sentences - 1) + [24]], 37, 40, 30)
     with FlopCounterMode(display=False) as counter:
         model.score(batch)
-    hidden = 0.0  # keys behind the query, which the math kernel counts
+    hidden = 0.0  # keys after the query, which the math kernel counts
     for block in model.network.layers:
         for t in range(sentences * (block.attention is not None)):
             rows = 27 + min(t, config.memory_size) * (config.memory == "in_context")

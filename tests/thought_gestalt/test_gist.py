@@ -73,7 +73,7 @@ def test_losses_and_gradients_of_the_loop_over_tokens(backend):
 
 
 def reach(model, tokens, place):
-    """Places whose embeddings the states behind the last token depend on, layer by layer alone."""
+    """Places whose embeddings the states after the last token depend on, layer by layer alone."""
     x = model.network.embed(tokens, torch.arange(tokens.shape[1])).detach().requires_grad_()
     mask = gist_mask(tokens == EOS, torch.arange(tokens.shape[1]))
     (gradient,) = torch.autograd.grad(model.network.blocks[0](x, mask=mask)[0, place].sum(), x)

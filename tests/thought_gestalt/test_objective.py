@@ -185,7 +185,7 @@ def test_no_warm_in_is_the_full_rate_at_once():
 
 @pytest.mark.parametrize("key", ["token_dropout", "sentence_dropout"])
 def test_shares_reach_the_dropouts(key):
-    """Before the warm-in the loss draws nothing; behind it, it does."""
+    """Before the warm-in the loss draws nothing; after it, it does."""
     rates = {"token_dropout": 0.0, "sentence_dropout": 0.0, "attention_dropout": 0.0}
     model, batch = gestalt(warm_in=(6, 6), **{**rates, key: 0.9}).train(), streams(SHAPE)
     still = gestalt().loss(batch).terms["nll"].sum

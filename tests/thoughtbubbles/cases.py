@@ -21,7 +21,7 @@ THRESHOLDS = (-1.2, -1.6, -2.0)
 
 
 def enliven(network, seed=0):
-    """Draws all parameters anew, wide enough for streams to differ and to compete."""
+    """Draws all parameters again, wide enough for streams to differ and to compete."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -83,7 +83,7 @@ def reference_of(model, kind=reference.Thoughtbubbles):
 
 
 def stream_counts(model, batch):
-    """Streams of every token (B, T), behind each fork layer."""
+    """Streams of every token (B, T), after each fork layer."""
     counts = []
 
     def count(after, **_):

@@ -68,7 +68,7 @@ def forward_flops(model, tokens):
 
 
 def unseen_flops(model, tokens):
-    """What the math kernel spends on keys behind the query: of N keys, N (N - 1) / 2 pairs."""
+    """What the math kernel spends on keys after the query: of N keys, N (N - 1) / 2 pairs."""
     counts = streams_by_block(model, tokens)
     return sum(len(tokens) * 4 * model.config.dim * n * (n - 1) // 2 for n in counts)
 

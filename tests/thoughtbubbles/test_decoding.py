@@ -48,7 +48,7 @@ def feed(model, cache, rows, places, tokens):
 
 
 def start(model, tokens, lengths):
-    """A cache of prompts of different lengths, whatever stands behind them."""
+    """A cache of prompts of different lengths, whatever stands after them."""
     widest = int(max(lengths))
     lengths = torch.tensor(lengths)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_those_rows_are_ragged(case):
 
 @pytest.mark.parametrize("case", CAUSAL)
 def test_a_cache_in_two_parts_is_a_cache_in_one(case):
-    """The network may read several new tokens behind a cache, fewer in some rows."""
+    """The network may read several new tokens after a cache, fewer in some rows."""
     model = build(thresholds=THRESHOLDS, **CAUSAL[case])
     tokens = rows_of([LENGTH] * 2, seed=2)["tokens"]
     expected = full_distribution(model, rows_of([LENGTH] * 2, seed=2))

@@ -84,7 +84,7 @@ def test_fork_layers_start_as_documented():
 @pytest.mark.parametrize("kappa", ["1L", "1.5L", "2L", "4L", 11, 24])
 @pytest.mark.parametrize("budget", ["dynamic", "fixed"])
 def test_stream_counts(kappa, length, budget):
-    """min(kappa, 2 N) behind every fork layer, and never fewer than tokens."""
+    """min(kappa, 2 N) after every fork layer, and never fewer than tokens."""
     model = build(kappa=kappa, budget=budget, fork_layers=(0, 1, 3))
     ratio = float(kappa[:-1]) if isinstance(kappa, str) else kappa / 6
     most = max(length, math.ceil(ratio * (length if budget == "dynamic" else 6) - 1e-9))
@@ -256,7 +256,7 @@ def test_scores_stay_float32_under_autocast(name):
 
 
 def test_low_scores_do_not_drown_the_averaged_residual():
-    """The norm behind it has an epsilon: without a division by sum P it would see only that."""
+    """The norm after it has an epsilon: without a division by sum P it would see only that."""
     model, batch = build(fork_layers=(1,)), rows_of([6, 6])
     (step,) = forks_of(model, batch)
     after = step["after"]

@@ -40,7 +40,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture
 def whole_run(fit, uninterrupted):
-    """Checkpoints of a run of ten steps, one behind each step and each validation."""
+    """Checkpoints of a run of ten steps, one after each step and each validation."""
     folder = checkpoint_folder(uninterrupted)
     if not folder.exists():
         assert fit(uninterrupted, *SCHEDULE, "--checkpoint.every_n_train_steps=1") == 0
@@ -55,7 +55,7 @@ def test_resumed_from_any_step_equals_uninterrupted(fit, whole_run, tmp_path, st
 
 
 def test_resumed_between_accumulated_batches_equals_uninterrupted(fit, whole_run, tmp_path):
-    """The validation behind batch 3 falls between the two micro-batches of step 2."""
+    """The validation after batch 3 falls between the two micro-batches of step 2."""
     validated_only = (*SCHEDULE, "--checkpoint.train_time_interval=null")
     assert fit(tmp_path / "a", *validated_only) == 0
     start = checkpoint_folder(tmp_path / "a") / "step=1.ckpt"

@@ -1,4 +1,4 @@
-"""config.yaml beside the logs."""
+"""config.yaml next to the logs."""
 
 import os
 import time

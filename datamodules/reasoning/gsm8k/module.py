@@ -46,9 +46,9 @@ class ReasoningGSM8K(ReasoningDataModule):
         test_files: Test problems, with data_files; null holds out test_fraction of the training
             problems. From the hub the test split is the hub's.
         aligned_file: The training problems, marked (`marked_problems`); null: by rule.
-        place_at: Where the rule puts a marker: right behind the last 'operand', or at the end of
+        place_at: Where the rule puts a marker: right after the last 'operand', or at the end of
             the 'clause' or 'sentence' that it is in.
-        last_step_at_end: Whether the rule puts the last step behind the question, as the teacher of
+        last_step_at_end: Whether the rule puts the last step after the question, as the teacher of
             the paper does in all its published examples.
         question_first: Whether the question is told in front as well, as in Fig. 5, which keeps it
             at the end.

@@ -14,7 +14,7 @@ TEENS = {word: value for value, word in enumerate(_TEENS.split(), start=10)}
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 TENS = {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-"""May stand behind a number in digits or words, or behind "a"."""
+"""May stand after a number in digits or words, or after "a"."""
 
 DENOMINATORS = {
     "half": 2,
@@ -29,7 +29,7 @@ DENOMINATORS = {
     "ninth": 9,
     "tenth": 10,
 }
-"""Behind a numerator ("a", "one", "two thirds") a fraction."""
+"""After a numerator ("a", "one", "two thirds") a fraction."""
 
 _STATED: dict[str, list[int | str]] = {
     "zero": [0],

@@ -8,12 +8,12 @@ Ties: a number may be mentioned several times, or be mentioned and also be a res
 the earliest of these sources; a step that uses a value k times takes the k earliest. A source that
 is only implied (12 by a "year") counts only for a value without any other. An operand 1 that is
 mentioned nowhere is taken for granted. Any other operand without a source is missing: the step
-then goes to the end of the question, and so do all behind it.
+then goes to the end of the question, and so do all after it.
 
 NOTE(paper): the paper lets a language model place the steps (`teacher/`), which reads what the
 question is about. The rule does not: it places a step as soon as its numbers are there, also where
-only the question at the end tells that they are to be added. `Placing.at` and `Placing.last_at_end`
-wait longer.
+only the question at the end says that they are to be added. `Placing.at` and
+`Placing.last_at_end` wait longer.
 """
 
 import re
@@ -78,7 +78,7 @@ def operands(equation: str) -> list[Fraction]:
 
 
 def result(equation: str) -> Fraction | None:
-    """Returns the number behind the last "=" of an equation; None if there is not just one."""
+    """Returns the number after the last "=" of an equation; None if there is not just one."""
     found = _OPERAND.findall(_sides(equation)[1])
     return number(found[0]) if len(found) == 1 else None
 
@@ -93,7 +93,7 @@ class Placing:
     """The rule, with how long it waits.
 
     Attributes:
-        at: Where a marker stands: right behind the last operand, or at the end of the clause or
+        at: Where a marker stands: right after the last operand, or at the end of the clause or
             the sentence that it is in.
         last_at_end: Whether the last step always stands at the end of the question.
 
@@ -163,7 +163,7 @@ class _Sources:
             self._results[value] += 1
 
     def of(self, values: Sequence[Fraction], bound: int) -> _Found:
-        """Returns where all of the values have appeared, at or behind `bound`."""
+        """Returns where all of the values have appeared, at or after `bound`."""
         earliest = latest = bound
         missing = implied = False
         for value, uses in Counter(values).items():

@@ -42,7 +42,7 @@ class Solved:
 
     @property
     def identity(self) -> str:
-        """32 hex digits that tell it from all problems with another question or solution."""
+        """32 hex digits that distinguish it from all problems with another question or solution."""
         text = json.dumps([self.question, *self.equations])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -160,7 +160,7 @@ class HubProblems:
         return {split: self.problems(split).origin for split in splits}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Does nothing: a preparation begins anew."""
+        """Does nothing: a preparation starts again."""
 
     def place(self, document: int) -> Mapping[str, Any] | None:
         """Returns None: there is no place to go on from."""

@@ -27,7 +27,7 @@ _MOST_BYTES = 2**24  # of a reply; a server that sends more is broken
 _LONGEST_WAIT = 60.0  # seconds between tries, unless the server asks for more
 _ASKED_WAIT = 600.0  # seconds that a server may ask for
 _UNFIT = (400, 413, 422)  # what servers say of a request that they will not take, ever
-_LATER = (408, 409, 425, 429)  # and these, beside 5xx, of one to be sent again
+_LATER = (408, 409, 425, 429)  # and these, besides 5xx, of one to be sent again
 
 
 class EndpointError(ValueError):
@@ -76,7 +76,7 @@ class EndpointConfig:
                 f"url={self.url!r} must be an address such as https://api.openai.com/v1"
             )
         if parts.query or parts.fragment:
-            raise ValueError("url must end with the path; what stands behind ? or # is not sent")
+            raise ValueError("url must end with the path; what stands after ? or # is not sent")
         if parts.username or parts.password:
             raise ValueError("url must not hold a name or a password; give the key by key_variable")
         if not self.model:
@@ -103,7 +103,7 @@ class EndpointConfig:
                 "endpoint there, or set key_variable to null for one that needs none"
             )
         if not (key.isascii() and key.isprintable()):  # http.client would quote it
-            raise ValueError(f"{self.key_variable} holds more than a key; set it anew")
+            raise ValueError(f"{self.key_variable} holds more than a key; set it again")
         if urllib.parse.urlsplit(self.url).scheme == "http" and not self.is_local:
             raise ValueError(
                 f"url={self.url!r} would send the key unencrypted: use https, or set key_variable "

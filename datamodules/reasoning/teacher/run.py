@@ -1,7 +1,7 @@
 """Lets a language model place the steps of problems (Thinking States, Sec. 3.4 and App. A.5.2).
 
 Every reply is checked by exact match and written at once: what fits into the output, which
-`marked_problems` reads, and what does not into a file beside it, with the reason. A run that was
+`marked_problems` reads, and what does not into a file next to it, with the reason. A run that was
 killed loses the requests that were on their way; the next one asks only what neither file has.
 """
 

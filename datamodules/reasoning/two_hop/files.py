@@ -126,7 +126,7 @@ def _chain(row: Mapping[str, str | None], columns: _Columns, where: str) -> Chai
     def value(name: str) -> str:
         text = (row.get(name) or "").strip()
         if not text:
-            raise ValueError(f"{where}: the column {name!r} is empty. Mend or remove the row.")
+            raise ValueError(f"{where}: the column {name!r} is empty. Fix or remove the row.")
         return text
 
     subject, bridge, answer = map(value, columns.entities)
@@ -144,7 +144,7 @@ def _chain(row: Mapping[str, str | None], columns: _Columns, where: str) -> Chai
 def _filled(template: str, subject: str, where: str) -> str:
     """Returns the statement of a template, up to its object.
 
-    A relation behind its entity ends in its verb already: "{} is led by".
+    A relation after its entity ends in its verb already: "{} is led by".
     """
     before, braces, behind = template.partition("{}")
     if not braces:

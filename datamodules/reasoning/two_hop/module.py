@@ -32,7 +32,7 @@ class TwoHop(ReasoningDataModule):
 
     Without files the world is generated (`knowledge`): two-hop questions go through all pairs of
     facts that fit together, in a seeded order. Files are in one of the public formats
-    (`files`). Markers stand behind the first entity, whose name completes the first fact,
+    (`files`). Markers stand after the first entity, whose name completes the first fact,
     and at the end of the question.
 
     NOTE(paper): the paper names neither its questions, nor sizes, nor what the steps say. A step of

@@ -1,4 +1,4 @@
-"""Markers in a text go to the token behind which all in front of them has been read."""
+"""Markers in a text go to the token after which all in front of them has been read."""
 
 import random
 from itertools import pairwise
@@ -53,7 +53,7 @@ def test_a_marker_at_the_end_belongs_to_the_last_token():
 
 def test_characters_of_several_bytes():
     assert placed("\u00fc\u4f60<T>\u597d", "\u00fc", "\u4f60", "\u597d") == [2]
-    # byte-level tokens may cut a character: it is read behind the last of its bytes
+    # byte-level tokens may cut a character: it is read after the last of its bytes
     sizes = np.array([2, 1, 2, 3, 1])  # u umlaut, then three and one bytes of two characters
     assert marker_tokens("\u00fc\u4f60\u597d", [1, 2, 3], sizes).tolist() == [1, 3, 4]
 

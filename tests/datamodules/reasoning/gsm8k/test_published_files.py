@@ -11,7 +11,7 @@ COPY = Path(__file__).parents[5] / "shared" / "data"
 TEST, VALID = COPY / "gsm8k" / "test.jsonl", COPY / "gsm8k_aug" / "valid.txt"
 
 pytestmark = pytest.mark.skipif(
-    not COPY.is_dir(), reason="there is no copy of GSM8K beside the project"
+    not COPY.is_dir(), reason="there is no copy of GSM8K next to the project"
 )
 
 

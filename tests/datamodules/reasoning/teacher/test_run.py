@@ -116,7 +116,7 @@ def test_a_refused_request_is_dropped_and_many_in_a_row_end_the_run(endpoint, se
     many = [Solved(f"Other {n}?", ("x",), "1") for n in range(40)]
     with pytest.raises(UnfitRequestError, match="no such parameter: temperature"):
         place_steps(many, endpoint().complete, output, concurrency=1)
-    assert len(rows(dropped_path(output))) == 1, "those are asked again, when that is mended"
+    assert len(rows(dropped_path(output))) == 1, "those are asked again, when that is fixed"
 
 
 def test_a_failing_server_ends_the_run_and_keeps_what_it_said(endpoint, server, tmp_path):
