@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 # Trains once; a second `make demo` evaluates what is there. An interrupted run goes on from its last
-# checkpoint. `rm -r runs/demo` starts anew.
+# checkpoint. `rm -r runs/demo` starts again.
 $(DEMO)/%/trained: | $(READY) configs/%/tiny.yaml
 	$(RUN) train.py fit -c configs/$*/tiny.yaml --trainer.default_root_dir $(DEMO)/$* \
 		--trainer.max_steps 600 --trainer.val_check_interval 200 \
@@ -33,7 +33,7 @@ $(DEMO)/%/trained: | $(READY) configs/%/tiny.yaml
 $(DEMO)/%/result.json: $(DEMO)/%/trained
 	$(RUN) evaluate.py perplexity --ckpt $(DEMO)/$* --output $@
 
-# Thoughtbubbles beside its control, on the same data in the same order.
+# Thoughtbubbles next to its control, on the same data in the same order.
 demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
 	$(RUN) evaluate.py compare $^ --view results
 	$(RUN) evaluate.py generate --ckpt $(DEMO)/thoughtbubbles \

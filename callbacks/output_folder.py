@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def check_folder(key: str, folder: Path) -> None:
-    """Tries that a folder, which need not exist yet, can be written to; leaves nothing after.
+    """Tries that a folder, which need not exist yet, can be written to; leaves no file there.
 
     Args:
         key: the argument that names it, for the message.

@@ -63,7 +63,7 @@ class PendingValidation(L.Callback):
             self._settle(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leaves nothing after for a later ``fit`` of the same process."""
+        """Leaves nothing for a later ``fit`` of the same process."""
         if self._pending:
             self._settle(trainer)
 

@@ -191,7 +191,7 @@ class LanguageDataModule(TextCorpus):
         )
 
     def _batches_processed(self) -> int:
-        """Returns the training batches after the trainer, over all epochs and restarts."""
+        """Returns the number of training batches processed so far, over all epochs and restarts."""
         if self.trainer is None:
             return 0
         total = self.trainer.fit_loop.epoch_loop.batch_progress.total

@@ -157,7 +157,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         return []
 
     def remote(self) -> Remote | None:
-        """Returns the source behind the documents, where it can change or is slow to read."""
+        """Returns the source of the documents, where it can change or is slow to read."""
         return None
 
     # Names

@@ -88,7 +88,7 @@ def prepare_store(
         train_tokens: Most tokens of the train split: reading stops in front of the first train
             document that would exceed it. None: all documents.
         num_proc: See `tokenising.encode_in_order`.
-        remote: The source behind `documents`, where that can change or is slow to read.
+        remote: The source of `documents`, where that can change or is slow to read.
         notes: Called once, when the source has settled what is read; goes into meta.json.
 
     Raises:

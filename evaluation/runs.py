@@ -318,7 +318,7 @@ _LAYOUT = re.compile(r"version_\d+|checkpoints")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A checkpoint, with what its run has left after."""
+    """A checkpoint, with what its run has left."""
 
     name: str
     """What distinguishes it from the others."""

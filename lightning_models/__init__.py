@@ -1,4 +1,4 @@
-"""Language models that think in latent space, one room a paper, and the control.
+"""Language models that think in latent space, one package a paper, and the control.
 
 The names exported here are the public paths that configs and checkpoints carry.
 """

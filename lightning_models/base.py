@@ -319,7 +319,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             return self.loss(batch)
 
     def progress(self, schedule: str) -> float:
-        """Returns how much of the run is after, in [0, 1]; 1 without a run.
+        """Returns how much of the run is done, in [0, 1]; 1 without a run.
 
         Args:
             schedule: key and value of what needs to know, for the message.

@@ -295,7 +295,7 @@ def mixture_log_probs(
 ) -> Tensor:
     """Returns log p(target) (tokens,), float32, of mixtures of several states' distributions.
 
-    The mixture is that of ``losses.linear_mixture_cross_entropy``, and so are the arguments; 0.0
+    The mixture is that of ``linear_mixture_cross_entropy``, and so are the arguments; 0.0
     is returned where nothing is predicted.
     """
     own = token_log_probs(h, weight, target_index(targets)[owner])

@@ -45,7 +45,7 @@ class LossOutput:
 
     ``terms`` add up to the objective; the one named ``nll`` (nats) is reported as ``train/loss``.
     ``stats`` are detached scalars, averaged over micro-batches and ranks, or means of their own.
-    ``sequence_nats``, a detached scalar, is what the bound loses besides that term
+    ``sequence_nats``, a detached scalar, is what the bound loses in addition to that term
     (KL divergences): it is no part of the objective, but of ``train/loss`` and ``train/bpb``.
     """
 

@@ -152,10 +152,13 @@ def check_arguments(arguments: Any, kind: type, key: str) -> None:
     Raises:
         ValueError: see ``check_recipe``.
     """
-    _check_class_paths(arguments, key)
-    if not isinstance(arguments, Mapping):
-        raise _refused(key, arguments, "a mapping")
-    _check_fields(arguments, _init_hints(kind), key, kind.__name__)
+    try:
+        _check_class_paths(arguments, key)
+        if not isinstance(arguments, Mapping):
+            raise _refused(key, arguments, "a mapping")
+        _check_fields(arguments, _init_hints(kind), key, kind.__name__)
+    except RecursionError:
+        raise ValueError(f"{key} is nested too deeply; no recipe of this project is") from None
 
 
 def _check_class_paths(value: Any, key: str) -> None:
@@ -224,7 +227,8 @@ def _init_hints(kind: type) -> dict[str, Any]:
         initialise = vars(base)["__init__"]
         declared = get_type_hints(initialise)
         parameters = inspect.signature(initialise).parameters.values()
-        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [p.name for p in parameters if p.kind in kinds and p.name != "self"]
         hints = {**{name: declared.get(name, Any) for name in named}, **hints}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
@@ -249,7 +253,7 @@ def _check_value(value: Any, hint: Any, key: str) -> None:
 
 def _reads_text(hint: Any) -> bool:
     """Whether a parser that is given text for this type imports nothing."""
-    plain_types = (str, int, float, bool, types.NoneType, Any)
+    plain_types = (str, int, float, bool, types.NoneType, Any, list, tuple, dict)
     containers = (Literal, dict, list, tuple, Mapping, Sequence)
     is_path = isinstance(hint, type) and issubclass(hint, os.PathLike)
     return hint in plain_types or get_origin(hint) in containers or is_path
@@ -258,7 +262,7 @@ def _reads_text(hint: Any) -> bool:
 def _check_choice(value: Any, hint: Any, key: str) -> None:
     """Checks a value against a type that is no union."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if hint in (Any, list, tuple, dict):
         _check_free(value, key)
     elif origin is Literal:
         if value not in arguments:

@@ -265,6 +265,10 @@ def set_empty_key(recipe):
     recipe["model"]["init_args"]["config"][""] = foreign()
 
 
+def set_self(recipe):
+    recipe["model"]["init_args"]["self"] = "lies_around.Thing"
+
+
 def set_deep(recipe):
     value = []
     for _ in range(3000):
@@ -284,6 +288,7 @@ CHANGES = {
     "dotted-field": set_dotted_field,
     "dotted-corpus": set_dotted_corpus,
     "empty-key": set_empty_key,
+    "self": set_self,
     "deep": set_deep,
     "model": set_model,
     "data": set_data,

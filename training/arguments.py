@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from training.errors import UserError
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 CONFIG_FLAGS = ("-c", "--config")
 DEFAULT_ROOT = "runs"
-LONGEST_PATH = 4095  # a longer --config is YAML itself
 LONGEST_NAME = 80  # of a config or its content in a message
 OWN_PACKAGES = {"model": "lightning_models", "data": "datamodules"}
 CLASS_KEYS = ("model", "model.class_path", "data", "data.class_path")
@@ -113,7 +113,7 @@ def check_configs(argv: Sequence[str]) -> None:
         source = _config(previous, argument)
         if source is None:
             continue
-        is_file = len(source) <= LONGEST_PATH and Path(source).is_file()
+        is_file = os.path.isfile(source)
         name = f"the config {source if is_file else source[:LONGEST_NAME]}"
         try:
             text = Path(source).read_text(encoding="utf-8") if is_file else source
@@ -144,8 +144,7 @@ def _note(given: Given, key: str, value: Any) -> None:
 def _from_config(given: Given, source: str) -> None:
     """Notes the keys of a config file (or a config given in place)."""
     try:
-        path = Path(source)
-        text = path.read_text() if len(source) <= LONGEST_PATH and path.is_file() else source
+        text = Path(source).read_text() if os.path.isfile(source) else source
         config: Any = OmegaConf.create(text)
         for scope in ("", f"{given.subcommand}."):
             for key in KEYS:

@@ -71,7 +71,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
-    """Returns the OSError after an error; torch makes RuntimeErrors of them."""
+    """Returns the OSError that caused an error; torch makes RuntimeErrors of them."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

@@ -1,4 +1,4 @@
-"""Which errors are the user's to fix, and the one line they are told in."""
+"""Which errors are the user's to fix, and the one line they are reported in."""
 
 import argparse
 import difflib

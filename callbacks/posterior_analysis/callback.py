@@ -80,7 +80,7 @@ class PosteriorAnalysis(SweepingAnalysis):
             self._sweep(pl_module, batch, findings)
 
     def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
-        """Scores a batch with each number of inner steps, from the highest, which says."""
+        """Scores a batch with each number of inner steps, the highest first."""
         for steps in sorted(set(self.steps), reverse=True):
             seen = self._score_with(pl_module, batch, steps)
             if seen is None:

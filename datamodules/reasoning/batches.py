@@ -14,7 +14,7 @@ all tensors int64:
 | ``sequence_id`` | (B,) | number of the row |
 | ``group`` | (B,) | what accuracies are grouped by |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
-| ``epochs`` | a float | training: epochs of the trainer that lie after this batch |
+| ``epochs`` | a float | training: epochs of the trainer that precede this batch |
 
 Where the trainer's limit_train_batches shortens its epochs, ``epochs`` counts those: a curriculum
 goes on with them, whatever share of the split they have. With overfit_batches there are no

@@ -137,8 +137,8 @@ class LatentThoughtLM(LanguageModel):
         if self.config.inference == "amortised":
             terms["kl_loss"] = Term(self._kl_weight() * kl, count, "targets")
         if isinstance(reading, LearningReading):
-            # NOTE(paper): in the public code these gradients are of sums over a batch, next to that
-            # of a token mean; here both are token means, however many ranks there are.
+            # NOTE(paper): in the public code these gradients are of sums over a batch, added to
+            # that of a token mean; here both are token means, however many ranks there are.
             terms["trajectory"] = Term(reading.surrogate(), count, "targets")
         return LossOutput(terms, self._statistics(nll, kl, count), sequence_nats=kl.detach())
 

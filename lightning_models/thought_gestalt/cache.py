@@ -1,4 +1,4 @@
-"""What decoding keeps: the open sentence of every row, and the sentence vectors after it."""
+"""What decoding keeps: the open sentence of every row, and the vectors of those before it."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -28,7 +28,7 @@ def slot_positions(size: int, dim: int, device: torch.device | None = None) -> T
 
 
 class MemoryAttention(nn.Module):
-    """Cross-attention of tokens to sentence vectors, after a scalar gate g_mem.
+    """Cross-attention of tokens to sentence vectors, scaled by a scalar gate g_mem.
 
     A sentence vector is projected once, when it is written: (s + P) W_K = s W_K + P W_K, and the
     second summand, which depends on the slot only, is added when it is read. W_K has no bias: it

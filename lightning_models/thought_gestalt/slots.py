@@ -7,11 +7,11 @@ a row's next token              slots, one a step; the row is ready after the la
 ==============================  ===============================================================
 word, EOD                       its own: 1, 2, ... for words, U - 2 for EOD
 EOS                             U - 1, then BOS (slot 0) of the next sentence
-word after U - 3 words         cut, as the data cuts: EOS, BOS, then the word
-anything but EOS after EOD     EOS, BOS, then the token
+word after U - 3 words          cut, as the data cuts: EOS, BOS, then the word
+anything but EOS after EOD      EOS, BOS, then the token
 any, at the start of the text   BOS, then the token
 BOS in an empty sentence        0, or none: where BOS was just processed, its state is the answer
-BOS after a word               that of a word; trained models do not say it
+BOS after a word                that of a word; trained models do not say it
 ==============================  ===============================================================
 
 EOD ends the document: what follows the sentence's EOS begins another one, which remembers nothing.

@@ -10,8 +10,8 @@ P_kappa, top-k over 2 N candidates                         ``allocation.global_t
 eqs. 5-6, keep, fork with v', left of the parent           ``forking.ForkLayer`` (``_assemble``)
 eq. 8, attention attenuated by log P and P                 ``network.AttenuatedBlock``
 eqs. 9-10, residual writes attenuated by P                 ``network.AttenuatedBlock``
-eq. 11, output averaging                                   ``losses.linear_mixture_cross_entropy``,
-                                                           ``log_probs.mixture_log_probs``
+eq. 11, output averaging                                   ``linear_mixture_cross_entropy`` and
+                                                           ``mixture_log_probs`` (output_layer)
 eqs. 12-13, rotary positions of forks                      ``streams.Streams.positions``
 App. E.1, budget in proportion to the input                ``allocation.row_budgets``
 causal allocations (ours)                                  ``allocation.by_threshold``,

@@ -60,7 +60,7 @@ def train(steps=120):
 
 @pytest.fixture(scope="module")
 def checkpoint():
-    """What a run leaves after: enough to rebuild the trained model with other dials."""
+    """What a run leaves: enough to rebuild the trained model with other dials."""
     model, content = train(), {}
     model.on_save_checkpoint(content)
     return Checkpoint(Path("toy.ckpt"), {**content, "state_dict": model.state_dict()})

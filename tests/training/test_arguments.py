@@ -42,3 +42,10 @@ def test_what_is_malformed_is_left_to_the_parser(tmp_path, content):
 def test_checkpoints_may_have_a_folder_of_their_own():
     given = look(["fit", "--checkpoint.dirpath=there"])
     assert [str(folder) for folder in given.folders] == ["runs", "there"]
+
+
+@pytest.mark.parametrize("length", [10, 300, 5000])
+def test_a_config_may_be_given_in_place(length):
+    """Also where it is longer than the name of a file may be."""
+    text = f"{{ckpt_path: a.ckpt, trainer: {{default_root_dir: {'x' * length}}}}}"
+    assert look(["fit", "-c", text]).ckpt_path == "a.ckpt"

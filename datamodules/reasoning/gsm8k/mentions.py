@@ -86,7 +86,7 @@ class Mention:
 
     Attributes:
         value: The number.
-        end: Offset behind its last character.
+        end: Offset after its last character.
         stated: Whether it is said, else a reader knows it from what is said.
     """
 
@@ -124,7 +124,7 @@ def _numbers(text: str) -> Iterator[Mention]:
 
 
 def _composed(value: Fraction, behind: re.Match[str]) -> Iterator[Mention]:
-    """Yields what a number means together with what stands behind it."""
+    """Yields what a number means together with what stands after it."""
     end = behind.end()
     if behind["scale"]:
         yield Mention(value * {**SCALES, "dozen": 12}[behind["scale"].lower()], end)
