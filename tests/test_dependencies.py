@@ -18,7 +18,8 @@ UNPINNED = {"gpu", "quality"}  # not installed where the tests run
 PRODUCT = ("lightning_models", "datamodules", "callbacks", "training", "evaluation")
 MODULES = {"lm-eval": "lm_eval", "mauve-text": "mauve"}
 """What is imported, where it is not the package's name with underscores."""
-INDIRECT = {"ruamel-yaml"}  # jsonargparse needs it for --print_config=comments
+# jsonargparse needs the first for --print_config=comments, pandas the second for to_markdown
+INDIRECT = {"ruamel-yaml", "tabulate"}
 
 
 def requirements(lines):

@@ -220,7 +220,7 @@ def test_a_corpus_may_be_a_dict(stories, tmp_path):
         ({"class_path": "LocalText"}, "'LocalText' is no TextCorpus"),
         ({"class_path": "datamodules.BatchLoader"}, "is no TextCorpus"),
         ({"init_args": {}}, "is no TextCorpus"),
-        ({"class_path": "datamodules.LocalText"}, "cannot build datamodules.LocalText"),
+        ({"class_path": "datamodules.LocalText"}, "set data.data_files to your files"),
     ],
 )
 def test_unusable_recipes_of_a_corpus(recipe, message):

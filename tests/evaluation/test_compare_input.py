@@ -118,7 +118,7 @@ def test_wrong_results_end_in_one_line(fails, runs, tmp_path, content, expected)
         (["--limit_batches", "0"], "limit_batches (0) must be at least 1"),
         (["--label", "width"], "label (width) is no key"),
         (["--split", "none"], "split"),
-        (["--packages", "[not_there]"], "cannot import not_there"),
+        (["--packages", "[not_there]"], "cannot import 'not_there'"),
     ],
 )
 def test_wrong_options_end_in_one_line(fails, runs, tmp_path, options, expected):

@@ -169,7 +169,7 @@ def test_of_questions_nothing_is_drawn(write_method, fails, tmp_path):
         (["--scalar", "val/lost"], "scalar (val/lost) was not logged by"),
         (["--scalar", "val/lost"], "it has val/loss, val/ppl"),
         (["--label", "width"], "label (width) is no key of the models' config"),
-        (["--packages", "[not_there]"], "cannot import not_there"),
+        (["--packages", "[not_there]"], "cannot import 'not_there'"),
     ],
 )
 def test_wrong_options_end_in_one_line(make_run, fails, tmp_path, monkeypatch, options, expected):

@@ -55,7 +55,7 @@ def score(corpus, train_checkpoint, evaluates, tmp_path):
     def run(kind):
         path = train_checkpoint(tmp_path / "kind.ckpt", LocalText(**corpus), kind)
         target = tmp_path / "result.json"
-        table = evaluates("perplexity", "--ckpt", path, "--output", target)
+        table = evaluates("perplexity", "--ckpt", path, "--output", target, "--packages", __name__)
         return json.loads(target.read_text()), table
 
     return run
