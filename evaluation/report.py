@@ -253,6 +253,8 @@ COLUMNS = {
         "training FLOPs/token, as its paper counts", si, SIZE
     ),
     "training_flops": ReportColumn("training FLOPs", si, SIZE),
+    "nominal_training_flops_per_token": ReportColumn("planned training FLOPs/token", si, SIZE),
+    "nominal_training_flops": ReportColumn("planned training FLOPs", si, SIZE),
     **_likelihood_columns(),
     "executed_steps": ReportColumn("extra steps/token", TWO, COST),
     "inference_flops_per_token": ReportColumn("inference FLOPs/token, generating", si, COST),
@@ -274,14 +276,15 @@ def run_values(one: RunMetrics) -> dict[str, float | int | None]:
     kind, end = one.likelihood, _ending(one.counted)
     bits_end = end if one.counted == ANSWERS else ""
     scoring = content.get("flops_per_token")
+    nominal = "nominal_" if training.planned else ""
     values = {
         "parameters": training.parameters,
         "non_embedding_parameters": training.non_embedding,
         "steps": training.steps,
         "training_tokens": training.tokens,
-        "training_flops_per_token": training.flops_per_token,
+        f"{nominal}training_flops_per_token": training.flops_per_token,
         "training_flops_per_token_published": training.published_per_token,
-        "training_flops": training.flops,
+        f"{nominal}training_flops": training.flops,
         f"nats_per_token_{kind}{end}": content["nats_per_token"],
         f"{PERPLEXITY_KEYS[kind]}{end}": content[PERPLEXITY_KEYS[kind]],
         f"bits_per_byte_{kind}{bits_end}": content["bits_per_byte"],
@@ -699,6 +702,11 @@ def _notes(rows: Sequence[ReportRow], frame: pd.DataFrame) -> list[str]:
     asked = [task.how for row in rows for member in row.members for task in member.tasks.values()]
     if any((how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked):
         notes.append("Some tasks were scored on a part of their examples only: see below.")
+    if "nominal_training_flops" in frame:
+        notes.append(
+            "Planned FLOPs: where texts decide what a training step computes, training FLOPs are "
+            "those of a full budget of streams; the step may have computed less."
+        )
     if "tokens_per_second" in frame:
         notes.append(
             "Tokens per second are those logged in training, on whatever machine that was."

@@ -214,6 +214,8 @@ class TrainingCost:
     """The same with the markers of sentences: what FLOPs are counted on."""
     flops_per_position: float | None
     """FLOPs of a training step."""
+    planned: bool
+    """Whether they are what the configuration plans, as texts decide what a step computes."""
     published_per_position: float | None
     """The same as the method's paper counts them; None where it counts as we do."""
     tokens_per_second: float | None
@@ -308,6 +310,7 @@ def describe_training(
         tokens=tokens,
         positions=positions,
         flops_per_position=_flops(run, data),
+        planned=outline.adaptive_training,
         published_per_position=outline.published_flops_per_token(outline.config.block_size),
         tokens_per_second=statistics.median(speeds.values()) * share if speeds else None,
         accuracy=answers[max(answers)] if answers else None,

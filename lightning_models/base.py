@@ -158,6 +158,14 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """
         return False
 
+    @property
+    def adaptive_training(self) -> bool:
+        """Whether texts decide how much a training step computes for them.
+
+        Then ``flops_per_token(context, training=True)`` is what the configuration plans.
+        """
+        return False
+
     def passes_per_token(self, context: int) -> float:
         """Returns how often a token goes through the network, as papers count.
 

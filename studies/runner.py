@@ -115,7 +115,9 @@ def analyse_command(config: Path, checkpoint: Path) -> list[str]:
 
 def evaluate_command(verb: str, words: Sequence[str], options: Settings) -> list[str]:
     """Returns a command line of ``evaluate.py``; options without dashes."""
-    typed = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    typed: list[str] = []
+    for key, value in options.items():
+        typed += [f"--{key}", "null" if value is None else str(value)]
     return [sys.executable, str(ROOT / "evaluate.py"), verb, *words, *typed]
 
 

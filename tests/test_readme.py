@@ -113,7 +113,7 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
     if words[0] == "scaling":
         save_results(folder)
     if words[0] == "reason":
-        words += ["--data.test_examples", "4", "--rounds", "0"]
+        words += ["--data.test_examples", "4", "--rounds", "null"]
         where = ["--trainer.default_root_dir", "runs/parity/one"]
         assert (folder / "runs/parity").exists() or train([*PARITY, *SHORT, *FEW, *where]) == 0
     if "runs/demo/thoughtbubbles" in words and not (folder / "runs/demo/thoughtbubbles").exists():

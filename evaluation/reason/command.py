@@ -61,7 +61,7 @@ from lightning_models.recipe import import_packages
 
 # ---- asking and timing
 
-_LEAST = {"max_new_tokens": 1, "rounds": 0, "timing_batches": 1, "timing_batch_size": 1}
+_LEAST = {"max_new_tokens": 1, "rounds": 1, "timing_batches": 1, "timing_batch_size": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,9 @@ class ReasonConfig:
     max_new_tokens: int | None = None
     """Most tokens that a model may write, steps included; null: twice as many as the longest right
     text has, with all its steps."""
-    rounds: int = 5
-    """Rounds of timing, in each of which every model answers the same questions; 0: none."""
+    rounds: int | None = 5
+    """Rounds of timing, in each of which every model answers the same questions; null: nothing is
+    timed."""
     timing_batches: int = 8
     """So many batches are timed, the first ones."""
     timing_batch_size: int | None = None
@@ -185,7 +186,7 @@ class _Session:
         return replies
 
     def time(
-        self, data: Any, batches: Sequence[Sequence[Question]], rounds: int
+        self, data: Any, batches: Sequence[Sequence[Question]], rounds: int | None
     ) -> Sequence[Timing | None]:
         """Returns the time of each of them; None without rounds."""
         if not rounds:
@@ -416,7 +417,7 @@ def _config(settings: Namespace) -> ReasonConfig:
     """
     if settings.baseline is not None and not settings.rounds:
         raise ValueError(
-            f"baseline ({settings.baseline}) is what speed-ups are over, and rounds (0) times "
-            "nothing; raise rounds, or leave baseline out"
+            f"baseline ({settings.baseline}) is what speed-ups are over, and rounds (null) times "
+            "nothing; set rounds, or leave baseline out"
         )
     return chosen(settings, ReasonConfig)

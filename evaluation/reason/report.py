@@ -85,7 +85,7 @@ class ReasonReport:
     def _notes(self) -> str:
         count, settings = len(self.results[0].replies), self.settings
         notes = [f"{count:,} questions of the {self.data['split']} split, on {settings['device']}"]
-        timed = settings["rounds"] > 0
+        timed = bool(settings["rounds"])
         if timed:
             notes.append(
                 f"times are medians of {settings['rounds']} rounds over the first "

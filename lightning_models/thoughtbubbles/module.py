@@ -63,10 +63,16 @@ class ThoughtbubblesLM(LanguageModel):
     @property
     def adaptive(self) -> bool:
         """Whether the number of a text's streams depends on more than its length."""
-        config = self.config
-        return config.inference_allocation != "global_topk" and config.competes(
-            len(config.fork_layers) - 1
-        )
+        return self._depends_on_text(self.config.inference_allocation)
+
+    @property
+    def adaptive_training(self) -> bool:
+        """The same under the allocation of training."""
+        return self._depends_on_text(self.config.allocation)
+
+    def _depends_on_text(self, allocation: str) -> bool:
+        last = len(self.config.fork_layers) - 1
+        return allocation != "global_topk" and self.config.competes(last)
 
     @property
     def likelihood(self) -> Likelihood:

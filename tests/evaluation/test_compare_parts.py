@@ -22,6 +22,8 @@ from evaluation.report import (
 )
 from evaluation.run_metrics import ReportRow, TrainingCost
 from evaluation.runs import read_record
+from lightning_models import ThoughtbubblesLM
+from lightning_models.thoughtbubbles import ThoughtbubblesConfig
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,7 @@ def run(likelihood="exact", loss=1.0, counted="all", name="run", scalars=None, *
     """A run as far as columns and figure read it."""
     sizes = {"parameters": 10, "non_embedding": 5, "steps": 10, "tokens": 1000, "positions": 1200}
     sizes |= {"flops_per_position": 6.0, "published_per_position": None}
+    sizes |= {"planned": False}
     content = {
         "nats_per_token": loss,
         "bits_per_byte": loss / 2,
@@ -129,6 +132,39 @@ def test_flops_are_per_token_of_text():
     assert values["training_flops_per_token_published"] == pytest.approx(14.4)
     assert values["inference_flops_per_token"] == pytest.approx(2.4)
     assert values["tokens_per_second"] is None
+
+
+def test_planned_training_flops_have_columns_of_their_own():
+    """Under causal allocations texts decide what a step of Thoughtbubbles computes."""
+    values = run_values(run(planned=True))
+    assert values["nominal_training_flops"] == 1200 * 6
+    assert values["nominal_training_flops_per_token"] == pytest.approx(7.2)
+    assert not {"training_flops", "training_flops_per_token"} & set(values)
+    assert not any(key.startswith("nominal") for key in run_values(run()))
+
+
+@pytest.mark.parametrize(
+    ("allocation", "in_evaluation", "planned"),
+    [
+        ("global_topk", None, False),
+        ("global_topk", "threshold", False),
+        ("threshold", None, True),
+        ("threshold", "global_topk", True),
+        ("window_topk", None, True),
+    ],
+)
+def test_training_flops_are_planned_where_texts_decide(allocation, in_evaluation, planned):
+    config = ThoughtbubblesConfig(
+        vocab_size=50,
+        block_size=32,
+        num_layers=3,
+        num_heads=2,
+        dim=16,
+        fork_layers=[1, 2],
+        allocation=allocation,
+        eval_allocation=in_evaluation,
+    )
+    assert ThoughtbubblesLM(config).adaptive_training is planned
 
 
 def test_a_bound_has_a_column_of_its_own():

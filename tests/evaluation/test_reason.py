@@ -25,7 +25,7 @@ from lightning_models.recipe import resolve_class
 
 RESULTS = ("compare", "--view", "results")
 
-UNTIMED = ("--rounds", 0)
+UNTIMED = ("--rounds", "null")
 QUICK = ("--rounds", 2, "--timing_batches", 1, "--timing_batch_size", 2, "--max_new_tokens", 6)
 
 
@@ -316,8 +316,8 @@ def test_result_files_side_by_side(reason, evaluates, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--rounds", "-1"], "rounds (-1) must be at least 0"),
-        (["--rounds", "0", "--baseline", "x"], "baseline (x) is what speed-ups are over"),
+        (["--rounds", "0"], "rounds (0) must be at least 1"),
+        (["--rounds", "null", "--baseline", "x"], "baseline (x) is what speed-ups are over"),
         (["--timing_batch_size", "0"], "timing_batch_size (0) must be at least 1"),
         (["--latents", "3"], "none of the models has the setting eval_latents"),
         (["--latents", "-1"], "latents (-1) must be at least 0"),
