@@ -30,30 +30,22 @@ What they are made of, no callbacks:
 |---|---|
 | ``analysis/`` | what all analyses have in common: turns, batches, files, figures, pages |
 | ``reasoning/`` | questions, what is right, thoughts; for ``evaluate.py reason``, too |
-| ``evaluation_hooks`` | validations and tests through one set of hooks |
-| ``undisturbed``, ``random_state`` | a model looked at in training; states of random generators |
-| ``dial`` | a trained model under another setting, for a moment |
-| ``trainer_state`` | what the trainer knows but does not declare |
-| ``output_folder``, ``peak_rate`` | folders that can be written to; FLOPs per second of devices |
+| ``hooks`` | one set of hooks for validations and tests, the trainer's state, random states |
 """
 
 import importlib
 from typing import Any
 
 from callbacks.answer_accuracy import AnswerAccuracy
+from callbacks.checkpointing import PendingValidation, SaveCheckpoints
 from callbacks.fork_analysis import ForkAnalysis
 from callbacks.gate_analysis import GateAnalysis
-from callbacks.gradient_norm import GradientNorm
-from callbacks.nonfinite import NonFinite, NonFiniteError
-from callbacks.optimizer_settings import KeepOptimizerSettings
-from callbacks.pending_validation import PendingValidation
+from callbacks.nonfinite import GradientNorm, NonFinite, NonFiniteError
 from callbacks.posterior_analysis import PosteriorAnalysis
 from callbacks.predictions import Predictions
 from callbacks.progress import Progress
-from callbacks.resume_state import ResumeState
+from callbacks.resume import KeepOptimizerSettings, ResumeState, ScheduleChange
 from callbacks.samples import Samples
-from callbacks.save_checkpoints import SaveCheckpoints
-from callbacks.schedule_change import ScheduleChange
 from callbacks.step_allocation import StepAllocation
 from callbacks.termination import Terminated, Termination
 from callbacks.thought_trace import ThoughtTrace

@@ -10,7 +10,7 @@ import lightning as L
 import torch.distributed as dist
 
 from callbacks.analysis import check_least
-from callbacks.evaluation_hooks import EvaluationHooks
+from callbacks.hooks import EvaluationHooks, gather, undisturbed
 from callbacks.reasoning.questions import (
     REASONING,
     Question,
@@ -20,8 +20,6 @@ from callbacks.reasoning.questions import (
     room_for,
     write,
 )
-from callbacks.trainer_state import gather
-from callbacks.undisturbed import undisturbed
 
 
 class AnswerAccuracy(EvaluationHooks):

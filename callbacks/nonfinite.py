@@ -1,4 +1,4 @@
-"""Stops, or skips, an optimiser step that is not finite; keeps such weights out of checkpoints."""
+"""Gradient norms, and the guard against steps and weights that are not finite."""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -9,8 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from callbacks.gradient_norm import total_norm
-from callbacks.trainer_state import checkpoint_to_resume, gather, has_scaler
+from callbacks.hooks import checkpoint_to_resume, gather, has_scaler, log_interval
 
 SHOWN_IDS = 16
 SETTINGS = ("lr", "weight_decay")
@@ -246,3 +245,43 @@ def _cure(trainer: L.Trainer) -> str:
     path = checkpoint_to_resume(trainer)
     place = f"The last good checkpoint is {path}" if path else "No checkpoint was written yet"
     return f"{place}. Go on with a lower model.optimizer.lr or trainer.gradient_clip_val"
+
+
+# ---- gradient norms
+
+
+class GradientNorm(L.Callback):
+    """Logs ``train/grad_norm``: the 2-norm over all parameters before clipping.
+
+    It is the gradient of the whole optimiser step: accumulated, averaged over ranks, unscaled.
+    """
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        """Chooses how often.
+
+        Args:
+            every_n_steps: optimiser steps between two values; null: trainer.log_every_n_steps,
+                0: never.
+        """
+        self.every_n_steps = every_n_steps
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Logs the norm; Lightning clips after this hook."""
+        interval = log_interval(trainer) if self.every_n_steps is None else self.every_n_steps
+        if not interval or (trainer.global_step + 1) % interval:
+            return
+        pl_module.log("train/grad_norm", total_norm(optimizer))
+
+
+def total_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Returns the 2-norm of all gradients of an optimiser, a scalar; of sharded ones, the whole."""
+    gradients = [
+        parameter.grad
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

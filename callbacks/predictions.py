@@ -7,8 +7,8 @@ from typing import Any
 
 import lightning as L
 
-from callbacks.output_folder import check_folder
-from callbacks.trainer_state import gather
+from callbacks.checkpointing import check_folder
+from callbacks.hooks import gather
 
 
 class Predictions(L.Callback):

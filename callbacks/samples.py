@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 
-from callbacks.undisturbed import undisturbed
+from callbacks.hooks import undisturbed
 
 DEFAULT_PROMPTS = ("", "The ", "In this ")
 

@@ -31,7 +31,7 @@ from callbacks import (
     Termination,
     Throughput,
 )
-from callbacks.output_folder import check_folder
+from callbacks.checkpointing import check_folder
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint

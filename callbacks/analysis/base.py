@@ -9,10 +9,8 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from callbacks.analysis.files import as_pixels, write_files
-from callbacks.evaluation_hooks import EvaluationHooks
-from callbacks.output_folder import check_folder
-from callbacks.trainer_state import gather
-from callbacks.undisturbed import undisturbed
+from callbacks.checkpointing import check_folder
+from callbacks.hooks import EvaluationHooks, gather, undisturbed
 
 
 class Analysis(EvaluationHooks, ABC):

@@ -10,7 +10,7 @@ from callbacks.analysis import Analysis, check_least
 from callbacks.analysis.batch_parts import real_tokens, rows_of
 from callbacks.fork_analysis.report import Report, log
 from callbacks.fork_analysis.statistics import ForkRecorder, TokenRow
-from callbacks.trainer_state import tokenizer_of
+from callbacks.hooks import tokenizer_of
 
 MOST_WEIGHTS = 1 << 26
 """Attention weights of one layer to be held at once; rows are scored so many at a time."""

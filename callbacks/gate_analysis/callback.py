@@ -11,7 +11,7 @@ from callbacks.gate_analysis import history, report
 from callbacks.gate_analysis.ages import Findings, add_reach, cut
 from callbacks.gate_analysis.figures import pictures, run_pictures
 from callbacks.gate_analysis.history import History, Place
-from callbacks.trainer_state import log_interval
+from callbacks.hooks import log_interval
 
 USUAL_MEMORY = 40
 """Sentences that a memory of unknown size is taken to hold."""

@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 
 from callbacks.analysis import SweepingAnalysis, check_least
-from callbacks.dial import dialled, has_dial
+from callbacks.hooks import dialled, has_dial
 from callbacks.posterior_analysis import report
 from callbacks.posterior_analysis.figures import pictures
 from callbacks.posterior_analysis.findings import Findings

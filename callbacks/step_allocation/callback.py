@@ -6,12 +6,11 @@ import lightning as L
 
 from callbacks.analysis import SweepingAnalysis, check_least
 from callbacks.analysis.batch_parts import first_tokens, rows_of
-from callbacks.dial import dialled, has_dial
+from callbacks.hooks import dialled, has_dial, tokenizer_of
 from callbacks.step_allocation import measures
 from callbacks.step_allocation.convergence import measure
 from callbacks.step_allocation.findings import Findings, Pass
 from callbacks.step_allocation.report import Report
-from callbacks.trainer_state import tokenizer_of
 
 DIAL = "alpha"
 """Field of a configuration that the sweep turns."""

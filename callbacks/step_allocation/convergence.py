@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from callbacks.analysis.batch_parts import real_tokens
-from callbacks.dial import dialled, has_dial
+from callbacks.hooks import dialled, has_dial
 
 NOISE = 32.0
 """Rounding errors: so many units in the last place of a typical state, and less, mean nothing."""

@@ -5,11 +5,11 @@ from typing import Any
 import lightning as L
 
 from callbacks.analysis import Analysis, check_least
+from callbacks.hooks import tokenizer_of
 from callbacks.reasoning.thinking import Recorded
 from callbacks.thought_trace.findings import Findings
 from callbacks.thought_trace.page import markdown
 from callbacks.thought_trace.report import Report
-from callbacks.trainer_state import tokenizer_of
 
 
 class ThoughtTrace(Analysis):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from callbacks.dial import dialled
+from callbacks.hooks import dialled
 from callbacks.reasoning.questions import REASONING, not_asked
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.runs import MODEL, MOST_KEYS, differing, find_checkpoints, label_runs, short_names

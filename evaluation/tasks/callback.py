@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import lightning as L
 
-from callbacks.trainer_state import gather, tokenizer_of
-from callbacks.undisturbed import undisturbed
+from callbacks.hooks import gather, tokenizer_of, undisturbed
 
 
 class TaskScores(L.Callback):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from torch import nn
 
-from callbacks.dial import dialled, has_dial
+from callbacks.hooks import dialled, has_dial
 
 
 @dataclass(frozen=True)

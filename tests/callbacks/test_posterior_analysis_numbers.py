@@ -8,7 +8,7 @@ import torch
 from methods import METHODS
 from torch.distributions import Normal, kl_divergence
 
-from callbacks.dial import dialled
+from callbacks.hooks import dialled
 from callbacks.posterior_analysis import report
 from callbacks.posterior_analysis.findings import Findings
 from callbacks.posterior_analysis.passes import Pass

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from callbacks import KeepOptimizerSettings, ResumeState
-from callbacks.optimizer_settings import _rebase
-from callbacks.random_state import RandomState
+from callbacks.hooks import RandomState
+from callbacks.resume import _rebase
 from lightning_models import OptimizerConfig
 
 

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from callbacks import Samples
+from callbacks.hooks import undisturbed
 from callbacks.samples import as_markdown
-from callbacks.undisturbed import undisturbed
 from lightning_models import TransformerLM
 
 

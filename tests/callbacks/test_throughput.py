@@ -7,8 +7,13 @@ import torch
 
 import callbacks.throughput
 from callbacks import SaveCheckpoints, Throughput
-from callbacks.peak_rate import known_rate, peak_flops
-from callbacks.throughput import context_length, peak_memory_gib, real_tokens
+from callbacks.throughput import (
+    context_length,
+    known_rate,
+    peak_flops,
+    peak_memory_gib,
+    real_tokens,
+)
 from lightning_models import TransformerLM
 from tests.callbacks.conftest import Recorder
 
