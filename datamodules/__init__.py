@@ -7,13 +7,11 @@
 | `text` | `TextDataModule`: a corpus as batches of windows; write `documents(split)` |
 | `python_docs` | `PythonDocs`: the documentation inside every CPython |
 | `local_text` | `LocalText`: your own txt, jsonl and parquet files |
-| `answers` | `AnswerDataModule`: questions with marked answers, one a window |
-| `answer_windows` | their rows by number, and batches that say where the answer is |
+| `answers` | `AnswerDataModule`: questions with marked answers, one a window; their rows |
 | `row_order` | which example is row n, where a row holds a whole example |
 | `gsm8k` | word problems with worked answers, from the hub or your files |
-| `kinship` | `Kinship`: generated stories about relatives, after CLUTRR |
 | `reasoning/` | `ReasoningDataModule`: questions, aligned reasoning steps, answers |
-| | `StateTracking`: Parity and Vars; `ReasoningGSM8K`; `TwoHop` |
+| | `StateTracking`: Parity and Vars; `ReasoningGSM8K`; `TwoHop`; `Kinship` |
 | `sentences/` | `Sentences`, `SentenceWindows`: another corpus, cut into sentences |
 | `hub_corpus` | `HubCorpus`: a corpus of the Hugging Face hub, or your copy; token cap |
 | `openwebtext` | `OpenWebText`: the last 100,000 documents validate |
@@ -47,13 +45,11 @@ The path of a document: `labelled_documents` -> `tokenising.encode_in_order` (to
 `windows.WindowSource.batch(n)` -> `loader.BatchLoader` -> the model. Nothing here imports a model.
 """
 
-from datamodules.answer_windows import answer_batch
-from datamodules.answers import AnswerDataModule
+from datamodules.answers import AnswerDataModule, answer_batch
 from datamodules.base import LanguageDataModule
 from datamodules.corpus import TextCorpus
 from datamodules.hub import CorpusUnavailableError
 from datamodules.hub_corpus import HubCorpus
-from datamodules.kinship import Kinship
 from datamodules.loader import BatchLoader, BatchSource
 from datamodules.local_text import LocalText
 from datamodules.openwebtext import OpenWebText
@@ -63,6 +59,7 @@ from datamodules.prompts import read_prompts
 from datamodules.python_docs import PythonDocs
 from datamodules.reasoning import (
     Example,
+    Kinship,
     ReasoningDataModule,
     ReasoningGSM8K,
     StateTracking,

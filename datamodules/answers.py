@@ -1,7 +1,7 @@
 """Corpora of questions with one right answer: a window is one question, and its answer is marked.
 
 The text store holds question and answer as two documents, one after the other, so each is
-tokenised for itself: where the answer begins is exact for every tokenizer, and an answer has the
+tokenised by itself: where the answer begins is exact for every tokenizer, and an answer has the
 same tokens wherever it stands.
 """
 
@@ -10,11 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from datamodules.answer_windows import AnswerRows, AnswerSource, LossOn, Questions
-from datamodules.row_order import Order
-from datamodules.store import SPLITS, Split
+from datamodules.loader import Batch
+from datamodules.row_order import NO_GROUP, Order, RowOrder
+from datamodules.store import SPLITS, Split, TokenStream
 from datamodules.text import TextDataModule
+from datamodules.windows import IGNORE, WindowSource, as_batch
+
+LossOn = Literal["answer", "all"]
 
 
 class AnswerDataModule(TextDataModule):
@@ -54,6 +59,8 @@ class AnswerDataModule(TextDataModule):
             raise ValueError(f"loss_on={loss_on!r} must be 'answer' or 'all'.")
         self.loss_on: LossOn = loss_on
 
+    # ---- what a corpus writes
+
     @abstractmethod
     def questions(self, split: Split) -> Iterable[tuple[str, str]]:
         """Yields (question, answer) of a split, none empty, in an order that never changes.
@@ -69,6 +76,12 @@ class AnswerDataModule(TextDataModule):
         """Returns the group of each question, int64 of the shape of `numbers`; here all are 0."""
         return np.zeros_like(numbers)
 
+    def is_right(self, text: str, answer: str) -> bool:
+        """Returns whether a written answer is the right one: equal but for outer spaces."""
+        return text.strip() == answer.strip()
+
+    # ---- text and batches
+
     def documents(self, split: Split) -> Iterator[str]:
         """Yields question and answer in turn."""
         for question, answer in self.questions(split):
@@ -83,7 +96,8 @@ class AnswerDataModule(TextDataModule):
         """
         super().setup(stage)
         for split in SPLITS:
-            longest = Questions(self.stream(split)).longest
+            start, _, end = _spans(self.stream(split))
+            longest = int((end - start - 1).max(initial=0))  # without the EOS in the middle
             if longest > self.block_size:
                 raise ValueError(
                     f"block_size={self.block_size} is too short: a question of the {split} split "
@@ -91,12 +105,11 @@ class AnswerDataModule(TextDataModule):
                     "rows are only as wide as their split needs."
                 )
 
-    def training_source(self) -> AnswerSource:
+    def training_source(self) -> "AnswerSource":
         """Returns the training batches of this rank by number."""
-        rows_per_batch = self.batch_size * self._ranks()[1]
-        return self._source("train", self.batch_size, order=(self.train_windows, rows_per_batch))
+        return self._source("train", self.batch_size, self.train_windows)
 
-    def evaluation_source(self, split: Split) -> AnswerSource:
+    def evaluation_source(self, split: Split) -> "AnswerSource":
         """Returns the batches of this rank that have every question of a split once, in order.
 
         Raises:
@@ -104,19 +117,17 @@ class AnswerDataModule(TextDataModule):
         """
         if not len(self.stream(split)):
             raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
-        return self._source(split, self.eval_batch_size)
+        return self._source(split, self.eval_batch_size, None)
 
-    def _source(
-        self, split: Split, batch_size: int, order: tuple[Order, int] | None = None
-    ) -> AnswerSource:
+    def _source(self, split: Split, batch_size: int, order: Order | None) -> "AnswerSource":
         rank, world_size = self._ranks()
-        questions = Questions(self.stream(split))
+        stream = self.stream(split)
         rows = AnswerRows(
-            questions,
+            stream,
             eos_id=self.tokenizer.eos_id,
-            groups=self.groups(split, np.arange(len(questions))),
-            order=None if order is None else order[0],
-            rows_per_batch=1 if order is None else order[1],
+            groups=self.groups(split, np.arange(len(stream.document_ends) // 2)),
+            order=order,
+            rows_per_batch=1 if order is None else batch_size * world_size,
             seed=self.seed,
         )
         return AnswerSource(
@@ -129,3 +140,148 @@ class AnswerDataModule(TextDataModule):
             world_size=world_size,
             drop_last=order is not None,
         )
+
+
+# ---- rows by number, and their batches
+
+
+def _spans(stream: TokenStream) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns, of each question, its start, its answer's start, and the answer's end.
+
+    An EOS lies before the answer's start, and one is the answer's last token.
+    """
+    ends = np.asarray(stream.document_ends)
+    assert len(ends) % 2 == 0, "a question or an answer without text"
+    return np.concatenate([[0], ends[1:-1:2]])[: len(ends) // 2], ends[::2], ends[1::2]
+
+
+class AnswerRows:
+    """One question a row: EOS, question, answer, EOS, and -100 up to the common width.
+
+    Args:
+        stream: Tokens of one split, question and answer in turn.
+        eos_id: The token before a question.
+        groups: Group of each question, int64 (number of questions,).
+        order: Which question is row n; see `RowOrder`.
+        rows_per_batch: The same.
+        seed: The same.
+
+    Raises:
+        ValueError: There are fewer questions than one batch takes.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        *,
+        eos_id: int,
+        groups: np.ndarray,
+        order: Order | None,
+        rows_per_batch: int,
+        seed: int,
+    ) -> None:
+        self._stream, self._eos_id, self._groups = stream, eos_id, groups
+        self._start, self._middle, self._end = _spans(stream)
+        self._order = RowOrder(
+            len(self._end), order=order, rows_per_batch=rows_per_batch, seed=seed
+        )
+        self.block_size = int((self._end - self._start - 1).max(initial=0))
+
+    def __len__(self) -> int:
+        """Returns the rows per epoch."""
+        return len(self._order)
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns rows (B, T+1) for numbers (B,); all -100 in rows too many."""
+        which = self._order.examples(numbers)[:, None]
+        start, middle, end = self._start[which], self._middle[which], self._end[which]
+        offsets = np.arange(self.block_size + 1) - 1  # from the first token after the EOS
+        positions = start + offsets + (offsets >= middle - 1 - start)  # without the inner EOS
+        rows = self._stream.gather(np.clip(positions, 0, len(self._stream) - 1))
+        rows[:, 0] = self._eos_id
+        rows[(positions >= end) | (which < 0)] = IGNORE
+        return rows
+
+    def first_answers(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the place of each answer's first token among its row's targets."""
+        which = self._order.examples(numbers).clip(min=0)
+        return self._middle[which] - 1 - self._start[which]
+
+    def groups(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the group of each row."""
+        which = self._order.examples(numbers)
+        return np.where(which < 0, NO_GROUP, self._groups[which])
+
+    def num_targets(self, numbers: np.ndarray, loss_on: LossOn) -> int:
+        """Returns the targets of these rows together."""
+        which = self._order.examples(numbers)
+        first = self._middle[which] if loss_on == "answer" else self._start[which] + 1
+        return int((self._end[which] - first).sum())
+
+
+class AnswerSource(WindowSource):
+    """Batches of one rank with marked answers.
+
+    Args:
+        order: Rows by number.
+        loss_on: See `AnswerDataModule`.
+        **kwargs: See `WindowSource`.
+    """
+
+    def __init__(self, order: AnswerRows, *, loss_on: LossOn, **kwargs: Any) -> None:
+        super().__init__(order, **kwargs)
+        self._answer_rows, self._loss_on = order, loss_on
+
+    def counts(self, n: int) -> dict[str, float]:
+        """Returns the targets of batch `n` over all ranks."""
+        rows = self._batch_size * self._world_size
+        numbers = np.arange(n * rows, (n + 1) * rows)
+        return {"targets": float(self._answer_rows.num_targets(numbers, self._loss_on))}
+
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` of this rank; see `answer_batch`."""
+        first = (n * self._world_size + self._rank) * self._batch_size
+        numbers = np.arange(first, first + self._batch_size)
+        return answer_batch(
+            self._answer_rows.rows(numbers),
+            numbers,
+            first_answers=self._answer_rows.first_answers(numbers),
+            groups=self._answer_rows.groups(numbers),
+            loss_on=self._loss_on,
+            eos_id=self._eos_id,
+            token_bytes=self._token_bytes,
+        )
+
+
+def answer_batch(
+    rows: np.ndarray,
+    numbers: np.ndarray,
+    *,
+    first_answers: np.ndarray,
+    groups: np.ndarray,
+    loss_on: LossOn,
+    eos_id: int,
+    token_bytes: Tensor,
+) -> Batch:
+    """Returns the batch dict of rows (B, T+1), answers marked.
+
+    Keys: those of `windows.as_batch`, ``answer`` (B, T) bool and ``group`` (B,) int64.
+
+    Args:
+        rows: EOS, question, answer, EOS, then -100.
+        numbers: Number of each row (B,).
+        first_answers: Place of the first answer token among the targets of each row (B,).
+        groups: Group of each row (B,), int64.
+        loss_on: Which targets stay; the others become -100.
+        eos_id: Token that stands at padded inputs.
+        token_bytes: UTF-8 bytes of each id, (V,) int64.
+    """
+    places = np.arange(rows.shape[1] - 1)
+    answer = torch.from_numpy((places >= first_answers[:, None]) & (rows[:, 1:] != IGNORE))
+    batch = as_batch(rows, numbers, eos_id=eos_id, token_bytes=token_bytes)
+    batch |= {"answer": answer, "group": torch.from_numpy(groups)}
+    if loss_on == "answer":
+        targets = torch.where(answer, batch["targets"], IGNORE)
+        sizes = torch.where(answer, token_bytes[targets.clamp(min=0)], 0)
+        batch |= {"targets": targets, "num_bytes": sizes.sum(1)}
+    return batch

@@ -23,6 +23,7 @@ The tasks, and how their steps are placed:
 | file or folder | what it holds |
 |---|---|
 | `state_tracking` | `StateTracking`: Parity and Vars, generated |
+| `kinship` | `Kinship`: stories about relatives, generated; windows, without steps |
 | `gsm8k/` | `ReasoningGSM8K`: word problems whose steps are equations; a rule that places them |
 | `two_hop/` | `TwoHop`: questions over two facts, given or known by heart |
 | `teacher/` | a language model that places the steps of GSM8K |
@@ -36,6 +37,7 @@ The path of an example: `examples(split)` -> `encoding.encode_examples` (tokens,
 from datamodules.reasoning.batches import reasoning_batch
 from datamodules.reasoning.examples import MARKER, Example
 from datamodules.reasoning.gsm8k import ReasoningGSM8K
+from datamodules.reasoning.kinship import Kinship
 from datamodules.reasoning.module import ReasoningDataModule, Wording
 from datamodules.reasoning.state_tracking import StateTracking
 from datamodules.reasoning.two_hop import TwoHop
@@ -43,6 +45,7 @@ from datamodules.reasoning.two_hop import TwoHop
 __all__ = [
     "MARKER",
     "Example",
+    "Kinship",
     "ReasoningDataModule",
     "ReasoningGSM8K",
     "StateTracking",

@@ -102,7 +102,7 @@ class StateTracking(ReasoningDataModule):
             raise ValueError(f"task={task!r} must be 'parity' or 'vars'.")
         prefix = ANSWER_PREFIXES[task] if answer_prefix is None else answer_prefix
         super().__init__(answer_prefix=prefix, **kwargs)
-        _check_ranges(
+        check_ranges(
             train_examples=(train_examples, 1, None),
             val_examples=(val_examples, 0, None),
             test_examples=(test_examples, 0, None),
@@ -255,7 +255,12 @@ def _numbers(**given: Sequence[int]) -> Sequence[int]:
     return range(operations[0], operations[1] + 1) if len(operations) == 2 else operations
 
 
-def _check_ranges(**given: tuple[int, int, int | None]) -> None:
+def check_ranges(**given: tuple[int, int, int | None]) -> None:
+    """Checks options, each given as (value, least, most); most is None where there is no bound.
+
+    Raises:
+        ValueError: One is out of its range.
+    """
     for key, (value, least, most) in given.items():
         if value < least:
             raise ValueError(f"{key}={value} must be at least {least}.")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules import Kinship
-from datamodules.answer_windows import NO_GROUP
+from datamodules.row_order import NO_GROUP
 from evaluation.answers import AnswerReport, generate_judge, questions_in, rank_judge
 from evaluation.checkpoint.rebuild import build_model
 from evaluation.cost import Cost, Thinking

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from datamodules.kinship.draws import Draws
-from datamodules.kinship.wording import NAMES
+from datamodules.reasoning.kinship import NAMES, Draws
 from datamodules.reasoning.two_hop.hops import Chain, Hop
 
 Kind = Literal["book", "film", "song", "company", "person", "city", "country", "currency"]

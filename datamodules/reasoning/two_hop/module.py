@@ -5,11 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from datamodules.kinship.draws import Draws
 from datamodules.local_text import identify
 from datamodules.readers import read_rows
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.file_splits import FileSplits
+from datamodules.reasoning.kinship import Draws
 from datamodules.reasoning.module import ReasoningDataModule
 from datamodules.reasoning.two_hop.files import check_csv, read_chains
 from datamodules.reasoning.two_hop.hops import Chain, Hop, end_of
