@@ -8,8 +8,7 @@ from formats import SENTENCES, marked_documents
 
 from datamodules import LocalText, Sentences
 from datamodules.loader import BatchLoader, TrainingSource
-from datamodules.sentences.batches import StreamSource
-from datamodules.sentences.grids import stored_batch
+from datamodules.sentences.batches import StreamSource, stored_batch
 
 SHAPES = [
     [[6, 3, 9], [4], [2, 2, 7, 1], [5, 8]],

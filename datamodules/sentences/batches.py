@@ -1,4 +1,7 @@
-"""Batches of sentences, by number.
+"""Sentences as batches of streams, for models that step from sentence to sentence.
+
+Tensors are (B, S, U): streams, sentences, slots. A sentence takes ``BOS w.. EOS``, the last of a
+document ``BOS w.. EOD EOS``, from slot 0 on without gaps.
 
 | source | rows | use |
 |---|---|---|
@@ -11,17 +14,133 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from datamodules.base import LanguageDataModule
 from datamodules.document_order import permutation
 from datamodules.loader import Batch
 from datamodules.prompts import DealtPrompts
-from datamodules.sentences.bucketing import Batches, distribute, number_of_batches
-from datamodules.sentences.dealing import Bounds
-from datamodules.sentences.grids import empty_batch, stored_batch, with_bytes, written_batch
-from datamodules.sentences.index import SentenceIndex
-from datamodules.sentences.streams import Curriculum, Streams, cut_documents
-from datamodules.sentences.tokenizer import SentenceTokenizer
+from datamodules.sentences.corpus import SentenceCorpus, SentenceIndex
+from datamodules.sentences.streams import (
+    Batches,
+    Bounds,
+    Curriculum,
+    Streams,
+    cut_documents,
+    distribute,
+    number_of_batches,
+)
+from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer
+from datamodules.store import Split
+from datamodules.windows import IGNORE
+
+# ---- sentences as tensors
+
+
+def grid_batch(
+    tokens: Tensor, lengths: Tensor, is_last: Tensor, sequence_id: Tensor, *, is_open: bool = False
+) -> Batch:
+    """Returns the batch dict of sentences.
+
+    Keys: ``tokens`` (B, S, U) int64, 0 in unused slots; ``lengths`` (B, S) int64, slots used, 0
+        after a row's last sentence; ``is_last`` (B, S) bool, the sentence ends its document;
+        ``targets`` (B, S, U) int64, the token after each slot, -100 at EOS and after; ``mask``
+        (B, S, U) bool, used slots; ``lexical`` (B, S, U) bool, the target is a word;
+        ``sequence_id`` (B,) int64.
+
+    Args:
+        tokens: (B, S, U); unused slots hold anything.
+        lengths: (B, S).
+        is_last: (B, S).
+        sequence_id: (B,).
+        is_open: Whether the EOS of each row's last sentence is no target, as more might follow.
+    """
+    slots, used = torch.arange(tokens.shape[-1]), lengths[..., None]
+    mask = slots < used
+    following = torch.full_like(tokens, IGNORE)
+    following[..., :-1] = tokens[..., 1:]
+    predicted = slots < used - 1
+    if is_open:
+        row, last = torch.arange(len(lengths)), (lengths > 0).sum(1) - 1
+        predicted[row, last] &= slots < used[row, last] - 2
+    return {
+        "tokens": tokens.where(mask, 0),
+        "lengths": lengths,
+        "is_last": is_last,
+        "targets": following.where(predicted, IGNORE),
+        "mask": mask,
+        "lexical": slots < used - 2 - is_last[..., None].long(),
+        "sequence_id": sequence_id,
+    }
+
+
+def stored_batch(
+    index: SentenceIndex, first: np.ndarray, sentences: np.ndarray, sequence_id: np.ndarray
+) -> Batch:
+    """Returns the batch of stored runs of sentences; see `grid_batch`.
+
+    Args:
+        index: Sentences of the split.
+        first: First sentence of each row (B,), int64.
+        sentences: How many each row has (B,), at least 1.
+        sequence_id: (B,) int64.
+    """
+    stop = first + sentences
+    places = np.arange(sentences.max())
+    numbers = np.minimum(first[:, None] + places, stop[:, None] - 1)
+    starts = index.starts(numbers)
+    lengths = np.where(places < sentences[:, None], index.ends[numbers] - starts, 0)
+    positions = starts[..., None] + np.arange(lengths.max())
+    tokens = index.stream.gather(np.minimum(positions, len(index.stream) - 1))
+    is_last = (places == sentences[:, None] - 1) & index.ends_document(stop)[:, None]
+    parts = (tokens, lengths, is_last, sequence_id)
+    return grid_batch(*(torch.from_numpy(part) for part in parts))
+
+
+def written_batch(
+    rows: Sequence[Sequence[Sequence[int]]], sequence_id: Sequence[int], *, bos_id: int, eos_id: int
+) -> Batch:
+    """Returns the batch of unfinished documents, their last sentence open; see `grid_batch`.
+
+    Args:
+        rows: Words of each sentence of each document.
+        sequence_id: Number of each.
+        bos_id: Begins a sentence.
+        eos_id: Ends it.
+    """
+    most = max(map(len, rows))
+    longest = max(len(words) for row in rows for words in row)
+    tokens = torch.zeros(len(rows), most, longest + 2, dtype=torch.int64)
+    lengths = torch.zeros(len(rows), most, dtype=torch.int64)
+    for r, row in enumerate(rows):
+        for s, words in enumerate(row):
+            lengths[r, s] = len(words) + 2
+            tokens[r, s, : len(words) + 2] = torch.tensor([bos_id, *words, eos_id])
+    is_last = torch.zeros_like(lengths, dtype=torch.bool)
+    return grid_batch(tokens, lengths, is_last, torch.tensor(sequence_id), is_open=True)
+
+
+def empty_batch() -> Batch:
+    """Returns a batch of one row without sentences, for a rank that has nothing to score."""
+    nothing = torch.zeros(1, 1, dtype=torch.int64)
+    return grid_batch(nothing[..., None], nothing, nothing.bool(), torch.tensor([-1]))
+
+
+def with_bytes(batch: Batch, token_bytes: Tensor) -> Batch:
+    """Returns the batch with ``num_bytes`` (B,) int64, UTF-8 bytes of the targets.
+
+    Args:
+        batch: See `grid_batch`.
+        token_bytes: UTF-8 bytes of each id, (V,) int64.
+    """
+    targets = batch["targets"]
+    sizes = token_bytes[targets.clamp(min=0)].where(targets != IGNORE, 0)
+    return {**batch, "num_bytes": sizes.flatten(1).sum(1)}
+
+
+# ---- batches by number
+
 
 # Sentences of an evaluation batch, its padding counted: one very long document is scored alone.
 _MOST_SENTENCES = 2**16
@@ -63,7 +182,7 @@ class StreamSource:
         self._number = number_of_batches(
             int(streams.lexical.sum()), len(streams), bounds, world_size
         )
-        self._epoch(0)  # a split that is too small is told at once
+        self._epoch(0)  # a split that is too small is refused at once
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a loading process needs; it cuts and deals the streams itself."""
@@ -117,7 +236,7 @@ class StreamSource:
         return {name: float(count) for name, count in counts.items()}
 
     def batch(self, n: int) -> Batch:
-        """Returns batch `n` of this rank; see `grids.grid_batch`.
+        """Returns batch `n` of this rank; see `grid_batch`.
 
         Also ``sentence_steps``, int: most sentences that a stream of batch n has on any rank.
         ``sequence_id`` is the number of the stream's first sentence.
@@ -176,7 +295,7 @@ class DocumentSource:
         return len(self._begins)
 
     def batch(self, n: int) -> Batch:
-        """Returns batch `n` of this rank; see `grids.grid_batch`.
+        """Returns batch `n` of this rank; see `grid_batch`.
 
         Also ``num_bytes`` (B,) int64, UTF-8 bytes of the targets. ``sequence_id`` is the document's
         number in the split, -1 in a row without sentences.
@@ -193,7 +312,7 @@ class DocumentSource:
 class SentencePromptSource(DealtPrompts):
     """Batches of prompts as documents whose last sentence is open.
 
-    Batches are those of `grids.grid_batch` with ``num_bytes`` and ``prompt``, the list of texts.
+    Batches are those of `grid_batch` with ``num_bytes`` and ``prompt``, the list of texts.
     The EOS of the last sentence is there, as every sentence has one, but not a target.
     ``sequence_id`` is the prompt's number in the file.
 
@@ -229,3 +348,143 @@ class SentencePromptSource(DealtPrompts):
         )
         batch = with_bytes(batch, self._tokenizer.token_bytes)
         return {**batch, "prompt": [self._prompts[number] for number in numbers]}
+
+
+# ---- the data module
+
+
+class Sentences(SentenceCorpus, LanguageDataModule):
+    """A corpus as batches of sentences (Thought Gestalt, section 2.1 and App. B.1).
+
+    Training documents are cut into streams of at most S sentences, and streams are dealt to batches
+    of at most `batch_tokens` lexical tokens and `batch_size` streams; S grows by `curriculum_step`
+    every `curriculum_epochs` epochs. Evaluation scores whole documents.
+
+    Args:
+        batch_tokens: Most lexical tokens (all but BOS, EOS and EOD) of a device's batch when
+            training; the paper's number is unpublished.
+        batch_size: Most streams of a device's batch when training.
+        max_sentences: Most sentences of a stream in the first epochs (S).
+        curriculum_step: How much S grows; 0: not at all.
+        curriculum_epochs: After how many epochs it grows; passes over the data, which are the
+            trainer's epochs unless limit_train_batches makes those shorter.
+        curriculum_limit: Largest S; null: it grows on.
+        **kwargs: See `SentenceCorpus` and `LanguageDataModule`; eval_batch_size counts documents.
+
+    Raises:
+        ValueError: An argument is out of its range; the message lists all of them.
+    """
+
+    rows = "sentences"
+
+    def __init__(
+        self,
+        *,
+        batch_tokens: int = 8192,
+        batch_size: int = 64,
+        max_sentences: int = 30,
+        curriculum_step: int = 12,
+        curriculum_epochs: int = 5,
+        curriculum_limit: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.batch_tokens = batch_tokens
+        self.max_sentences = max_sentences
+        self.curriculum_step = curriculum_step
+        self.curriculum_epochs = curriculum_epochs
+        self.curriculum_limit = curriculum_limit
+        super().__init__(batch_size=batch_size, **kwargs)
+
+    def _problems(self) -> list[str]:
+        problems = super()._problems()
+        lowest = {"max_sentences": 1, "curriculum_step": 0, "curriculum_epochs": 1}
+        problems += [
+            f"{key}={getattr(self, key)} must be at least {least}"
+            for key, least in lowest.items()
+            if getattr(self, key) < least
+        ]
+        if self.curriculum_limit is not None and self.curriculum_limit < self.max_sentences:
+            problems.append(
+                f"curriculum_limit={self.curriculum_limit} must be at least max_sentences="
+                f"{self.max_sentences}, or null"
+            )
+        if self.batch_tokens < self.max_sentence_tokens:
+            problems.append(
+                f"batch_tokens={self.batch_tokens} must be at least max_sentence_tokens="
+                f"{self.max_sentence_tokens}, so that a batch can take any sentence"
+            )
+        return problems
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a sentence: its words, BOS, EOD and EOS."""
+        return self.max_sentence_tokens + MARKERS
+
+    def row_tokens(self, split: Split) -> int:
+        """Returns the slots of a document of a split, on average."""
+        counts = self.counts(split)
+        return -(-counts.tokens // max(1, counts.documents))
+
+    def sentences(self, split: Split) -> SentenceIndex:
+        """Returns where the sentences of a split of the prepared corpus are."""
+        return SentenceIndex(self.stream(split), self.tokenizer.eos_id)
+
+    def training_source(self) -> StreamSource:
+        """Returns the training batches of this rank by number.
+
+        Raises:
+            ValueError: The train split is too small to give each batch a sentence.
+        """
+        rank, world_size = self._ranks()
+        return StreamSource(
+            self.sentences("train"),
+            bounds=Bounds(
+                lexical=self.batch_tokens,
+                streams=self.batch_size,
+                sentence=self.max_sentence_tokens,
+            ),
+            curriculum=Curriculum(
+                max_sentences=self.max_sentences,
+                step=self.curriculum_step,
+                epochs=self.curriculum_epochs,
+                limit=self.curriculum_limit,
+            ),
+            seed=self.seed,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def evaluation_source(self, split: Split) -> DocumentSource:
+        """Returns the batches of this rank that score every token of a split once.
+
+        Raises:
+            ValueError: The split is empty.
+        """
+        index = self.sentences(split)
+        if not len(index):
+            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
+        rank, world_size = self._ranks()
+        return DocumentSource(
+            index,
+            batch_size=self.eval_batch_size,
+            token_bytes=self.tokenizer.token_bytes,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def prompt_source(self, prompts: Sequence[str]) -> SentencePromptSource:
+        """Returns batches of prompts, whose last sentence is open."""
+        rank, world_size = self._ranks()
+        return SentencePromptSource(
+            prompts,
+            self.tokenizer,
+            batch_size=self.eval_batch_size,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def order(self) -> dict[str, Any]:
+        """Returns what decides, with text and world size, which streams make batch n."""
+        sizes = ("batch_tokens", "batch_size", "max_sentences")
+        growth = ("curriculum_step", "curriculum_epochs", "curriculum_limit")
+        return {key: getattr(self, key) for key in (*sizes, *growth, "seed")}

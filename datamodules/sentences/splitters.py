@@ -5,21 +5,83 @@
 | ``rules`` | the rules of ``sentencex`` for a language | nothing |
 | ``sat``, ``sat:NAME``, ``sat:FOLDER`` | ``wtpsplit.SaT`` at its default threshold | weights |
 | ``spans:N`` | no sentences: spans of N tokens, the last one shorter | nothing |
+
+White space between two sentences belongs to the second: " The" stays one token.
 """
 
+import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from datamodules.sentences.sat import DEFAULT_SAT, SatSplitter
-from datamodules.sentences.splitter import Splitter
+from datamodules.tokenizers.interface import first_line
+
+
+class SplitterUnavailableError(ValueError):
+    """A splitter whose model could not be loaded; the message says what to set instead."""
+
+
+class Splitter(ABC):
+    """Finds the sentences of texts.
+
+    Attributes:
+        name: The name it was asked for by, e.g. ``"rules"``.
+        gains_from_processes: Whether several processes split faster than one.
+    """
+
+    name: str
+    gains_from_processes: ClassVar[bool] = True
+
+    @abstractmethod
+    def found(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """Yields, for each text, character offsets at which a sentence may end, ascending."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Returns, in plain values, all that decides where sentences end."""
+
+    def load(self) -> None:
+        """Loads what it needs; splitting does so too, where that is not done.
+
+        Raises:
+            SplitterUnavailableError: It cannot be had.
+        """
+        return  # most need nothing
+
+    def ends(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns, for each text, where its sentences end in characters, int64, ascending.
+
+        The last one is the text's length; none is only white space, unless the whole text is.
+        """
+        return [tidy(text, ends) for text, ends in zip(texts, self.found(texts), strict=True)]
+
+
+def tidy(text: str, ends: Sequence[int]) -> np.ndarray:
+    """Returns sentence ends with the white space at each end moved into the next sentence."""
+    kept = [0]
+    for end in ends:
+        stripped = end
+        while stripped > kept[-1] and text[stripped - 1].isspace():
+            stripped -= 1
+        if stripped > kept[-1]:
+            kept.append(stripped)
+    if len(kept) == 1 or text[kept[-1] :].strip():
+        kept.append(len(text))
+    kept[-1] = len(text)
+    return np.array(kept[1:] if text else [], dtype=np.int64)
+
+
+# ---- by rules, or every N tokens
+
 
 KNOWN = "'rules', 'sat', 'sat:' with a model of segment-any-text or a local folder, and 'spans:25'"
 
 # Rules look back over their whole paragraph: the cost grows with its square.
-_LONGEST_PARAGRAPH = 4096  # characters that are looked at together
+_LONGEST_PARAGRAPH = 4096  # characters that are split together
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
@@ -114,3 +176,127 @@ def parse_splitter(name: str, language: str = "en") -> Splitter | SpanSplitter:
     if kind == "spans" and rest.isdecimal() and int(rest) > 0:
         return SpanSplitter(int(rest))
     raise ValueError(f"splitter={name!r} is not known. Possible are {KNOWN}.")
+
+
+# ---- by a model
+
+
+DEFAULT_SAT = "sat-3l-sm"
+
+
+class SatSplitter(Splitter):
+    """``wtpsplit.SaT`` (Frohmann et al., 2024) at its default threshold.
+
+    A line end ends a sentence, as by default there.
+
+    Args:
+        model: Name of a model of ``segment-any-text`` on the hub, or a local folder that holds the
+            weights and their tokenizer.
+    """
+
+    gains_from_processes: ClassVar[bool] = False  # torch has its own threads, or a GPU
+
+    def __init__(self, model: str = DEFAULT_SAT) -> None:
+        folder = Path(model).expanduser()
+        self.model = str(folder.absolute()) if folder.is_dir() else model
+        self.name = f"sat:{self.model}"
+        self._sat: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process needs, which loads the model itself."""
+        return {**vars(self), "_sat": None}
+
+    @property
+    def _folder(self) -> Path | None:
+        return Path(self.model) if Path(self.model).is_dir() else None
+
+    @property
+    def threshold(self) -> float:
+        """Least probability of a sentence's end: wtpsplit's default, which goes by the name."""
+        name = Path(self.model).name
+        if "sm" in name:
+            return 0.25
+        return 0.01 if "no-limited-lookahead" in name else 0.025
+
+    def identity(self) -> dict[str, Any]:
+        """Returns name and threshold; of a folder a hash of its files instead of its name.
+
+        Raises:
+            SplitterUnavailableError: There is no such folder.
+        """
+        folder = self._folder
+        if folder is None:
+            self._check_name()
+            return {"name": self.name}
+        return {"name": "sat", "files": _hash(folder), "threshold": self.threshold}
+
+    def _check_name(self) -> None:
+        if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", self.model):
+            raise self._unavailable("there is no such folder")
+
+    def load(self) -> None:
+        """Loads the model, onto a GPU where there is one.
+
+        Raises:
+            SplitterUnavailableError: Its files cannot be had or read.
+        """
+        if self._sat is not None:
+            return
+        folder = self._folder
+        if folder is None:
+            self._check_name()
+        options: dict[str, Any] = {}
+        if folder is not None:
+            options = {"tokenizer_name_or_path": str(folder)}
+        elif "/" in self.model:
+            options = {"hub_prefix": None}
+        try:
+            self._sat = _load(str(folder or self.model), options)
+        except Exception as error:
+            raise self._unavailable(f"{type(error).__name__}: {first_line(error)}") from error
+
+    def _unavailable(self, why: str) -> SplitterUnavailableError:
+        return SplitterUnavailableError(
+            f"splitter={self.name!r}: its weights could not be had ({why}). Set splitter to "
+            "'sat:FOLDER', a local folder with model and tokenizer, or to another one: 'rules' "
+            "needs no weights, 'spans:25' cuts every 25 tokens."
+        )
+
+    def found(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """Yields where the model sees the end of a sentence, and line ends."""
+        self.load()
+        split = self._sat.split(list(texts), threshold=self.threshold)
+        for text, sentences in zip(texts, split, strict=True):
+            yield _ends_of(text, sentences)
+
+
+def _load(model: str, options: dict[str, Any]) -> Any:
+    import torch
+    from wtpsplit import SaT
+
+    sat = SaT(model, **options)
+    if torch.cuda.is_available():
+        sat.to("cuda")
+    return sat
+
+
+def _ends_of(text: str, sentences: Sequence[str]) -> list[int]:
+    """Returns where the sentences of a text end; only line ends may be left out between them."""
+    ends, end = [], 0
+    for sentence in sentences:
+        while sentence and not text.startswith(sentence, end):
+            assert text[end : end + 1] == "\n", "wtpsplit changed the text"
+            end += 1
+        end += len(sentence)
+        ends.append(end)
+    return ends
+
+
+def _hash(folder: Path) -> str:
+    """Returns a hash of the names and contents of all files of a model."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.name} {content}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,15 +1,38 @@
-"""Training documents cut into streams: runs of sentences through which gradients flow.
+"""Documents to streams, and streams to batches: what each training batch of an epoch holds.
 
-Memory is empty where a stream begins. How long streams may be grows with the epochs (section 2.3);
-which streams an epoch has is a pure function of its number.
+A stream is a run of sentences of one document through which gradients flow; memory is empty where
+it begins. How long streams may be grows with the epochs (section 2.3).
+
+Batches follow uniform token-budget bucketing (App. B.1): streams are dealt to a fixed number of
+batches, those with the most sentences first (in buckets of five, shuffled inside), so that each
+batch gets as many long ones as any other. A batch takes a stream only if it stays within its budget
+of words and its number of streams. All is a pure function of the data, the seed and the epoch.
+
+Nothing is lost, and every epoch has equally many batches. A stream that fits nowhere is cut between
+sentences; if even a sentence fits nowhere, all streams are dealt evenly (`deal_evenly`), which
+always ends well:
+
+- Each round of dealing places a stream or a sentence, or stops: it terminates.
+- Let a batch take W words and C streams, and let no sentence have more than m. A sentence finds
+  no place only if each batch has C streams, or more than W - m words. Streams are only cut to
+  fill a batch to more than W - m, so at most P / C batches are of the first kind, and at most
+  total / (W - m + 1) of the second: it cannot happen with more batches than the sum of both.
+- With fewer, `number_of_batches` gives enough for `deal_evenly`.
+
+NOTE(paper): there total / budget batches are estimated, and what becomes of streams without a place
+is not said. Here are 2 % more and one (whole streams never fill them to the last word), and no
+stream is lost, so that an epoch is an epoch.
 """
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from datamodules.sentences.index import SentenceIndex
+from datamodules.sentences.corpus import SentenceIndex
+
+# ---- documents to streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +55,21 @@ class Curriculum:
         """Returns S of an epoch: ``max_sentences + step * (epoch // epochs)``, limited."""
         grown = self.max_sentences + self.step * (epoch // self.epochs)
         return grown if self.limit is None else min(grown, self.limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a batch of one device may hold.
+
+    Attributes:
+        lexical: Most words.
+        streams: Most streams.
+        sentence: Most words of any sentence.
+    """
+
+    lexical: int
+    streams: int
+    sentence: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,38 +122,15 @@ def cut_documents(index: SentenceIndex, *, max_sentences: int, max_lexical: int)
         max_lexical: Most words of a run; no sentence has more.
     """
     stops = index.document_ends
-    begins = np.append(0, stops[:-1])[: len(stops)]
-    pieces = -(-(stops - begins) // max_sentences)
-    document = np.repeat(np.arange(len(stops)), pieces)
-    place = np.arange(len(document)) - (np.cumsum(pieces) - pieces)[document]
-    first = begins[document] + max_sentences * place
-    streams = runs(index, first, np.minimum(first + max_sentences, stops[document]))
-    over = np.unique(document[streams.lexical > max_lexical])
-    if not len(over):
-        return streams
-    kept = streams[~np.isin(document, over)]
-    anew = _cut_twice(index, begins[over], stops[over], max_sentences, max_lexical)
-    streams = joined([kept, anew])
-    return streams[np.argsort(streams.first, kind="stable")]
-
-
-def _cut_twice(
-    index: SentenceIndex,
-    begins: np.ndarray,
-    stops: np.ndarray,
-    max_sentences: int,
-    max_lexical: int,
-) -> Streams:
-    """Returns documents cut where either limit is met, in rounds of one run a document."""
-    firsts, ends = [], []
-    first = begins
-    while len(first):
+    first = np.append(0, stops[:-1])[: len(stops)]
+    firsts, ends = [first[:0]], [first[:0]]
+    while len(first):  # rounds of one run a document
         stop = longest_prefix(index, first, np.minimum(first + max_sentences, stops), max_lexical)
         firsts.append(first)
         ends.append(stop)
         left = stop < stops
         first, stops = stop[left], stops[left]
-    return runs(index, np.concatenate(firsts), np.concatenate(ends))
+    return runs(index, np.sort(np.concatenate(firsts)), np.sort(np.concatenate(ends)))
 
 
 def longest_prefix(
@@ -137,3 +152,317 @@ def longest_prefix(
         low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         high = np.maximum(low, high)
     return low
+
+
+# ---- an epoch's batches
+
+
+BUCKET = 5  # sentences that the streams of a bucket differ by, at most
+SLACK = 1.02  # batches, where 1 would have to be filled to the last word
+
+# Second half of the Philox keys; `windows`, `document_order` and `shuffling` have the others.
+_STREAMS, _BATCHES = 4, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """The streams of an epoch by batch.
+
+    Attributes:
+        first: First sentence of each stream, int64.
+        sentences: How many it has, int64.
+        offsets: Where the streams of each batch begin, and where the last one's end; int64. Batch
+            ``step * world_size + rank`` is that of a rank at a step.
+    """
+
+    first: np.ndarray
+    sentences: np.ndarray
+    offsets: np.ndarray
+
+    def streams(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns first sentences, and their numbers, of the streams of consecutive batches."""
+        part = slice(int(self.offsets[begin]), int(self.offsets[end]))
+        return self.first[part], self.sentences[part]
+
+
+def number_of_batches(total: int, streams: int, bounds: Bounds, world_size: int) -> int:
+    """Returns the batches of every epoch, over all ranks.
+
+    Args:
+        total: Words of the split.
+        streams: Most streams that any epoch has (the first epochs have the shortest).
+        bounds: Bounds of a batch.
+        world_size: Ranks, each of which takes equally many batches.
+    """
+    words, most, longest = bounds.lexical, bounds.streams, bounds.sentence
+    number = max(_ceil(SLACK * total / words), _ceil(SLACK * streams / most)) + 1
+    # Enough to place every sentence, by the argument above, or by that of `even_batches`, or
+    # because every stream has a batch of its own.
+    enough = min(streams // most + total // (words - longest + 1) + 1, streams)
+    if most > 1 and words > longest:
+        even = max(_ceil(total / (words - longest)), _ceil(streams / (most - 1)))
+        enough = min(enough, even)
+    return _ceil(max(number, enough) / world_size) * world_size
+
+
+def _ceil(value: float) -> int:
+    return int(-(-value // 1))
+
+
+def distribute(
+    streams: Streams,
+    index: SentenceIndex,
+    *,
+    number: int,
+    bounds: Bounds,
+    seed: int,
+    epoch: int,
+    world_size: int = 1,
+) -> Batches:
+    """Returns an epoch's batches; a pure function of its arguments.
+
+    Args:
+        streams: All streams of the epoch.
+        index: Sentences of the split.
+        number: Batches over all ranks, from `number_of_batches`.
+        bounds: Bounds of a batch.
+        seed: Non-negative.
+        epoch: Number of the epoch.
+        world_size: Ranks; at each step they get batches with a similar number of sentence steps.
+
+    Raises:
+        ValueError: There are fewer sentences than batches.
+    """
+    streams = at_least(streams, index, number)
+    shuffled = streams[_bucket_order(streams.sentences, seed, epoch)]
+    dealt = deal(shuffled, index, number, bounds)
+    if dealt is None:
+        dealt = deal_evenly(shuffled, index, number=number)
+        assert _within(*dealt, number, bounds), "number_of_batches gave too few"
+    return _ordered(*dealt, number, seed, epoch, world_size)
+
+
+def at_least(streams: Streams, index: SentenceIndex, number: int) -> Streams:
+    """Returns the streams, the longest of them halved until there are so many.
+
+    Raises:
+        ValueError: There are fewer sentences.
+    """
+    if int(streams.sentences.sum()) < number:
+        raise ValueError(
+            f"batch_tokens, batch_size: an epoch has {number} batches (over all devices), each of "
+            f"which needs a sentence, but the train split has only {int(streams.sentences.sum())}. "
+            "Raise them, or use more text or fewer devices."
+        )
+    while len(streams) < number:
+        order = np.argsort(-streams.sentences, kind="stable")
+        longest = streams[order[: number - len(streams)]]
+        longest = longest[longest.sentences > 1]
+        middle = longest.first + longest.sentences // 2
+        parts = [runs(index, longest.first, middle)]
+        parts += [runs(index, middle, longest.first + longest.sentences)]
+        streams = joined([streams[order[len(longest) :]], *parts])
+    return streams
+
+
+def _bucket_order(sentences: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """Returns the streams' numbers, the longest bucket first, shuffled inside buckets."""
+    philox = np.random.Philox(key=[seed, _STREAMS], counter=[0, 0, 0, epoch])
+    bucket = ((sentences - 1) // BUCKET).astype(np.uint64)
+    bits = np.uint64(int(bucket.max(initial=0)).bit_length())
+    # The bucket in the upper bits, random ones below: one sort for both.
+    keys = philox.random_raw(len(sentences)) >> bits
+    keys |= (bucket.max(initial=0) - bucket) << (np.uint64(63) - bits) << np.uint64(1)
+    return np.argsort(keys, kind="stable")
+
+
+def _within(streams: Streams, batch: np.ndarray, number: int, bounds: Bounds) -> bool:
+    """Returns whether no batch is empty or breaks a bound."""
+    words = np.bincount(batch, streams.lexical, number).max()
+    counts = np.bincount(batch, minlength=number)
+    return bool(words <= bounds.lexical and counts.max() <= bounds.streams and counts.all())
+
+
+def _ordered(
+    streams: Streams, batch: np.ndarray, number: int, seed: int, epoch: int, world_size: int
+) -> Batches:
+    """Returns the batches in the order in which they are trained on.
+
+    Neighbours by length, one a rank, make a step; the steps are shuffled.
+    """
+    length = np.zeros(number, dtype=np.int64)
+    np.maximum.at(length, batch, streams.sentences)
+    philox = np.random.Philox(key=[seed, _BATCHES], counter=[0, 0, 0, epoch])
+    steps = np.argsort(philox.random_raw(number // world_size), kind="stable")
+    by_length = np.argsort(length, kind="stable").reshape(-1, world_size)
+    place = np.empty(number, dtype=np.int64)
+    place[by_length[steps].ravel()] = np.arange(number)
+    order = np.argsort(place[batch], kind="stable")
+    counts = np.bincount(place[batch], minlength=number)
+    return Batches(
+        first=streams.first[order],
+        sentences=streams.sentences[order],
+        offsets=np.append(0, np.cumsum(counts)),
+    )
+
+
+# ---- dealing in rounds
+
+
+def deal(
+    streams: Streams, index: SentenceIndex, number: int, bounds: Bounds
+) -> tuple[Streams, np.ndarray] | None:
+    """Returns the streams, some of them cut, and the batch of each; None: a sentence fits nowhere.
+
+    In each round every batch that may take one more is dealt a stream, the fullest batch the
+    shortest of them. One that fits nowhere is cut: its beginning fills a batch up, the rest waits
+    with those that did not fit.
+
+    Args:
+        streams: The longest first; at least one a batch.
+        index: Sentences of the split.
+        number: Number of batches.
+        bounds: Bounds of a batch.
+    """
+    room, slots = np.full(number, bounds.lexical), np.full(number, bounds.streams)
+    placed: list[Streams] = []
+    batches: list[np.ndarray] = []
+    waiting, begin = streams[:0], 0
+    while len(waiting) or begin < len(streams):
+        open_batches = np.flatnonzero((slots > 0) & (room > 0))
+        if not len(open_batches):
+            return None
+        end = begin + max(0, len(open_batches) - len(waiting))
+        now, begin = joined([waiting, streams[begin:end]]), end
+        now = now[np.argsort(-now.lexical, kind="stable")]
+        to = open_batches[np.argsort(-room[open_batches], kind="stable")][: len(now)]
+        fitting, rest = _fit(now[: len(to)], index, room[to])
+        taken = fitting.sentences > 0
+        if not taken.any():
+            return None  # not even the first sentence of the longest, where there is most room
+        fitting, to = fitting[taken], to[taken]
+        placed.append(fitting)
+        batches.append(to)
+        room[to] -= fitting.lexical
+        slots[to] -= 1
+        waiting = joined([rest, now[len(taken) :]])
+    return joined(placed), np.concatenate(batches)
+
+
+def _fit(streams: Streams, index: SentenceIndex, room: np.ndarray) -> tuple[Streams, Streams]:
+    """Returns what of each stream is placed, nothing or all or a beginning, and what is left.
+
+    Args:
+        streams: The longest first.
+        index: Sentences of the split.
+        room: Words that its batch has room for, the most first.
+    """
+    whole, nowhere = streams.lexical <= room, streams.lexical > room[0]
+    sentences = np.where(whole, streams.sentences, 0)
+    lexical = np.where(whole, streams.lexical, 0)
+    if nowhere.any():
+        first = streams.first[nowhere]
+        end = longest_prefix(index, first, first + streams.sentences[nowhere], room[nowhere])
+        sentences[nowhere], lexical[nowhere] = end - first, index.lexical(first, end)
+    fitting = Streams(first=streams.first, sentences=sentences, lexical=lexical)
+    rest = Streams(
+        first=streams.first + sentences,
+        sentences=streams.sentences - sentences,
+        lexical=streams.lexical - lexical,
+    )
+    return fitting, rest[rest.sentences > 0]
+
+
+# ---- dealing evenly
+
+
+Piece = tuple[int, int, int]  # words, first sentence, the sentence after the last one
+
+
+def deal_evenly(
+    streams: Streams, index: SentenceIndex, *, number: int
+) -> tuple[Streams, np.ndarray]:
+    """Returns streams, some of them cut, and the batch of each.
+
+    With K streams and R batches left, a batch takes c = K // R streams: the x longest and the c - x
+    shortest, with x the most that leaves them at most their share of the words left; and of the
+    next longest stream as many sentences as make up that share. (They suffice: with that whole
+    stream, for the longest of the short ones or next to them, it would be more.) So a batch has at
+    most c + 1 streams, and less than one sentence more than its share. Neither K / R (but up to
+    the next whole number) nor the share grows from batch to batch. Hence with P streams at first
+    no batch has more than ceil(P / number) + 1 streams, or than total / number words and a
+    sentence.
+
+    Args:
+        streams: Streams, at least `number`.
+        index: Sentences of the split.
+        number: Number of batches.
+    """
+    pool = sorted(
+        zip(
+            streams.lexical.tolist(),
+            streams.first.tolist(),
+            (streams.first + streams.sentences).tolist(),
+            strict=True,
+        )
+    )
+    words, sentences = int(streams.lexical.sum()), int(streams.sentences.sum())
+    taken: list[Piece] = []
+    batch: list[int] = []
+    for b in range(number):
+        left = number - b
+        pieces = _take(pool, index, words / left, left, sentences)
+        words -= sum(piece[0] for piece in pieces)
+        sentences -= sum(piece[2] - piece[1] for piece in pieces)
+        taken += pieces
+        batch += [b] * len(pieces)
+    first, stop = (np.array([piece[i] for piece in taken], dtype=np.int64) for i in (1, 2))
+    return runs(index, first, stop), np.array(batch)
+
+
+def _take(
+    pool: list[Piece], index: SentenceIndex, share: float, left: int, sentences: int
+) -> list[Piece]:
+    """Returns a batch of about `share` words, taken out of the sorted pool."""
+    if left == 1:
+        pieces, pool[:] = list(pool), []
+        return pieces
+    count = len(pool) // left
+    longest = _longest(pool, count, share)
+    short = pool[: count - longest]
+    long = pool[len(pool) - longest :]
+    del pool[len(pool) - longest :], pool[: count - longest]
+    pieces = short + long
+    missing = share - sum(piece[0] for piece in pieces)
+    # The batches after this one need a sentence each.
+    spare = sentences - sum(piece[2] - piece[1] for piece in pieces) - (left - 1)
+    if missing > 0 and pool and spare > 0:
+        _, first, stop = pool.pop()
+        cut = min(_reach(index, first, stop, missing), first + spare)
+        pieces.append(_piece(index, first, cut))
+        if cut < stop:
+            insort(pool, _piece(index, cut, stop))
+    return pieces
+
+
+def _longest(pool: list[Piece], count: int, share: float) -> int:
+    """Returns how many of `count` streams can be the longest, the others being the shortest."""
+    words = [piece[0] for piece in pool[:count]]
+    heavy = [piece[0] for piece in pool[len(pool) - count :]][::-1]
+    total = sum(words)
+    for x in range(count):
+        total += heavy[x] - words[count - 1 - x]
+        if total > share:
+            return x
+    return count
+
+
+def _reach(index: SentenceIndex, first: int, stop: int, words: float) -> int:
+    """Returns where the shortest prefix ends that has so many words, `stop` if there is none."""
+    below = int(np.ceil(words)) - 1
+    prefix = longest_prefix(index, np.array([first]), np.array([stop]), below)
+    return min(int(prefix[0]) + 1, stop)
+
+
+def _piece(index: SentenceIndex, first: int, stop: int) -> Piece:
+    return int(index.lexical(np.array([first]), np.array([stop]))[0]), first, stop

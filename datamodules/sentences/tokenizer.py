@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.sentences.splitter import Splitter, tidy
-from datamodules.sentences.splitters import SpanSplitter, parse_splitter
+from datamodules.sentences.splitters import SpanSplitter, Splitter, parse_splitter, tidy
 from datamodules.tokenizers import Tokenizer, tokenizer_from_state
 
 MARKERS = 3  # BOS, EOS and EOD, after the ids of the inner tokenizer
@@ -168,12 +167,12 @@ class SentenceTokenizer(Tokenizer):
             return ends
         places = np.arange(1, len(ids) + 1)
         # After the last punctuation up to each word; 0 where there is none.
-        behind = np.maximum.accumulate(np.where(self._punctuation[ids], places, 0))
+        after = np.maximum.accumulate(np.where(self._punctuation[ids], places, 0))
         more = []
         for end, length in zip(ends[lengths > most], lengths[lengths > most], strict=True):
             start = end - length
             while end - start > most:
-                cut = behind[start + most - 1]
+                cut = after[start + most - 1]
                 start = cut if cut > start else start + most
                 more.append(start)
         return np.sort(np.append(ends, more))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from datamodules import SentenceTokenizer, Tokenizer
-from datamodules.sentences.grids import written_batch
+from datamodules.sentences.batches import written_batch
 from datamodules.windows import IGNORE
 from lightning_models import LanguageModel
 
@@ -227,7 +227,7 @@ class SentenceReader(Reader):
         return Piece(tuple(words), scored, tuple(ends))
 
     def batch(self, pieces: Sequence[Piece]) -> Batch:
-        """Returns the keys of `datamodules.sentences.grids.grid_batch`."""
+        """Returns the keys of `datamodules.sentences.batches.grid_batch`."""
         batch = written_batch(
             [[piece.tokens[a:b] for a, b in _spans(piece)] for piece in pieces],
             [piece.number for piece in pieces],

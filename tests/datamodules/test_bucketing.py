@@ -7,11 +7,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from datamodules.sentences import bucketing
-from datamodules.sentences.bucketing import Batches, distribute, number_of_batches
-from datamodules.sentences.dealing import Bounds
-from datamodules.sentences.even_batches import deal_evenly
-from datamodules.sentences.streams import cut_documents
+from datamodules.sentences import streams as dealing
+from datamodules.sentences.streams import (
+    Batches,
+    Bounds,
+    cut_documents,
+    deal_evenly,
+    distribute,
+    number_of_batches,
+)
 
 LONGEST = 8  # words of a sentence
 documents = st.lists(
@@ -93,8 +97,8 @@ def test_dealing_evenly_keeps_the_bounds_it_promises(make_index, documents, word
     total = int(streams.lexical.sum())
     number = max(math.ceil(total / (words - LONGEST)), math.ceil(len(streams) / (most - 1)))
     assume(len(index) >= number)
-    pieces, batch = deal_evenly(bucketing.at_least(streams, index, number), index, number=number)
-    check(bucketing._ordered(pieces, batch, number, 0, 0, 1), index, number, bounds)
+    pieces, batch = deal_evenly(dealing.at_least(streams, index, number), index, number=number)
+    check(dealing._ordered(pieces, batch, number, 0, 0, 1), index, number, bounds)
 
 
 def test_streams_that_leave_a_sentence_over_are_dealt_evenly(make_index, monkeypatch):
@@ -103,7 +107,7 @@ def test_streams_that_leave_a_sentence_over_are_dealt_evenly(make_index, monkeyp
     streams, bounds, number = setting(index, 128, 16, 1, max_sentences=16)
     called = []
     monkeypatch.setattr(
-        bucketing, "deal_evenly", lambda *a, **k: called.append(1) or deal_evenly(*a, **k)
+        dealing, "deal_evenly", lambda *a, **k: called.append(1) or deal_evenly(*a, **k)
     )
     batches = distribute(streams, index, number=number, bounds=bounds, seed=0, epoch=0)
     assert called
@@ -161,12 +165,12 @@ def test_batches_are_evenly_filled_with_words_and_long_streams(text):
 
 def test_the_longest_bucket_is_dealt_first_and_shuffled_inside():
     sentences = np.random.default_rng(0).integers(1, 31, size=500)
-    order = bucketing._bucket_order(sentences, 3, 1)
+    order = dealing._bucket_order(sentences, 3, 1)
     assert sorted(order.tolist()) == list(range(500))
     buckets = np.split(sentences[order], np.flatnonzero(np.diff((sentences[order] - 1) // 5)) + 1)
     assert [(b.min(), b.max()) for b in buckets] == [(n + 1, n + 5) for n in range(25, -1, -5)]
     assert all((np.diff(b) > 0).any() and (np.diff(b) < 0).any() for b in buckets)
-    assert order.tolist() != bucketing._bucket_order(sentences, 3, 2).tolist()
+    assert order.tolist() != dealing._bucket_order(sentences, 3, 2).tolist()
 
 
 def test_an_epoch_is_a_pure_function_of_seed_and_epoch(text):

@@ -11,8 +11,7 @@ from datamodules import Sentences
 from datamodules.loader import BatchLoader, TrainingSource
 from datamodules.sentences import batches as building
 from datamodules.sentences.batches import DocumentSource, SentencePromptSource, StreamSource
-from datamodules.sentences.dealing import Bounds
-from datamodules.sentences.streams import Curriculum
+from datamodules.sentences.streams import Bounds, Curriculum
 from datamodules.windows import IGNORE
 
 BOS, EOS, EOD = 257, 258, 259

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from datamodules import LocalText, Sentences, SentenceWindows, StoreError, preparation, tokenising
-from datamodules.sentences import SplitterUnavailableError, sat
+from datamodules.sentences import SplitterUnavailableError, splitters
 from datamodules.store import SPLITS, Store
 from datamodules.tokenizers import BytesTokenizer, tokenizer_from_state
 
@@ -171,7 +171,7 @@ def test_missing_weights_are_told_before_the_work(stories, tmp_path, monkeypatch
     def no_network(*_):
         raise OSError("no connection")
 
-    monkeypatch.setattr(sat, "_load", no_network)
+    monkeypatch.setattr(splitters, "_load", no_network)
     inner = LocalText(data_files=str(stories), cache_dir=str(tmp_path / "cache"))
     data = Sentences(corpus=inner, splitter="sat")
     with pytest.raises(SplitterUnavailableError, match="sat-3l-sm.*no connection"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.sentences import SplitterUnavailableError, parse_splitter, sat, splitters
-from datamodules.sentences.splitter import tidy
+from datamodules.sentences import SplitterUnavailableError, parse_splitter, splitters
+from datamodules.sentences.splitters import tidy
 
 TEXT = 'Mr. Smith left. "Why?" she asked.\n\nA title\n \n  He ran (fast). It was \u4f60\u597d. \n'
 
@@ -192,7 +192,7 @@ def test_weights_that_cannot_be_fetched_are_told_with_the_cure(name, options, mo
         asked.append((model, given))
         raise OSError("We couldn't connect to the hub\nand more")
 
-    monkeypatch.setattr(sat, "_load", no_network)
+    monkeypatch.setattr(splitters, "_load", no_network)
     with pytest.raises(SplitterUnavailableError) as told:
         parse_splitter(name).ends(["text"])
     assert asked == [(name.partition(":")[2] or "sat-3l-sm", options)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.sentences import index as indexing
+from datamodules.sentences import corpus as indexing
 from datamodules.sentences.streams import Curriculum, cut_documents, longest_prefix
 
 documents = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=30), min_size=1, max_size=9)
