@@ -3,11 +3,10 @@
 ==================  ================================================================================
 place               what it holds
 ==================  ================================================================================
-``cli``             the commands and how the command line becomes settings
-``console``         errors as one line, tables
-``output``          files that are whole or not there
-``arguments``       options that commands share
-``load``            checkpoint, model and tokenizer that a command's options name
+``cli``             the commands, their parser, and errors as one line
+``arguments``       options that commands share, and what they name
+``load``            models, data and tokenizers of checkpoints, and the provenance of results
+``output``          tables, and files that are whole or not there
 ``cost``            what a score costs: FLOPs, steps and wall time
 ``figures``         figures and their CSV tables as whole files
 ``runs``            runs and checkpoints: places, labels, logged numbers
@@ -16,7 +15,6 @@ place               what it holds
 ``report``          report of a comparison: checks, columns, tables, figure, page
 ``generate``        command: continuations of prompts
 ``importing``       command: a checkpoint from ``transformers`` weights
-``checkpoint/``     from a checkpoint to a model with its data and tokenizer
 ``scoring``         sums over a corpus, and the numbers that follow from them
 ``autoregressive``  scores of targets from their prefixes alone
 ``perplexity``      command: likelihood of a corpus

@@ -23,14 +23,20 @@ from evaluation.arguments import (
     add_data_arguments,
     add_model_arguments,
     data_recipe,
+    load_checkpoint,
+    load_model,
 )
-from evaluation.checkpoint.corpus import build_data, check_fit, prepare
-from evaluation.checkpoint.device import Precision, autocast
-from evaluation.checkpoint.provenance import describe_data, describe_settings
-from evaluation.console import format_table
 from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, Stopwatch, price
-from evaluation.load import load_checkpoint, load_model
-from evaluation.output import check_target, write_json
+from evaluation.load import (
+    Precision,
+    autocast,
+    build_data,
+    check_fit,
+    describe_data,
+    describe_settings,
+    prepare,
+)
+from evaluation.output import check_target, format_table, write_json
 from evaluation.scoring import Share, score_batch, share_of_counts
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from datamodules import BatchSource, Tokenizer
 from datamodules.windows import IGNORE
-from evaluation.checkpoint.device import Precision
 from evaluation.cost import ComputeCounter
+from evaluation.load import Precision
 from evaluation.scoring import Totals, score_batch, standard_error
 from lightning_models import LanguageModel
 from lightning_models.layers import recording

@@ -1,13 +1,14 @@
-"""The commands, and how the command line becomes their settings."""
+"""Commands, their parser, and errors in the input as one line with exit code 2."""
 
 import importlib
+import os
 import sys
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
-from evaluation.console import DEBUG_FLAG, run_with_clear_errors
+DEBUG_FLAG = "--debug"
 
 COMMANDS = {
     "perplexity": ("perplexity", "Score a corpus: perplexity and bits per byte."),
@@ -43,6 +44,32 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if args is None else list(args)
     return run_with_clear_errors(lambda: _run(argv), argv)
+
+
+def run_with_clear_errors(program: Callable[[], None], argv: Sequence[str]) -> int:
+    """Returns the exit code of ``program``: 2 for bad input, reported in one line on stderr.
+
+    With ``--debug`` or the environment variable DEBUG=1 such errors keep their traceback, as
+    defects always do. Ctrl-C ends with 130.
+
+    Args:
+        program: what to run.
+        argv: the command line.
+    """
+    try:
+        program()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        from training.errors import explain  # takes seconds, so not before there is an error
+
+        message = explain(error)
+        if message is None or DEBUG_FLAG in argv or os.environ.get("DEBUG", "0") not in ("", "0"):
+            raise
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _run(argv: Sequence[str]) -> None:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.arguments import Split, add_which_argument
-from evaluation.checkpoint.device import Device, Precision, pick_device
 from evaluation.figures import check_csv, check_picture, write_frame, write_picture
+from evaluation.load import Device, Precision, pick_device
 from evaluation.report import (
     FIGURE,
     ComparisonReport,

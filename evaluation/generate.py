@@ -9,16 +9,16 @@ from tqdm import tqdm
 
 from datamodules import Tokenizer, read_prompts
 from datamodules.readers import check_utf8
-from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.device import Precision, autocast
-from evaluation.cost import GeneratedSteps
-from evaluation.load import (
+from evaluation.arguments import (
+    add_model_arguments,
     add_tokenizer_argument,
     chosen,
     load_checkpoint,
     load_model,
     load_own_tokenizer,
 )
+from evaluation.cost import GeneratedSteps
+from evaluation.load import Precision, autocast
 from evaluation.output import check_target, write_jsonl
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig

@@ -35,19 +35,17 @@ from datamodules.gsm8k import (
 )
 from datamodules.readers import read_lines
 from datamodules.reasoning.gsm8k.solved import BAR
-from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.device import Precision, autocast
-from evaluation.checkpoint.provenance import describe_model
-from evaluation.console import format_table
-from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
-from evaluation.load import (
+from evaluation.arguments import (
+    add_model_arguments,
     add_tokenizer_argument,
     chosen,
     load_checkpoint,
     load_model,
     load_own_tokenizer,
 )
-from evaluation.output import check_targets, write_json, write_jsonl
+from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
+from evaluation.load import Precision, autocast, describe_model
+from evaluation.output import check_targets, format_table, write_json, write_jsonl
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.generation import SamplingConfig, generate

@@ -10,8 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import PythonDocs
 from datamodules.tokenizers import parse_tokenizer
-from evaluation.console import format_table
-from evaluation.output import check_target, write_atomically
+from evaluation.output import check_target, format_table, write_atomically
 from lightning_models import TransformerLM
 from lightning_models.transformer.import_weights import import_transformers
 

@@ -1,116 +1,511 @@
-"""Checkpoint, model, tokenizer and data that the options of a command name."""
+"""Models, data and tokenizers of checkpoints, and what results report about them.
+
+``build_model`` and ``build_data`` rebuild what a checkpoint's recipe names; ``Pretrained`` opens
+models of ``transformers``. The ``describe_`` functions return the provenance of a result.
+"""
 
 import dataclasses
-from typing import Any, Literal, TypeVar
+import hashlib
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
 
-from jsonargparse import ArgumentParser, Namespace
+import numpy as np
+import torch
+from torch import nn
 
-from datamodules import Tokenizer, load_tokenizer
-from evaluation.checkpoint.corpus import build_tokenizer, check_meaning
-from evaluation.checkpoint.device import pick_device
-from evaluation.checkpoint.rebuild import build_model
+from datamodules import (
+    LanguageDataModule,
+    Sentences,
+    Store,
+    StoreError,
+    TextCorpus,
+    Tokenizer,
+    tokenizer_from_state,
+)
+from datamodules.sentences.tokenizer import MARKERS
+from datamodules.store import Split, TokenStream
+from evaluation.output import write_atomically
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, read_checkpoint
-from lightning_models.recipe import import_packages
+from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
+from lightning_models.recipe import resolve_class
+from lightning_models.transformer.pretrained import read_pretrained
 
-_Config = TypeVar("_Config")
-Budget = Literal["fixed", "dynamic"]
-
-
-def add_tokenizer_argument(parser: ArgumentParser) -> None:
-    """Declares ``--tokenizer``, see ``load_own_tokenizer``."""
-    parser.add_argument(
-        "--tokenizer",
-        type=str | None,
-        default=None,
-        help="Tokenizer name, where the checkpoint names none.",
-    )
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["32", "bf16"]
 
 
-def add_budget_argument(parser: ArgumentParser, help: str) -> None:
-    """Declares ``--budget``, see ``load_model``."""
-    parser.add_argument("--budget", type=Budget | None, default=None, help=help)
-
-
-def chosen(settings: Namespace, kind: type[_Config]) -> _Config:
-    """Returns a dataclass with the fields that the command line gives."""
-    fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]
-    return kind(**{field.name: settings[field.name] for field in fields})
-
-
-def load_checkpoint(settings: Namespace) -> Checkpoint:
-    """Returns the checkpoint of ``--ckpt`` and ``--which``, with ``--packages`` imported first.
+def pick_device(name: Device) -> torch.device:
+    """Returns the device; ``auto`` takes a GPU where there is one.
 
     Raises:
-        ValueError: if it cannot be read.
+        ValueError: if a GPU is asked for and there is none.
     """
-    import_packages(settings.packages)
-    return read_checkpoint(settings.ckpt, settings.which)
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ValueError("device (cuda) is not available here; use --device cpu or auto")
+    return torch.device("cuda" if name != "cpu" and has_gpu else "cpu")
 
 
-def load_model(
-    settings: Namespace, checkpoint: Checkpoint, *, budget: Budget | None = None
-) -> LanguageModel:
-    """Returns a checkpoint's model on ``--device``, in eval mode, its config changed by ``--set``.
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """Returns the context of a precision: weights stay float32, bf16 rounds matrix products."""
+    if precision == "32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+# ---- model
+
+
+def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None) -> LanguageModel:
+    """Returns the checkpoint's model with its weights, on the CPU, in eval mode, not compiled.
+
+    The global random state is left as it is.
 
     Args:
-        settings: of the command; ``budget``, where it has that, is one of the config's fields.
-        checkpoint: where the model comes from.
-        budget: of models that have one, where the command line gives none; None: as trained.
+        checkpoint: where recipe and weights come from.
+        changes: fields of the method's config to set to other values than in training.
 
     Raises:
-        ValueError: if the model cannot be rebuilt, or a budget is given that has no effect.
+        CheckpointError: if recipe or weights do not fit this version's classes.
     """
-    device, typed = pick_device(settings.device), settings.get("budget")
-    changes = dict(settings["set"])
-    if typed is not None or budget is not None:
-        changes = _with_budget(checkpoint, changes, typed, budget)
-    model = build_model(checkpoint, changes).to(device)
-    if typed is not None and not getattr(model.config, "uses_budget", True):
-        raise ValueError(
-            f"budget ({typed}) has no effect on the allocation of this model when it is evaluated; "
-            "leave --budget out"
+    model = _without_network(checkpoint, changes)
+    with torch.random.fork_rng(devices=[]):
+        model.configure_model()
+    _load_weights(model, checkpoint, changes)
+    return model.eval()
+
+
+def build_outline(
+    checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None
+) -> LanguageModel:
+    """Returns the checkpoint's model on the meta device: shapes without numbers, in no time.
+
+    Args:
+        checkpoint: where the recipe comes from.
+        changes: fields of the method's config to set to other values, of shapes too.
+
+    Raises:
+        CheckpointError: if the recipe does not fit this version's classes.
+    """
+    model = _without_network(checkpoint, changes)
+    with torch.device("meta"):
+        model.configure_model()
+    return model.eval()
+
+
+def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) -> LanguageModel:
+    recipe = checkpoint.model_recipe
+    kind = resolve_class(recipe["class_path"], LanguageModel)
+    arguments = dict(recipe["init_args"])
+    if "compile" in arguments:
+        arguments["compile"] = False
+    if changes:
+        arguments["config"] = {**arguments.get("config", {}), **changes}
+    unknown = _unknown_names(kind, arguments)
+    if unknown:
+        raise CheckpointError(
+            f"{checkpoint.path}: {kind.__name__} has no option {', '.join(unknown)}; the "
+            "checkpoint comes from another version of it, or the option is misspelt"
         )
+    try:
+        model: LanguageModel = kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: cannot rebuild {kind.__name__}: {error}"
+        ) from error
     return model
 
 
-def _with_budget(
-    checkpoint: Checkpoint, changes: dict[str, Any], typed: Budget | None, default: Budget | None
+def changed_fields(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
+    """Returns the config fields of a rebuilt model that are not as in training."""
+    trained = checkpoint.model_recipe["init_args"].get("config", {})
+    now = model.recipe()["init_args"]["config"]
+    return {key: value for key, value in now.items() if key in trained and value != trained[key]}
+
+
+def _unknown_names(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
+    """Returns init arguments and fields of their dataclasses that this version does not have."""
+    hints = get_type_hints(kind.__init__)
+    unknown = sorted(set(arguments) - set(inspect.signature(kind).parameters))
+    for name, value in arguments.items():
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(hints.get(name)):
+            fields = {field.name for field in dataclasses.fields(hints[name])}
+            unknown += [f"{name}.{key}" for key in sorted(set(value) - fields)]
+    return unknown
+
+
+def _load_weights(
+    model: LanguageModel, checkpoint: Checkpoint, changes: Mapping[str, Any] | None
+) -> None:
+    saved, own = checkpoint.content["state_dict"], model.state_dict()
+    differences = {
+        "missing": [key for key in own if key not in saved],
+        "unexpected": [key for key in saved if key not in own],
+        "of another shape": [
+            f"{key} {tuple(saved[key].shape)} instead of {tuple(own[key].shape)}"
+            for key in own
+            if key in saved and saved[key].shape != own[key].shape
+        ],
+    }
+    parts = [f"{what}: {_first(keys)}" for what, keys in differences.items() if keys]
+    if parts:
+        given = ", ".join(f"{key}={value}" for key, value in (changes or {}).items())
+        asked = f"with {given}, which changes their shapes" if given else "as saved"
+        raise CheckpointError(
+            f"{checkpoint.path}: the weights do not fit {type(model).__name__} {asked}; "
+            f"{'; '.join(parts)}"
+        )
+    model.load_state_dict(saved)
+
+
+def _first(keys: list[str], count: int = 3) -> str:
+    rest = f" and {len(keys) - count} more" if len(keys) > count else ""
+    return ", ".join(keys[:count]) + rest
+
+
+# ---- data and tokenizer
+
+
+def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> LanguageDataModule:
+    """Returns the datamodule of a recipe, not yet prepared.
+
+    Args:
+        checkpoint: its data are the default; a tokenizer that was trained on them is handed to any
+            other corpus that asks for it by name.
+        recipe: other data; None: those of the checkpoint.
+
+    Raises:
+        ValueError: if there is no recipe, or its arguments are refused.
+    """
+    recipe = recipe or checkpoint.data_recipe
+    if recipe is None:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained without a datamodule; name the data with --data, and "
+            "their tokenizer with --data.tokenizer"
+        )
+    kind = resolve_class(recipe["class_path"], LanguageDataModule)
+    try:
+        data: LanguageDataModule = kind(
+            **_with_tokenizer(kind, recipe["init_args"], checkpoint.data_state)
+        )
+    except TypeError as error:
+        raise ValueError(f"cannot build {recipe['class_path']}: {error}") from error
+    return data
+
+
+def _with_tokenizer(
+    kind: Any, init_args: Mapping[str, Any], state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the config fields to change, with the budget of models that have one.
+    """Returns init arguments in which a tokenizer that only the checkpoint has became a file.
+
+    ``bpe:1024`` would be trained again on another corpus, and a tokenizer.json may be gone. Where
+    data are made of another corpus, the tokenizer is that one's.
+    """
+    inner = init_args.get("corpus")
+    if isinstance(inner, Mapping) and "class_path" in inner:
+        corpus = resolve_class(inner["class_path"], TextCorpus)
+        own = _with_tokenizer(corpus, inner.get("init_args", {}), state.get("corpus", {}))
+        return {**init_args, "corpus": {"class_path": inner["class_path"], "init_args": own}}
+    name, saved = str(init_args.get("tokenizer")), state.get("tokenizer", {})
+    if saved.get("kind") != "json" or saved.get("name") != name:
+        return dict(init_args)
+    lost = name.endswith(".json") and not Path(name).expanduser().is_file()
+    if name.startswith("bpe:"):
+        lost = kind(**init_args).fingerprint != state.get("fingerprint")
+    if not lost:
+        return dict(init_args)
+    digest = hashlib.sha256(saved["json"].encode()).hexdigest()[:16]
+    folder = Path(init_args.get("cache_dir", "data_cache")).expanduser() / "tokenizers" / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tokenizer.json"
+    write_atomically(path, lambda target: _write(target, saved["json"]))
+    return {**init_args, "tokenizer": str(path)}
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="")
+
+
+def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
+    """Checks, before anything is prepared, that the model can read the data's windows.
 
     Raises:
-        ValueError: if a budget is typed and the model has none, or differs from ``--set``.
+        ValueError: if kind, vocabulary or length of their rows do not fit; the message has both
+            values.
     """
-    recipe = checkpoint.model_recipe
-    if "budget" not in recipe["init_args"].get("config", {}):
-        if typed is not None:
-            name = recipe["class_path"].rpartition(".")[2]
-            raise ValueError(f"budget ({typed}): {name} has no budget to set; leave --budget out")
-        return changes
-    if typed is not None and changes.get("budget", typed) != typed:
+    model.check_data(data)
+    config = model.config
+    if data.vocab_size != config.vocab_size:
         raise ValueError(
-            f"budget ({typed}) and set.budget ({changes['budget']}) are the same field; give one"
+            f"the data's tokenizer ({data.hparams['tokenizer']}) has {data.vocab_size} entries, "
+            f"the checkpoint's model has a vocabulary of {config.vocab_size}; use the tokenizer it "
+            "was trained with"
         )
-    return {"budget": typed or default, **changes}
+    limit = config.position_limit
+    if limit is not None and data.block_size > limit:
+        key, fitting = "block_size", limit
+        if isinstance(data, Sentences):
+            key, fitting = "max_sentence_tokens", fitting - MARKERS
+        raise ValueError(
+            f"block_size ({data.block_size}) of the data is longer than the {limit} "
+            f"positions that the model has learned; set --data.{key} {fitting}"
+        )
 
 
-def load_own_tokenizer(
-    settings: Namespace, checkpoint: Checkpoint, model: LanguageModel
-) -> Tokenizer:
-    """Returns the tokenizer of ``--tokenizer``, or the checkpoint's.
+def prepare(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
+    """Prepares and opens the data.
 
     Raises:
-        ValueError: if there is none, or its ids mean other text than in training.
+        ValueError: if that fails, or the data's tokenizer is not the checkpoint's.
     """
-    name = settings.get("tokenizer")
-    tokenizer = build_tokenizer(checkpoint) if name is None else load_tokenizer(name)
-    if tokenizer.vocab_size != model.config.vocab_size:
+    data.prepare_data()
+    data.setup("validate")
+    check_tokenizer(data, checkpoint)
+
+
+def check_tokenizer(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
+    """Checks that prepared data have the tokenizer that a checkpoint was trained with.
+
+    Raises:
+        ValueError: if its ids mean other text.
+    """
+    check_meaning(data.tokenizer, checkpoint, "the data's tokenizer")
+
+
+def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
+    """Checks that a tokenizer's ids mean what they did in a checkpoint's training.
+
+    Args:
+        used: the tokenizer.
+        checkpoint: one that names no tokenizer is content with any.
+        what: names it in the message.
+
+    Raises:
+        ValueError: if they mean other text.
+    """
+    saved = checkpoint.data_state.get("tokenizer")
+    if not saved or _content(saved) == _content(used.state()):
+        return
+    trained = tokenizer_from_state(saved)
+    if not same_tokenizer(trained, used):
         raise ValueError(
-            f"the tokenizer ({tokenizer.name}) has {tokenizer.vocab_size} entries, the "
-            f"checkpoint's model has a vocabulary of {model.config.vocab_size}; use the tokenizer "
-            "it was trained with"
+            f"{what} ({used.name}, {used.vocab_size} entries) is not the checkpoint's "
+            f"({trained.name}, {trained.vocab_size} entries): the same ids mean different text"
         )
-    if name is not None:
-        check_meaning(tokenizer, checkpoint, "tokenizer")
-    return tokenizer
+
+
+def _content(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A tokenizer that is stored whole is the same under any name."""
+    return {k: v for k, v in state.items() if k != "name" or state["kind"] != "json"}
+
+
+def same_tokenizer(first: Tokenizer, second: Tokenizer) -> bool:
+    """Returns whether two tokenizers give every id the same meaning."""
+    if (first.vocab_size, first.eos_id) != (second.vocab_size, second.eos_id):
+        return False
+    ids = range(first.vocab_size)
+    return all(first.decode([i]) == second.decode([i]) for i in ids)
+
+
+def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """Returns the checkpoint's tokenizer; the corpus need not be there.
+
+    Raises:
+        ValueError: if the checkpoint names none, or it cannot be loaded.
+    """
+    saved = checkpoint.data_state.get("tokenizer")
+    if saved:
+        return tokenizer_from_state(saved)
+    if checkpoint.data_recipe is None:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained without a datamodule, so it names no tokenizer; name "
+            "one with --tokenizer"
+        )
+    return build_data(checkpoint).tokenizer
+
+
+# ---- provenance: what a result reports about its origin, under the keys of the JSON files
+
+
+def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split) -> dict[str, Any]:
+    """Returns what rebuilds the data, and the fingerprints of theirs and the training's text."""
+    return {
+        "recipe": data.recipe(),
+        "split": split,
+        "fingerprint": data.fingerprint,
+        "trained_on": checkpoint.data_state.get("fingerprint"),
+    }
+
+
+def describe_settings(
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    data: LanguageDataModule,
+    *,
+    batches: int,
+    of_batches: int,
+    precision: Precision,
+) -> dict[str, Any]:
+    """Returns how much of the split was measured, and how."""
+    return {
+        "batches": batches,
+        "of_batches": of_batches,
+        "batch_size": data.eval_batch_size,
+        "precision": precision,
+        **describe_model(checkpoint, model),
+    }
+
+
+def describe_model(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
+    """Returns where a checkpoint's model ran, and what of its config was changed."""
+    return {
+        "device": str(model.device),
+        "set": changed_fields(checkpoint, model),
+        "which": checkpoint.which,
+    }
+
+
+def non_embedding_parameters(model: LanguageModel) -> int:
+    """Returns N, the numbers outside token and position embeddings and output matrix.
+
+    As Kaplan et al. (arXiv 2001.08361) count and the papers quote sizes; biases, norms and frozen
+    weights are in.
+
+    Args:
+        model: its output matrix, where it has one, is ``model.network.output_matrix``.
+    """
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    tables.add(id(getattr(model.network, "output_matrix", None)))
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tables)
+
+
+def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int | None:
+    """Returns D, the lexical tokens in the train split of the text a checkpoint was trained on.
+
+    Each counts once, however often training saw it. None where that is not known: the checkpoint
+    was not trained here, or its text store is not next to that of ``data``.
+
+    Args:
+        checkpoint: where the model comes from.
+        data: prepared, with the checkpoint's tokenizer.
+    """
+    trained_on = checkpoint.data_state.get("fingerprint")
+    if trained_on is None or checkpoint.step == 0:
+        return None
+    try:
+        store = Store(data.store_dir.parent / str(trained_on))
+    except StoreError:
+        return None
+    counts, special_ids = store.counts("train"), data.tokenizer.special_ids
+    if set(special_ids) == {data.tokenizer.eos_id}:
+        return counts.tokens - counts.documents  # every document ends in its only EOS
+    return count_lexical(store.stream("train"), special_ids)
+
+
+def count_lexical(stream: TokenStream, special_ids: Collection[int], chunk: int = 2**20) -> int:
+    """Returns how many tokens of a stream are none of ``special_ids``; reads ``chunk`` at once."""
+    special = np.array(sorted(special_ids), dtype=np.int64)
+    found = 0
+    for start in range(0, len(stream), chunk):
+        ids = stream.gather(np.arange(start, min(start + chunk, len(stream))))
+        found += int(np.isin(ids, special, invert=True).sum())
+    return found
+
+
+# ---- models of ``transformers``, from the hub or a local folder
+
+
+OTHER = "the folder of a saved model with its tokenizer"
+
+
+class Pretrained:
+    """A model of ``transformers`` and its tokenizer; code of their authors is never run.
+
+    Args:
+        source: hub name, or folder of a saved model.
+        device: where to run.
+        precision: of the weights and all that is computed with them.
+        head: 'causal': predicts next tokens; 'none': hidden states only.
+        key: the option that names it, for messages.
+
+    Attributes:
+        source: the same.
+        model: the ``transformers`` model, in eval mode.
+        tokenizer: the ``transformers`` tokenizer.
+        start: the BOS that the tokenizer puts in front of texts by itself, or nothing.
+
+    Raises:
+        ValueError: if they are not there, cannot be read, lack weights, or would need code of their
+            own.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        device: torch.device,
+        precision: Precision = "32",
+        *,
+        head: Literal["causal", "none"] = "causal",
+        key: str = "hf",
+    ) -> None:
+        from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+        self.source = source
+        self.tokenizer: Any = read_pretrained(
+            lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=False),
+            "tokenizer",
+            f"{key} ({source})",
+            other=OTHER,
+        )
+        kind: Any = AutoModelForCausalLM if head == "causal" else AutoModel
+        model, info = read_pretrained(
+            lambda: kind.from_pretrained(
+                source,
+                weights_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32 if precision == "32" else torch.bfloat16,
+                output_loading_info=True,
+            ),
+            "model",
+            f"{key} ({source})",
+            other=OTHER,
+        )
+        missing = sorted(info["missing_keys"])
+        if missing:  # transformers draws them at random, and goes on
+            needs, cure = (
+                ("a causal language model needs", "name a causal language model")
+                if head == "causal"
+                else ("its model needs", "get it again, or name another one")
+            )
+            raise ValueError(
+                f"{key} ({source}): {len(missing)} weights that {needs} are not in it "
+                f"({missing[0]}); {cure}"
+            )
+        self.model: Any = model.eval().to(device)
+        first, bos = self.tokenizer("a")["input_ids"][:1], self.tokenizer.bos_token_id
+        self.start: list[int] = [bos] if first == [bos] else []
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens that the model reads at once; None where its config does not say."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of ``text`` alone, however many."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def encode_documents(self, documents: Sequence[str]) -> list[int]:
+        """Returns the ids of documents in a row: ``start``, and the tokenizer's EOS between them.
+
+        Tokenizers without an EOS have nothing between documents.
+        """
+        eos = self.tokenizer.eos_token_id
+        ids = list(self.start)
+        for number, document in enumerate(documents):
+            if number and eos is not None:
+                ids.append(eos)
+            ids += self.encode(document)
+        return ids

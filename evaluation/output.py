@@ -1,13 +1,28 @@
-"""Result files that are whole or not there."""
+"""Results: tables for people, and files that are whole or not there."""
 
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.readers import parse_json
+
+
+def format_table(rows: Mapping[str, str]) -> str:
+    """Returns names and values as two columns, one pair a line."""
+    width = max(map(len, rows), default=0)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def format_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of equal length as aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def check_target(target: str | Path, key: str = "output") -> Path:

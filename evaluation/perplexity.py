@@ -10,23 +10,26 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import BatchLoader, BatchSource, LanguageDataModule, TextDataModule
 from evaluation.arguments import (
     Split,
+    add_budget_argument,
     add_data_arguments,
     add_model_arguments,
     data_recipe,
+    load_checkpoint,
+    load_model,
 )
 from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
-from evaluation.checkpoint.corpus import build_data, check_fit, prepare
-from evaluation.checkpoint.device import Precision
-from evaluation.checkpoint.provenance import (
+from evaluation.cost import ComputeCounter, Cost, Stopwatch, price
+from evaluation.load import (
+    Precision,
+    build_data,
+    check_fit,
     count_train_tokens,
     describe_data,
     describe_settings,
     non_embedding_parameters,
+    prepare,
 )
-from evaluation.console import format_table
-from evaluation.cost import ComputeCounter, Cost, Stopwatch, price
-from evaluation.load import add_budget_argument, load_checkpoint, load_model
-from evaluation.output import check_target, write_json
+from evaluation.output import check_target, format_table, write_json
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint

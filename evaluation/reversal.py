@@ -19,19 +19,31 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from evaluation.arguments import add_run_arguments, add_which_argument
-from evaluation.checkpoint.corpus import build_data
-from evaluation.checkpoint.device import Precision, autocast, pick_device
-from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.checkpoint.provenance import (
+from evaluation.arguments import (
+    add_run_arguments,
+    add_which_argument,
+    load_checkpoint,
+    load_model,
+    load_own_tokenizer,
+)
+from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
+from evaluation.load import (
+    Precision,
+    Pretrained,
+    autocast,
+    build_data,
     count_train_tokens,
     describe_model,
     non_embedding_parameters,
+    pick_device,
 )
-from evaluation.console import format_columns, format_table
-from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
-from evaluation.load import load_checkpoint, load_model, load_own_tokenizer
-from evaluation.output import check_targets, write_atomically, write_json
+from evaluation.output import (
+    check_targets,
+    format_columns,
+    format_table,
+    write_atomically,
+    write_json,
+)
 from evaluation.scoring import standard_error
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint

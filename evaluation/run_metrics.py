@@ -16,14 +16,19 @@ from typing import Any, NamedTuple
 from datamodules import LanguageDataModule, Sentences, Store, Tokenizer
 from datamodules.readers import parse_json
 from evaluation.arguments import Split
-from evaluation.checkpoint.corpus import build_data, build_tokenizer, check_fit, prepare
-from evaluation.checkpoint.device import Device, Precision, pick_device
-from evaluation.checkpoint.provenance import (
+from evaluation.load import (
+    Device,
+    Precision,
+    build_data,
+    build_model,
+    build_tokenizer,
+    check_fit,
     count_lexical,
     count_train_tokens,
     non_embedding_parameters,
+    pick_device,
+    prepare,
 )
-from evaluation.checkpoint.rebuild import build_model
 from evaluation.perplexity import measure_perplexity
 from evaluation.runs import (
     FLOPS_TAG,

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from evaluation.checkpoint.rebuild import build_outline
+from evaluation.load import build_outline
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import (
     Checkpoint,

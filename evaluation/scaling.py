@@ -11,9 +11,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.console import format_columns
 from evaluation.figures import label_sizes
-from evaluation.output import check_target, read_json, write_atomically, write_json
+from evaluation.output import check_target, format_columns, read_json, write_atomically, write_json
 from evaluation.runs import split_name
 
 # ---- fitted curves

@@ -19,10 +19,6 @@ from evaluation.arguments import (
     add_which_argument,
     data_recipe,
 )
-from evaluation.checkpoint.corpus import build_data, check_fit, check_tokenizer, prepare
-from evaluation.checkpoint.device import pick_device
-from evaluation.checkpoint.rebuild import build_model, build_outline
-from evaluation.console import format_columns
 from evaluation.figures import (
     COLOURS,
     LEGEND_COLUMNS,
@@ -33,6 +29,16 @@ from evaluation.figures import (
     write_csv,
     write_picture,
 )
+from evaluation.load import (
+    build_data,
+    build_model,
+    build_outline,
+    check_fit,
+    check_tokenizer,
+    pick_device,
+    prepare,
+)
+from evaluation.output import format_columns
 from evaluation.perplexity import PerplexityReport, measure_perplexity
 from evaluation.runs import (
     MODEL,

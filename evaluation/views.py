@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.checkpoint.rebuild import build_outline
 from evaluation.figures import (
     COLOURS,
     LEGEND_COLUMNS,
@@ -21,6 +20,7 @@ from evaluation.figures import (
     write_frame,
     write_picture,
 )
+from evaluation.load import build_outline
 from evaluation.output import read_json
 from evaluation.report import aligned
 from evaluation.run_metrics import LoggedPoint, logged_points, training_cost

@@ -13,13 +13,10 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import LanguageDataModule, ZeroShotText
 from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS, zero_shot_set
-from evaluation.arguments import add_model_arguments, carried
-from evaluation.checkpoint.corpus import build_data, check_fit, prepare
-from evaluation.checkpoint.device import Precision
-from evaluation.console import format_columns, format_table
+from evaluation.arguments import add_model_arguments, carried, load_checkpoint, load_model
 from evaluation.cost import Cost, mean_cost
-from evaluation.load import load_checkpoint, load_model
-from evaluation.output import check_target, write_json
+from evaluation.load import Precision, build_data, check_fit, prepare
+from evaluation.output import check_target, format_columns, format_table, write_json
 from evaluation.perplexity import PerplexityReport, measure_perplexity
 from evaluation.scoring import PERPLEXITY_KEYS
 from lightning_models import LanguageModel

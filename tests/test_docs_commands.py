@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from paper_commands import DOCS, METHODS, ROOT
 
 from datamodules.reasoning import align
-from evaluation.checkpoint.rebuild import build_outline
 from evaluation.cli import build_parser
+from evaluation.load import build_outline
 from lightning_models.checkpoint import read_checkpoint
 from studies.__main__ import configured
 from studies.__main__ import parser as study_parser

@@ -37,12 +37,24 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import LanguageDataModule, Tokenizer
-from evaluation.arguments import Split, add_corpus_arguments, add_model_arguments, data_recipe
-from evaluation.checkpoint.corpus import build_data, check_fit, prepare
-from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.checkpoint.provenance import describe_data, describe_model
+from evaluation.arguments import (
+    Split,
+    add_corpus_arguments,
+    add_model_arguments,
+    data_recipe,
+    load_checkpoint,
+    load_model,
+    load_own_tokenizer,
+)
 from evaluation.cost import Cost, GeneratedSteps, price
-from evaluation.load import load_checkpoint, load_model, load_own_tokenizer
+from evaluation.load import (
+    Pretrained,
+    build_data,
+    check_fit,
+    describe_data,
+    describe_model,
+    prepare,
+)
 from evaluation.output import check_targets, write_json, write_jsonl
 from evaluation.quality.measures import (
     Author,

@@ -13,10 +13,9 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from evaluation.checkpoint.device import Precision
-from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.console import format_columns, format_table
 from evaluation.cost import Cost
+from evaluation.load import Precision, Pretrained
+from evaluation.output import format_columns, format_table
 from evaluation.quality.texts import QualityConfig, Written, documents, sampling_config, write_texts
 from evaluation.scoring import Totals
 from lightning_models import LanguageModel

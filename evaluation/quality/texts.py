@@ -19,7 +19,7 @@ from datamodules import (
 from datamodules.store import TokenStream
 from datamodules.windows import NonOverlappingWindows
 from evaluation.arguments import Split
-from evaluation.checkpoint.device import Precision, autocast
+from evaluation.load import Precision, autocast
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig, generate
 

@@ -25,15 +25,12 @@ from evaluation.arguments import (
     add_data_arguments,
     add_run_arguments,
     add_which_argument,
+    chosen,
     data_recipe,
 )
-from evaluation.checkpoint.corpus import prepare
-from evaluation.checkpoint.device import Precision, autocast, pick_device
-from evaluation.checkpoint.provenance import describe_data
-from evaluation.checkpoint.rebuild import changed_fields
 from evaluation.cost import price_steps
 from evaluation.figures import check_picture, table_path, write_csv, write_picture
-from evaluation.load import chosen
+from evaluation.load import Precision, autocast, changed_fields, describe_data, pick_device, prepare
 from evaluation.output import check_targets, write_json, write_jsonl
 from evaluation.reason.data import (
     TASKS,

@@ -9,7 +9,7 @@ from callbacks.reasoning.questions import REASONING, Question, questions_in
 from datamodules import LanguageDataModule
 from datamodules.store import SPLITS
 from evaluation.arguments import Split
-from evaluation.checkpoint.corpus import build_data, check_fit, check_tokenizer, prepare
+from evaluation.load import build_data, check_fit, check_tokenizer, prepare
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe
 from lightning_models.recipe import resolve_class

@@ -28,10 +28,8 @@ from datamodules.journals import append_durably, only_writer
 from datamodules.readers import expand, parse_json
 from datamodules.reasoning.two_hop.files import check_csv, read_chains
 from datamodules.reasoning.two_hop.hops import Chain, Hop
-from evaluation.checkpoint.device import Device, Precision, pick_device
-from evaluation.checkpoint.pretrained import Pretrained
-from evaluation.console import format_table
-from evaluation.output import check_target, write_jsonl
+from evaluation.load import Device, Precision, Pretrained, pick_device
+from evaluation.output import check_target, format_table, write_jsonl
 
 
 class Journal:

@@ -11,7 +11,7 @@ import torch
 
 from callbacks.hooks import dialled
 from callbacks.reasoning.questions import REASONING, not_asked
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model
 from evaluation.runs import MODEL, MOST_KEYS, differing, find_checkpoints, label_runs, short_names
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from callbacks.reasoning.thinking import thought_text, told
-from evaluation.console import format_columns
 from evaluation.figures import COLOURS
+from evaluation.output import format_columns
 from evaluation.reason.models import LATENTS, Contestant
 from evaluation.reason.result import ReasonResult, Reply, overlap_table, overlaps
 from evaluation.runs import is_number

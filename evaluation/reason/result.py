@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from callbacks.reasoning.questions import Question, judge, write
 from callbacks.reasoning.thinking import Recorded, RowThinking
-from evaluation.checkpoint.device import Precision, autocast
-from evaluation.console import format_columns
+from evaluation.load import Precision, autocast
+from evaluation.output import format_columns
 from evaluation.scoring import Share, share_of
 from lightning_models import LanguageModel
 from lightning_models.layers import recording

@@ -9,16 +9,15 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import SentenceTokenizer, Tokenizer
-from evaluation.arguments import add_model_arguments
-from evaluation.checkpoint.device import autocast
-from evaluation.checkpoint.provenance import describe_model, non_embedding_parameters
-from evaluation.load import (
+from evaluation.arguments import (
     add_budget_argument,
+    add_model_arguments,
     add_tokenizer_argument,
     load_checkpoint,
     load_model,
     load_own_tokenizer,
 )
+from evaluation.load import autocast, describe_model, non_embedding_parameters
 from evaluation.output import check_targets, write_json, write_jsonl
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint

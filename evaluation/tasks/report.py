@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.console import format_columns, format_table
 from evaluation.cost import Nominal, Thinking, price_steps
+from evaluation.output import format_columns, format_table
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tasks.adapter import Spent, Work
 from lightning_models import LanguageModel

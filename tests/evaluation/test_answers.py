@@ -9,8 +9,8 @@ import torch
 from datamodules import Kinship
 from datamodules.row_order import NO_GROUP
 from evaluation.answers import AnswerReport, generate_judge, questions_in, rank_judge
-from evaluation.checkpoint.rebuild import build_model
 from evaluation.cost import Cost, Thinking
+from evaluation.load import build_model
 from lightning_models import PonderLM, Scores, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lightning_models.recipe as recipe_module
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model
 from lightning_models.checkpoint import CheckpointError, read_checkpoint
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from methods import BLOCK, METHODS
 
-from evaluation.checkpoint.rebuild import build_model, build_outline
+from evaluation.load import build_model, build_outline
 from evaluation.views import compute_figure, compute_frame, count_compute, part_names
 from lightning_models import (
     LanguageModel,

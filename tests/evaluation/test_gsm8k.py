@@ -12,7 +12,6 @@ import torch
 
 from datamodules import LocalText, load_tokenizer
 from datamodules.gsm8k import Problem, Problems
-from evaluation.checkpoint.rebuild import build_model
 from evaluation.gsm8k import (
     GSM8KConfig,
     GSM8KReport,
@@ -22,6 +21,7 @@ from evaluation.gsm8k import (
     prompt_text,
     sample_candidates,
 )
+from evaluation.load import build_model
 from lightning_models import TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig

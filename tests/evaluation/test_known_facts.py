@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from datamodules.journals import only_writer
 from datamodules.reasoning.two_hop.hops import Hop
 from datamodules.reasoning.two_hop.module import read_known
-from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.load import Pretrained
 from evaluation.reason import known_facts
 from evaluation.reason.known_facts import add_arguments, ask, names_one, run
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules import load_tokenizer
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model
 from evaluation.reversal import OwnModel
 from lightning_models.checkpoint import read_checkpoint
 

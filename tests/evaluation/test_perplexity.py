@@ -9,12 +9,7 @@ from methods import METHODS
 
 from datamodules import LocalText
 from evaluation.arguments import default_recipe
-from evaluation.checkpoint.provenance import (
-    count_lexical,
-    count_train_tokens,
-    non_embedding_parameters,
-)
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model, count_lexical, count_train_tokens, non_embedding_parameters
 from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules.tokenizers import BytesTokenizer
-from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.load import Pretrained
 from evaluation.quality.measures import Judge, token_entropy
 from evaluation.quality.texts import QualityConfig, documents
 

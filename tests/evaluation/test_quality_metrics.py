@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from evaluation.checkpoint.pretrained import Pretrained
+from evaluation.load import Pretrained
 from evaluation.quality.measures import mauve_scores, text_features, token_entropy
 
 CPU = torch.device("cpu")

@@ -8,8 +8,7 @@ import torch
 
 from datamodules import Kinship, LocalText
 from datamodules.tokenizers import BytesTokenizer
-from evaluation.checkpoint.corpus import build_tokenizer
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model, build_tokenizer
 from evaluation.quality.texts import (
     check_room,
     documents,

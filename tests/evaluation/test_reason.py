@@ -9,7 +9,7 @@ import torch
 
 from datamodules import LanguageDataModule, StateTracking
 from datamodules.recipe import parameters
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model
 from evaluation.reason.data import SHARED, TASKS, asked_batches, check_task, with_task
 from evaluation.reason.models import build_contestants
 from evaluation.reason.report import settings_of

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from datamodules import StateTracking
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model
 from lightning_models.checkpoint import read_checkpoint
 
 

@@ -10,7 +10,7 @@ import torch
 
 from datamodules import LocalText
 from datamodules.tokenizers import BytesTokenizer, train_bpe
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model
 from evaluation.reversal import (
     COLOURS,
     NAMES,

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from evaluation import generate
-from evaluation.checkpoint.corpus import build_tokenizer
-from evaluation.checkpoint.rebuild import build_model
 from evaluation.generate import continue_prompts
+from evaluation.load import build_model, build_tokenizer
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig
 

@@ -66,7 +66,7 @@ def test_the_numbers_are_those_of_perplexity(sweep, evaluates, runs, tmp_path):
 
 
 def alone_flops(path):
-    from evaluation.checkpoint.rebuild import build_outline
+    from evaluation.load import build_outline
     from lightning_models.checkpoint import read_checkpoint
 
     return build_outline(read_checkpoint(path)).generation_flops(32)

@@ -10,8 +10,8 @@ from task_data import write_folder
 
 from datamodules import LocalText, Sentences, SentenceWindows
 from datamodules.tokenizers import train_bpe
-from evaluation.checkpoint.corpus import build_tokenizer
 from evaluation.importing import checkpoint_content
+from evaluation.load import build_tokenizer
 from lightning_models import (
     GistLM,
     LatentThoughtLM,

@@ -6,7 +6,7 @@ import pytest
 from task_data import write_folder
 
 from datamodules import tokenizer_from_state
-from evaluation.checkpoint.rebuild import build_model
+from evaluation.load import build_model
 from lightning_models.checkpoint import read_checkpoint
 
 LOCAL = ("lambada", "hellaswag", "piqa", "arc_easy", "arc_challenge", "blimp")

@@ -9,8 +9,8 @@ from methods import BLOCK, METHODS
 
 from datamodules import LocalText
 from datamodules.windows import IGNORE
-from evaluation.checkpoint.rebuild import build_model
 from evaluation.cost import ComputeCounter, Cost, Thinking, mean_cost, price, price_steps
+from evaluation.load import build_model
 from evaluation.perplexity import measure_perplexity
 from lightning_models import MoRLM, PonderLM, ThoughtbubblesLM
 from lightning_models.checkpoint import read_checkpoint

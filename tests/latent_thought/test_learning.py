@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evaluation.checkpoint.rebuild import build_model, changed_fields
+from evaluation.load import build_model, changed_fields
 from lightning_models import LatentThoughtLM
 from lightning_models.checkpoint import Checkpoint, CheckpointError
 from lightning_models.latent_thought import LatentThoughtConfig
