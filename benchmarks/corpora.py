@@ -30,10 +30,10 @@ import numpy as np
 
 from benchmarks.measure import compare
 from datamodules import LocalText, PythonDocs
+from datamodules.prepare import usable_cores
 from datamodules.store import TokenStream
-from datamodules.tokenising import usable_cores
+from datamodules.text import PackedWindows
 from datamodules.tokenizers import Tokenizer, TokenizerUnavailableError, load_tokenizer, train_bpe
-from datamodules.windows import PackedWindows
 
 MEGABYTE = 10**6
 TARGETS = {"memory": 1.1, "preparation": 0.8, "loading": 5e6, "order": 1.0}

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.loader import Batch
-from datamodules.row_order import NO_GROUP, Order, RowOrder
+from datamodules.base import Batch
+from datamodules.order import NO_GROUP, Order, RowOrder
 from datamodules.store import SPLITS, Split, TokenStream
-from datamodules.text import TextDataModule
-from datamodules.windows import IGNORE, WindowSource, as_batch
+from datamodules.text import IGNORE, TextDataModule, WindowSource, as_batch
 
 LossOn = Literal["answer", "all"]
 
@@ -265,7 +264,7 @@ def answer_batch(
 ) -> Batch:
     """Returns the batch dict of rows (B, T+1), answers marked.
 
-    Keys: those of `windows.as_batch`, ``answer`` (B, T) bool and ``group`` (B,) int64.
+    Keys: those of `text.as_batch`, ``answer`` (B, T) bool and ``group`` (B,) int64.
 
     Args:
         rows: EOS, question, answer, EOS, then -100.

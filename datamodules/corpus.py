@@ -1,6 +1,6 @@
 """A corpus: documents by split, their tokenizer, and the text store that keeps their tokens.
 
-Everything here is independent of how batches are cut from the tokens; `base.TextDataModule` does
+Everything here is independent of how batches are cut from the tokens; `text.TextDataModule` does
 that.
 """
 
@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from datamodules.preparation import Remote, prepare_store
+from datamodules.prepare import Remote, prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
-from datamodules.split_sizes import in_words, too_much_held_out
 from datamodules.store import (
     SPLITS,
     Counts,
@@ -309,3 +308,77 @@ class TextCorpus(L.LightningDataModule, ABC):
         for key in self.path_arguments & arguments.keys():
             arguments[key] = absolute(arguments[key])
         return {"class_path": public_path(type(self)), "init_args": arguments}
+
+
+# Splits of a corpus that has none of its own
+
+_GOLDEN = 0.6180339887498949  # its multiples mod 1 spread evenly without a period
+
+
+def split_of(index: int, *, val_fraction: float, test_fraction: float) -> Split:
+    """Returns the split of the corpus' document number `index` (from 0).
+
+    Multiples of the golden ratio mod 1 fall evenly on [0, 1), so the shares are met closely in a
+    small corpus too, no period of the corpus (every tenth document a licence) is mirrored in a
+    split, and no pass over the corpus is needed. Documents 1 and 2 lie where the intervals of val
+    and test begin: three documents give all three splits something, however small the fractions.
+    """
+    place = (index - 1) * _GOLDEN % 1.0
+    if place < val_fraction:
+        return "val"
+    roomy = val_fraction <= _GOLDEN and test_fraction <= 1.0 - _GOLDEN
+    test_start = _GOLDEN if roomy else val_fraction
+    return "test" if test_start <= place < test_start + test_fraction else "train"
+
+
+def split_documents(
+    documents: Iterable[str], *, val_fraction: float, test_fraction: float
+) -> Iterator[tuple[Split, str]]:
+    """Yields each document with its split, in the given order."""
+    for index, text in enumerate(documents):
+        yield split_of(index, val_fraction=val_fraction, test_fraction=test_fraction), text
+
+
+# How much text each split got
+
+# More is told: this many times what was asked, and so much of all tokens above it.
+_TIMES, _ABOVE = 2.0, 0.05
+
+
+def in_words(counts: Mapping[Split, Counts]) -> str:
+    """Returns documents and tokens of the splits that have any; units stand at the first."""
+    sizes = [(split, c.documents, c.tokens) for split, c in counts.items() if c.documents]
+    if not sizes:
+        return "no documents"
+    (split, documents, tokens), *rest = sizes
+    noun = "document" if documents == 1 else "documents"
+    first = f"{split} {documents:,} {noun}, {tokens:,} tokens"
+    return "; ".join([first, *(f"{split} {d:,}, {t:,}" for split, d, t in rest)])
+
+
+def too_much_held_out(
+    counts: Mapping[Split, Counts], shares: Mapping[str, float], cures: str
+) -> str | None:
+    """Returns that far more tokens were held out than asked, and the cure; None if they were not.
+
+    Args:
+        counts: Sizes of all splits.
+        shares: Shares that were asked for, ``val_fraction`` and ``test_fraction``. A split without
+            a share is not counted: it has text of its own.
+        cures: What gives smaller splits, besides smaller fractions.
+    """
+    asked = {key: share for key, share in shares.items() if share > 0}
+    held: dict[Split, Counts] = {
+        split: c for split, c in counts.items() if f"{split}_fraction" in asked
+    }
+    tokens = sum(c.tokens for c in held.values())
+    whole = tokens + counts["train"].tokens
+    share = sum(asked.values())
+    if tokens <= _TIMES * share * whole or tokens <= (share + _ABOVE) * whole:
+        return None
+    documents = counts["train"].documents + sum(c.documents for c in held.values())
+    return (
+        f"Held out for {' and '.join(held)} are {100 * tokens / whole:.3g}% of the tokens, where "
+        f"{' + '.join(asked)} asked for {100 * share:.3g}%: whole documents are held out, and "
+        f"there are {documents:,}. What helps: {cures}, or smaller fractions (0: no such split)."
+    )

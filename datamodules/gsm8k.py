@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules import hub_revision
-from datamodules.hub_errors import CorpusUnavailableError
-from datamodules.local_text import identify
+from datamodules import hub
+from datamodules.hub import CorpusUnavailableError
+from datamodules.local_corpora import identify
 from datamodules.readers import read_rows
-from datamodules.tokenizers.interface import first_line
+from datamodules.tokenizers import first_line
 
 REPOSITORY, CONFIG = "openai/gsm8k", "main"
 RESULT = "####"
@@ -117,7 +117,7 @@ def _on_hub(split: GSM8KSplit) -> tuple[str, Any]:
     import datasets
 
     try:
-        commit = hub_revision.dataset_info(REPOSITORY).sha
+        commit = hub.dataset_info(REPOSITORY).sha
     except Exception as reason:
         try:  # `datasets` looks into its cache
             builder = datasets.load_dataset_builder(REPOSITORY, CONFIG)

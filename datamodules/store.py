@@ -16,7 +16,7 @@ A store is a folder::
         train-sentences        only of a large marked split: where its sentences end, likewise
 
 A split may have any number of shards, each complete in itself: readers see one stream.
-`preparation` writes the folder under another name and renames it when it is whole, under a file
+`prepare` writes the folder under another name and renames it when it is whole, under a file
 lock: what an interruption leaves never looks finished.
 
 Opening a store compares a random sample of blocks with their checksums, in bounded time; ``python

@@ -1,18 +1,375 @@
-"""Text as batches of token windows.
+"""Text as batches of token windows: rows of T tokens cut from a token stream, by number.
 
 A corpus writes one method, `documents(split)`, and gets the rest: splits, tokenizer, text store
 (`corpus`), loaders, ranks and resuming (`base`), windows (here).
+
+The stream of a split is its documents, each ending in EOS. In front of it we think one more EOS, at
+position -1, as the context of the very first token; so every stored token, that one too, is a
+target like any other. A window is a row of T+1 tokens: the first T are the inputs, the last T the
+targets.
+
+Three orders say which row has which number:
+
+| order | rows | use |
+|---|---|---|
+| `RandomWindows` | from any position, no masking | training (Thoughtbubbles) |
+| `PackedWindows` | documents in a new order each epoch, cut into consecutive rows | training |
+| `NonOverlappingWindows` | the stream cut from its beginning, the last row padded | evaluation |
+
+`WindowSource` groups rows into the batches of one rank. All randomness is counter-based (Philox),
+keyed by seed and row number or epoch: no state, so any batch can be built without those before it.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
-from datamodules.base import LanguageDataModule
-from datamodules.prompts import PromptSource
-from datamodules.store import Split
-from datamodules.windows import NonOverlappingWindows, PackedWindows, RandomWindows, WindowSource
+import numpy as np
+import torch
+from torch import Tensor
 
-__all__ = ["TextDataModule"]
+from datamodules.base import Batch, DealtPrompts, LanguageDataModule
+from datamodules.order import EpochOrder, epoch_order, permutation
+from datamodules.store import Split, TokenStream
+from datamodules.tokenizers import Tokenizer
+
+IGNORE = -100  # target of positions where nothing is predicted, and filler in rows
+
+# Second half of the Philox key: one stream of random numbers per purpose.
+_POSITIONS = 1
+
+
+class WindowOrder(Protocol):
+    """Rows by number.
+
+    Attributes:
+        block_size: T.
+    """
+
+    block_size: int
+
+    def __len__(self) -> int:
+        """Returns the rows per epoch."""
+        ...
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns rows (B, T+1) int64, tokens or -100; numbers (B,) count on over epochs."""
+        ...
+
+
+def _cut(stream: TokenStream, positions: np.ndarray, eos_id: int) -> np.ndarray:
+    """Returns the tokens at `positions`, where -1 is the EOS in front of the stream."""
+    tokens = stream.gather(np.maximum(positions, 0))
+    tokens[positions < 0] = eos_id
+    return tokens
+
+
+def _full_windows(stream: TokenStream, block_size: int) -> int:
+    """Returns how many full windows the stream holds.
+
+    Raises:
+        ValueError: Not even one.
+    """
+    if len(stream) < block_size:
+        raise ValueError(
+            f"block_size={block_size} is longer than the split's {len(stream)} tokens. Lower "
+            "block_size, or give the split more text."
+        )
+    return len(stream) // block_size
+
+
+class RandomWindows:
+    """T+1 consecutive tokens from anywhere in the stream, drawn with replacement.
+
+    Args:
+        stream: Tokens of the split, N of them.
+        block_size: T.
+        eos_id: The token in front of the stream.
+        seed: Non-negative; row g is a pure function of (seed, g).
+
+    Raises:
+        ValueError: The stream has fewer than T tokens.
+    """
+
+    def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int, seed: int) -> None:
+        self._stream, self.block_size, self._eos_id = stream, block_size, eos_id
+        self._seed = seed
+        self._rows = _full_windows(stream, block_size)
+
+    def __len__(self) -> int:
+        """Returns N // T: as many targets per epoch as `PackedWindows` has."""
+        return self._rows
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns rows (B, T+1) for numbers (B,)."""
+        starts = self._draws(numbers) % np.uint64(len(self._stream) - self.block_size + 1)
+        positions = starts.astype(np.int64)[:, None] - 1 + np.arange(self.block_size + 1)
+        return _cut(self._stream, positions, self._eos_id)
+
+    def _draws(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns a random uint64 for each number, the first of the four of that Philox block."""
+        first, last = int(numbers.min()), int(numbers.max())
+        philox = np.random.Philox(key=[self._seed, _POSITIONS], counter=[first, 0, 0, 0])
+        return philox.random_raw(4 * (last - first + 1))[::4][numbers - first]
+
+
+class PackedWindows:
+    """Documents in a new order each epoch, joined, and cut into consecutive rows of T targets.
+
+    Each token is a target at most once per epoch; fewer than T at the end of the order, and the
+    rows that do not fill a batch of all ranks, are left out in that epoch.
+
+    Args:
+        stream: Tokens of the split, N of them.
+        block_size: T.
+        eos_id: The token in front of the stream.
+        seed: Non-negative; the order of an epoch is a pure function of (seed, epoch).
+        rows_per_batch: Rows of a batch of all ranks: an epoch uses a multiple of that.
+
+    Raises:
+        ValueError: The stream has fewer than T tokens, or fewer rows than one batch takes.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        *,
+        block_size: int,
+        eos_id: int,
+        seed: int,
+        rows_per_batch: int = 1,
+    ) -> None:
+        self._stream, self.block_size, self._eos_id = stream, block_size, eos_id
+        self._seed = seed
+        rows = _full_windows(stream, block_size)
+        self._rows = num_batches(rows, rows_per_batch, drop_last=True) * rows_per_batch
+        self._orders: dict[int, EpochOrder] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a loading process needs; it opens the order itself."""
+        return {**vars(self), "_orders": {}}
+
+    def __len__(self) -> int:
+        """Returns the rows used per epoch."""
+        return self._rows
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns rows (B, T+1) for numbers (B,); number n is row n % len of epoch n // len."""
+        epochs, indices = np.divmod(numbers, self._rows)
+        out = np.empty((len(numbers), self.block_size + 1), dtype=np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            out[here] = self._cut_epoch(int(epoch), indices[here] * self.block_size - 1)
+        return out
+
+    def _cut_epoch(self, epoch: int, starts: np.ndarray) -> np.ndarray:
+        """Returns the rows that begin at those places of an epoch's order."""
+        order = self._order(epoch)
+        stops = starts + self.block_size + 1
+        # The documents of each row, one row after the other, and where each stops in its row.
+        firsts = np.searchsorted(order.ends, starts, side="right")
+        counts = np.searchsorted(order.ends, stops - 1, side="right") - firsts + 1
+        row = np.repeat(np.arange(len(starts)), counts)
+        begins = np.cumsum(counts) - counts
+        place = np.arange(len(row)) - begins[row] + firsts[row]
+        ends = order.ends[place]
+        until = np.minimum(ends, stops[row])
+        since = np.concatenate([[0], until[:-1]])
+        since[begins] = starts
+        shifts = np.repeat(self._stream.ends(order.numbers[place]) - ends, until - since)
+        positions = starts[:, None] + np.arange(self.block_size + 1)
+        shifted = positions + shifts.reshape(positions.shape)
+        return _cut(self._stream, np.where(positions < 0, -1, shifted), self._eos_id)
+
+    def _order(self, epoch: int) -> EpochOrder:
+        if epoch not in self._orders:
+            self._orders = {epoch: epoch_order(self._stream, seed=self._seed, epoch=epoch)}
+        return self._orders[epoch]
+
+    def document_order(self, epoch: int) -> np.ndarray:
+        """Returns the documents' numbers in the order of an epoch: a permutation."""
+        return permutation(self._stream.num_documents, seed=self._seed, epoch=epoch)
+
+
+class NonOverlappingWindows:
+    """The stream cut from its beginning: each of its N tokens is a target in exactly one row.
+
+    Args:
+        stream: Tokens of the split, N of them.
+        block_size: T.
+        eos_id: The token in front of the stream.
+    """
+
+    def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int) -> None:
+        self._stream, self.block_size, self._eos_id = stream, block_size, eos_id
+
+    def __len__(self) -> int:
+        """Returns ceil(N / T)."""
+        return -(-len(self._stream) // self.block_size)
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns rows (B, T+1) for numbers (B,); -100 after the stream and in rows too many."""
+        positions = numbers[:, None] * self.block_size - 1 + np.arange(self.block_size + 1)
+        end = len(self._stream)
+        rows = _cut(self._stream, np.minimum(positions, end - 1), self._eos_id)
+        rows[(positions >= end) | (numbers[:, None] >= len(self))] = IGNORE
+        return rows
+
+
+def as_batch(rows: np.ndarray, numbers: np.ndarray, *, eos_id: int, token_bytes: Tensor) -> Batch:
+    """Returns the batch dict of rows (B, T+1) that carry those numbers (B,).
+
+    Keys: ``tokens`` (B, T) int64; ``targets`` (B, T) int64, -100 where nothing is predicted;
+        ``mask`` (B, T) bool, true
+    on real tokens; ``sequence_id`` (B,) int64, the row's number; ``num_bytes`` (B,) int64, UTF-8
+    bytes of the targets.
+    """
+    padded = torch.from_numpy(rows)
+    inputs, targets = padded[:, :-1], padded[:, 1:].contiguous()
+    mask = inputs != IGNORE
+    predicted = targets != IGNORE
+    sizes = torch.where(predicted, token_bytes[targets.clamp(min=0)], 0)
+    return {
+        "tokens": torch.where(mask, inputs, eos_id),
+        "targets": targets,
+        "mask": mask,
+        "sequence_id": torch.from_numpy(numbers),
+        "num_bytes": sizes.sum(1),
+    }
+
+
+class WindowSource:
+    """Batches of one rank: batch n has the rows (n * world_size + rank) * batch_size + b.
+
+    Args:
+        order: Windows by number.
+        batch_size: B, rows per rank and micro-batch.
+        eos_id: Token that stands at padded inputs.
+        token_bytes: UTF-8 bytes of each id, (V,) int64.
+        rank: This process among `world_size`.
+        world_size: Processes that share the rows.
+        drop_last: Whether rows that do not fill a batch of all ranks are left out (training).
+            Evaluation keeps them and fills the last batches with rows without targets, so that
+            every rank has equally many.
+
+    Raises:
+        ValueError: With `drop_last`, if not even one batch remains.
+    """
+
+    def __init__(
+        self,
+        order: WindowOrder,
+        *,
+        batch_size: int,
+        eos_id: int,
+        token_bytes: Tensor,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        special_ids: Sequence[int] = (),
+    ) -> None:
+        self._order, self._batch_size = order, batch_size
+        self._special_ids = torch.tensor(special_ids, dtype=torch.int64)
+        self._eos_id, self._token_bytes = eos_id, token_bytes
+        self._rank, self._world_size = rank, world_size
+        self._batches = num_batches(len(order), batch_size * world_size, drop_last=drop_last)
+
+    def __len__(self) -> int:
+        """Returns the batches of each rank per epoch."""
+        return self._batches
+
+    def counts(self, n: int) -> dict[str, float]:
+        """Returns the targets of batch `n` over all ranks, for training: every row is full."""
+        return {"targets": float(self._batch_size * self._world_size * self._order.block_size)}
+
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` of this rank; see `as_batch`.
+
+        With `special_ids` also ``lexical`` (B, T) bool: the target is none of them.
+        """
+        first = (n * self._world_size + self._rank) * self._batch_size
+        numbers = np.arange(first, first + self._batch_size)
+        batch = as_batch(
+            self._order.rows(numbers), numbers, eos_id=self._eos_id, token_bytes=self._token_bytes
+        )
+        if len(self._special_ids):
+            targets = batch["targets"]
+            batch["lexical"] = (targets != IGNORE) & ~torch.isin(targets, self._special_ids)
+        return batch
+
+
+def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:
+    """Returns how many batches of all ranks the rows of an epoch make.
+
+    Raises:
+        ValueError: With `drop_last`, if there are fewer rows than one batch takes.
+    """
+    if not drop_last:
+        return -(-rows // rows_per_batch)
+    if rows < rows_per_batch:
+        raise ValueError(
+            f"batch_size: one batch over all devices takes {rows_per_batch} windows, the train "
+            f"split has only {rows}. Lower batch_size or block_size, or use more text."
+        )
+    return rows // rows_per_batch
+
+
+class PromptSource(DealtPrompts):
+    """Batches of prompts as a model reads them before it continues them.
+
+    Each stands after a token of its own (an EOS), so that its first token is scored too. Batches
+    are those of `as_batch`, as wide as their longest prompt, with ``prompt``, the
+    list of texts. ``sequence_id`` is the prompt's number in the file.
+
+    Args:
+        prompts: Texts.
+        tokenizer: Encodes them.
+        block_size: Longest prompt that the model can read, in tokens.
+        batch_size: Rows of a batch; see `DealtPrompts`.
+        rank: This process among `world_size`.
+        world_size: Processes that share the prompts.
+
+    Raises:
+        ValueError: A prompt is longer than `block_size`.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        tokenizer: Tokenizer,
+        *,
+        block_size: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(prompts, batch_size=batch_size, rank=rank, world_size=world_size)
+        self._tokenizer = tokenizer
+        self._ids = [tokenizer.prompt_ids(prompt) for prompt in prompts]
+        for number, ids in enumerate(self._ids):
+            if len(ids) - 1 > block_size:
+                raise ValueError(
+                    f"prompt {number + 1} has {len(ids) - 1} tokens, the model reads block_size="
+                    f"{block_size}. Shorten it."
+                )
+
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` of this rank."""
+        numbers = self._numbers(n)
+        ids = [self._ids[number] for number in numbers]
+        width = max(2, *map(len, ids))
+        rows = np.full((len(ids), width), IGNORE, dtype=np.int64)
+        for row, tokens in zip(rows, ids, strict=True):
+            row[: len(tokens)] = tokens
+        batch = as_batch(
+            rows,
+            np.array(numbers),
+            eos_id=self._tokenizer.eos_id,
+            token_bytes=self._tokenizer.token_bytes,
+        )
+        return {**batch, "prompt": [self._prompts[number] for number in numbers]}
+
+
+# The data module
 
 Report = Literal["all", "lexical"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import AnswerDataModule, BatchLoader, Tokenizer, answer_batch
-from datamodules.windows import IGNORE
+from datamodules.text import IGNORE
 from evaluation.arguments import (
     Split,
     add_data_arguments,

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import BatchSource, Tokenizer
-from datamodules.windows import IGNORE
+from datamodules.text import IGNORE
 from evaluation.cost import ComputeCounter
 from evaluation.load import Precision
 from evaluation.scoring import Totals, score_batch, standard_error
@@ -27,7 +27,7 @@ from lightning_models.outputs import Likelihood
 
 Batch = dict[str, Any]
 
-# Second half of the Philox key; `datamodules.windows` has 1 and 2 for the order of training data.
+# Second half of the Philox key; `datamodules.text` and `.order` have 1 and 2 for training data.
 _POSITIONS = 3
 
 
@@ -260,7 +260,7 @@ def bucket_by_length(lengths: Tensor, most_tokens: int) -> Iterator[Tensor]:
 def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
     """Returns the batch of the prefixes of the targets numbered ``chosen`` (B,).
 
-    It has the keys of `datamodules.windows.as_batch` but ``num_bytes``, and ``context``, the tokens
+    It has the keys of `datamodules.text.as_batch` but ``num_bytes``, and ``context``, the tokens
     of each prefix. The only target of a row is
     the one after its prefix. Prefixes keep the number of their window, so that what a method
     draws at random is the same in each of them and blockwise.

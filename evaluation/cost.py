@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from datamodules.windows import IGNORE
+from datamodules.text import IGNORE
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
 

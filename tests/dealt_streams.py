@@ -7,7 +7,7 @@ import torch
 from formats import SENTENCES, marked_documents
 
 from datamodules import LocalText, Sentences
-from datamodules.loader import BatchLoader, TrainingSource
+from datamodules.base import BatchLoader, TrainingSource
 from datamodules.sentences.batches import StreamSource, stored_batch
 
 SHAPES = [

@@ -31,7 +31,7 @@ The tasks, and how their steps are placed:
 
 The path of an example: `examples(split)` -> `encoding.encode_examples` (tokens,
 `token_places.align`) -> `preparation.prepare_examples` -> `store.Examples` ->
-`row_order.RowOrder` -> `batches.ReasoningSource.batch(n)` -> the model.
+`order.RowOrder` -> `batches.ReasoningSource.batch(n)` -> the model.
 """
 
 from datamodules.reasoning.batches import reasoning_batch

@@ -32,10 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.loader import Batch
+from datamodules.base import Batch
+from datamodules.order import NO_GROUP, RowOrder
 from datamodules.reasoning.store import Examples
-from datamodules.row_order import NO_GROUP, RowOrder
-from datamodules.windows import IGNORE
+from datamodules.text import IGNORE
 
 BatchCounter = Callable[[Batch], dict[str, float]]
 """What a model counts in a batch: the normalisers of its loss."""

@@ -6,9 +6,9 @@ from itertools import islice
 
 import numpy as np
 
+from datamodules.prepare import as_utf8
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.token_places import Alignment, align
-from datamodules.tokenising import as_utf8
 from datamodules.tokenizers import Tokenizer
 
 BATCH = 1024

@@ -5,8 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from datamodules.local_text import Patterns, files_of_splits, identify
-from datamodules.splits import split_of
+from datamodules.corpus import split_of
+from datamodules.local_corpora import Patterns, files_of_splits, identify
 from datamodules.store import SPLITS, Split
 
 KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}

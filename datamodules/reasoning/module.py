@@ -9,14 +9,13 @@ from typing import Any, ClassVar, Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.base import LanguageDataModule, limited_batches
-from datamodules.loader import BatchSource
+from datamodules.base import BatchSource, LanguageDataModule, limited_batches
+from datamodules.order import RowOrder
 from datamodules.reasoning.batches import ReasoningSource
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.preparation import VERSION, RowLimits, prepare_examples
 from datamodules.reasoning.reports import KEPT, Reports, in_words, why_empty
 from datamodules.reasoning.store import Examples, ExampleStore
-from datamodules.row_order import RowOrder
 from datamodules.store import SPLITS, Split
 from datamodules.tokenizers import Tokenizer
 

@@ -16,7 +16,13 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from datamodules.journal import full_disk_named, write_whole
+from datamodules.prepare import (
+    EncodedChunk,
+    SectionWriter,
+    full_disk_named,
+    shard_name,
+    write_whole,
+)
 from datamodules.reasoning.encoding import EncodedExample, encode_examples
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.reports import (
@@ -31,9 +37,7 @@ from datamodules.reasoning.reports import (
     Reports,
 )
 from datamodules.reasoning.store import ARRAYS, INDEX, ExampleStore
-from datamodules.shards import SectionWriter, shard_name
 from datamodules.store import FORMAT, SPLITS, Counts, Split, all_checksums, token_dtype
-from datamodules.tokenising import EncodedChunk
 from datamodules.tokenizers import JsonTokenizer, Tokenizer
 
 VERSION = 1

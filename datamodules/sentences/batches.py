@@ -17,10 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import LanguageDataModule
-from datamodules.document_order import permutation
-from datamodules.loader import Batch
-from datamodules.prompts import DealtPrompts
+from datamodules.base import Batch, DealtPrompts, LanguageDataModule
+from datamodules.order import permutation
 from datamodules.sentences.corpus import SentenceCorpus, SentenceIndex
 from datamodules.sentences.streams import (
     Batches,
@@ -33,7 +31,7 @@ from datamodules.sentences.streams import (
 )
 from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer
 from datamodules.store import Split
-from datamodules.windows import IGNORE
+from datamodules.text import IGNORE
 
 # ---- sentences as tensors
 

@@ -331,7 +331,7 @@ def _decoded(corpus: TextCorpus, split: Split, skip: int) -> Iterator[str]:
 
 
 class _Reading:
-    """The inner store as a `preparation.Remote`: a killed preparation does not decode it again.
+    """The inner store as a `prepare.Remote`: a killed preparation does not decode it again.
 
     Args:
         corpus: The inner corpus.

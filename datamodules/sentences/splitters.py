@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from datamodules.tokenizers.interface import first_line
+from datamodules.tokenizers import first_line
 
 
 class SplitterUnavailableError(ValueError):

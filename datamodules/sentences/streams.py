@@ -160,7 +160,7 @@ def longest_prefix(
 BUCKET = 5  # sentences that the streams of a bucket differ by, at most
 SLACK = 1.02  # batches, where 1 would have to be filled to the last word
 
-# Second half of the Philox keys; `windows`, `document_order` and `shuffling` have the others.
+# Second half of the Philox keys; `text` and `order` have the others.
 _STREAMS, _BATCHES = 4, 5
 
 

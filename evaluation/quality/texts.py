@@ -9,15 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from datamodules import (
-    AnswerDataModule,
-    LanguageDataModule,
-    Sentences,
-    TextDataModule,
-    Tokenizer,
-)
+from datamodules import AnswerDataModule, LanguageDataModule, Sentences, TextDataModule, Tokenizer
 from datamodules.store import TokenStream
-from datamodules.windows import NonOverlappingWindows
+from datamodules.text import NonOverlappingWindows
 from evaluation.arguments import Split
 from evaluation.load import Precision, autocast
 from lightning_models import LanguageModel

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from datamodules import SentenceTokenizer, Tokenizer
 from datamodules.sentences.batches import written_batch
-from datamodules.windows import IGNORE
+from datamodules.text import IGNORE
 from lightning_models import LanguageModel
 
 Batch = dict[str, Any]

@@ -9,9 +9,9 @@ import datasets
 import numpy as np
 import pytest
 
-from datamodules import LocalText, Sentences, hub_revision
+from datamodules import LocalText, Sentences
 from datamodules import hub as reading
-from datamodules.preparation import prepare_store
+from datamodules.prepare import prepare_store
 from datamodules.sentences import SentenceIndex
 from datamodules.store import Split, Store, TokenStream
 from datamodules.tokenizers import BytesTokenizer
@@ -213,6 +213,6 @@ def hub(tmp_path: Path, monkeypatch) -> FakeHub:
     """Lets corpora find repositories in a folder."""
     fake = FakeHub(tmp_path / "hub", tmp_path / "hf")
     monkeypatch.setattr(datasets, "load_dataset_builder", fake.load_dataset_builder)
-    monkeypatch.setattr(hub_revision, "dataset_info", fake.dataset_info)
+    monkeypatch.setattr(reading, "dataset_info", fake.dataset_info)
     monkeypatch.setattr(reading, "_REPOSITORIES", f"{tmp_path / 'hub'}/")
     return fake

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules import document_order
-from datamodules.document_order import epoch_order, permutation
-from datamodules.windows import PackedWindows
+from datamodules import order as orders
+from datamodules.order import epoch_order, permutation
+from datamodules.text import PackedWindows
 from tests.reference.windows import packed_row
 
 LENGTHS = [3, 1, 7, 2, 9, 4, 1, 1, 30, 5] * 5
@@ -19,14 +19,14 @@ LENGTHS = [3, 1, 7, 2, 9, 4, 1, 1, 30, 5] * 5
 @pytest.fixture
 def shared(monkeypatch):
     """Every order is written to a file, in several parts."""
-    monkeypatch.setattr(document_order, "SHARED_FROM", 1)
-    monkeypatch.setattr(document_order, "_PART", 7)
+    monkeypatch.setattr(orders, "SHARED_FROM", 1)
+    monkeypatch.setattr(orders, "_PART", 7)
 
 
 @pytest.fixture(params=[2**28, 20])
 def stream(request, make_stream, monkeypatch):
     """A stream of one shard, or of several."""
-    monkeypatch.setattr("datamodules.tokenising.CHUNK_DOCUMENTS", 3)
+    monkeypatch.setattr("datamodules.prepare.CHUNK_DOCUMENTS", 3)
     return make_stream(LENGTHS, shard_tokens=request.param)
 
 
@@ -42,7 +42,7 @@ def test_the_file_has_the_order_that_memory_has(stream, monkeypatch):
     rows = np.arange(150)
     expected = windows(stream).rows(rows)
     assert files(stream) == []
-    monkeypatch.setattr(document_order, "SHARED_FROM", 1)
+    monkeypatch.setattr(orders, "SHARED_FROM", 1)
     assert windows(stream).rows(rows).tolist() == expected.tolist()
     assert files(stream)[0] == "train-order-5-0"
     assert len(files(stream)) == 3  # epochs of 60 rows
@@ -61,7 +61,7 @@ def test_rows_are_those_of_the_slow_reference(stream):
 @pytest.mark.usefixtures("shared")
 def test_a_second_process_reads_what_the_first_wrote(stream, monkeypatch):
     first = epoch_order(stream, seed=1, epoch=2)
-    monkeypatch.setattr(document_order, "permutation", None)  # would fail if it were called
+    monkeypatch.setattr(orders, "permutation", None)  # would fail if it were called
     again = epoch_order(pickle.loads(pickle.dumps(stream)), seed=1, epoch=2)
     assert isinstance(again.ends.base, np.memmap) or isinstance(again.ends, np.memmap)
     assert again.numbers.tolist() == first.numbers.tolist()
@@ -111,11 +111,11 @@ def test_a_disk_that_cannot_be_written_is_no_obstacle(stream, monkeypatch):
         raise OSError("Read-only file system")
 
     expected = permutation(len(LENGTHS), seed=1, epoch=0).tolist()
-    monkeypatch.setattr(document_order, "FileLock", refused)
+    monkeypatch.setattr(orders, "FileLock", refused)
     with pytest.warns(UserWarning, match=r"Read-only file system.*12 bytes each"):
         assert epoch_order(stream, seed=1, epoch=0).numbers.tolist() == expected
     monkeypatch.undo()
-    monkeypatch.setattr(document_order, "SHARED_FROM", 1)
+    monkeypatch.setattr(orders, "SHARED_FROM", 1)
     monkeypatch.setattr(Path, "replace", refused)
     with pytest.warns(UserWarning, match="cannot be written"):
         assert epoch_order(stream, seed=1, epoch=0).numbers.tolist() == expected

@@ -6,9 +6,9 @@ import json
 import datasets
 import pytest
 
-from datamodules import CorpusUnavailableError, OpenWebText, PeS2o, Pile, tokenising
+from datamodules import CorpusUnavailableError, OpenWebText, PeS2o, Pile, prepare
 from datamodules import hub as reading
-from datamodules.preparation import prepare_store
+from datamodules.prepare import prepare_store
 from datamodules.store import SPLITS
 from tests.datamodules.test_hub_corpora import PAGES, jsonl, prepared, texts_of, write_parquet
 
@@ -24,8 +24,8 @@ def newer(texts) -> list[str]:
 @pytest.fixture
 def small_sections(monkeypatch):
     """Sections of some twenty documents, and a place noted at every document."""
-    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 7)
-    monkeypatch.setattr("datamodules.hub_progress._EVERY", 1)
+    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 7)
+    monkeypatch.setattr("datamodules.hub._EVERY", 1)
     monkeypatch.setattr(reading, "_ROWS", 8)
     monkeypatch.setitem(prepare_store.__kwdefaults__, "shard_tokens", 500)
 

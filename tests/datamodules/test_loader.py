@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from datamodules.loader import BatchLoader, TrainingSource, accumulation_group
+from datamodules.base import BatchLoader, TrainingSource, accumulation_group
 
 
 class Numbers:

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules import LocalText, OpenWebText, local_text, readers
+from datamodules import LocalText, OpenWebText, local_corpora, readers
 from datamodules.readers import expand, read_documents, split_text
 
 TEXTS = ["first", "zweites, \u00e4hnlich", "third\nwith two lines"]
@@ -254,16 +254,16 @@ def test_fingerprint_follows_content_and_options_not_folders(corpus, lines, tmp_
 
 
 def test_large_files_are_identified_by_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_text, "_WHOLE", 100)
-    monkeypatch.setattr(local_text, "_SAMPLE", 4)
+    monkeypatch.setattr(local_corpora, "_WHOLE", 100)
+    monkeypatch.setattr(local_corpora, "_SAMPLE", 4)
     path = tmp_path / "large.txt"
     path.write_bytes(bytes(1000))
-    first = local_text.identify(path)
+    first = local_corpora.identify(path)
     for edited in (0, 999):
         path.write_bytes(bytes(edited) + b"x" + bytes(999 - edited))
-        assert local_text.identify(path) != first
+        assert local_corpora.identify(path) != first
     path.write_bytes(bytes(1001))
-    assert local_text.identify(path)["bytes"] == 1001
+    assert local_corpora.identify(path)["bytes"] == 1001
 
 
 def test_the_recipe_can_be_used_from_another_folder(tmp_path, monkeypatch):

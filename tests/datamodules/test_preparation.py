@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from datamodules import LocalText, tokenising
-from datamodules.preparation import prepare_store
+from datamodules import LocalText
+from datamodules import prepare as preparing
+from datamodules.prepare import WorkerDiedError, chunks, encode_in_order, prepare_store
 from datamodules.store import Counts, Store, StoreError
-from datamodules.tokenising import WorkerDiedError, chunks, encode_in_order
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
 SPLIT_CYCLE = ("train", "train", "val", "train", "test")
@@ -29,8 +29,8 @@ DOCUMENTS = [
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Many chunks and, with several processes, workers from the second one on."""
-    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 7)
-    monkeypatch.setattr(tokenising, "BYTES_BEFORE_WORKERS", 1000)
+    monkeypatch.setattr(preparing, "CHUNK_DOCUMENTS", 7)
+    monkeypatch.setattr(preparing, "BYTES_BEFORE_WORKERS", 1000)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +89,9 @@ def test_results_come_in_order_and_hold_all_documents(bpe):
 
 
 def test_few_texts_and_bytes_start_no_process(monkeypatch, bpe):
-    monkeypatch.setattr(tokenising, "_Worker", None)  # would fail if it were called
+    monkeypatch.setattr(preparing, "_Worker", None)  # would fail if it were called
     assert list(encode_in_order(DOCUMENTS, BytesTokenizer(), 4))
-    monkeypatch.setattr(tokenising, "BYTES_BEFORE_WORKERS", 10**6)
+    monkeypatch.setattr(preparing, "BYTES_BEFORE_WORKERS", 10**6)
     assert list(encode_in_order(DOCUMENTS, bpe, 4))
 
 
@@ -232,9 +232,9 @@ def test_a_capped_preparation_goes_on_to_the_same_end(tmp_path):
 SCRIPT = """
 import time
 from pathlib import Path
-from datamodules import LocalText, preparation, tokenising
-tokenising.CHUNK_DOCUMENTS, tokenising.BYTES_BEFORE_WORKERS = 7, 1000
-preparation.prepare_store.__kwdefaults__["shard_tokens"] = 3000
+from datamodules import LocalText, prepare
+prepare.CHUNK_DOCUMENTS, prepare.BYTES_BEFORE_WORKERS = 7, 1000
+prepare.prepare_store.__kwdefaults__["shard_tokens"] = 3000
 class Stopping(LocalText):
     def labelled_documents(self):
         for i, item in enumerate(super().labelled_documents()):

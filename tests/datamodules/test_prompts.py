@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from datamodules import load_tokenizer, read_prompts
-from datamodules.prompts import PromptSource
+from datamodules.text import PromptSource
 
 PROMPTS = ["one", "twenty-two", "three", "4", "fifth prompt"]
 

@@ -3,7 +3,7 @@ from itertools import chain
 import pytest
 
 from datamodules import PythonDocs
-from datamodules.python_docs import module_document, topics
+from datamodules.local_corpora import module_document, topics
 from datamodules.store import SPLITS
 
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from datamodules.row_order import RowOrder
+from datamodules.order import RowOrder
 
 
 @pytest.mark.parametrize("order", ["packed", "random"])

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from datamodules import Sentences
-from datamodules.loader import BatchLoader, TrainingSource
+from datamodules.base import BatchLoader, TrainingSource
 from datamodules.sentences import batches as building
 from datamodules.sentences.batches import DocumentSource, SentencePromptSource, StreamSource
 from datamodules.sentences.streams import Bounds, Curriculum
-from datamodules.windows import IGNORE
+from datamodules.text import IGNORE
 
 BOS, EOS, EOD = 257, 258, 259
 OPTIONS = {"batch_tokens": 400, "batch_size": 6, "max_sentences": 4, "curriculum_step": 3}

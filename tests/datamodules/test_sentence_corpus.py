@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import LocalText, Sentences, SentenceWindows, StoreError, preparation, tokenising
+from datamodules import LocalText, Sentences, SentenceWindows, StoreError, prepare
 from datamodules.sentences import SplitterUnavailableError, splitters
 from datamodules.store import SPLITS, Store
 from datamodules.tokenizers import BytesTokenizer, tokenizer_from_state
@@ -101,8 +101,8 @@ def contents(folder) -> dict[str, bytes]:
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 3)
-    monkeypatch.setattr(tokenising, "BYTES_BEFORE_WORKERS", 1000)
+    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 3)
+    monkeypatch.setattr(prepare, "BYTES_BEFORE_WORKERS", 1000)
 
 
 @pytest.mark.parametrize("splitter", ["rules", "spans:9"])
@@ -124,7 +124,7 @@ def test_the_number_of_processes_does_not_show(small_chunks, stories, tmp_path, 
 def test_a_broken_preparation_goes_on_where_it_stood(
     small_chunks, sentences, stories, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(preparation.prepare_store.__kwdefaults__, "shard_tokens", 2000)
+    monkeypatch.setitem(prepare.prepare_store.__kwdefaults__, "shard_tokens", 2000)
     whole = sentences()
     expected = contents(whole.store_dir)
     inner = LocalText(data_files=str(stories), cache_dir=str(tmp_path / "again"), num_proc=1)

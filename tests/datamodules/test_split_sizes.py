@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from datamodules import LocalText, OpenWebText, PythonDocs, Sentences
-from datamodules.split_sizes import in_words, too_much_held_out
+from datamodules.corpus import in_words, too_much_held_out
 from datamodules.store import SPLITS, Counts
 
 SHARES = {"val_fraction": 0.05, "test_fraction": 0.05}

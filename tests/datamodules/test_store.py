@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules import check, store, tokenising
-from datamodules.preparation import prepare_store
+from datamodules import check, prepare, store
+from datamodules.prepare import prepare_store
 from datamodules.store import SPLITS, Counts, Store, StoreError, fingerprint, token_dtype
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
@@ -86,7 +86,7 @@ def test_large_ids_survive(tmp_path):
 def test_batches_of_documents_and_shards_hold_the_same_tokens(tmp_path, monkeypatch):
     documents = [("train", "x" * (i % 5 + 1)) for i in range(50)]
     whole = write(tmp_path / "whole", documents)
-    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 3)
+    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 3)
     cut = write(tmp_path / "cut", documents, shard_tokens=20)
     shards = cut.meta["splits"]["train"]["shards"]
     assert len(shards) > 3
@@ -98,7 +98,7 @@ def test_batches_of_documents_and_shards_hold_the_same_tokens(tmp_path, monkeypa
 
 
 def test_failure_in_the_middle_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 1)
+    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 1)
 
     def broken():
         yield "train", "written before the failure"
@@ -136,7 +136,7 @@ def _prepare_slowly(folder: Path, log: Path, seconds: float) -> None:
         time.sleep(seconds)
         yield "train", "second"
 
-    tokenising.CHUNK_DOCUMENTS = 1
+    prepare.CHUNK_DOCUMENTS = 1
     prepare_store(folder, description={}, documents=documents, make_tokenizer=BytesTokenizer)
 
 
@@ -238,7 +238,7 @@ def test_any_changed_byte_is_found(sound, tmp_path_factory, data):
 def test_all_blocks_have_checksums_and_a_sample_is_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "BLOCK_BYTES", 64)
     monkeypatch.setattr(store, "SAMPLED_BLOCKS", 3)
-    monkeypatch.setattr(tokenising, "CHUNK_DOCUMENTS", 2)
+    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 2)
     documents = [("train", "x" * (i % 50 + 1)) for i in range(100)]
     opened = write(tmp_path / "s", documents, shard_tokens=800)
     names = [shard["name"] for shard in opened.meta["splits"]["train"]["shards"]]

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules import WikiText103
-from datamodules.shuffling import shuffled
+from datamodules.corpora import articles
+from datamodules.order import shuffled
 from datamodules.store import SPLITS
-from datamodules.wikitext103 import articles
 
 ARTICLE = " = Title {i} = \n \n Text of {i} . \n \n = = Section = = \n \n More of {i} . \n"
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datamodules.windows import (
+from datamodules.text import (
     IGNORE,
     NonOverlappingWindows,
     PackedWindows,
@@ -204,11 +204,11 @@ def test_too_little_text_is_an_error_with_its_cure(make_stream):
 @few
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=9), st.data())
 def test_shards_read_as_one_stream(make_stream, lengths, data):
-    from datamodules import tokenising
+    from datamodules import prepare
 
     whole = make_stream(lengths)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenising, "CHUNK_DOCUMENTS", 1)
+        patch.setattr(prepare, "CHUNK_DOCUMENTS", 1)
         sharded = make_stream(lengths, shard_tokens=4)
     assert content(whole).tolist() == content(sharded).tolist()
     assert whole.document_ends.tolist() == sharded.document_ends.tolist()

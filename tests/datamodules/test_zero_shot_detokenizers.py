@@ -2,8 +2,8 @@
 
 import pytest
 
+from datamodules import detokenizers as undo
 from datamodules.zero_shot import ZERO_SHOT_SETS
-from datamodules.zero_shot import detokenizers as undo
 
 PTB = [
     ("the company 's shares rose", "the company's shares rose"),

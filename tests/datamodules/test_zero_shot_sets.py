@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from datamodules import CorpusUnavailableError, ZeroShotText
+from datamodules import CorpusUnavailableError, ZeroShotText, detokenizers
 from datamodules.store import SPLITS
-from datamodules.zero_shot import ZERO_SHOT_SETS, detokenizers
+from datamodules.zero_shot import ZERO_SHOT_SETS
 from tests.datamodules.test_hub_corpora import prepared, texts_of
 
 QUOTED = "\N{LEFT DOUBLE QUOTATION MARK}no,\N{RIGHT DOUBLE QUOTATION MARK} he said"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules import Kinship
-from datamodules.row_order import NO_GROUP
+from datamodules.order import NO_GROUP
 from evaluation.answers import AnswerReport, generate_judge, questions_in, rank_judge
 from evaluation.cost import Cost, Thinking
 from evaluation.load import build_model

@@ -119,7 +119,7 @@ def moved_tree(tmp_path):
     shutil.copy(ROOT / "evaluate.py", tree)
     moves = {
         "lightning_models.transformer.module": "lightning_models.transformer.plain_decoder",
-        "datamodules.local_text": "datamodules.files_of_yours",
+        "datamodules.local_corpora": "datamodules.files_of_yours",
     }
     for old, new in moves.items():
         source = tree / (old.replace(".", "/") + ".py")

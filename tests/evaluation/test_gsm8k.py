@@ -310,7 +310,7 @@ def test_without_files_and_network_one_line_says_what_to_pass(fails, trained, mo
     def offline(*_, **__):
         raise ConnectionError("no network")
 
-    monkeypatch.setattr("datamodules.hub_revision.dataset_info", offline)
+    monkeypatch.setattr("datamodules.hub.dataset_info", offline)
     monkeypatch.setattr("datasets.load_dataset_builder", offline)
     line = fails("gsm8k", "--ckpt", trained)
     assert "GSM8K: openai/gsm8k (test) cannot be read from the Hugging Face hub" in line

@@ -8,7 +8,7 @@ import torch
 from methods import BLOCK, METHODS
 
 from datamodules import LocalText
-from datamodules.windows import IGNORE
+from datamodules.text import IGNORE
 from evaluation.cost import ComputeCounter, Cost, Thinking, mean_cost, price, price_steps
 from evaluation.load import build_model
 from evaluation.perplexity import measure_perplexity

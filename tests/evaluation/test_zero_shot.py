@@ -129,8 +129,8 @@ def test_a_model_of_marked_sentences_reads_the_sets_so(
 
 def test_a_set_from_the_hub_has_the_hubs_split(score, checkpoint_path, files, monkeypatch):
     place = [files["lm1b"][1]]
-    monkeypatch.setattr("datamodules.zero_shot.hub_files.HubFiles.paths", place)
-    monkeypatch.setattr("datamodules.zero_shot.hub_files.HubFiles.pin", lambda *_: {"commit": "x"})
+    monkeypatch.setattr("datamodules.zero_shot.HubFiles.paths", place)
+    monkeypatch.setattr("datamodules.zero_shot.HubFiles.pin", lambda *_: {"commit": "x"})
     printed, _ = score(checkpoint_path, "--sets", "lm1b,ptb", *files["ptb"])
     splits = [re.split("  +", row)[1] for row in printed.splitlines()[1:3]]
     assert splits == [ZERO_SHOT_SETS["lm1b"].split, "own file"]

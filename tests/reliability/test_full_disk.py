@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from datamodules import StateTracking
-from datamodules.preparation import prepare_store
+from datamodules.prepare import prepare_store
 from datamodules.store import Store, StoreError
 from datamodules.tokenizers import BytesTokenizer
 from lightning_models.checkpoint import read_checkpoint

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from callbacks import ResumeState
-from datamodules.loader import BatchLoader, TrainingSource
+from datamodules.base import BatchLoader, TrainingSource
 from datamodules.reasoning.module import Wording
 from lightning_models import OptimizerConfig
 from lightning_models.thinking_states.baselines import CoconutLM, CoTLM, ICoTLM, NoCoTLM

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from datamodules.local_text import identify
+from datamodules.local_corpora import identify
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.file_splits import KEYS, FileSplits
 from datamodules.reasoning.gsm8k.marked_problems import MarkedProblems

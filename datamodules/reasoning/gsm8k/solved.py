@@ -138,7 +138,7 @@ def _plain(text: str) -> str:
 
 
 class HubProblems:
-    """The problems of GSM8K on the hub; a `preparation.Remote` that is read from its beginning."""
+    """The problems of GSM8K on the hub; a `prepare.Remote` that is read from its beginning."""
 
     def __init__(self) -> None:
         self._problems: dict[GSM8KSplit, Problems] = {}
@@ -155,7 +155,7 @@ class HubProblems:
         return self._problems[split]
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Returns the commits that are read; see `preparation.Remote`."""
+        """Returns the commits that are read; see `prepare.Remote`."""
         splits: tuple[GSM8KSplit, ...] = ("train", "test")
         return {split: self.problems(split).origin for split in splits}
 

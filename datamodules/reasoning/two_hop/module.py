@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from datamodules.local_text import identify
+from datamodules.local_corpora import identify
 from datamodules.readers import read_rows
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.file_splits import FileSplits

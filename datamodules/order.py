@@ -1,13 +1,16 @@
-"""The order of a split's documents in an epoch, which all processes of a machine share.
+"""Seeded orders: of a split's documents, of the examples in rows, and of more than memory holds.
 
-It takes 12 bytes a document. For a large split that is a file next to the shards, memory-mapped:
-ranks and loading processes, however many, hold it once, in the system's cache. One of them writes
-it, the others wait for its lock.
+All randomness is counter-based (Philox), keyed by seed and row number or epoch: no state, so any
+row is known without those before it. Permutations sort raw Philox output, which is the same in
+every version of numpy.
 """
 
-from collections.abc import Iterator
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from filelock import FileLock
@@ -15,11 +18,17 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.store import TokenStream
 
+# Documents of an epoch, an order that all processes of a machine share. It takes 12 bytes a
+# document. For a large split that is a file next to the shards, memory-mapped: ranks and loading
+# processes, however many, hold it once, in the system's cache. One of them writes it, the others
+# wait for its lock.
+
 SHARED_FROM = 2**20  # documents: a smaller order (12 MB) is not worth a file
 _KEPT = 4  # order files next to a store: of epochs, and of seeds
 _PART = 2**22  # documents that are worked on at once
 _SAMPLED = 64  # documents whose lengths are compared when a file is opened
-_ORDER = 2  # second half of the Philox key; `windows` and `shuffling` have the others
+# Second halves of the Philox keys, one for each purpose; `text` has 1 too, for windows.
+_DRAWS, _ORDER, _SHUFFLE = 1, 2, 3
 _ENDS, _NUMBERS = np.dtype("<i8"), np.dtype("<u4")
 
 
@@ -136,3 +145,97 @@ def _remove_old(path: Path) -> None:
     orders = list(path.parent.glob(f"{path.name.partition('order-')[0]}order-*"))
     for old in sorted(orders, key=lambda p: p.stat().st_mtime)[:-_KEPT]:
         old.unlink(missing_ok=True)
+
+
+# Rows that hold one whole example each
+
+Order = Literal["packed", "random"]
+
+NO_GROUP = -1
+"""Group of rows that only fill up a batch."""
+
+
+class RowOrder:
+    """Which example is row n: a pure function of (seed, n).
+
+    Args:
+        count: Number of examples.
+        order: 'packed': each once an epoch, in a new order; 'random': drawn with replacement; None:
+            as they are stored, once (evaluation).
+        rows_per_batch: Rows of a batch of all ranks; an epoch of training has a multiple of that.
+        seed: Non-negative.
+
+    Attributes:
+        batches: Batches of all ranks that an epoch has.
+        rows_per_batch: As given.
+
+    Raises:
+        ValueError: In training, there are fewer examples than one batch takes.
+    """
+
+    def __init__(
+        self, count: int, *, order: Order | None, rows_per_batch: int, seed: int = 0
+    ) -> None:
+        self._count, self._order, self._seed = count, order, seed
+        batches = -(-count // rows_per_batch) if order is None else count // rows_per_batch
+        if order is not None and not batches:
+            raise ValueError(
+                f"batch_size: one batch over all devices takes {rows_per_batch} examples, the "
+                f"train split has only {count}. Lower batch_size, or use more examples."
+            )
+        self.batches = batches
+        self.rows_per_batch = rows_per_batch
+        self._permutations: dict[int, np.ndarray] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a loading process needs; it orders the examples itself."""
+        return {**vars(self), "_permutations": {}}
+
+    def __len__(self) -> int:
+        """Returns the rows of an epoch: those of its batches; in evaluation one an example."""
+        return self._count if self._order is None else self.batches * self.rows_per_batch
+
+    def examples(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the number of the example of each row (B,), int64; -1 for rows too many."""
+        if self._order is None:
+            return np.where(rows < self._count, rows, -1)
+        if self._order == "random":
+            return (self._draws(rows) % np.uint64(self._count)).astype(np.int64)
+        epochs, places = np.divmod(rows, len(self))
+        out = np.empty_like(rows)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            out[here] = self._permutation(int(epoch))[places[here]]
+        return out
+
+    def _draws(self, rows: np.ndarray) -> np.ndarray:
+        """Returns a random uint64 for each row, the first of the four of that Philox block."""
+        first, last = int(rows.min()), int(rows.max())
+        philox = np.random.Philox(key=[self._seed, _DRAWS], counter=[first, 0, 0, 0])
+        return philox.random_raw(4 * (last - first + 1))[::4][rows - first]
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._permutations:
+            order = permutation(self._count, seed=self._seed, epoch=epoch)
+            self._permutations = {epoch: order}
+        return self._permutations[epoch]
+
+
+# Documents that do not fit into memory
+
+
+def shuffled(documents: Iterable[str], *, seed: int, folder: Path) -> Iterator[str]:
+    """Yields the documents in an order that is a pure function of their number and `seed`.
+
+    They wait in a temporary file in `folder`, as large as the text; memory holds 8 bytes a
+    document. The order sorts raw Philox output, which is the same in every version of numpy.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        ends = array("q", [0])
+        for text in documents:
+            ends.append(ends[-1] + file.write(text.encode("utf-8", "surrogatepass")))
+        philox = np.random.Philox(key=[seed, _SHUFFLE])
+        for i in np.argsort(philox.random_raw(len(ends) - 1), kind="stable"):
+            file.seek(ends[i])
+            yield file.read(ends[i + 1] - ends[i]).decode("utf-8", "surrogatepass")

@@ -1,0 +1,648 @@
+"""Published corpora, from the Hugging Face hub or your copy of their files.
+
+| class | corpus |
+|---|---|
+| `OpenWebText` | the open copy of GPT-2's training text (8 million web pages, 40 GB) |
+| `PeS2o` | 39 million open-access papers and abstracts (42 billion words) |
+| `Pile` | 22 collections of text (825 GB), all of it or some of the collections |
+| `WikiText103` | 28,475 good and featured articles of Wikipedia, one document each |
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from tqdm import tqdm
+
+from datamodules.corpus import split_documents
+from datamodules.hub import HubProgress, HubSplit, HubTexts
+from datamodules.local_corpora import Patterns, files_of_splits, identify
+from datamodules.order import shuffled
+from datamodules.readers import (
+    PARQUET_SUFFIXES,
+    format_of,
+    read_column,
+    read_documents,
+    read_lines,
+    read_rows,
+    text_of,
+)
+from datamodules.store import SPLITS, Split
+from datamodules.text import TextDataModule
+
+_KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}
+
+
+class HubCorpus(TextDataModule):
+    """A corpus from the hub, or from files in its own format.
+
+    Without `data_files` everything comes from the hub. With them nothing does: val and test are
+    `val_files` and `test_files`, or shares of the documents of `data_files` (`val_fraction`,
+    `test_fraction`). Held-out documents are read first, so that a token cap does not lose them.
+
+    Args:
+        data_files: Your copy of the training files: one path or glob, or a list of them; null reads
+            from the hub.
+        val_files: Files of the validation split, with data_files.
+        test_files: Files of the test split, with data_files.
+        train_tokens: Most training tokens that are stored: whole documents in corpus order, up to
+            the first that does not fit. The hub is then streamed and read only that far. Null: all.
+        revision: Commit, branch or tag of the hub's repository; null: the newest commit when
+            preparation begins. It goes on with the commit it began with, which meta.json keeps
+            (``origin``).
+        **kwargs: See `TextDataModule`.
+
+    Raises:
+        ValueError: An argument is unusable.
+    """
+
+    # Besides the arguments of windows and loaders: files are named by their content.
+    not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {
+        "data_files",
+        "val_files",
+        "test_files",
+        "val_fraction",
+        "test_fraction",
+        "revision",  # is in the place on the hub, where it is given
+    }
+    local_format: ClassVar[str] = "parquet or jsonl files with a field 'text'"
+
+    def __init__(
+        self,
+        *,
+        data_files: str | list[str] | None = None,
+        val_files: str | list[str] | None = None,
+        test_files: str | list[str] | None = None,
+        train_tokens: int | None = None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._patterns: Patterns = {"train": data_files, "val": val_files, "test": test_files}
+        self._train_tokens = train_tokens
+        self._revision = revision
+        if train_tokens is not None and train_tokens < 1:
+            raise ValueError(f"train_tokens={train_tokens} must be at least 1, or null for all.")
+        if data_files is None and (val_files is not None or test_files is not None):
+            raise ValueError(
+                "val_files and test_files go with data_files: from the hub all splits come from "
+                "the hub. Set data.data_files too."
+            )
+        if data_files is not None and revision is not None:
+            raise ValueError(
+                f"revision={revision!r} is that of the hub's repository, and data_files are read "
+                "instead of it. Set data.revision or data.data_files to null."
+            )
+
+    # What a corpus writes
+
+    @abstractmethod
+    def hub_split(self, split: Split) -> HubSplit | None:
+        """Returns where the hub has a split, None where it has none."""
+
+    def read_file(self, path: Path) -> Iterator[str]:
+        """Yields the documents of one of your files."""
+        return read_documents(path, lone_surrogates=True)
+
+    def read_hub(self, texts: HubTexts) -> Iterator[str]:
+        """Yields the documents of a split on the hub; those of white space alone are left out."""
+        return texts.documents()
+
+    def check_file(self, path: Path) -> None:
+        """Raises a ValueError if a file's name shows that it cannot be read."""
+        format_of(path)
+
+    # What it gets
+
+    @property
+    def train_tokens(self) -> int | None:
+        """Most tokens that the train split stores; None: no limit."""
+        return self._train_tokens
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the text comes from files of yours."""
+        return self._patterns["train"] is not None
+
+    @cached_property
+    def files(self) -> dict[Split, list[Path]]:
+        """Your files of each split, in reading order.
+
+        Raises:
+            ValueError: A file is missing, of unknown format, or in two splits.
+        """
+        return files_of_splits(self._patterns, self.check_file)
+
+    def has_own(self, split: Split) -> bool:
+        """Returns whether a split has files, or a place on the hub, of its own."""
+        return (self._patterns if self.is_local else self._hub)[split] is not None
+
+    @cached_property
+    def _hub(self) -> dict[Split, HubTexts | None]:
+        return {split: self._hub_texts(self._place(split)) for split in SPLITS}
+
+    def _place(self, split: Split) -> HubSplit | None:
+        """Returns where the hub has a split, at the revision that was asked for."""
+        place = self.hub_split(split)
+        return None if place is None else replace(place, revision=self._revision)
+
+    @cached_property
+    def _progress(self) -> HubProgress:
+        return HubProgress(
+            {split: texts for split, texts in self._hub.items() if texts is not None}
+        )
+
+    def remote(self) -> HubProgress | None:
+        """Returns the places on the hub; None where your files are read."""
+        return None if self.is_local else self._progress
+
+    def notes(self) -> list[str]:
+        """Returns where the text differs from what papers train on, a sentence each."""
+        return [] if self.is_local else self._progress.notes()
+
+    def stored_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields the documents of all splits, noting where they are on the hub."""
+        documents = self.labelled_documents()
+        return documents if self.is_local else self._progress.watch(documents)
+
+    def _hub_texts(self, place: HubSplit | None) -> HubTexts | None:
+        if place is None:
+            return None
+        cure = f"Pass your copy with data.data_files=... ({self.local_format})"
+        streaming = self._train_tokens is not None
+        return HubTexts(place, streaming=streaming, corpus=type(self).__name__, cure=cure)
+
+    def shares(self) -> dict[str, float]:
+        """Returns the shares of the training documents that are held out."""
+        return {
+            "val_fraction": 0.0 if self.has_own("val") else self.val_fraction,
+            "test_fraction": 0.0 if self.has_own("test") else self.test_fraction,
+        }
+
+    def source(self) -> dict[str, Any]:
+        """Returns the corpus, its options, and its files by content or its places on the hub."""
+        origin: dict[str, Any] = {}
+        if self.is_local:
+            origin["files"] = {s: [identify(p) for p in paths] for s, paths in self.files.items()}
+        else:
+            places = {split: self._place(split) for split in SPLITS}
+            origin["hub"] = {s: place.identity for s, place in places.items() if place}
+        return {**super().source(), **origin, **self.shares()}
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have documents."""
+        return split == "train" or self.has_own(split) or self.shares()[f"{split}_fraction"] > 0
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives an empty split documents."""
+        if split == "train":
+            return f"Check data.data_files and data.train_tokens (now {self._train_tokens})."
+        key = f"{split}_fraction"
+        return f"Set data.{key} (now {getattr(self, key)}), or {_KEYS[split]} with data_files."
+
+    def smaller_splits(self) -> str:
+        """Returns what gives smaller held-out splits, for messages."""
+        own = ", files of their own (data.val_files, data.test_files)" if self.is_local else ""
+        return f"more documents{own}"
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """Yields the documents of a split, in corpus order."""
+        if self.has_own(split) and not any(self.shares().values()):
+            return self.read(split)
+        return (text for s, text in self.labelled_documents() if s == split)
+
+    def labelled_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields the documents of all splits in one pass, held-out ones first."""
+        for split in SPLITS[1:]:
+            if self.has_own(split):
+                for text in self.read(split):
+                    yield split, text
+        yield from split_documents(self.read("train"), **self.shares())
+
+    def read(self, split: Split) -> Iterator[str]:
+        """Yields the documents of the files, or of the place on the hub, of a split."""
+        if self.is_local:
+            for path in self.files[split]:
+                yield from self.read_file(path)
+            return
+        texts = self._hub[split]
+        assert texts is not None  # asked for with `has_own`; every corpus has train
+        yield from self.read_hub(texts)
+
+    def tokenizer_text(self) -> Iterable[str]:
+        """Returns the documents that a ``bpe:N`` is trained on.
+
+        Under a token cap, only so many that they are within the cap for sure: one token stands for
+        at least one byte, and each document has an EOS.
+        """
+        room = self._train_tokens
+        for text in self.documents("train"):
+            if room is not None:
+                room -= len(text.encode("utf-8", "replace")) + 1
+                if room < 0:
+                    return
+            yield text
+
+
+class OpenWebText(HubCorpus):
+    """OpenWebText; the last 100,000 documents are the validation split.
+
+    The hub has one split. A token cap streams it, and the end of a stream is known only when all of
+    it is read: validation is then the *first* `val_documents` documents, training begins after
+    them, and the log and meta.json say so. Your own files always hold out the last ones.
+
+    Hub: Skylion007/openwebtext, as parquet files; at a time when it is a script, the hub's own
+    conversion, which has only the beginning of it and so takes a token cap. Files: parquet or jsonl
+    with the field ``text``.
+
+    Args:
+        val_documents: Documents held out for validation, where there are no val_files.
+        test_fraction: Share of the remaining documents held out for the test.
+        **kwargs: See `HubCorpus`; val_fraction has no effect here.
+
+    Raises:
+        ValueError: val_documents is negative; when preparing: the corpus has no more documents.
+    """
+
+    not_in_source = HubCorpus.not_in_source | {"val_documents"}
+
+    def __init__(
+        self, *, val_documents: int = 100_000, test_fraction: float = 0.0, **kwargs: Any
+    ) -> None:
+        super().__init__(test_fraction=test_fraction, **kwargs)
+        self._val_documents = val_documents
+        if val_documents < 0:
+            raise ValueError(
+                f"val_documents={val_documents} must not be negative; 0 does without validation."
+            )
+
+    def hub_split(self, split: Split) -> HubSplit | None:
+        """Returns the only split for train."""
+        return HubSplit(name="Skylion007/openwebtext", split="train") if split == "train" else None
+
+    @property
+    def _from_the_head(self) -> bool:
+        return not self.is_local and self.train_tokens is not None
+
+    def shares(self) -> dict[str, float]:
+        """Returns the shares of the training documents that are held out: none for validation."""
+        return {**super().shares(), "val_fraction": 0.0}
+
+    def source(self) -> dict[str, Any]:
+        """Returns the corpus, its options, and which documents are held out."""
+        where = "first" if self._from_the_head else "last"
+        rule = {} if self.has_own("val") else {"val": f"{where} {self._val_documents} documents"}
+        return {**super().source(), **rule}
+
+    def notes(self) -> list[str]:
+        """Returns where the text differs from what papers train on, a sentence each."""
+        if not self._from_the_head or not self._val_documents:
+            return super().notes()
+        return [
+            f"With train_tokens from the hub the first {self._val_documents} documents validate, "
+            "not the last ones as without a cap or with data_files: validation losses of the two "
+            "do not compare.",
+            *super().notes(),
+        ]
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have documents."""
+        if split == "val" and not self.has_own("val"):
+            return self._val_documents > 0
+        return super().expects(split)
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives an empty split documents."""
+        if split == "test":
+            return super().how_to_get(split)
+        return f"Change data.val_documents, now {self._val_documents}."
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """Yields the documents of a split, in corpus order."""
+        return (text for s, text in self.labelled_documents() if s == split)
+
+    def labelled_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields the documents of all splits, those for validation first."""
+        if self.has_own("val") or not self._val_documents:
+            yield from super().labelled_documents()
+            return
+        first, end = self._held_out()
+        for text in self._between(first, end):
+            yield "val", text
+        if self.has_own("test"):
+            for text in self.read("test"):
+                yield "test", text
+        rest = self._between(end, None) if self._from_the_head else self._between(0, first)
+        yield from split_documents(rest, **self.shares())
+
+    def _held_out(self) -> tuple[int, int]:
+        """Returns the number of the first document for validation, and the one after the last.
+
+        Raises:
+            ValueError: There are not more documents than that.
+        """
+        if self._from_the_head:
+            return 0, self._val_documents
+        total = sum(self._file_counts) if self.is_local else len(self._texts)
+        if total <= self._val_documents:
+            raise ValueError(
+                f"val_documents={self._val_documents} leaves nothing for training: there are "
+                f"{total} documents. Set data.val_documents lower, e.g. {total // 20}, or give "
+                "data.val_files."
+            )
+        return total - self._val_documents, total
+
+    @property
+    def _texts(self) -> HubTexts:
+        texts = self._hub["train"]
+        assert texts is not None
+        return texts
+
+    @cached_property
+    def _file_counts(self) -> list[int]:
+        """The documents of each of your files: their end is known only when they are read."""
+        files = tqdm(self.files["train"], desc="counting documents", unit=" files", disable=None)
+        return [sum(1 for _ in self.read_file(path)) for path in files]
+
+    def _between(self, first: int, end: int | None) -> Iterator[str]:
+        """Yields the documents with the numbers from `first` up to `end`."""
+        if not self.is_local:
+            yield from self._texts.documents(first, end)
+            return
+        base = 0
+        for path, count in zip(self.files["train"], self._file_counts, strict=True):
+            begin, stop = max(first - base, 0), count if end is None else min(end - base, count)
+            if begin < stop:
+                yield from islice(self.read_file(path), begin, stop)
+            base += count
+
+
+class PeS2o(HubCorpus):
+    """peS2o, version 2, with its own train and validation splits.
+
+    Hub: allenai/peS2o, data/v2. Files: its ``*.json.gz``, or jsonl (also .gz, .zst) or parquet,
+    with the field ``text``; without val_files, val_fraction of the documents are held out.
+
+    Args:
+        test_fraction: Share of the training documents held out for the test; peS2o has no test
+            split.
+        **kwargs: See `HubCorpus`.
+    """
+
+    local_format = "train-*.json.gz as published, or other jsonl or parquet with a field 'text'"
+
+    def __init__(self, *, test_fraction: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(test_fraction=test_fraction, **kwargs)
+
+    def hub_split(self, split: Split) -> HubSplit | None:
+        """Returns the files of a split: the repository's own loader is a script."""
+        if split == "test":
+            return None
+        name, files = {"train": ("train", "train*"), "val": ("validation", "valid*")}[split]
+        return HubSplit(name="allenai/peS2o", split=name, files=f"data/v2/{files}.json.gz")
+
+
+PILE_SETS = (
+    "ArXiv",
+    "BookCorpus2",
+    "Books3",
+    "DM Mathematics",
+    "Enron Emails",
+    "EuroParl",
+    "FreeLaw",
+    "Github",
+    "Gutenberg (PG-19)",
+    "HackerNews",
+    "NIH ExPorter",
+    "OpenSubtitles",
+    "OpenWebText2",
+    "PhilPapers",
+    "Pile-CC",
+    "PubMed Abstracts",
+    "PubMed Central",
+    "StackExchange",
+    "USPTO Backgrounds",
+    "Ubuntu IRC",
+    "Wikipedia (en)",
+    "YoutubeSubtitles",
+)
+
+
+class Pile(HubCorpus):
+    """The Pile, with the GPT-NeoX tokenizer.
+
+    Hub: EleutherAI/the_pile_deduplicated, one split, without the names of the collections. Files:
+    the original shards ``*.jsonl.zst`` with ``{"text": ..., "meta": {"pile_set_name": ...}}``
+    (val_files: val.jsonl.zst, test_files: test.jsonl.zst), or jsonl or parquet with the field
+    ``text``.
+
+    Args:
+        pile_sets: Names of the collections to take, e.g. ``[Wikipedia (en), ArXiv]``; null takes
+            all. Only with files that name them.
+        tokenizer: See `TextCorpus`.
+        val_fraction: Share of the documents held out for validation, where there are no val_files;
+            the Pile's own splits have about as much.
+        test_fraction: Share of the documents held out for the test, where there are no test_files.
+        **kwargs: See `HubCorpus`.
+
+    Raises:
+        ValueError: An argument is unusable, e.g. an unknown collection.
+    """
+
+    not_in_source: ClassVar[frozenset[str]] = HubCorpus.not_in_source
+    local_format = "the original *.jsonl.zst, or other jsonl or parquet with a field 'text'"
+
+    def __init__(
+        self,
+        *,
+        pile_sets: list[str] | None = None,
+        tokenizer: str = "EleutherAI/gpt-neox-20b",
+        val_fraction: float = 0.001,
+        test_fraction: float = 0.001,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            tokenizer=tokenizer, val_fraction=val_fraction, test_fraction=test_fraction, **kwargs
+        )
+        self._sets = None if pile_sets is None else frozenset(pile_sets)
+        if self._sets is not None:
+            self._check_sets(self._sets)
+
+    def _check_sets(self, names: frozenset[str]) -> None:
+        unknown = sorted(names.difference(PILE_SETS))
+        if unknown or not names:
+            raise ValueError(
+                f"pile_sets={unknown} are not collections of the Pile. Choose from: "
+                f"{', '.join(PILE_SETS)}; or null for all."
+            )
+        if not self.is_local:
+            raise ValueError(
+                "pile_sets needs files that name their collection, and the hub's copy does not. "
+                f"Pass data.data_files=... ({self.local_format})."
+            )
+
+    def hub_split(self, split: Split) -> HubSplit | None:
+        """Returns the only split for train."""
+        if split != "train":
+            return None
+        return HubSplit(name="EleutherAI/the_pile_deduplicated", split="train")
+
+    def notes(self) -> list[str]:
+        """Returns where the text differs from what papers train on, a sentence each."""
+        if self.is_local:
+            return []
+        return [
+            "The hub's copy is the deduplicated Pile, without the names of the collections "
+            "(meta.pile_set_name) and without validation and test sets: shares of its documents "
+            "stand in for them. Numbers of papers on the original Pile do not compare; pass its "
+            "files as data_files for those.",
+            *super().notes(),
+        ]
+
+    def check_file(self, path: Path) -> None:
+        """Raises a ValueError if the file is no text, or has no names of collections to choose."""
+        if format_of(path) != "jsonl" and self._sets is not None:
+            raise ValueError(f"{path}: pile_sets needs the Pile's jsonl files, with 'meta'.")
+
+    def read_file(self, path: Path) -> Iterator[str]:
+        """Yields the documents of one of your files that are in the chosen collections."""
+        return super().read_file(path) if self._sets is None else self._chosen(path, self._sets)
+
+    @staticmethod
+    def _chosen(path: Path, names: frozenset[str]) -> Iterator[str]:
+        for where, row in read_rows(path, lone_surrogates=True):
+            text = text_of(row, "text", where)
+            meta = row.get("meta")
+            name = meta.get("pile_set_name") if isinstance(meta, dict) else None
+            if name is None:
+                raise ValueError(
+                    f"{where}: there is no meta.pile_set_name to choose by. Set data.pile_sets to "
+                    "null, or use the Pile's original files."
+                )
+            if name in names and text and not text.isspace():
+                yield text
+
+
+# " = Title = ": exactly one = on each side, where " = = Section = = " has more.
+_TITLE = re.compile(r" ?= (?!= ).*(?<! =) = ?")
+_LINE_SUFFIXES = (".raw", ".tokens")  # of the original archive: wiki.train.raw, wiki.train.tokens
+
+
+class WikiText103(HubCorpus):
+    """WikiText-103, cut into articles: a document is a title line and all up to the next one.
+
+    A title is a line `` = Title = `` with a blank line (or nothing) before and after it; without
+    that condition a few formulas would pass for titles. Lines are kept as they are.
+
+    Hub: Salesforce/wikitext, wikitext-103-raw-v1 or -v1, with its own three splits. Files: one
+    paragraph a line, as wiki.train.raw, wiki.train.tokens or txt (also .gz, .zst), or the hub's
+    parquet files; give val_files and test_files too.
+
+    Args:
+        level: 'raw': text as written; 'word': the hub's word-level text with ``<unk>``. Your own
+            files are what they are.
+        shuffle_seed: Seed of one shuffle of the training articles before a token cap takes the
+            first of them (the data subsets of the Thought Gestalt paper); null keeps their order.
+        **kwargs: See `HubCorpus`.
+
+    Raises:
+        ValueError: An argument is unusable; when preparing: a file has no article titles.
+    """
+
+    not_in_source = HubCorpus.not_in_source | {"level"}
+    local_format = "wiki.train.raw, wiki.train.tokens, txt or the hub's parquet files"
+
+    def __init__(
+        self,
+        *,
+        level: Literal["raw", "word"] = "raw",
+        shuffle_seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if level not in ("raw", "word"):
+            raise ValueError(f"level={level!r} must be 'raw' or 'word'.")
+        if shuffle_seed is not None and shuffle_seed < 0:
+            raise ValueError(f"shuffle_seed={shuffle_seed} must not be negative, or null.")
+        self._level = level
+        self._shuffle_seed = shuffle_seed
+
+    def hub_split(self, split: Split) -> HubSplit:
+        """Returns the split of the chosen configuration."""
+        return HubSplit(
+            name="Salesforce/wikitext",
+            config="wikitext-103-raw-v1" if self._level == "raw" else "wikitext-103-v1",
+            split={"train": "train", "val": "validation", "test": "test"}[split],
+        )
+
+    def check_file(self, path: Path) -> None:
+        """Raises a ValueError for another suffix than the formats have."""
+        original = any(suffix.lower() in _LINE_SUFFIXES for suffix in path.suffixes)
+        if not original and format_of(path) == "jsonl":
+            raise ValueError(f"{path}: WikiText-103 comes as {self.local_format}, not as jsonl.")
+
+    def read_file(self, path: Path) -> Iterator[str]:
+        """Yields the articles of one of your files."""
+        parquet = path.suffix.lower() in PARQUET_SUFFIXES
+        return articles(read_column(path, "text") if parquet else read_lines(path), str(path))
+
+    def read_hub(self, texts: HubTexts) -> Iterator[str]:
+        """Yields the articles of a split on the hub, where a row is a line."""
+        return articles(texts.read(), "The hub's WikiText-103")
+
+    def read(self, split: Split) -> Iterator[str]:
+        """Yields the articles of a split; those for training shuffled where that is asked for."""
+        documents = super().read(split)
+        if split != "train" or self._shuffle_seed is None:
+            return documents
+        return shuffled(documents, seed=self._shuffle_seed, folder=self.cache_dir)
+
+
+def articles(lines: Iterable[str], where: str) -> Iterator[str]:
+    """Yields the articles: lines joined by line ends, from a title to the last one with text.
+
+    Text in front of the first title (a file that was cut) is a document of its own.
+
+    Args:
+        lines: Lines with or without their line ends.
+        where: What they are from, for the message.
+
+    Raises:
+        ValueError: There is text, but no title.
+    """
+    article: list[str] = []
+    titles, before_is_blank, candidate = 0, True, None
+    for raw in lines:
+        line = raw.rstrip("\r\n")
+        blank = not line or line.isspace()
+        if candidate is not None and blank:  # a blank line on both sides: it was a title
+            yield from _joined(article)
+            titles, article = titles + 1, []
+        if candidate is not None:
+            article.append(candidate)
+        candidate = line if before_is_blank and _TITLE.fullmatch(line) else None
+        if candidate is None:
+            article.append(line)
+        before_is_blank = blank
+    if candidate is not None:
+        yield from _joined(article)
+        titles, article = titles + 1, [candidate]
+    if not titles and any(line.strip() for line in article):
+        raise ValueError(
+            f"{where}: no line is an article's title, ' = Title = ' with a blank line before and "
+            "after it. Take the files as published (some copies lack the blank lines), or "
+            "datamodules.LocalText."
+        )
+    yield from _joined(article)
+
+
+def _joined(lines: list[str]) -> Iterator[str]:
+    """Yields the text of the lines without blank ones at either end; nothing if all are blank."""
+    used = [i for i, line in enumerate(lines) if line.strip()]
+    if used:
+        yield "\n".join(lines[used[0] : used[-1] + 1]) + "\n"

@@ -1,0 +1,388 @@
+"""The corpora on which papers score language models that never saw them, as named sets.
+
+Paper: Latent-Thought Language Models, section 3.1, Table 1 and A.3; sets, splits and detokenizers
+are those of the diffusion language models it compares with (Lou et al., 2024; Sahoo et al., 2024).
+
+| paper | here |
+|---|---|
+| A.3 "we adopt the detokenizers used by Sahoo et al." | `detokenizers` |
+| A.3 "insert an [EOS] token in between sequences" | the text store: one EOS a document |
+| 3.3 "non-overlapping blocks" | `text.NonOverlappingWindows` |
+
+The paper says "the validation splits" of all seven, after the diffusion language models. Their
+public scripts take the validation split where there is one, else the test split; so is it here:
+
+| set | repository on the hub | split | documents | detokenizer |
+|---|---|---|---|---|
+| ptb | ptb-text-only/ptb_text_only | validation | sentences | ptb |
+| wikitext | Salesforce/wikitext, wikitext-103-raw-v1 | validation | lines with text | wikitext |
+| lm1b | billion-word-benchmark/lm1b | test, the only held-out one | sentences | lm1b |
+| lambada | EleutherAI/lambada_openai | test (GPT-2's copy) | passages | lambada |
+| ag_news | fancyzhx/ag_news | test, the only held-out one | articles | none |
+| pubmed | ccdv/pubmed-summarization | validation | papers | scientific papers |
+| arxiv | ccdv/arxiv-summarization | validation | papers | scientific papers |
+
+Those of ptb and lm1b are scripts, so the hub's own conversion of them to parquet is read. PubMed
+and arXiv are the papers known as scientific_papers, whose own repository is a script too.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+from datamodules import detokenizers
+from datamodules.detokenizers import Detokenizer
+from datamodules.hub import CONVERSION, explained
+from datamodules.local_corpora import identify
+from datamodules.readers import expand, format_of, read_documents
+from datamodules.store import Split
+from datamodules.text import TextDataModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubPlace:
+    """Files in a repository of data.
+
+    Attributes:
+        repository: E.g. ``"fancyzhx/ag_news"``.
+        files: Glob of their paths in it.
+        revision: Commit, branch or tag; None: the newest commit.
+    """
+
+    repository: str
+    files: str
+    revision: str | None = None
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What goes into a data fingerprint."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+class HubFiles:
+    """The files of a place, fetched once; a `prepare.Remote` that is read from its beginning.
+
+    Evaluation sets are small, so their files are fetched as they are and read like your own, by
+    `readers`: no loader of the repository, and so no script, has a say.
+
+    Args:
+        place: What to fetch.
+        corpus: Who asks, for messages.
+        cure: How to give a copy of one's own, for messages.
+    """
+
+    def __init__(self, place: HubPlace, *, corpus: str, cure: str) -> None:
+        self._place, self._corpus, self._cure = place, corpus, cure
+        self._revision = place.revision
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files in the hub's cache, sorted; without a network, those that it holds.
+
+        Raises:
+            CorpusUnavailableError: They cannot be fetched, or there are none.
+        """
+        return sorted(self._folder.glob(self._place.files))
+
+    @cached_property
+    def _folder(self) -> Path:
+        """The folder of the commit in the hub's cache."""
+        import huggingface_hub
+
+        place = self._place
+        try:
+            fetched = huggingface_hub.snapshot_download(
+                place.repository,
+                repo_type="dataset",
+                revision=self._revision,
+                allow_patterns=place.files,
+            )
+            folder = Path(fetched)
+            if not any(folder.glob(place.files)):
+                raise FileNotFoundError(f"no file fits {place.files}")
+        except Exception as error:
+            raise explained(
+                error,
+                corpus=self._corpus,
+                place=f"{place.repository} ({place.files})",
+                revision=self._revision,
+                cure=self._cure,
+            ) from error
+        return folder
+
+    def pin(self, stored: Mapping[str, Any] | None) -> dict[str, str]:
+        """Settles the commit, whose name the folder has; see `prepare.Remote`."""
+        if stored is not None and stored["commit"] != self._revision:
+            self._revision = stored["commit"]
+            vars(self).pop("_folder", None)
+        return {"repository": self._place.repository, "commit": self._folder.name}
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Does nothing: files on this disk are soon read again."""
+
+    def place(self, document: int) -> None:
+        """Returns that no place is known."""
+
+
+SetName = Literal["ptb", "wikitext", "lm1b", "lambada", "ag_news", "pubmed", "arxiv"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotSet:
+    """A corpus to score, and how its rows become documents.
+
+    Attributes:
+        place: Its files on the hub.
+        split: The split they are, in the hub's words.
+        detokenizer: Makes text of a row.
+        text_field: Field (jsonl) or column (parquet) with the text.
+        by_line: Whether each line of a txt file is a document; else the file is one.
+        ending: What every document ends in, besides the EOS.
+    """
+
+    place: HubPlace
+    split: str
+    detokenizer: Detokenizer
+    text_field: str = "text"
+    by_line: bool = True
+    ending: str = ""
+
+    def document(self, row: str) -> str:
+        """Returns the document that a row is, which is not blank."""
+        return self.detokenizer(row.strip()) + self.ending
+
+    @property
+    def local_format(self) -> str:
+        """What your copy may be, in words."""
+        lines = "one document a line" if self.by_line else "one document a file"
+        return f"jsonl or parquet with a field {self.text_field!r} or 'text', or txt, {lines}"
+
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """What decides besides the rows which text is stored, for the fingerprint."""
+        return {
+            "detokenizer": self.detokenizer.__name__,
+            "detokenizer_version": detokenizers.VERSION,
+            "ending": self.ending,
+        }
+
+
+def _papers(repository: str) -> ZeroShotSet:
+    # Of its two configurations, 'section' keeps sentences apart, as papers of the field have them.
+    place = HubPlace(repository=repository, files="section/validation-*.parquet")
+    return ZeroShotSet(
+        place=place,
+        split="validation",
+        detokenizer=detokenizers.scientific_papers,
+        text_field="article",
+        by_line=False,
+    )
+
+
+ZERO_SHOT_SETS: dict[SetName, ZeroShotSet] = {
+    "ptb": ZeroShotSet(
+        place=HubPlace(
+            repository="ptb-text-only/ptb_text_only",
+            files="*/validation/*.parquet",
+            revision=CONVERSION,
+        ),
+        split="validation",
+        detokenizer=detokenizers.ptb,
+        text_field="sentence",
+    ),
+    # NOTE(paper): a line is a document and keeps its line end, as a row is in the scripts. Blank
+    # lines are left out: each would be one more EOS to predict, and says nothing of a model.
+    "wikitext": ZeroShotSet(
+        place=HubPlace(
+            repository="Salesforce/wikitext", files="wikitext-103-raw-v1/validation-*.parquet"
+        ),
+        split="validation",
+        detokenizer=detokenizers.wikitext,
+        ending="\n",
+    ),
+    "lm1b": ZeroShotSet(
+        place=HubPlace(
+            repository="billion-word-benchmark/lm1b",
+            files="*/test/*.parquet",
+            revision=CONVERSION,
+        ),
+        split="test",
+        detokenizer=detokenizers.lm1b,
+    ),
+    "lambada": ZeroShotSet(
+        place=HubPlace(repository="EleutherAI/lambada_openai", files="data/lambada_test.jsonl"),
+        split="test",
+        detokenizer=detokenizers.lambada,
+    ),
+    # Published as running text: the scripts have no rules for it either.
+    "ag_news": ZeroShotSet(
+        place=HubPlace(repository="fancyzhx/ag_news", files="data/test-*.parquet"),
+        split="test",
+        detokenizer=detokenizers.unchanged,
+    ),
+    "pubmed": _papers("ccdv/pubmed-summarization"),
+    "arxiv": _papers("ccdv/arxiv-summarization"),
+}
+"""The sets by name, in the order of the table's columns."""
+
+
+def zero_shot_set(name: str) -> ZeroShotSet:
+    """Returns the set of that name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for known in get_args(SetName):
+        if name == known:
+            return ZERO_SHOT_SETS[known]
+    raise ValueError(f"set_name={name!r} must be one of {', '.join(ZERO_SHOT_SETS)}.")
+
+
+class ZeroShotText(TextDataModule):
+    """A set of Table 1 of the Latent-Thought paper: scored, never trained on.
+
+    Its documents, detokenised, are joined by one EOS each and cut into windows that do not overlap
+    (sections 3.1 and 3.3, A.3). Whatever split they are on the hub (`sets`), here they are ``val``.
+
+    Args:
+        set_name: Which set.
+        data_files: Your copy of the split: one path or glob, or a list of them; jsonl (or .json
+            with an object a line) and parquet with the set's text field, txt with a document a line
+            (PubMed, arXiv: a file); null fetches it from the hub.
+        text_field: Field (jsonl) or column (parquet) with the text; null: the set's own (sentence
+            for ptb, article for pubmed and arxiv), or ``text``.
+        revision: Commit, branch or tag of the hub's repository; null: the newest commit, which
+            meta.json names (``origin``).
+        **kwargs: See `TextDataModule`; val_fraction and test_fraction have no effect here.
+
+    Raises:
+        ValueError: An argument is unusable; when training: this is a test set.
+    """
+
+    def __init__(
+        self,
+        *,
+        set_name: SetName,
+        data_files: str | list[str] | None = None,
+        text_field: str | None = None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._set_name, self._set = set_name, zero_shot_set(set_name)
+        self._name = f"{type(self).__name__} ({set_name})"
+        self._data_files = data_files
+        own = [self._set.text_field, "text"] if text_field is None else [text_field]
+        self._fields = list(dict.fromkeys(own))
+        self._revision = revision
+        if data_files is not None and revision is not None:
+            raise ValueError(
+                f"revision={revision!r} is that of the hub's repository, and data_files are read "
+                "instead of it. Set data.revision or data.data_files to null."
+            )
+
+    # The text
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """Your files, in reading order.
+
+        Raises:
+            ValueError: One is missing or of unknown format, or there are none.
+        """
+        paths = [] if self._data_files is None else expand(self._data_files)
+        for path in paths:
+            format_of(path)
+        if not paths:
+            raise ValueError(f"{self._name}: data_files is empty. Name at least one file.")
+        return paths
+
+    @property
+    def _place(self) -> HubPlace:
+        """Where the hub has the set, at the revision that was asked for."""
+        place = self._set.place
+        return place if self._revision is None else replace(place, revision=self._revision)
+
+    @cached_property
+    def _hub(self) -> HubFiles | None:
+        if self._data_files is not None:
+            return None
+        cure = (
+            f"Give your copy, with --files.{self._set_name} to evaluate.py zero_shot or "
+            f"data.data_files elsewhere ({self._set.local_format})"
+        )
+        return HubFiles(self._place, corpus=self._name, cure=cure)
+
+    def remote(self) -> HubFiles | None:
+        """Returns the files on the hub; None where yours are read."""
+        return self._hub
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """Yields the documents, detokenised, in the order of the files; none but for ``val``."""
+        if split != "val":
+            return
+        separator = "\n" if self._set.by_line else None
+        for path in self.files if self._hub is None else self._hub.paths:
+            field = fitting_field(path, self._fields)
+            for row in read_documents(path, text_field=field, separator=separator):
+                yield self._set.document(row)
+
+    def source(self) -> dict[str, Any]:
+        """Returns the set, how its rows become text, and its files by content or its place."""
+        if self._data_files is not None:
+            origin: dict[str, Any] = {"files": [identify(path) for path in self.files]}
+        else:
+            origin = {"hub": self._place.identity}
+        return {
+            "corpus": type(self).__name__,
+            "set": self._set_name,
+            "fields": self._fields,
+            **self._set.identity,
+            **origin,
+        }
+
+    # A test set
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have documents: only ``val``."""
+        return split == "val"
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives an empty split documents."""
+        return (
+            f"{self._name} is the {self._set.split} split of its corpus and nothing else, under "
+            "the name val: score that."
+        )
+
+    def training_source(self) -> NoReturn:
+        """Raises a ValueError: the numbers of papers are of models that never saw these texts."""
+        self._refuse_training()
+
+    def tokenizer_text(self) -> Iterable[str]:
+        """Raises a ValueError: a tokenizer comes from the text that a model was trained on."""
+        self._refuse_training()
+
+    def _refuse_training(self) -> NoReturn:
+        raise ValueError(
+            f"{self._name} is a test set: nothing is trained on it, neither a model nor a "
+            "tokenizer. Train on another corpus, e.g. datamodules.OpenWebText, and score this one "
+            "with evaluate.py zero_shot."
+        )
+
+
+def fitting_field(path: Path, fields: Sequence[str]) -> str:
+    """Returns the first of the fields in which a jsonl or parquet file has text; else the first.
+
+    Args:
+        path: File to look into; of a txt file nothing is read.
+        fields: At least one name.
+    """
+    if format_of(path) != "text":
+        for field in fields:
+            with contextlib.suppress(ValueError):  # reading for good says what is wrong
+                next(read_documents(path, text_field=field))
+                return field
+    return fields[0]
