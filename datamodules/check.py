@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from datamodules.reasoning.store import ExampleStore
+from datamodules.reasoning.preparation import ExampleStore
 from datamodules.store import SPLITS, Store, StoreError
 
 

@@ -34,7 +34,7 @@ from datamodules.gsm8k import (
     without_annotations,
 )
 from datamodules.readers import read_lines
-from datamodules.reasoning.gsm8k.solved import BAR
+from datamodules.reasoning.gsm8k import BAR
 from evaluation.arguments import (
     add_model_arguments,
     add_tokenizer_argument,

@@ -8,30 +8,26 @@ What all tasks share:
 
 | file | what it holds |
 |---|---|
-| `module` | `ReasoningDataModule`: a task writes `examples(split)` |
-| `examples` | `Example`: query with markers, steps, answer |
-| `token_places` | from markers in a text to tokens |
-| `encoding` | examples to tokens; which texts a tokenizer does not give back |
-| `preparation` | writing the store, and counting what is kept |
-| `reports` | what a preparation counts |
-| `store` | the store of tokenised examples, as arrays |
+| `module` | `ReasoningDataModule`: a task writes `examples(split)`; rows of splits that are files |
+| `examples` | `Example`: query with markers, steps, answer; its tokens and where its steps belong |
+| `preparation` | the store of tokenised examples, as arrays, and what is counted on the way there |
 | `batches` | the keys of a batch, and what is counted in it |
-| `file_splits` | rows of splits that are files, or shares of the training rows |
 
 The tasks, and how their steps are placed:
 
-| file or folder | what it holds |
+| file | what it holds |
 |---|---|
 | `state_tracking` | `StateTracking`: Parity and Vars, generated |
 | `kinship` | `Kinship`: stories about relatives, generated; windows, without steps |
-| `gsm8k/` | `ReasoningGSM8K`: word problems whose steps are equations; a rule that places them |
-| `two_hop/` | `TwoHop`: questions over two facts, given or known by heart |
-| `teacher/` | a language model that places the steps of GSM8K |
-| `align` | the command that places them, by that rule or that teacher |
+| `gsm8k` | `ReasoningGSM8K`: word problems whose steps are equations |
+| `two_hop` | `TwoHop`: questions over two facts, given or known by heart |
+| `placement` | a rule on numbers that places the steps of GSM8K |
+| `teacher` | a language model that places them |
+| `align` | the command that does, by that rule or that teacher |
 
-The path of an example: `examples(split)` -> `encoding.encode_examples` (tokens,
-`token_places.align`) -> `preparation.prepare_examples` -> `store.Examples` ->
-`order.RowOrder` -> `batches.ReasoningSource.batch(n)` -> the model.
+The path of an example: `examples(split)` -> `examples.encode_examples` (tokens, `examples.align`)
+-> `preparation.prepare_examples` -> `preparation.Examples` -> `order.RowOrder` ->
+`batches.ReasoningSource.batch(n)` -> the model.
 """
 
 from datamodules.reasoning.batches import reasoning_batch

@@ -6,7 +6,7 @@ For example::
     python -m datamodules.reasoning.align teacher --files train.txt --output aligned.jsonl
         --url https://api.openai.com/v1 --model NAME --requests_per_minute 300
 
-Both write files that `ReasoningGSM8K(aligned_file=...)` reads (see `gsm8k.marked_problems`).
+Both write files that `ReasoningGSM8K(aligned_file=...)` reads (see `gsm8k`).
 ``rule`` also counts how it decided.
 """
 
@@ -24,10 +24,9 @@ from tqdm import tqdm
 from datamodules.prepare import write_whole
 from datamodules.readers import expand
 from datamodules.reasoning.examples import Example
-from datamodules.reasoning.gsm8k.placement import Placing, counts_of
-from datamodules.reasoning.gsm8k.solved import HubProblems, Solved, check_format, read_all, solved
-from datamodules.reasoning.teacher.chat_endpoint import ChatEndpoint, EndpointConfig
-from datamodules.reasoning.teacher.run import place_steps
+from datamodules.reasoning.gsm8k import HubProblems, Solved, check_format, read_all, solved
+from datamodules.reasoning.placement import Placing, counts_of
+from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig, place_steps
 
 _PROGRAM = "python -m datamodules.reasoning.align"
 

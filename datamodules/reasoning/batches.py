@@ -34,7 +34,7 @@ from torch import Tensor
 
 from datamodules.base import Batch
 from datamodules.order import NO_GROUP, RowOrder
-from datamodules.reasoning.store import Examples
+from datamodules.reasoning.preparation import Examples
 from datamodules.text import IGNORE
 
 BatchCounter = Callable[[Batch], dict[str, float]]

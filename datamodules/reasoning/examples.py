@@ -1,8 +1,30 @@
-"""A question with its reasoning: which step can be inferred where, and the answer."""
+"""A question with its reasoning and its answer, as text and as tokens.
 
-from collections.abc import Sequence
+`Example` says after which part of the query each step can be inferred; a marker in the text says
+so. Every text is tokenised for itself, and `align` gives the token of the query that each step
+belongs to (Thinking States, Sec. 3.4, App. A.3): the token in front of its marker, more exactly:
+
+- the first token after which all text in front of the marker has been read, where the marker
+  falls inside a token;
+- spaces between a marker and the text in front of it do not count: most tokenizers make them part
+  of the next word's token, which would be one too late;
+- the EOS in front of the query, where nothing stands in front of the marker;
+- each token takes one step. The steps of consecutive markers go to successive tokens, the first one
+  to its own (App. A.3); where such a row reaches the token of a later marker, that one's step is
+  moved on in turn. NOTE(paper): the last is ours, the paper does not say.
+- steps that would lie after the query's end belong to its last token, all of them.
+
+Steps of one chunk are joined by the model, with a separator token of its own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
+
+import numpy as np
+
+from datamodules.prepare import as_utf8
+from datamodules.tokenizers import Tokenizer
 
 MARKER = "<T>"
 """Stands in a marked query where a step can be inferred (Thinking States, Sec. 3.4)."""
@@ -69,3 +91,134 @@ class Example:
         """Returns the example with a text in front of its query."""
         markers = tuple(place + len(text) for place in self.markers)
         return replace(self, query=text + self.query, markers=markers)
+
+
+# ---- the token of each step
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Where the R steps of an example belong.
+
+    Attributes:
+        places: Index of each step's token, the EOS in front of the query counted as 0; (R,) int64,
+            non-decreasing; only the query's last token may occur more than once.
+        shifts: Tokens from the one in front of the step's marker to that; (R,) int64, not negative,
+            above 0 where another step had the marker's token already.
+    """
+
+    places: np.ndarray
+    shifts: np.ndarray
+
+
+def align(query: str, markers: Sequence[int], sizes: np.ndarray) -> Alignment:
+    """Returns which token each step belongs to.
+
+    Args:
+        query: Text without markers.
+        markers: Where each step's marker stands, in characters, non-decreasing.
+        sizes: UTF-8 bytes of each token of the query, without EOS; they add up to the text's.
+    """
+    own = marker_tokens(query, markers, sizes)
+    places = spread(own, last=len(sizes))
+    return Alignment(places, places - own)
+
+
+def marker_tokens(query: str, markers: Sequence[int], sizes: np.ndarray) -> np.ndarray:
+    """Returns the token in front of each marker, (R,) int64; 0 is the EOS in front of the query.
+
+    Args:
+        query: Text without markers.
+        markers: Where each marker stands, in characters.
+        sizes: UTF-8 bytes of each token of the query.
+    """
+    read = [len(query[:marker].rstrip().encode("utf-8")) for marker in markers]
+    ends = np.concatenate([[0], np.cumsum(sizes)])  # bytes read after EOS, and each token
+    return np.searchsorted(ends, np.array(read, dtype=np.int64), side="left")
+
+
+def spread(own: np.ndarray, last: int) -> np.ndarray:
+    """Returns the tokens of steps, where each takes one step.
+
+    place[r] = max(own[r], place[r - 1] + 1), or the last token.
+
+    Args:
+        own: Token in front of each step's marker, (R,) int64, non-decreasing.
+        last: The query's last token.
+    """
+    steps = np.arange(len(own))
+    return np.minimum(np.maximum.accumulate(own - steps) + steps, last)
+
+
+# ---- examples to tokens
+
+
+BATCH = 1024
+"""Examples that are tokenised at once, on all cores where the library can."""
+
+
+@dataclass(frozen=True)
+class EncodedExample:
+    """An example as tokens.
+
+    Attributes:
+        texts: Ids of the query, of each step, and of the answer, without EOS.
+        sizes: UTF-8 bytes of each of these texts.
+        alignment: Where the steps belong; None where a text is not what its ids decode to, so that
+            nothing can be said of places in it.
+        group: The example's.
+    """
+
+    texts: list[np.ndarray]
+    sizes: list[int]
+    alignment: Alignment | None
+    group: int
+
+    def without_steps(self) -> "EncodedExample":
+        """Returns the query and the answer alone."""
+        nothing = np.empty(0, dtype=np.int64)
+        ends = slice(None, None, len(self.texts) - 1)
+        return EncodedExample(
+            self.texts[ends], self.sizes[ends], Alignment(nothing, nothing), self.group
+        )
+
+    def row_length(self, prefix: int, separator: int) -> int:
+        """Returns the tokens of EOS, query, steps, prefix, answer and EOS.
+
+        Args:
+            prefix: Tokens of the answer prefix.
+            separator: Tokens in front of each step.
+        """
+        steps = len(self.texts) - 2
+        return 1 + sum(map(len, self.texts)) + steps * separator + prefix + 1
+
+
+def encode_examples(
+    examples: Iterable[Example], tokenizer: Tokenizer
+) -> Iterator[list[EncodedExample]]:
+    """Yields the examples in their order, in lists of up to `BATCH`."""
+    rest = iter(examples)
+    while batch := list(islice(rest, BATCH)):
+        yield _encode_batch(batch, tokenizer)
+
+
+def _encode_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> list[EncodedExample]:
+    given = [(one.query, *one.steps, one.answer) for one in examples]
+    clean = [[as_utf8(text) for text in texts] for texts in given]
+    ids = iter(tokenizer.encode_arrays([text for texts in clean for text, _ in texts]))
+    token_bytes = tokenizer.token_bytes.numpy()
+    encoded = []
+    for example, texts in zip(examples, clean, strict=True):
+        own, sizes = list(islice(ids, len(texts))), [size for _, size in texts]
+        alignment = None
+        query_sizes = token_bytes[own[0]]
+        if int(query_sizes.sum()) == sizes[0] and _restored(example, own, tokenizer):
+            alignment = align(example.query, example.markers, query_sizes)
+        encoded.append(EncodedExample(own, sizes, alignment, example.group))
+    return encoded
+
+
+def _restored(example: Example, ids: Sequence[np.ndarray], tokenizer: Tokenizer) -> bool:
+    """Returns whether the ids of the texts decode to them, joined: much faster than one by one."""
+    text = "".join((example.query, *example.steps, example.answer))
+    return tokenizer.decode(np.concatenate(ids).tolist()) == text

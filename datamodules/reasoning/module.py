@@ -2,22 +2,131 @@
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.base import BatchSource, LanguageDataModule, limited_batches
+from datamodules.corpus import split_of
+from datamodules.local_corpora import Patterns, files_of_splits, identify
 from datamodules.order import RowOrder
 from datamodules.reasoning.batches import ReasoningSource
 from datamodules.reasoning.examples import Example
-from datamodules.reasoning.preparation import VERSION, RowLimits, prepare_examples
-from datamodules.reasoning.reports import KEPT, Reports, in_words, why_empty
-from datamodules.reasoning.store import Examples, ExampleStore
+from datamodules.reasoning.preparation import (
+    KEPT,
+    VERSION,
+    Examples,
+    ExampleStore,
+    Reports,
+    RowLimits,
+    in_words,
+    prepare_examples,
+    why_empty,
+)
 from datamodules.store import SPLITS, Split
 from datamodules.tokenizers import Tokenizer
+
+# ---- rows of splits
+
+
+KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}
+"""The option that names the files of each split."""
+
+Row = TypeVar("Row")
+
+
+class FileSplits:
+    """Where the rows of each split are.
+
+    Args:
+        patterns: Paths and globs of each split; None for all: the rows are not in files.
+        check: Raises a ValueError for a file that cannot be read.
+        val_fraction: Share of the training rows held out for validation, if it has none of its own.
+        test_fraction: The same for the test.
+        own: Splits that have rows of their own without files.
+
+    Raises:
+        ValueError: There are files of other splits, but none for training.
+    """
+
+    def __init__(
+        self,
+        patterns: Patterns,
+        check: Callable[[Path], Any],
+        *,
+        val_fraction: float,
+        test_fraction: float,
+        own: Iterable[Split] = (),
+    ) -> None:
+        self._patterns, self._check = patterns, check
+        self._fractions: dict[Split, float] = {"val": val_fraction, "test": test_fraction}
+        self.has_files = patterns["train"] is not None
+        named = [KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
+        if named and not self.has_files:
+            raise ValueError(
+                f"{' and '.join(named)} name files, and data_files none. Set data.data_files too: "
+                "all splits come from files, or none does."
+            )
+        found = {split for split in SPLITS if patterns[split] is not None}
+        self._own = found if self.has_files else set(own)
+
+    @cached_property
+    def files(self) -> dict[Split, list[Path]]:
+        """The files of each split, in reading order.
+
+        Raises:
+            ValueError: A file is missing, of unknown format, or in two splits.
+        """
+        return files_of_splits(self._patterns, self._check)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of the training rows that are held out."""
+        return {
+            f"{split}_fraction": 0.0 if split in self._own else fraction
+            for split, fraction in self._fractions.items()
+        }
+
+    def source(self) -> dict[str, Any]:
+        """Returns what identifies the rows of files: names, sizes, hashes, and shares."""
+        if not self.has_files:
+            return self.shares
+        files = {split: [identify(path) for path in paths] for split, paths in self.files.items()}
+        return {**self.shares, "files": files}
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have rows."""
+        return split == "train" or split in self._own or self._fractions[split] > 0
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives an empty split rows, for messages."""
+        if split == "train":
+            return "Check data.data_files."
+        return (
+            f"Set data.{split}_fraction (now {self._fractions[split]}), or data.{KEYS[split]} with "
+            "data.data_files."
+        )
+
+    def rows(self, split: Split, read: Callable[[Split], Iterable[Row]]) -> Iterator[Row]:
+        """Yields the rows of a split.
+
+        Args:
+            split: Which.
+            read: Yields the rows of a source of its own, in an order that never changes.
+        """
+        if split != "train" and split in self._own:
+            yield from read(split)
+            return
+        for index, row in enumerate(read("train")):
+            if split_of(index, **self.shares) == split:
+                yield row
+
+
+# ---- the data module
 
 
 @dataclass(frozen=True)
@@ -38,7 +147,7 @@ class ReasoningDataModule(LanguageDataModule):
 
     A task writes `examples(split)`; where it has splits of its own sizes, `expects` and
     `how_to_get`; what its accuracies are grouped by, `group_name`; and how an answer is judged,
-    `is_right`. What it counts while it makes examples it tells with `notice`; the counts are in
+    `is_right`. What it counts while it makes examples it reports with `notice`; the counts are in
     meta.json and in `report`.
 
     The rows are the same for every method, which lays them out itself. See `batches` for the keys.
@@ -352,6 +461,6 @@ class ReasoningDataModule(LanguageDataModule):
         )
 
     def order(self) -> dict[str, Any]:
-        """Returns everything besides the data and world size that decides what is in batch n."""
+        """Returns everything but the data and world size that decides what is in batch n."""
         keys = ("batch_size", "train_windows", "seed")
         return {key: getattr(self, key) for key in keys}

@@ -26,8 +26,7 @@ from tqdm import tqdm
 
 from datamodules.journals import append_durably, only_writer
 from datamodules.readers import expand, parse_json
-from datamodules.reasoning.two_hop.files import check_csv, read_chains
-from datamodules.reasoning.two_hop.hops import Chain, Hop
+from datamodules.reasoning.two_hop import Chain, Hop, check_csv, read_chains
 from evaluation.load import Device, Precision, Pretrained, pick_device
 from evaluation.output import check_target, format_table, write_jsonl
 

@@ -8,8 +8,7 @@ import torch
 from jsonargparse import ArgumentParser
 
 from datamodules.journals import only_writer
-from datamodules.reasoning.two_hop.hops import Hop
-from datamodules.reasoning.two_hop.module import read_known
+from datamodules.reasoning.two_hop import Hop, read_known
 from evaluation.load import Pretrained
 from evaluation.reason import known_facts
 from evaluation.reason.known_facts import add_arguments, ask, names_one, run

@@ -5,7 +5,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from datamodules.reasoning.gsm8k.solved import Solved
+from datamodules.reasoning.gsm8k import Solved
 
 KEY = "sk-very-secret"
 

@@ -4,7 +4,7 @@ import pytest
 
 from datamodules.reasoning import align
 from datamodules.reasoning.align import main
-from datamodules.reasoning.gsm8k.marked_problems import MarkedProblems
+from datamodules.reasoning.gsm8k import MarkedProblems
 from tests.datamodules.reasoning.endpoint_server import PROBLEMS, rows
 
 

@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 from datamodules.reasoning import Example, preparation
-from datamodules.reasoning.preparation import RowLimits, prepare_examples
-from datamodules.reasoning.reports import KEPT, NO_STEPS, READ, STEPS, TOO_LONG, UNRESTORED
-from datamodules.reasoning.store import ARRAYS, ExampleStore
+from datamodules.reasoning.preparation import (
+    ARRAYS,
+    KEPT,
+    NO_STEPS,
+    READ,
+    STEPS,
+    TOO_LONG,
+    UNRESTORED,
+    ExampleStore,
+    RowLimits,
+    prepare_examples,
+)
 from datamodules.store import SPLITS, StoreError
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 from tests.datamodules.reasoning.reasoning_tasks import OWN, FewQuestions, task

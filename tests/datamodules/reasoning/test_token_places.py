@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from datamodules.reasoning import Example
-from datamodules.reasoning.token_places import align, marker_tokens, spread
+from datamodules.reasoning.examples import align, marker_tokens, spread
 
 
 def sizes_of(*tokens: str) -> np.ndarray:

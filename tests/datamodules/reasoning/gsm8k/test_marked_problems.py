@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.reasoning.gsm8k.marked_problems import MarkedProblems, offsets
+from datamodules.reasoning.gsm8k import MarkedProblems, offsets
 from tests.datamodules.reasoning.gsm8k.word_problems import MARKED, NUMBERS, ROWS, equations, write
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from datamodules.reasoning.gsm8k.mentions import mentions_of
-from datamodules.reasoning.gsm8k.number_words import IMPLIED, STATED
+from datamodules.reasoning.placement import IMPLIED, STATED, mentions_of
 
 
 def stated(text):

@@ -4,8 +4,8 @@ import pytest
 
 from datamodules import ReasoningGSM8K
 from datamodules.gsm8k import Problem, Problems
-from datamodules.reasoning.gsm8k import solved as solved_module
-from datamodules.reasoning.gsm8k.module import question_of
+from datamodules.reasoning import gsm8k
+from datamodules.reasoning.gsm8k import question_of
 from tests.datamodules.reasoning.gsm8k.word_problems import MARKED, ROWS, write
 
 
@@ -32,7 +32,7 @@ def test_the_hub_is_read_without_files(tmp_path, monkeypatch):
         rows = ROWS[:20] if split == "train" else ROWS[20:]
         return Problems([Problem(**row) for row in rows], {"hub": "openai/gsm8k", "split": split})
 
-    monkeypatch.setattr(solved_module, "fetch_problems", fetch)
+    monkeypatch.setattr(gsm8k, "fetch_problems", fetch)
     data = ReasoningGSM8K(val_fraction=0.2, test_fraction=0.5, cache_dir=str(tmp_path))
     data.prepare_data()
     data.setup()

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from datamodules.reasoning.gsm8k.placement import Placing, counts_of, operands, result
+from datamodules.reasoning.placement import Placing, counts_of, operands, result
 
 
 def marked(query, *equations, **options):

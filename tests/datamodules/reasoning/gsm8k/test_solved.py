@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.reasoning.gsm8k.solved import Solved, read_solved, same_number
+from datamodules.reasoning.gsm8k import Solved, read_solved, same_number
 from tests.datamodules.reasoning.gsm8k.word_problems import ROWS, equations, write
 
 

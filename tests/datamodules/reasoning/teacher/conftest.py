@@ -2,7 +2,7 @@
 
 import pytest
 
-from datamodules.reasoning.teacher.chat_endpoint import ChatEndpoint, EndpointConfig, Pace
+from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig, Pace
 from tests.datamodules.reasoning.endpoint_server import FAST
 
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from datamodules.reasoning.teacher.chat_endpoint import (
+from datamodules.reasoning.teacher import (
     ChatEndpoint,
     EndpointConfig,
     EndpointError,
     Pace,
     StoppedError,
+    messages,
+    place_steps,
 )
-from datamodules.reasoning.teacher.prompt import messages
-from datamodules.reasoning.teacher.run import place_steps
 from tests.datamodules.reasoning.endpoint_server import KEY, PROBLEMS, good
 
 

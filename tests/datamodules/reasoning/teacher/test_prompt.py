@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from datamodules.reasoning.gsm8k.solved import Solved
-from datamodules.reasoning.teacher.prompt import (
+from datamodules.reasoning.gsm8k import Solved
+from datamodules.reasoning.teacher import (
     EXAMPLES,
     RejectedReplyError,
     messages,

@@ -9,15 +9,15 @@ from collections import Counter
 import pytest
 from filelock import FileLock
 
-from datamodules.reasoning.gsm8k.marked_problems import MarkedProblems
-from datamodules.reasoning.gsm8k.solved import Solved
-from datamodules.reasoning.teacher.chat_endpoint import (
+from datamodules.reasoning.gsm8k import MarkedProblems, Solved
+from datamodules.reasoning.teacher import (
     ChatEndpoint,
     EndpointConfig,
     EndpointError,
     UnfitRequestError,
+    dropped_path,
+    place_steps,
 )
-from datamodules.reasoning.teacher.run import dropped_path, place_steps
 from tests.datamodules.reasoning.endpoint_server import FAST, PROBLEMS, good, rows
 
 

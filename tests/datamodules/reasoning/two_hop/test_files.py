@@ -3,8 +3,7 @@
 import pytest
 
 from datamodules import TwoHop
-from datamodules.reasoning.two_hop.files import read_chains
-from datamodules.reasoning.two_hop.hops import end_of
+from datamodules.reasoning.two_hop import end_of, read_chains
 from tests.datamodules.reasoning.two_hop.songs import SONGS, prompts, templates, write
 
 

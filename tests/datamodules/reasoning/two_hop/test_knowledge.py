@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 
-from datamodules.reasoning.two_hop.knowledge import RELATIONS, VERSION, Knowledge
+from datamodules.reasoning.two_hop import RELATIONS, VERSION, Knowledge
 
 KINDS = {
     **dict.fromkeys(("book", "film", "song"), 6),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from datamodules import TwoHop
-from datamodules.reasoning.two_hop.module import read_known
+from datamodules.reasoning.two_hop import read_known
 from datamodules.store import SPLITS
 from tests.datamodules.reasoning.two_hop.songs import SONGS, prompts, write
 

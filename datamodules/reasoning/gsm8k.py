@@ -1,0 +1,418 @@
+"""GSM8K and GSM8K-Aug as questions with reasoning (Thinking States, Sec. 4.3 and App. A.5.2).
+
+Word problems whose steps are equations, from the hub or from files, placed by rule (`placement`) or
+by a file that `align` wrote or of your own (`aligned_file`). A line of that is a JSON object; other
+keys than these two are for people::
+
+    {"query": "A robe takes 2 bolts of blue fiber and half that much<T> white fiber. ...<T>",
+     "thinking": ["<<2/2=1>>", "<<2+1=3>>"]}
+
+It counts for a problem if its query without markers and its steps are exactly the problem's
+(App. A.5.2).
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar
+
+from datamodules.gsm8k import (
+    RESULT,
+    GSM8KSplit,
+    Problem,
+    Problems,
+    fetch_problems,
+    read_problems,
+    result_of,
+)
+from datamodules.local_corpora import identify
+from datamodules.readers import format_of, read_lines, read_rows
+from datamodules.reasoning.examples import MARKER, Example
+from datamodules.reasoning.module import KEYS, FileSplits, ReasoningDataModule
+from datamodules.reasoning.placement import At, Placing, counts_of
+from datamodules.store import Split
+
+# ---- problems and their solutions
+
+
+BAR = "||"
+"""Stands between question and solution in the files of GSM8K-Aug."""
+
+_EQUATION = re.compile(r"<<[^<>]*>>")
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A word problem and its solution.
+
+    Attributes:
+        question: Its text, as published.
+        equations: The calculations of the solution in order, as published: ``<<48/2=24>>``.
+        answer: The result, without the commas of thousands.
+    """
+
+    question: str
+    equations: tuple[str, ...]
+    answer: str
+
+    @property
+    def identity(self) -> str:
+        """32 hex digits that distinguish it from all problems with another question or solution."""
+        text = json.dumps([self.question, *self.equations])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def solved(problem: Problem) -> Solved:
+    """Returns a problem of GSM8K with the equations in its calculator annotations.
+
+    Words between them are left out, and so are calculations without an annotation.
+    """
+    return _solved(problem.question, problem.answer)
+
+
+def _solved(question: str, solution: str) -> Solved:
+    answer = result_of(solution).replace(",", "")
+    return Solved(question, tuple(_EQUATION.findall(solution)), answer)
+
+
+def read_solved(path: Path, key: str) -> Iterator[Solved]:
+    """Yields the problems of a file.
+
+    Args:
+        path: jsonl as GSM8K has it, or txt as GSM8K-Aug has it, a problem a line: ``question||
+            <<expr=value>> <<expr=value>> #### value``; both also as .gz and .zst.
+        key: The option that names it, for messages.
+
+    Raises:
+        ValueError: The file is missing or empty, or a line is not such a problem.
+    """
+    if not path.is_file():
+        raise ValueError(f"{key} ({path}): there is no such file")
+    if check_format(path) == "jsonl":
+        yield from map(solved, read_problems(path, key).rows)
+    else:
+        yield from _read_augmented(path, key)
+
+
+def check_format(path: Path) -> str:
+    """Returns "jsonl" or "text".
+
+    Raises:
+        ValueError: The suffix is that of another format.
+    """
+    found = format_of(path)
+    if found == "parquet":
+        raise ValueError(
+            f"{path}: problems are read from jsonl (as GSM8K has them) or txt (as GSM8K-Aug has "
+            "them), not from parquet. Convert the file."
+        )
+    return found
+
+
+def _read_augmented(path: Path, key: str) -> Iterator[Solved]:
+    empty = True
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            empty = False
+            yield _augmented(line, f"{path}, line {number}")
+    if empty:
+        raise ValueError(f"{key} ({path}) is empty; name a text file of GSM8K-Aug")
+
+
+def _augmented(line: str, where: str) -> Solved:
+    question, bar, solution = line.partition(BAR)
+    if not (bar and question.strip() and result_of(solution)):
+        raise ValueError(
+            f"{where}: expected 'question{BAR}<<expr=value>> ... {RESULT} value', as GSM8K-Aug has "
+            "it"
+        )
+    return _solved(question.strip(), solution)
+
+
+def read_all(paths: Iterable[Path], key: str) -> Iterator[Solved]:
+    """Yields the problems of several files; see `read_solved`."""
+    for path in paths:
+        yield from read_solved(path, key)
+
+
+def same_number(text: str, answer: str) -> bool:
+    """Returns whether two texts are the same number, written in any way, or the same text.
+
+    Outer spaces, a dollar sign, thousands' commas, a final period and decimals of zero do not
+    count: "$1,200.0" is " 1200". Numbers are compared as decimals, not as floats.
+    """
+    ours, theirs = _plain(text), _plain(answer)
+    try:
+        return Decimal(ours) == Decimal(theirs)
+    except InvalidOperation:
+        return ours == theirs
+
+
+def _plain(text: str) -> str:
+    return text.strip().removesuffix(".").replace(",", "").replace("$", "")
+
+
+class HubProblems:
+    """The problems of GSM8K on the hub; a `prepare.Remote` that is read from its beginning."""
+
+    def __init__(self) -> None:
+        self._problems: dict[GSM8KSplit, Problems] = {}
+
+    def problems(self, split: GSM8KSplit) -> Problems:
+        """Returns the problems of a split, fetched once.
+
+        Raises:
+            CorpusUnavailableError: They cannot be fetched.
+        """
+        if split not in self._problems:
+            cure = "Pass your copy with data.data_files=train.jsonl and data.test_files=test.jsonl"
+            self._problems[split] = fetch_problems(split, cure=cure)
+        return self._problems[split]
+
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Returns the commits that are read; see `prepare.Remote`."""
+        splits: tuple[GSM8KSplit, ...] = ("train", "test")
+        return {split: self.problems(split).origin for split in splits}
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Does nothing: a preparation starts again."""
+
+    def place(self, document: int) -> Mapping[str, Any] | None:
+        """Returns None: there is no place to go on from."""
+        return None
+
+
+# ---- problems with their markers
+
+
+class MarkedProblems:
+    """Where the steps of problems go, by problem.
+
+    Args:
+        path: jsonl, also as .gz or .zst.
+
+    Attributes:
+        counts: Lines read, and those that were left out and why.
+
+    Raises:
+        ValueError: A line is not such an object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.counts: Counter[str] = Counter()
+        self._markers: dict[str, tuple[int, ...]] = {}
+        for where, row in read_rows(path):
+            self._add(row, where)
+
+    def _add(self, row: Any, where: str) -> None:
+        marked, steps = fields_of(row, where)
+        self.counts["aligned file: lines"] += 1
+        markers = offsets(marked)
+        if len(markers) != len(steps):
+            self.counts["aligned file: lines with another number of markers than steps"] += 1
+            return
+        problem = Solved(marked.replace(MARKER, ""), steps, "")
+        self._markers.setdefault(problem.identity, markers)
+
+    def find(self, problem: Solved) -> tuple[int, ...] | None:
+        """Returns the markers' offsets in a problem's question; None where the file has none."""
+        return self._markers.get(problem.identity)
+
+
+def offsets(marked: str) -> tuple[int, ...]:
+    """Returns where the markers of a marked text stand in the text without them."""
+    return tuple(accumulate(map(len, marked.split(MARKER)[:-1])))
+
+
+def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the marked query and the steps of a row.
+
+    Args:
+        row: A line of the file, or a teacher's reply.
+        where: Where it is, for the message.
+
+    Raises:
+        ValueError: It is not an object with these two.
+    """
+    query = row.get("query") if isinstance(row, dict) else None
+    steps = row.get("thinking") if isinstance(row, dict) else None
+    listed = isinstance(steps, list) and all(isinstance(step, str) for step in steps)
+    if isinstance(query, str) and isinstance(steps, list) and listed:
+        return query, tuple(steps)
+    raise ValueError(
+        f"{where}: expected an object with the text 'query', which has {MARKER} markers, and the "
+        "list of texts 'thinking'"
+    )
+
+
+# ---- the data module
+
+
+VERSION = 1
+"""Raised with any change that gives other text or places; part of the data's identity."""
+
+
+class ReasoningGSM8K(ReasoningDataModule):
+    """Word problems whose solutions are equations, each placed where the question allows it.
+
+    Without files the problems are the hub's openai/gsm8k, whose train split gives validation its
+    share. Files are GSM8K's jsonl or GSM8K-Aug's txt (385,620 training problems; see
+    `read_solved`), of your own.
+
+    Steps are the equations as published, ``<<48/2=24>>``. They are placed by rule (`placement`), or
+    by a file that a language model made (`teacher`): then training problems that are not in it are
+    left out and counted, and other splits, whose markers are only for people, fall back to
+    the rule. How the rule decided is in `report`. The group is the number of steps.
+
+    NOTE(paper): results lose their thousands' commas, which the answers are compared without.
+
+    Args:
+        data_files: Training problems: one path or glob, or a list of them; null reads all from the
+            hub.
+        val_files: Validation problems; null holds out val_fraction of the training problems.
+        test_files: Test problems, with data_files; null holds out test_fraction of the training
+            problems. From the hub the test split is the hub's.
+        aligned_file: The training problems, marked (see above); null: by rule.
+        place_at: Where the rule puts a marker: right after the last 'operand', or at the end of
+            the 'clause' or 'sentence' that it is in.
+        last_step_at_end: Whether the rule puts the last step after the question, as the teacher of
+            the paper does in all its published examples.
+        question_first: Whether the question stands in front as well, as in Fig. 5, which keeps it
+            at the end.
+        **kwargs: See `ReasoningDataModule`.
+
+    Raises:
+        ValueError: An argument is unusable; when preparing: a file or the hub cannot be read.
+    """
+
+    path_arguments: ClassVar[frozenset[str]] = ReasoningDataModule.path_arguments | {"aligned_file"}
+    # Files are named by their content, shares by those that apply.
+    not_in_source: ClassVar[frozenset[str]] = ReasoningDataModule.not_in_source | path_arguments
+    group_name: ClassVar[str] = "steps"
+
+    def __init__(
+        self,
+        *,
+        data_files: str | list[str] | None = None,
+        val_files: str | list[str] | None = None,
+        test_files: str | list[str] | None = None,
+        aligned_file: str | None = None,
+        place_at: At = "operand",
+        last_step_at_end: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._splits = FileSplits(
+            {"train": data_files, "val": val_files, "test": test_files},
+            check_format,
+            val_fraction=self.val_fraction,
+            test_fraction=self.test_fraction,
+            own=["test"],  # of the hub
+        )
+        self._aligned_file = None if aligned_file is None else Path(aligned_file).expanduser()
+        if self._aligned_file is not None and not self._aligned_file.is_file():
+            raise ValueError(
+                f"aligned_file={aligned_file!r}: there is no such file. Write one with `python -m "
+                "datamodules.reasoning.align teacher`, or set data.aligned_file to null."
+            )
+        self._placing = Placing(at=place_at, last_at_end=last_step_at_end)
+
+    # Where the problems are from
+
+    @cached_property
+    def _hub(self) -> HubProblems | None:
+        return None if self._splits.has_files else HubProblems()
+
+    def remote(self) -> HubProblems | None:
+        """Returns the problems on the hub; None where your files are read."""
+        return self._hub
+
+    def source(self) -> dict[str, Any]:
+        """Returns the options, and the files by content."""
+        return {
+            **super().source(),
+            **self._splits.source(),
+            "aligned": None if self._aligned_file is None else identify(self._aligned_file),
+            "reader": VERSION,
+        }
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have problems."""
+        return self._splits.expects(split)
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives an empty split problems, for messages."""
+        about = " Is data.aligned_file about these problems?" if self._aligned_file else ""
+        return self._splits.how_to_get(split) + about
+
+    def problems(self, split: Split) -> Iterator[Solved]:
+        """Yields the problems of a split, in the order of the files or of the hub."""
+        return self._splits.rows(split, self._read)
+
+    def _read(self, split: Split) -> Iterable[Solved]:
+        if self._hub is None:
+            return read_all(self._splits.files[split], KEYS[split])
+        return map(solved, self._hub.problems("test" if split == "test" else "train").rows)
+
+    # Examples
+
+    def examples(self, split: Split) -> Iterator[Example]:
+        """Yields the problems of a split that could be placed, and notices how."""
+        aligned = None if self._aligned_file is None else MarkedProblems(self._aligned_file)
+        if aligned is not None and split == "train":
+            for name, count in aligned.counts.items():
+                self.notice(name, count)
+        for problem in self.problems(split):
+            markers = self._markers(problem, split, aligned)
+            if markers is not None:
+                yield self._example(problem, markers)
+
+    def _markers(
+        self, problem: Solved, split: Split, aligned: MarkedProblems | None
+    ) -> tuple[int, ...] | None:
+        """Returns where the steps of a problem go; None if it is left out."""
+        if not problem.equations:
+            self.notice("examples without steps")
+            return ()
+        found = None if aligned is None else aligned.find(problem)
+        if found is not None:
+            self.notice("examples placed by the aligned file")
+            return found
+        if aligned is not None and split == "train":
+            self.notice("left out, not in the aligned file")
+            return None
+        placed = self._placing(problem.question, problem.equations)
+        for name, count in counts_of(placed).items():
+            self.notice(name, count)
+        return placed.markers
+
+    def _example(self, problem: Solved, markers: tuple[int, ...]) -> Example:
+        example = Example(
+            problem.question,
+            problem.equations,
+            markers,
+            f" {problem.answer}",
+            len(problem.equations),
+        )
+        question = question_of(problem.question) if self.question_first else ""
+        return example.after(f"{question} ") if question else example
+
+    def is_right(self, text: str, answer: str) -> bool:
+        """Returns whether a written answer is the right number; see `same_number`."""
+        return same_number(text, answer)
+
+
+def question_of(text: str) -> str:
+    """Returns the last sentence of a problem, if that is a question; else nothing."""
+    from sentencex import segment
+
+    sentences = [sentence.strip() for sentence in segment("en", text)]
+    last = next((sentence for sentence in reversed(sentences) if sentence), "")
+    return last if last.endswith("?") else ""

@@ -1,0 +1,567 @@
+"""A language model places the steps of GSM8K's problems (Thinking States, Sec. 3.4, App. A.5.2).
+
+The task is that of Fig. 7 in words of our own: put a marker where each given calculation becomes
+possible, and change nothing. Three solved problems show it. The reply is a JSON object.
+
+Every reply is checked by exact match and written at once: what fits into the output, which
+`gsm8k.MarkedProblems` reads, and what does not into a file next to it, with the reason. A run that
+was killed loses the requests that were on their way; the next one asks only what neither file has.
+
+The model is asked at an HTTP endpoint of the OpenAI kind, at a bounded rate. The key comes from an
+environment variable, goes into the header of requests, and nowhere else: it is cut out of what
+servers say, is not sent on when they redirect, and not over plain HTTP to other machines.
+"""
+
+import http.client
+import ipaddress
+import json
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from datamodules.journals import append_durably, only_writer
+from datamodules.readers import parse_json
+from datamodules.reasoning.examples import MARKER, Example
+from datamodules.reasoning.gsm8k import Solved, fields_of, offsets
+
+# ---- what is asked
+
+
+Message = dict[str, str]
+
+INSTRUCTIONS = f"""\
+You mark word problems for a study of how readers calculate while they read. You are given a \
+problem and the calculations of its solution, in order. Copy the problem and put one marker, \
+{MARKER}, where each calculation becomes possible.
+
+Where the markers go:
+- There is exactly one marker for each calculation, and the n-th marker is that of the n-th \
+calculation, so markers may have to wait for earlier ones.
+- A marker stands as early as possible: directly behind the word or phrase that gives the last \
+piece of information its calculation needs. What the problem does not say yet cannot be used, \
+including what it asks for.
+- Calculations that become possible at the same place have their markers one behind the other.
+
+What stays as it is:
+- Every character of the problem, spaces and mistakes included. Put no space before or behind a \
+marker that the problem does not have there.
+- The list of calculations.
+
+Reply with one JSON object and nothing else: \
+{{"query": the problem with its markers, "thinking": the list of calculations}}."""
+
+EXAMPLES = (
+    Example.from_marked(
+        "A ferry carries 40 cars on each trip. On Friday it makes six trips,<T> and on Saturday "
+        "half as many.<T> How many cars does it carry on Saturday?<T>",
+        ["<<40*6=240>>", "<<6/2=3>>", "<<40*3=120>>"],
+        " 120",
+    ),
+    Example.from_marked(
+        "Olga buys 3 notebooks for $2.50 each<T> and a pen that costs 20% of what the notebooks "
+        "cost.<T> How much change does she get from $10?<T><T>",
+        ["<<3*2.5=7.5>>", "<<20/100*7.5=1.5>>", "<<7.5+1.5=9>>", "<<10-9=1>>"],
+        " 1",
+    ),
+    Example.from_marked(
+        "How old is Ben if he is 4 years younger than Ada, who turns 30 in two years?<T><T>",
+        ["<<30-2=28>>", "<<28-4=24>>"],
+        " 24",
+    ),
+)
+"""Shown in front of every problem."""
+
+
+def messages(problem: Solved) -> list[Message]:
+    """Returns the conversation that ends in a problem to be marked."""
+    talk = [{"role": "system", "content": INSTRUCTIONS}]
+    for example in EXAMPLES:
+        talk.append({"role": "user", "content": _task(example.query, example.steps)})
+        talk.append({"role": "assistant", "content": _json(example.marked(), example.steps)})
+    return [*talk, {"role": "user", "content": _task(problem.question, problem.equations)}]
+
+
+def _task(query: str, steps: Sequence[str]) -> str:
+    return json.dumps({"problem": query, "calculations": list(steps)}, ensure_ascii=False)
+
+
+def _json(marked: str, steps: Sequence[str]) -> str:
+    return json.dumps({"query": marked, "thinking": list(steps)}, ensure_ascii=False)
+
+
+class RejectedReplyError(ValueError):
+    """A reply that does not keep to the task; the message says in a few words how."""
+
+
+def read_reply(reply: str, problem: Solved) -> str:
+    """Returns the marked problem of a reply, checked by exact match (App. A.5.2).
+
+    Text around the object, e.g. a code fence or thoughts, does not matter.
+
+    Args:
+        reply: What the language model wrote.
+        problem: What it was asked about.
+
+    Raises:
+        RejectedReplyError: There is no such object in it; the problem without markers, or the list
+            of calculations, is not exactly what was given; or there are not as many markers.
+    """
+    marked, steps = _read_object(reply)
+    if marked.replace(MARKER, "") != problem.question:
+        raise RejectedReplyError("another problem")
+    if steps != problem.equations:
+        raise RejectedReplyError("other calculations")
+    if len(offsets(marked)) != len(steps):
+        raise RejectedReplyError("another number of markers")
+    return marked
+
+
+def _read_object(reply: str) -> tuple[str, tuple[str, ...]]:
+    """Returns what the first fitting object in a text says."""
+    decoder, start = json.JSONDecoder(), reply.find("{")
+    while start >= 0:
+        try:
+            return fields_of(decoder.raw_decode(reply, start)[0], "reply")
+        except (ValueError, RecursionError):
+            start = reply.find("{", start + 1)
+    raise RejectedReplyError("no such JSON object")
+
+
+# ---- the endpoint
+
+
+_PATH = "/chat/completions"
+_MOST_BYTES = 2**24  # of a reply; a server that sends more is broken
+_LONGEST_WAIT = 60.0  # seconds between tries, unless the server asks for more
+_ASKED_WAIT = 600.0  # seconds that a server may ask for
+_UNFIT = (400, 413, 422)  # what servers say of a request that they will not take, ever
+_LATER = (408, 409, 425, 429)  # and these, besides 5xx, of one to be sent again
+
+
+class EndpointError(ValueError):
+    """The endpoint does not work; the message says what it says, and the cure."""
+
+
+class UnfitRequestError(EndpointError):
+    """The endpoint refuses one request for what it is, e.g. its length or its content."""
+
+
+class StoppedError(Exception):
+    """The endpoint was closed while a request waited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointConfig:
+    """Which model is asked, and how.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    url: str
+    """Address up to /chat/completions, e.g. https://api.openai.com/v1 or http://localhost:8000/v1.
+    """
+    model: str
+    """Name of the model there."""
+    key_variable: str | None = "OPENAI_API_KEY"
+    """Environment variable that holds the key; null: the endpoint needs none."""
+    requests_per_minute: float = 60.0
+    """Most requests a minute, tries again included."""
+    retries: int = 8
+    """Tries again for a request that met a full or failing server, each after a longer wait."""
+    timeout: float = 120.0
+    """Seconds to wait for an answer."""
+    temperature: float | None = 0.0
+    """Of the sampling; null: the endpoint's own, for models that take no other."""
+    max_tokens: int | None = None
+    """Longest reply, in tokens; null: the endpoint's own limit."""
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or " " in self.url:
+            raise ValueError(
+                f"url={self.url!r} must be an address such as https://api.openai.com/v1"
+            )
+        if parts.query or parts.fragment:
+            raise ValueError("url must end with the path; what stands after ? or # is not sent")
+        if parts.username or parts.password:
+            raise ValueError("url must not hold a name or a password; give the key by key_variable")
+        if not self.model:
+            raise ValueError("model='' must be a name that the endpoint knows")
+        for key, above in (("requests_per_minute", 0), ("timeout", 0), ("retries", -1)):
+            if not getattr(self, key) > above:
+                least = "above 0" if above == 0 else "at least 0"
+                raise ValueError(f"{key}={getattr(self, key)} must be {least}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens} must be at least 1, or null")
+
+    def key(self) -> str | None:
+        """Returns the key.
+
+        Raises:
+            ValueError: The variable is not set, or the key would be sent unencrypted.
+        """
+        if self.key_variable is None:
+            return None
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key:
+            raise ValueError(
+                f"the environment variable {self.key_variable} is not set: put the key of the "
+                "endpoint there, or set key_variable to null for one that needs none"
+            )
+        if not (key.isascii() and key.isprintable()):  # http.client would quote it
+            raise ValueError(f"{self.key_variable} holds more than a key; set it again")
+        if urllib.parse.urlsplit(self.url).scheme == "http" and not self.is_local:
+            raise ValueError(
+                f"url={self.url!r} would send the key unencrypted: use https, or set key_variable "
+                "to null"
+            )
+        return key
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the endpoint runs on this machine."""
+        host = urllib.parse.urlsplit(self.url).hostname or ""
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+class Pace:
+    """Lets callers through at a bounded rate, in the order they come.
+
+    Args:
+        per_minute: Most calls a minute, evenly spaced.
+        clock: Returns seconds.
+    """
+
+    def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gap, self._clock = 60.0 / per_minute, clock
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def delay(self) -> float:
+        """Takes the next free moment and returns the seconds until then."""
+        with self._lock:
+            now = self._clock()
+            moment = max(now, self._next)
+            self._next = moment + self._gap
+            return moment - now
+
+
+class ChatEndpoint:
+    """Sends conversations and returns what the model answers; threads may share it.
+
+    Args:
+        config: Which model is asked, and how.
+        pace: Lets requests through; None: at `config.requests_per_minute`.
+        wait: Waits so many seconds, and returns whether the endpoint was closed meanwhile.
+
+    Raises:
+        ValueError: The key is missing, or would be sent unencrypted.
+    """
+
+    def __init__(
+        self,
+        config: EndpointConfig,
+        *,
+        pace: Pace | None = None,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._config, self._key = config, config.key()
+        self._address = config.url.rstrip("/").removesuffix(_PATH) + _PATH
+        self._pace = Pace(config.requests_per_minute) if pace is None else pace
+        self._closed = threading.Event()
+        self._wait = self._closed.wait if wait is None else wait
+        # A proxy has no business between this machine and itself.
+        proxies = urllib.request.ProxyHandler({} if config.is_local else None)
+        self._open = urllib.request.build_opener(proxies, _NoRedirects).open
+
+    def close(self) -> None:
+        """Ends all waiting; requests that are on their way get their answer."""
+        self._closed.set()
+
+    def complete(self, talk: Sequence[Message]) -> str:
+        """Returns the model's answer to a conversation.
+
+        Raises:
+            EndpointError: The endpoint fails, also when tried again, or refuses everybody.
+            UnfitRequestError: It refuses this request.
+            StoppedError: It was closed.
+        """
+        body = self._body(talk)
+        for tried in range(self._config.retries + 1):
+            self._pause(self._pace.delay())
+            try:
+                return self._content(self._post(body))
+            except urllib.error.HTTPError as error:
+                reason, asked = self._explain(error), _asked_wait(error)
+            except (OSError, http.client.HTTPException) as error:
+                reason, asked = f"it cannot be reached ({error})", 0.0
+            if tried < self._config.retries:
+                backoff = min(_LONGEST_WAIT, 2.0**tried) * random.uniform(0.5, 1.0)
+                self._pause(max(asked, backoff))
+        raise EndpointError(
+            f"{self._address}: {reason}, {self._config.retries + 1} times. Run the command again "
+            "later: it goes on where it stopped."
+        )
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            self._wait(seconds)
+        if self._closed.is_set():
+            raise StoppedError
+
+    def _body(self, talk: Sequence[Message]) -> bytes:
+        options = {
+            "temperature": self._config.temperature,
+            "max_tokens": self._config.max_tokens,
+        }
+        given = {key: value for key, value in options.items() if value is not None}
+        return json.dumps({"model": self._config.model, "messages": list(talk), **given}).encode()
+
+    def _post(self, body: bytes) -> bytes:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self._address, data=body, headers=headers, method="POST")
+        with self._open(request, timeout=self._config.timeout) as response:
+            content: bytes = response.read(_MOST_BYTES)
+            if response.length:  # a bounded read does not say that something is missing
+                raise http.client.IncompleteRead(content, response.length)
+        return content
+
+    def _content(self, body: bytes) -> str:
+        """Returns the text of an answer; empty where there is none, e.g. only a refusal."""
+        try:
+            choices: Any = parse_json(body)["choices"]
+            content = choices[0]["message"]["content"] if choices else None
+        except (ValueError, LookupError, TypeError) as error:
+            raise EndpointError(
+                f"{self._address} does not answer as {_PATH} of OpenAI does "
+                f"({self._quote(body)}). Check url."
+            ) from error
+        return content if isinstance(content, str) else ""
+
+    def _explain(self, error: urllib.error.HTTPError) -> str:
+        """Returns what a server says that may do better later.
+
+        Raises:
+            UnfitRequestError: It says that it does not take this request.
+            EndpointError: It says that it takes none.
+        """
+        with error:
+            said = f"HTTP {error.code}: {self._quote(_read(error))}"
+        if error.code in _LATER or error.code >= 500:
+            return said
+        if error.code in _UNFIT:
+            raise UnfitRequestError(f"{self._address}: {said}. Check model and options.")
+        variable = self._config.key_variable
+        cure = f"the key in {variable}" if error.code in (401, 403) and variable else "url, model"
+        raise EndpointError(f"{self._address}: {said}. Check {cure}.")
+
+    def _quote(self, body: bytes) -> str:
+        """Returns the beginning of what a server said, without the key."""
+        text = " ".join(body.decode("utf-8", "replace").split())
+        if self._key is not None:
+            text = text.replace(self._key, "***")
+        return text[:200]
+
+
+def _read(error: urllib.error.HTTPError) -> bytes:
+    try:
+        return error.read(_MOST_BYTES)
+    except (OSError, http.client.HTTPException):
+        return b""
+
+
+def _asked_wait(error: urllib.error.HTTPError) -> float:
+    """Returns the seconds that a server asks to wait; 0 if it does not say so in seconds."""
+    try:
+        return min(max(float(error.headers.get("Retry-After", 0)), 0.0), _ASKED_WAIT)
+    except ValueError:
+        return 0.0
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect, which would carry the key to another place."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Returns None: the redirect is an error."""
+
+
+# ---- all problems
+
+
+Ask = Callable[[Sequence[Message]], str]
+
+KEPT, DROPPED, THERE, NO_STEPS = "kept", "dropped", "there already", "without steps"
+
+_MOST_UNFIT = 10  # refused requests in a row: then it is not the problems
+_QUOTED = 2000  # characters of a rejected reply that are kept
+
+
+def dropped_path(output: Path) -> Path:
+    """Returns where the problems are whose replies did not fit; delete it to ask for them again."""
+    return output.with_name(f"{output.name}.dropped")
+
+
+def place_steps(
+    problems: Iterable[Solved],
+    ask: Ask,
+    output: Path,
+    *,
+    concurrency: int = 4,
+    told: Callable[[Counter[str]], None] = lambda counts: None,
+) -> Counter[str]:
+    """Asks for the places of the steps of all problems that are not in the output yet.
+
+    Args:
+        problems: Those to be placed; the same one twice is asked for once.
+        ask: Returns a language model's answer to a conversation, from several threads at once.
+        output: jsonl file to append to; its folder exists.
+        concurrency: Requests on their way at once.
+        told: Called with the counts so far after each reply.
+
+    Returns:
+        How many were kept, dropped ("dropped" and "dropped: REASON"), there already, or have no
+        steps to place.
+
+    Raises:
+        ValueError: Another process writes that output, or the output has other lines than these.
+        EndpointError: As `ask`. What was answered before is in the output.
+    """
+    with only_writer(output):
+        kept, dropped = _Lines(output), _Lines(dropped_path(output))
+        counts: Counter[str] = Counter()
+        waiting = _to_ask(problems, kept.identities | dropped.identities, counts)
+        refused: list[dict[str, Any]] = []  # in a row; all of them are the options' fault, or none
+        with _Requests(ask, waiting, concurrency) as requests:
+            for problem, answered in requests:
+                row, reason = _judged(problem, answered)
+                counts.update([KEPT] if reason is None else [DROPPED, f"{DROPPED}: {reason}"])
+                told(counts)
+                if reason == "refused":
+                    refused.append(row)
+                    if len(refused) == _MOST_UNFIT:
+                        answered.result()  # raises what the endpoint said
+                    continue
+                _append_all(dropped, refused)
+                (kept if reason is None else dropped).append(row)
+        _append_all(dropped, refused)
+    return counts
+
+
+def _append_all(lines: "_Lines", rows: list[dict[str, Any]]) -> None:
+    """Writes the rows and forgets them."""
+    for row in rows:
+        lines.append(row)
+    rows.clear()
+
+
+def _to_ask(problems: Iterable[Solved], done: set[str], counts: Counter[str]) -> Iterator[Solved]:
+    for problem in problems:
+        if not problem.equations:
+            counts[NO_STEPS] += 1
+        elif problem.identity in done:
+            counts[THERE] += 1
+        else:
+            done.add(problem.identity)
+            yield problem
+
+
+def _judged(problem: Solved, answered: "Future[str]") -> tuple[dict[str, Any], str | None]:
+    """Returns the line of a problem, and why it is dropped; None: it is kept.
+
+    Raises:
+        EndpointError: The endpoint failed.
+    """
+    row: dict[str, Any] = {"id": problem.identity}
+    try:
+        reply = answered.result()
+    except UnfitRequestError as error:
+        return {**row, "reason": "refused", "reply": str(error)[:_QUOTED]}, "refused"
+    try:
+        marked = read_reply(reply, problem)
+    except RejectedReplyError as error:
+        return {**row, "reason": str(error), "reply": reply[:_QUOTED]}, str(error)
+    solution = {"thinking": list(problem.equations), "answer": problem.answer}
+    return {**row, "query": marked, **solution}, None
+
+
+class _Requests:
+    """Yields (problem, its finished request) as they come; few problems are read ahead.
+
+    As a context it lets the requests on their way end when something goes wrong.
+    """
+
+    def __init__(self, ask: Ask, problems: Iterator[Solved], concurrency: int) -> None:
+        self._ask, self._problems, self._concurrency = ask, problems, concurrency
+        self._pool = ThreadPoolExecutor(concurrency)
+
+    def __enter__(self) -> "_Requests":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._pool.shutdown(wait=failure[0] is None, cancel_futures=True)
+
+    def __iter__(self) -> Iterator[tuple[Solved, "Future[str]"]]:
+        sent: dict[Future[str], Solved] = {}
+        while True:
+            for problem in islice(self._problems, self._concurrency - len(sent)):
+                sent[self._pool.submit(self._ask, messages(problem))] = problem
+            if not sent:
+                return
+            for done in wait(sent, return_when=FIRST_COMPLETED).done:
+                yield sent.pop(done), done
+
+
+class _Lines:
+    """A jsonl file that is appended to, a line at once.
+
+    Attributes:
+        identities: The problems that it has.
+
+    Raises:
+        ValueError: A line is not one of ours.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.identities: set[str] = set()
+        whole = 0
+        content = path.read_bytes() if path.exists() else b""
+        for number, line in enumerate(content.splitlines(keepends=True), start=1):
+            if not line.endswith(b"\n"):
+                break  # a killed process was writing it
+            self.identities.add(self._identity(line, number))
+            whole += len(line)
+        if whole < len(content):
+            os.truncate(path, whole)
+
+    def _identity(self, line: bytes, number: int) -> str:
+        try:
+            return str(parse_json(line)["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{self._path}, line {number} is not a line of this command's output; name another "
+                "file, or remove the line"
+            ) from error
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Writes a line, which is on the disk when this returns."""
+        line = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        append_durably(self._path, line)

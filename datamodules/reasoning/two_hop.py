@@ -1,0 +1,639 @@
+"""Questions of two hops, what is the r2 of the r1 of e1? (Thinking States, Sec. 4.3).
+
+A generated world has people, works, companies, cities and countries, and how they are related. All
+names are made up, so that no model knows a fact beforehand. A relation is a function: one object
+for each subject of its kind.
+
+Files have questions about the real world, in the two formats they are published in. Both are csv
+with a header, one question a row; other columns do not matter.
+
+`TwoHopFact.csv`, and SOCRATES, of Yang et al. (arXiv 2402.16837, 2411.16679; on the hub as
+soheeyang/TwoHopFact and soheeyang/SOCRATES):
+
+| column | holds |
+|---|---|
+| ``e1.value``, ``e2.value``, ``e3.value`` | names of subject, bridge and answer |
+| ``e2.aliases``, ``e3.aliases`` | other names, a Python tuple of tuples of texts; may be missing |
+| ``r1(e1).prompt``, ``r2(e2).prompt`` | the facts up to their objects, "The singer of X is" |
+| ``r2(r1(e1)).prompt`` | the question, "The mother of the singer of X is" |
+
+`two_hop.csv` with templates of Biran et al. (arXiv 2406.12775, "Hopping Too Late"):
+
+| column | holds |
+|---|---|
+| ``e1_label``, ``e2_label``, ``e3_label`` | names of subject, bridge and answer |
+| ``e2_aliases``, ``e3_aliases`` | other names, a Python list of texts; may be missing |
+| ``r1_template``, ``r2_template`` | the relations with ``{}``: "the spouse of {}", "{} is led by" |
+| ``source_prompt`` | the question, "the spouse of the performer of X is" |
+"""
+
+import ast
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+from datamodules.local_corpora import identify
+from datamodules.readers import not_utf8, read_rows
+from datamodules.reasoning.examples import Example
+from datamodules.reasoning.kinship import NAMES, Draws
+from datamodules.reasoning.module import FileSplits, ReasoningDataModule
+from datamodules.store import SPLITS, Split
+
+# ---- facts and questions
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A fact, as a question and as a statement.
+
+    Attributes:
+        question: Asks for the object: "Who is the author of The Silent Harbour?"
+        phrase: Says what the object is, up to it: "the author of The Silent Harbour is".
+        subject: What it is about, as `question` writes it.
+        object: The answer.
+        aliases: Other names of the object.
+    """
+
+    question: str
+    phrase: str
+    subject: str
+    object: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The object's names, its own first."""
+        return tuple(dict.fromkeys((self.object, *self.aliases)))
+
+    @property
+    def statement(self) -> str:
+        """The fact as a sentence without its full stop."""
+        return f"{self.phrase} {self.object}"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Two facts, the object of the first being the subject of the second, and a question over both.
+
+    Attributes:
+        question: Asks for the second fact's object by the first one's subject, and does not name
+            the entity between them.
+        first: The fact about e1, whose object is the bridge entity e2.
+        second: The fact about e2, whose object is the answer e3.
+    """
+
+    question: str
+    first: Hop
+    second: Hop
+
+
+def end_of(subject: str, question: str) -> int:
+    """Returns where the last mention of a subject ends in a question; its length without any."""
+    start = question.rfind(subject)
+    return len(question) if start < 0 else start + len(subject)
+
+
+# ---- a generated world
+
+
+Kind = Literal["book", "film", "song", "company", "person", "city", "country", "currency"]
+
+VERSION = 1
+"""Raised with any change that gives other text; part of the data's identity."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What everything of a kind has one of.
+
+    Attributes:
+        of: Kind of the subject.
+        name: "the NAME of SUBJECT" is the object.
+        to: Kind of the object.
+    """
+
+    of: Kind
+    name: str
+    to: Kind
+
+    def phrase(self, subject: str) -> str:
+        """Returns what the object is called by its subject."""
+        return f"the {self.name} of {subject}"
+
+    def question(self, subject: str) -> str:
+        """Returns a question for the object."""
+        return f"{'Who' if self.to == 'person' else 'What'} is {self.phrase(subject)}?"
+
+
+RELATIONS = (
+    Relation("book", "author", "person"),
+    Relation("film", "director", "person"),
+    Relation("song", "singer", "person"),
+    Relation("company", "founder", "person"),
+    Relation("company", "home city", "city"),
+    Relation("person", "birthplace", "city"),
+    Relation("person", "teacher", "person"),
+    Relation("person", "employer", "company"),
+    Relation("city", "mayor", "person"),
+    Relation("city", "country", "country"),
+    Relation("country", "anthem", "song"),
+    Relation("country", "currency", "currency"),
+    Relation("country", "president", "person"),
+)
+
+_FIRST = (*NAMES["female"], *NAMES["male"])
+_ONSETS = (*"bdfghklmnprstvwz", "br", "dr", "gr", "kl", "pr", "st", "tr")
+_VOWELS = (*"aeiou", "ai", "ea", "ou")
+_CODAS = ("", "", "l", "n", "r", "s", "th")
+_TITLES = """
+Amber Ancient Bitter Broken Burning Crimson Crooked Distant Empty Endless Fallen Fading Forgotten
+Frozen Gentle Golden Hidden Hollow Iron Last Lonely Lost Marble Midnight Narrow Northern Pale
+Patient Quiet Restless Sacred Scarlet Secret Seventh Silent Silver Sleeping Stolen Velvet Winter
+"""
+_THINGS = """
+Anchor Arrow Bridge Candle Castle Compass Crown Dawn Door Feather Flame Forest Fountain Garden
+Ghost Harbour Harvest Hour Island Key Lantern Letter Meadow Mirror Moon Mountain Orchard Path
+Pearl River Road Rose Sailor Shadow Shore Stone Storm Stranger Tower Valley Violin Voyage Window
+"""
+_TRADES = ("Bakeries", "Clocks", "Engines", "Fabrics", "Instruments", "Mills", "Papers", "Tools")
+_TOWNS = ("burg", "field", "ford", "mouth", "port", "ton")
+_MONEY = ("crown", "mark", "penny", "pound")
+
+
+def _word(draws: Draws) -> str:
+    syllables = (draws.pick(_ONSETS) + draws.pick(_VOWELS) + draws.pick(_CODAS) for _ in range(2))
+    return "".join(syllables).capitalize()
+
+
+def _title(draws: Draws) -> str:
+    return draws.pick(_TITLES.split())
+
+
+def _thing(draws: Draws) -> str:
+    return draws.pick(_THINGS.split())
+
+
+_NAMING: dict[Kind, Callable[[Draws], str]] = {
+    "book": lambda draws: f"The {_title(draws)} {_thing(draws)} of {_word(draws)}",
+    "film": lambda draws: f"{_thing(draws)} of the {_title(draws)} {_thing(draws)}",
+    "song": lambda draws: f"{_title(draws)} {_thing(draws)} in {_word(draws)}",
+    "company": lambda draws: f"{_word(draws)} {draws.pick(_TRADES)}",
+    "person": lambda draws: f"{draws.pick(_FIRST)} {_word(draws)}",
+    "city": lambda draws: _word(draws) + draws.pick(_TOWNS),
+    "country": lambda draws: _word(draws) + draws.pick(("ia", "land", "stan")),
+    "currency": lambda draws: f"{_word(draws).lower()} {draws.pick(_MONEY)}",
+}
+
+
+class Knowledge:
+    """All entities and all facts: a pure function of the arguments.
+
+    Args:
+        sizes: Number of entities of each kind, positive.
+        seed: Non-negative.
+
+    Attributes:
+        entities: Names by kind; no name occurs twice.
+        facts: Object by (relation, subject).
+    """
+
+    def __init__(self, sizes: Mapping[Kind, int], seed: int) -> None:
+        used: set[str] = set()
+        self.entities: dict[Kind, list[str]] = {
+            kind: _names(kind, count, Draws(f"names/{seed}/{kind}"), used)
+            for kind, count in sizes.items()
+        }
+        self.facts: dict[tuple[Relation, str], str] = {}
+        for relation in RELATIONS:
+            self._relate(relation, Draws(f"facts/{seed}/{relation.of}/{relation.name}"))
+
+    def _relate(self, relation: Relation, draws: Draws) -> None:
+        """Gives every subject an object other than itself."""
+        for subject in self.entities[relation.of]:
+            others = [name for name in self.entities[relation.to] if name != subject]
+            self.facts[relation, subject] = draws.pick(others)
+
+    def hops(self) -> Iterator[Hop]:
+        """Yields all facts."""
+        for relation, subject in self.facts:
+            yield self._hop(relation, subject)
+
+    def _hop(self, relation: Relation, subject: str) -> Hop:
+        return Hop(
+            question=relation.question(subject),
+            phrase=f"{relation.phrase(subject)} is",
+            subject=subject,
+            object=self.facts[relation, subject],
+        )
+
+    def chains(self) -> Iterator[Chain]:
+        """Yields all questions of two hops whose three entities differ."""
+        for (first, subject), bridge in self.facts.items():
+            for second in RELATIONS:
+                if second.of != first.to or self.facts[second, bridge] == subject:
+                    continue
+                yield Chain(
+                    question=second.question(first.phrase(subject)),
+                    first=self._hop(first, subject),
+                    second=self._hop(second, bridge),
+                )
+
+
+def _names(kind: Kind, count: int, draws: Draws, used: set[str]) -> list[str]:
+    """Returns new names, which are then used."""
+    names: list[str] = []
+    while len(names) < count:
+        name = _NAMING[kind](draws)
+        if name not in used:
+            used.add(name)
+            names.append(name)
+    return names
+
+
+# ---- files of questions
+
+
+_LONGEST_FIELD = 2**24  # characters; csv's own limit is below what TwoHopFact has
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Names of the columns of a format, made of those of e1, e2 and e3.
+
+    Attributes:
+        name: Ending of the columns with their names.
+        aliases: Ending of the columns with their other names.
+        first: The first fact.
+        second: The second fact.
+        question: The question.
+        filled: Whether the facts name their entities; else they are templates.
+    """
+
+    name: str
+    aliases: str
+    first: str
+    second: str
+    question: str
+    filled: bool
+
+    @property
+    def entities(self) -> tuple[str, str, str]:
+        """Those of subject, bridge and answer."""
+        return (f"e1{self.name}", f"e2{self.name}", f"e3{self.name}")
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those without which a row says nothing."""
+        return (*self.entities, self.first, self.second, self.question)
+
+
+_PROMPTS = _Columns(
+    name=".value",
+    aliases=".aliases",
+    first="r1(e1).prompt",
+    second="r2(e2).prompt",
+    question="r2(r1(e1)).prompt",
+    filled=True,
+)
+_TEMPLATES = _Columns(
+    name="_label",
+    aliases="_aliases",
+    first="r1_template",
+    second="r2_template",
+    question="source_prompt",
+    filled=False,
+)
+
+
+def check_csv(path: Path) -> None:
+    """Raises a ValueError for another suffix than csv."""
+    if path.suffix.lower() != ".csv":
+        raise ValueError(f"{path}: two-hop questions are read from csv files. Convert the file.")
+
+
+def read_chains(path: Path) -> Iterator[Chain]:
+    """Yields the questions of a csv file in either format.
+
+    Raises:
+        ValueError: It is not UTF-8, has other columns, no rows, or a row lacks a value.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error.start) from error
+    csv.field_size_limit(_LONGEST_FIELD)
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    columns = _format(path, rows.fieldnames or ())
+    empty = True
+    for row in rows:
+        empty = False
+        yield _chain(row, columns, f"{path}, line {rows.line_num}")
+    if empty:
+        raise ValueError(f"{path} has no questions. Remove it from the files, or fill it.")
+
+
+def _format(path: Path, names: object) -> _Columns:
+    there = set(names) if isinstance(names, list | tuple) else set()
+    for columns in (_PROMPTS, _TEMPLATES):
+        if there.issuperset(columns.needed):
+            return columns
+    raise ValueError(
+        f"{path}: the columns are those of neither format: {', '.join(_PROMPTS.needed)} "
+        f"(TwoHopFact), or {', '.join(_TEMPLATES.needed)} (Hopping Too Late)."
+    )
+
+
+def _chain(row: Mapping[str, str | None], columns: _Columns, where: str) -> Chain:
+    def value(name: str) -> str:
+        text = (row.get(name) or "").strip()
+        if not text:
+            raise ValueError(f"{where}: the column {name!r} is empty. Fix or remove the row.")
+        return text
+
+    subject, bridge, answer = map(value, columns.entities)
+    first, second = value(columns.first), value(columns.second)
+    if not columns.filled:
+        first, second = _filled(first, subject, where), _filled(second, bridge, where)
+    others = [_aliases(row.get(f"{entity}{columns.aliases}")) for entity in ("e2", "e3")]
+    return Chain(
+        question=value(columns.question),
+        first=Hop(first, first, subject, bridge, others[0]),
+        second=Hop(second, second, bridge, answer, others[1]),
+    )
+
+
+def _filled(template: str, subject: str, where: str) -> str:
+    """Returns the statement of a template, up to its object.
+
+    A relation after its entity ends in its verb already: "{} is led by".
+    """
+    before, braces, after = template.partition("{}")
+    if not braces:
+        raise ValueError(f"{where}: the template {template!r} has no {{}} for the entity.")
+    return before + subject + (after or " is")
+
+
+def _aliases(written: str | None) -> tuple[str, ...]:
+    """Returns the names in a Python literal, whatever its nesting; none where it is none."""
+    try:
+        return tuple(dict.fromkeys(_texts(ast.literal_eval(written or "()"))))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return ()
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
+
+
+# ---- the data module
+
+
+Steps = Literal["bridge", "facts"]
+
+_WORKS: tuple[Kind, ...] = ("book", "film", "song")
+
+
+class TwoHop(ReasoningDataModule):
+    """Who is the teacher of the author of The Silent Harbour of Braldou?
+
+    *Full knowledge* (one_hop: true): training has every fact as a question of one hop, those of the
+    test questions too, and the two-hop questions that are not held out. No two-hop question is in
+    two splits. *Parametric knowledge* (known_file, one_hop: false): the facts are those of the real
+    world, and only questions stay whose two facts the base model knows; ``python
+    evaluate.py known_facts`` finds out which.
+
+    Without files the world is generated (`Knowledge`): two-hop questions go through all pairs of
+    facts that fit together, in a seeded order. Files are in one of the public formats
+    (see above). Markers stand after the first entity, whose name completes the first fact,
+    and at the end of the question.
+
+    NOTE(paper): the paper names neither its questions, nor sizes, nor what the steps say. A step of
+    a question of one hop is that fact, so that thoughts can learn facts that no composed question
+    in training needs.
+
+    Args:
+        data_files: Questions: one path or glob of csv files, or a list of them; null: generated.
+        val_files: Validation questions; null holds out val_fraction of the two-hop questions.
+        test_files: Test questions; null holds out test_fraction of the two-hop questions.
+        known_file: jsonl of facts with whether a model knows them; null: all questions stay.
+        one_hop: Whether training has the facts of all splits as questions of one hop.
+        steps: 'bridge': the entity between the two hops; 'facts': both facts as statements.
+        works: Generated: number of books, of films, and of songs.
+        people: Generated: number of people.
+        companies: Generated: number of companies.
+        cities: Generated: number of cities.
+        countries: Generated: number of countries, and of currencies.
+        knowledge_seed: Generated: seed of the world and of the order of its questions.
+        **kwargs: See `ReasoningDataModule`.
+
+    Raises:
+        ValueError: An argument is unusable, question_first too: a question is all there is; when
+            preparing: a file cannot be read.
+    """
+
+    path_arguments: ClassVar[frozenset[str]] = ReasoningDataModule.path_arguments | {"known_file"}
+    # Files are named by their content, shares by those that apply.
+    not_in_source: ClassVar[frozenset[str]] = ReasoningDataModule.not_in_source | path_arguments
+    group_name: ClassVar[str] = "hops"
+
+    def __init__(
+        self,
+        *,
+        data_files: str | list[str] | None = None,
+        val_files: str | list[str] | None = None,
+        test_files: str | list[str] | None = None,
+        known_file: str | None = None,
+        one_hop: bool = True,
+        steps: Steps = "bridge",
+        works: int = 200,
+        people: int = 300,
+        companies: int = 60,
+        cities: int = 60,
+        countries: int = 20,
+        knowledge_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._splits = FileSplits(
+            {"train": data_files, "val": val_files, "test": test_files},
+            check_csv,
+            val_fraction=self.val_fraction,
+            test_fraction=self.test_fraction,
+        )
+        self._known_file = None if known_file is None else Path(known_file).expanduser()
+        self._one_hop, self._steps = one_hop, steps
+        self._sizes: dict[Kind, int] = {
+            **dict.fromkeys(_WORKS, works),
+            "person": people,
+            "company": companies,
+            "city": cities,
+            "country": countries,
+            "currency": countries,
+        }
+        self._knowledge_seed = knowledge_seed
+        self._check(
+            works=works, people=people, companies=companies, cities=cities, countries=countries
+        )
+
+    def _check(self, **sizes: int) -> None:
+        for key, size in sizes.items():
+            if size < 2:
+                raise ValueError(f"{key}={size} must be at least 2.")
+        if self._knowledge_seed < 0:
+            raise ValueError(f"knowledge_seed={self._knowledge_seed} must be at least 0.")
+        if self._steps not in get_args(Steps):
+            raise ValueError(f"steps={self._steps!r} must be 'bridge' or 'facts'.")
+        if self.question_first:
+            raise ValueError(
+                "question_first=True has no meaning here: a two-hop question is about nothing in "
+                "front of it. Set data.question_first to false."
+            )
+        if self._known_file is not None and not self._known_file.is_file():
+            raise ValueError(
+                f"known_file={str(self._known_file)!r}: there is no such file. Write one with "
+                "`python evaluate.py known_facts`, or set data.known_file to null."
+            )
+        if self._known_file is not None and not self._splits.has_files:
+            raise ValueError(
+                "known_file is about questions in files: no model knows a generated world. Set "
+                "data.data_files, or data.known_file to null."
+            )
+
+    # Where the questions are from
+
+    def source(self) -> dict[str, Any]:
+        """Returns the options, the files by content, and the version of the generator."""
+        return {
+            **super().source(),
+            **self._splits.source(),
+            "known": None if self._known_file is None else identify(self._known_file),
+            "generator": VERSION,
+        }
+
+    def expects(self, split: Split) -> bool:
+        """Returns whether a split must have questions."""
+        return self._splits.expects(split)
+
+    def how_to_get(self, split: Split) -> str:
+        """Returns what gives an empty split questions, for messages."""
+        about = " Does data.known_file know any of them?" if self._known_file else ""
+        return self._splits.how_to_get(split) + about
+
+    @cached_property
+    def _knowledge(self) -> Knowledge:
+        return Knowledge(self._sizes, self._knowledge_seed)
+
+    @cached_property
+    def _questions(self) -> dict[Split, list[Chain]]:
+        """All two-hop questions of each split."""
+        return {split: list(self._splits.rows(split, self._read)) for split in SPLITS}
+
+    def _read(self, split: Split) -> list[Chain]:
+        """Returns the questions of the files of a split, or generated ones."""
+        if self._splits.has_files:
+            return [chain for path in self._splits.files[split] for chain in read_chains(path)]
+        return Draws(f"order/{self._knowledge_seed}").shuffled(list(self._knowledge.chains()))
+
+    @cached_property
+    def _known(self) -> dict[str, bool] | None:
+        return None if self._known_file is None else read_known(self._known_file)
+
+    def chains(self, split: Split) -> Iterator[Chain]:
+        """Yields the two-hop questions of a split that stay.
+
+        No question is in two splits: the test's stay in the test, then validation's.
+        """
+        later = SPLITS[SPLITS.index(split) + 1 :]
+        seen = {chain.question for other in later for chain in self._questions[other]}
+        for chain in self._questions[split]:
+            reason = "asked before" if chain.question in seen else self._unknown(chain)
+            seen.add(chain.question)
+            if reason is None:
+                yield chain
+            else:
+                self.notice(f"questions of two hops left out, {reason}")
+
+    def _unknown(self, chain: Chain) -> str | None:
+        """Returns why a model cannot be asked a question, None if it can."""
+        if self._known is None:
+            return None
+        answers = [self._known.get(hop.question) for hop in (chain.first, chain.second)]
+        if None in answers:
+            return "known_file does not have a fact"
+        return None if all(answers) else "a fact is not known"
+
+    # Examples
+
+    def examples(self, split: Split) -> Iterator[Example]:
+        """Yields the examples of a split: in training facts first, then two-hop questions."""
+        if split == "train" and self._one_hop:
+            for hop in self._facts():
+                self.notice("questions of one hop")
+                yield self._fact(hop)
+        for chain in self.chains(split):
+            self.notice("questions of two hops")
+            yield self._question(chain)
+
+    def _facts(self) -> Iterator[Hop]:
+        """Yields the facts of the world, or of the questions of all splits, each question once.
+
+        Of facts with the same question the first counts, as for ``evaluate.py known_facts``.
+        """
+        if not self._splits.has_files:
+            yield from self._knowledge.hops()
+            return
+        chains = (chain for split in SPLITS for chain in self._questions[split])
+        stay = (chain for chain in chains if self._unknown(chain) is None)
+        first: dict[str, Hop] = {}
+        for hop in (hop for chain in stay for hop in (chain.first, chain.second)):
+            first.setdefault(hop.question, hop)
+        yield from first.values()
+
+    def _fact(self, hop: Hop) -> Example:
+        step = hop.object if self._steps == "bridge" else hop.statement
+        marker = end_of(hop.subject, hop.question)
+        return Example(hop.question, (step,), (marker,), f" {hop.object}", 1)
+
+    def _question(self, chain: Chain) -> Example:
+        bridge, answer = chain.first.object, f" {chain.second.object}"
+        marker = end_of(chain.first.subject, chain.question)
+        if self._steps == "bridge":
+            return Example(chain.question, (bridge,), (marker,), answer, 2)
+        facts = (chain.first.statement, chain.second.statement)
+        return Example(chain.question, facts, (marker, len(chain.question)), answer, 2)
+
+    def is_right(self, text: str, answer: str) -> bool:
+        """Returns whether a written answer is the right name; case and a final period are free."""
+        return _plain(text) == _plain(answer)
+
+
+def _plain(name: str) -> str:
+    return name.strip().removesuffix(".").casefold()
+
+
+def read_known(path: Path) -> dict[str, bool]:
+    """Returns which facts are known, by their questions, as ``evaluate.py known_facts`` writes it.
+
+    Args:
+        path: jsonl of objects with the text ``question`` and the truth value ``known``.
+
+    Raises:
+        ValueError: A line is not such an object.
+    """
+    known: dict[str, bool] = {}
+    for where, row in read_rows(path):
+        question = row.get("question") if isinstance(row, dict) else None
+        if not isinstance(question, str) or not isinstance(row.get("known"), bool):
+            raise ValueError(
+                f"{where}: expected an object with the text 'question' and the truth value 'known'"
+            )
+        known[question] = row["known"]
+    return known
