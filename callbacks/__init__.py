@@ -34,57 +34,60 @@ What they are made of, no callbacks:
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from callbacks.answer_accuracy import AnswerAccuracy
-from callbacks.checkpointing import PendingValidation, SaveCheckpoints
-from callbacks.fork_analysis import ForkAnalysis
-from callbacks.gate_analysis import GateAnalysis
-from callbacks.nonfinite import GradientNorm, NonFinite, NonFiniteError
-from callbacks.posterior_analysis import PosteriorAnalysis
-from callbacks.predictions import Predictions
-from callbacks.progress import Progress
-from callbacks.resume import KeepOptimizerSettings, ResumeState, ScheduleChange
-from callbacks.samples import Samples
-from callbacks.step_allocation import StepAllocation
-from callbacks.termination import Terminated, Termination
-from callbacks.thought_trace import ThoughtTrace
-from callbacks.throughput import Throughput
+if TYPE_CHECKING:
+    from callbacks.answer_accuracy import AnswerAccuracy as AnswerAccuracy
+    from callbacks.checkpointing import PendingValidation as PendingValidation
+    from callbacks.checkpointing import SaveCheckpoints as SaveCheckpoints
+    from callbacks.fork_analysis import ForkAnalysis as ForkAnalysis
+    from callbacks.gate_analysis import GateAnalysis as GateAnalysis
+    from callbacks.nonfinite import GradientNorm as GradientNorm
+    from callbacks.nonfinite import NonFinite as NonFinite
+    from callbacks.nonfinite import NonFiniteError as NonFiniteError
+    from callbacks.posterior_analysis import PosteriorAnalysis as PosteriorAnalysis
+    from callbacks.predictions import Predictions as Predictions
+    from callbacks.progress import Progress as Progress
+    from callbacks.resume import KeepOptimizerSettings as KeepOptimizerSettings
+    from callbacks.resume import ResumeState as ResumeState
+    from callbacks.resume import ScheduleChange as ScheduleChange
+    from callbacks.samples import Samples as Samples
+    from callbacks.step_allocation import StepAllocation as StepAllocation
+    from callbacks.termination import Terminated as Terminated
+    from callbacks.termination import Termination as Termination
+    from callbacks.thought_trace import ThoughtTrace as ThoughtTrace
+    from callbacks.throughput import Throughput as Throughput
 
-__all__ = [
-    "AnswerAccuracy",
-    "ForkAnalysis",
-    "GateAnalysis",
-    "GradientNorm",
-    "KeepOptimizerSettings",
-    "NonFinite",
-    "NonFiniteError",
-    "PendingValidation",
-    "PosteriorAnalysis",
-    "Predictions",
-    "Progress",
-    "ResumeState",
-    "Samples",
-    "SaveCheckpoints",
-    "ScheduleChange",
-    "StepAllocation",
-    "TaskScores",
-    "Terminated",
-    "Termination",
-    "ThoughtTrace",
-    "Throughput",
-]
+_NAMES = {
+    "callbacks.answer_accuracy": "AnswerAccuracy",
+    "callbacks.checkpointing": "PendingValidation SaveCheckpoints",
+    "callbacks.fork_analysis": "ForkAnalysis",
+    "callbacks.gate_analysis": "GateAnalysis",
+    "callbacks.nonfinite": "GradientNorm NonFinite NonFiniteError",
+    "callbacks.posterior_analysis": "PosteriorAnalysis",
+    "callbacks.predictions": "Predictions",
+    "callbacks.progress": "Progress",
+    "callbacks.resume": "KeepOptimizerSettings ResumeState ScheduleChange",
+    "callbacks.samples": "Samples",
+    "callbacks.step_allocation": "StepAllocation",
+    "callbacks.termination": "Terminated Termination",
+    "callbacks.thought_trace": "ThoughtTrace",
+    "callbacks.throughput": "Throughput",
+    "evaluation.tasks.callback": "TaskScores",
+}
+"""Public names by module; a module is imported on the first use of one of its names."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_ELSEWHERE = {"TaskScores": "evaluation.tasks.callback"}
-"""Public callbacks of other packages, imported on first use: no module here imports those."""
+__all__ = list(_MODULES)
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    """Returns a public callback of another package.
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
 
-    Raises:
-        AttributeError: if there is none of that name.
-    """
-    if name not in _ELSEWHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULES})

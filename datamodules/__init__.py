@@ -29,65 +29,74 @@ tokenizer, EOS) -> `store.TokenStream` -> a window order -> `text.WindowSource.b
 `base.BatchLoader` -> the model. Nothing here imports a model.
 """
 
-from datamodules.answers import AnswerDataModule, answer_batch
-from datamodules.base import BatchLoader, BatchSource, LanguageDataModule, read_prompts
-from datamodules.corpora import HubCorpus, OpenWebText, PeS2o, Pile, WikiText103
-from datamodules.corpus import TextCorpus
-from datamodules.hub import CorpusUnavailableError
-from datamodules.local_corpora import LocalText, PythonDocs
-from datamodules.reasoning import (
-    Example,
-    Kinship,
-    ReasoningDataModule,
-    ReasoningGSM8K,
-    StateTracking,
-    TwoHop,
-    Wording,
-)
-from datamodules.sentences import Sentences, SentenceTokenizer, SentenceWindows
-from datamodules.store import Counts, Store, StoreError
-from datamodules.text import TextDataModule
-from datamodules.tokenizers import (
-    Tokenizer,
-    TokenizerUnavailableError,
-    load_tokenizer,
-    tokenizer_from_state,
-)
-from datamodules.zero_shot import ZeroShotText
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AnswerDataModule",
-    "BatchLoader",
-    "BatchSource",
-    "CorpusUnavailableError",
-    "Counts",
-    "Example",
-    "HubCorpus",
-    "Kinship",
-    "LanguageDataModule",
-    "LocalText",
-    "OpenWebText",
-    "PeS2o",
-    "Pile",
-    "PythonDocs",
-    "ReasoningDataModule",
-    "ReasoningGSM8K",
-    "SentenceTokenizer",
-    "SentenceWindows",
-    "Sentences",
-    "StateTracking",
-    "Store",
-    "StoreError",
-    "TextCorpus",
-    "TextDataModule",
-    "Tokenizer",
-    "TokenizerUnavailableError",
-    "TwoHop",
-    "WikiText103",
-    "Wording",
-    "ZeroShotText",
-    "answer_batch",
-    "load_tokenizer",
-    "read_prompts",
+if TYPE_CHECKING:
+    from datamodules.answers import AnswerDataModule as AnswerDataModule
+    from datamodules.answers import answer_batch as answer_batch
+    from datamodules.base import BatchLoader as BatchLoader
+    from datamodules.base import BatchSource as BatchSource
+    from datamodules.base import LanguageDataModule as LanguageDataModule
+    from datamodules.base import read_prompts as read_prompts
+    from datamodules.corpora import HubCorpus as HubCorpus
+    from datamodules.corpora import OpenWebText as OpenWebText
+    from datamodules.corpora import PeS2o as PeS2o
+    from datamodules.corpora import Pile as Pile
+    from datamodules.corpora import WikiText103 as WikiText103
+    from datamodules.corpus import TextCorpus as TextCorpus
+    from datamodules.hub import CorpusUnavailableError as CorpusUnavailableError
+    from datamodules.local_corpora import LocalText as LocalText
+    from datamodules.local_corpora import PythonDocs as PythonDocs
+    from datamodules.reasoning import Example as Example
+    from datamodules.reasoning import Kinship as Kinship
+    from datamodules.reasoning import ReasoningDataModule as ReasoningDataModule
+    from datamodules.reasoning import ReasoningGSM8K as ReasoningGSM8K
+    from datamodules.reasoning import StateTracking as StateTracking
+    from datamodules.reasoning import TwoHop as TwoHop
+    from datamodules.reasoning import Wording as Wording
+    from datamodules.sentences import Sentences as Sentences
+    from datamodules.sentences import SentenceTokenizer as SentenceTokenizer
+    from datamodules.sentences import SentenceWindows as SentenceWindows
+    from datamodules.store import Counts as Counts
+    from datamodules.store import Store as Store
+    from datamodules.store import StoreError as StoreError
+    from datamodules.text import TextDataModule as TextDataModule
+    from datamodules.tokenizers import Tokenizer as Tokenizer
+    from datamodules.tokenizers import TokenizerUnavailableError as TokenizerUnavailableError
+    from datamodules.tokenizers import load_tokenizer as load_tokenizer
+    from datamodules.tokenizers import tokenizer_from_state as tokenizer_from_state
+    from datamodules.zero_shot import ZeroShotText as ZeroShotText
+
+_NAMES = {
+    "datamodules.answers": "AnswerDataModule answer_batch",
+    "datamodules.base": "BatchLoader BatchSource LanguageDataModule read_prompts",
+    "datamodules.corpora": "HubCorpus OpenWebText PeS2o Pile WikiText103",
+    "datamodules.corpus": "TextCorpus",
+    "datamodules.hub": "CorpusUnavailableError",
+    "datamodules.local_corpora": "LocalText PythonDocs",
+    "datamodules.reasoning": "Example Kinship ReasoningDataModule ReasoningGSM8K "
+    "StateTracking TwoHop Wording",
+    "datamodules.sentences": "SentenceTokenizer SentenceWindows Sentences",
+    "datamodules.store": "Counts Store StoreError",
+    "datamodules.text": "TextDataModule",
+    "datamodules.tokenizers": "Tokenizer TokenizerUnavailableError load_tokenizer "
     "tokenizer_from_state",
-]
+    "datamodules.zero_shot": "ZeroShotText",
+}
+"""Public names by module; a module is imported on the first use of one of its names."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = list(_MODULES)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULES})

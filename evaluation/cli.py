@@ -6,7 +6,9 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+
+from lightning_models.recipe import import_public_classes
 
 DEBUG_FLAG = "--debug"
 
@@ -78,7 +80,7 @@ def _run(argv: Sequence[str]) -> None:
         raise ValueError(f"{chosen} is a view of compare; use evaluate.py {MOVED[chosen]}")
     parser = build_parser(argv)
     try:
-        settings = parser.parse_args(argv)
+        settings = _parse(parser, argv)
     except ArgumentError as error:
         from training.errors import with_options  # takes seconds, so not before there is an error
 
@@ -88,6 +90,17 @@ def _run(argv: Sequence[str]) -> None:
     module, _ = COMMANDS[settings.command]
     check_numbers(settings[settings.command])
     importlib.import_module(f"evaluation.{module}").run(settings[settings.command])
+
+
+def _parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
+    """Parses; short names of classes are known, and listed, only after modules were imported."""
+    if command_in(argv) and any(word == "-h" or "help" in word for word in argv):
+        import_public_classes("datamodules")
+    try:
+        return parser.parse_args(argv)
+    except ArgumentError:
+        import_public_classes("datamodules")
+        return parser.parse_args(argv)
 
 
 def command_in(argv: Sequence[str]) -> str | None:

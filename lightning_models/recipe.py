@@ -84,6 +84,17 @@ def import_packages(names: str | Sequence[str]) -> None:
     trust(names)
 
 
+def import_public_classes(*packages: str) -> None:
+    """Imports every module that defines a public name of these packages.
+
+    They import it on first use otherwise; a parser knows the short names, and can list the names,
+    of classes that have been imported only.
+    """
+    for package in map(importlib.import_module, packages):
+        for name in package.__all__:
+            getattr(package, name)
+
+
 def resolve_class(class_path: Any, base: type) -> Any:
     """Returns the class of a path.
 

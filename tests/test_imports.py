@@ -23,6 +23,9 @@ Optional packages may be imported inside functions only.
 """
 
 import ast
+import importlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -371,3 +374,56 @@ def test_planted_breaches_are_found(tmp_path, name, source, module):
 def test_what_is_allowed_is_not_a_breach(tmp_path, name, source):
     plant(tmp_path, {name: source})
     assert breaches(tmp_path) == []
+
+
+# ---- what is imported
+
+
+SCRIPT = """
+import json, sys
+from training import LatentCLI, main
+run, ours = map(json.loads, sys.argv[1:])
+assert main(["fit", "-c", "configs/transformer/tiny.yaml", *run]) == 0
+count = len([name for name in sys.modules if name.partition(".")[0] in ours])
+names = ["--model=ICoTLM", "--data=StateTracking", "--trainer.callbacks+=StepAllocation"]
+program = LatentCLI([*names, "--data.task=parity", "--trainer.accelerator=cpu"], run=False)
+parts = [program.model, program.datamodule, program.trainer.callbacks[0]]
+print(json.dumps([count, *(type(part).__name__ for part in parts)]))
+"""
+
+
+def test_a_run_imports_its_own_rooms_only_and_short_names_are_found(text_file, tmp_path):
+    run = [
+        "--data=datamodules.LocalText",
+        f"--data.data_files={text_file}",
+        f"--data.cache_dir={tmp_path}",
+        "--data.tokenizer=bytes",
+        f"--trainer.default_root_dir={tmp_path}",
+        "--trainer.accelerator=cpu",
+        "--trainer.max_steps=1",
+        "--trainer.limit_val_batches=0",
+    ]
+    command = [sys.executable, "-c", SCRIPT, json.dumps(run), json.dumps(sorted(OURS))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, *names = json.loads(done.stdout.splitlines()[-1])
+    assert 40 < count < 150
+    assert names == ["ICoTLM", "StateTracking", "StepAllocation"]
+
+
+@pytest.mark.parametrize("package", CHECKED)
+def test_public_names_are_those_that_the_type_checker_sees(package):
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(module.__file__).read_text())
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}.")
+        for alias in node.names
+    }
+    outside = {name: home for name, home in module._MODULES.items() if home not in seen.values()}
+    assert {**seen, **outside} == module._MODULES
+    assert all(not home.startswith(package) for home in outside.values())
+    assert all(getattr(module, name).__name__ == name for name in module.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        module.no_such_name  # noqa: B018

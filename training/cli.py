@@ -35,7 +35,7 @@ from callbacks.checkpointing import check_folder
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
-from lightning_models.recipe import PACKAGES_HELP, import_packages, trust
+from lightning_models.recipe import PACKAGES_HELP, import_packages, import_public_classes, trust
 from training.arguments import (
     DEFAULT_ROOT,
     OPTIMIZER_PREFIX,
@@ -66,6 +66,7 @@ SEED = 1234
 DEFAULT_MODEL = "lightning_models.TransformerLM"
 DEFAULT_DATA = "datamodules.PythonDocs"
 DEBUG_FLAG = "--debug"
+PUBLIC_PACKAGES = ("lightning_models", "datamodules", "callbacks")
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": DEFAULT_ROOT,
@@ -197,13 +198,23 @@ class LatentCLI(LightningCLI):
         given = look(args)
         import_packages(given.packages)
         trust(given.classes)
+        if any(word == "-h" or word.partition("=")[0].endswith("help") for word in args):
+            import_public_classes(*PUBLIC_PACKAGES)  # help lists the classes there are
         try:
-            self._parse(parser, args, given)
+            self._parse_names(parser, args, given)
         except ArgumentError as error:
             raise UserError(with_options(condense(str(error)), parser)) from error
         verb = self.config.get("subcommand")
         self._typed = self.config[verb] if verb else self.config
         check_values(self._typed, ("trainer", *CALLBACKS))
+
+    def _parse_names(self, parser: LightningArgumentParser, argv: list[str], given: Given) -> None:
+        """Parses; short names of classes are known only after their modules were imported."""
+        try:
+            self._parse(parser, argv, given)
+        except ArgumentError:
+            import_public_classes(*PUBLIC_PACKAGES)
+            self._parse(parser, argv, given)
 
     def _parse(self, parser: LightningArgumentParser, argv: list[str], given: Given) -> None:
         """Parses; arguments that are not typed come from the checkpoint, if one is named."""
