@@ -50,7 +50,7 @@ def test_environment_names_every_dependency_with_its_range():
 
 
 def test_every_dependency_of_the_product_is_imported():
-    lines = PROJECT["dependencies"] + EXTRAS["gpu"] + EXTRAS["quality"]
+    lines = PROJECT["dependencies"] + EXTRAS["gpu"] + EXTRAS["quality"] + EXTRAS["openai"]
     sources = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
     text = "\n".join(path.read_text() for path in sources)
     names = {name: MODULES.get(name, name.replace("-", "_")) for name in requirements(lines)}

@@ -35,7 +35,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CHECKED = ("lightning_models", "datamodules", "callbacks")
 OURS = {*CHECKED, "training", "evaluation", "train", "evaluate", "tests", "benchmarks", "studies"}
-OPTIONAL = {"flash_attn", "torch_scatter"}
+OPTIONAL = {"flash_attn", "torch_scatter", "openai"}
 LEAF_LIBRARIES = {"torch", "torchmetrics", "numpy"}
 MODULE_FILES = ("module", "baselines")
 TRANSFORMERS = ("backbone", "import_weights")

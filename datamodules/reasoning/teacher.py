@@ -7,21 +7,18 @@ Every reply is checked by exact match and written at once: what fits into the ou
 `gsm8k.MarkedProblems` reads, and what does not into a file next to it, with the reason. A run that
 was killed loses the requests that were on their way; the next one asks only what neither file has.
 
-The model is asked at an HTTP endpoint of the OpenAI kind, at a bounded rate. The key comes from an
-environment variable, goes into the header of requests, and nowhere else: it is cut out of what
-servers say, is not sent on when they redirect, and not over plain HTTP to other machines.
+The model is asked through the `openai` client (the extra of that name) at any endpoint of its kind,
+at a bounded rate. The key comes from an environment variable, goes into the header of requests, and
+nowhere else: it is cut out of what servers say, is not sent on when they redirect, and not over
+plain HTTP to other machines.
 """
 
-import http.client
 import ipaddress
 import json
 import os
-import random
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -142,11 +139,8 @@ def _read_object(reply: str) -> tuple[str, tuple[str, ...]]:
 
 
 _PATH = "/chat/completions"
-_MOST_BYTES = 2**24  # of a reply; a server that sends more is broken
-_LONGEST_WAIT = 60.0  # seconds between tries, unless the server asks for more
-_ASKED_WAIT = 600.0  # seconds that a server may ask for
 _UNFIT = (400, 413, 422)  # what servers say of a request that they will not take, ever
-_LATER = (408, 409, 425, 429)  # and these, besides 5xx, of one to be sent again
+_LATER = (408, 409, 429)  # and these, as well as 5xx, of one to be sent again
 
 
 class EndpointError(ValueError):
@@ -221,7 +215,7 @@ class EndpointConfig:
                 f"the environment variable {self.key_variable} is not set: put the key of the "
                 "endpoint there, or set key_variable to null for one that needs none"
             )
-        if not (key.isascii() and key.isprintable()):  # http.client would quote it
+        if not (key.isascii() and key.isprintable()):  # an error about the header would quote it
             raise ValueError(f"{self.key_variable} holds more than a key; set it again")
         if urllib.parse.urlsplit(self.url).scheme == "http" and not self.is_local:
             raise ValueError(
@@ -263,144 +257,128 @@ class Pace:
 
 
 class ChatEndpoint:
-    """Sends conversations and returns what the model answers; threads may share it.
+    """Sends conversations through the `openai` client; threads may share it.
+
+    The client tries again, later each time, where a server is full, fails or cannot be reached.
 
     Args:
         config: Which model is asked, and how.
         pace: Lets requests through; None: at `config.requests_per_minute`.
-        wait: Waits so many seconds, and returns whether the endpoint was closed meanwhile.
 
     Raises:
-        ValueError: The key is missing, or would be sent unencrypted.
+        ValueError: The client is not installed; the key is missing, or would be sent unencrypted.
     """
 
-    def __init__(
-        self,
-        config: EndpointConfig,
-        *,
-        pace: Pace | None = None,
-        wait: Callable[[float], bool] | None = None,
-    ) -> None:
+    def __init__(self, config: EndpointConfig, *, pace: Pace | None = None) -> None:
+        openai = _library()
         self._config, self._key = config, config.key()
-        self._address = config.url.rstrip("/").removesuffix(_PATH) + _PATH
         self._pace = Pace(config.requests_per_minute) if pace is None else pace
         self._closed = threading.Event()
-        self._wait = self._closed.wait if wait is None else wait
-        # A proxy has no business between this machine and itself.
-        proxies = urllib.request.ProxyHandler({} if config.is_local else None)
-        self._open = urllib.request.build_opener(proxies, _NoRedirects).open
+        transport = openai.DefaultHttpxClient(
+            follow_redirects=False,  # which would carry the key to another place
+            trust_env=not config.is_local,  # no proxy between this machine and itself
+            event_hooks={"request": [self._await_turn]},
+        )
+        self._client = openai.OpenAI(
+            base_url=config.url.rstrip("/").removesuffix(_PATH),
+            api_key=self._key or "none",
+            admin_api_key="",  # not from the environment
+            max_retries=config.retries,
+            timeout=config.timeout,
+            http_client=transport,
+        )
 
     def close(self) -> None:
-        """Ends all waiting; requests that are on their way get their answer."""
+        """Sends no further request; those that are on their way get their answer."""
         self._closed.set()
 
+    def _await_turn(self, request: Any) -> None:
+        """Called before every request, tries again included.
+
+        Raises:
+            StoppedError: The endpoint was closed.
+        """
+        if self._closed.wait(self._pace.delay()):
+            raise StoppedError
+
     def complete(self, talk: Sequence[Message]) -> str:
-        """Returns the model's answer to a conversation.
+        """Returns the model's answer to a conversation; empty where it only refuses.
 
         Raises:
             EndpointError: The endpoint fails, also when tried again, or refuses everybody.
             UnfitRequestError: It refuses this request.
             StoppedError: It was closed.
         """
-        body = self._body(talk)
-        for tried in range(self._config.retries + 1):
-            self._pause(self._pace.delay())
-            try:
-                return self._content(self._post(body))
-            except urllib.error.HTTPError as error:
-                reason, asked = self._explain(error), _asked_wait(error)
-            except (OSError, http.client.HTTPException) as error:
-                reason, asked = f"it cannot be reached ({error})", 0.0
-            if tried < self._config.retries:
-                backoff = min(_LONGEST_WAIT, 2.0**tried) * random.uniform(0.5, 1.0)
-                self._pause(max(asked, backoff))
-        raise EndpointError(
-            f"{self._address}: {reason}, {self._config.retries + 1} times. Run the command again "
-            "later: it goes on where it stopped."
-        )
-
-    def _pause(self, seconds: float) -> None:
-        if seconds > 0:
-            self._wait(seconds)
-        if self._closed.is_set():
-            raise StoppedError
-
-    def _body(self, talk: Sequence[Message]) -> bytes:
+        openai = _library()
         options = {
             "temperature": self._config.temperature,
             "max_tokens": self._config.max_tokens,
         }
-        given = {key: value for key, value in options.items() if value is not None}
-        return json.dumps({"model": self._config.model, "messages": list(talk), **given}).encode()
+        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+        if self._key is None:
+            given["extra_headers"] = {"Authorization": openai.Omit()}
+        try:
+            reply = self._client.chat.completions.with_raw_response.create(
+                model=self._config.model, messages=list(talk), **given
+            )
+        except openai.APIStatusError as error:
+            raise self._refusal(error.status_code, error.response.text) from error
+        except openai.APIConnectionError as error:
+            raise self._failure(f"it cannot be reached ({error.__cause__ or error})") from error
+        except openai.OpenAIError as error:
+            raise EndpointError(f"{self._client.base_url}: {self._quote(str(error))}") from error
+        return self._content(reply.text)
 
-    def _post(self, body: bytes) -> bytes:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self._address, data=body, headers=headers, method="POST")
-        with self._open(request, timeout=self._config.timeout) as response:
-            content: bytes = response.read(_MOST_BYTES)
-            if response.length:  # a bounded read does not say that something is missing
-                raise http.client.IncompleteRead(content, response.length)
-        return content
-
-    def _content(self, body: bytes) -> str:
-        """Returns the text of an answer; empty where there is none, e.g. only a refusal."""
+    def _content(self, body: str) -> str:
         try:
             choices: Any = parse_json(body)["choices"]
             content = choices[0]["message"]["content"] if choices else None
         except (ValueError, LookupError, TypeError) as error:
             raise EndpointError(
-                f"{self._address} does not answer as {_PATH} of OpenAI does "
+                f"{self._client.base_url} does not answer as {_PATH} of OpenAI does "
                 f"({self._quote(body)}). Check url."
             ) from error
         return content if isinstance(content, str) else ""
 
-    def _explain(self, error: urllib.error.HTTPError) -> str:
-        """Returns what a server says that may do better later.
-
-        Raises:
-            UnfitRequestError: It says that it does not take this request.
-            EndpointError: It says that it takes none.
-        """
-        with error:
-            said = f"HTTP {error.code}: {self._quote(_read(error))}"
-        if error.code in _LATER or error.code >= 500:
-            return said
-        if error.code in _UNFIT:
-            raise UnfitRequestError(f"{self._address}: {said}. Check model and options.")
+    def _refusal(self, status: int, body: str) -> EndpointError:
+        """Returns the error of an answer that is one, after all tries."""
+        said = f"HTTP {status}: {self._quote(body)}"
+        if status in _LATER or status >= 500:
+            return self._failure(said)
+        if status in _UNFIT:
+            return UnfitRequestError(f"{self._client.base_url}: {said}. Check model and options.")
         variable = self._config.key_variable
-        cure = f"the key in {variable}" if error.code in (401, 403) and variable else "url, model"
-        raise EndpointError(f"{self._address}: {said}. Check {cure}.")
+        cure = f"the key in {variable}" if status in (401, 403) and variable else "url, model"
+        return EndpointError(f"{self._client.base_url}: {said}. Check {cure}.")
 
-    def _quote(self, body: bytes) -> str:
+    def _failure(self, said: str) -> EndpointError:
+        return EndpointError(
+            f"{self._client.base_url}: {said}, after up to {self._config.retries + 1} tries. Run "
+            "the command again later: it goes on where it stopped."
+        )
+
+    def _quote(self, body: str) -> str:
         """Returns the beginning of what a server said, without the key."""
-        text = " ".join(body.decode("utf-8", "replace").split())
+        text = " ".join(body.split())
         if self._key is not None:
             text = text.replace(self._key, "***")
         return text[:200]
 
 
-def _read(error: urllib.error.HTTPError) -> bytes:
+def _library() -> Any:
+    """Returns the package `openai`.
+
+    Raises:
+        ValueError: It is not installed.
+    """
     try:
-        return error.read(_MOST_BYTES)
-    except (OSError, http.client.HTTPException):
-        return b""
-
-
-def _asked_wait(error: urllib.error.HTTPError) -> float:
-    """Returns the seconds that a server asks to wait; 0 if it does not say so in seconds."""
-    try:
-        return min(max(float(error.headers.get("Retry-After", 0)), 0.0), _ASKED_WAIT)
-    except ValueError:
-        return 0.0
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect, which would carry the key to another place."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Returns None: the redirect is an error."""
+        import openai
+    except ImportError as error:
+        raise ValueError(
+            f"a teacher needs the package openai ({error}): pip install -e '.[openai]', or place "
+            "the steps with the command `rule`"
+        ) from error
+    return openai
 
 
 # ---- all problems

@@ -11,6 +11,9 @@ KEY = "sk-very-secret"
 
 FAST = {"requests_per_minute": 1e6, "timeout": 20.0}
 
+QUICK = {"Retry-After-Ms": "1"}
+"""Header of an endpoint that may be asked again at once."""
+
 PROBLEMS = [
     Solved(f"Ann has {n} cats \u00e4nd 3 dogs. How many?", (f"<<{n}+3={n + 3}>>",), str(n + 3))
     for n in range(8)
@@ -63,7 +66,8 @@ class Handler(BaseHTTPRequestHandler):
         status, body, headers = answer
         with contextlib.suppress(OSError):  # a killed client has gone
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            defaults = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
+            for name, value in {**defaults, **QUICK, **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

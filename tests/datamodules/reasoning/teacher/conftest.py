@@ -2,26 +2,15 @@
 
 import pytest
 
-from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig, Pace
+from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig
 from tests.datamodules.reasoning.endpoint_server import FAST
 
 
 @pytest.fixture
-def waits():
-    """Seconds that endpoints of `endpoint` would have waited."""
-    return []
-
-
-@pytest.fixture
-def endpoint(server, waits):
+def endpoint(server):
     """Returns a function that makes an endpoint which does not wait."""
 
-    def wait(seconds):
-        waits.append(seconds)
-        return False
-
     def make(**options):
-        config = EndpointConfig(**{"url": server.url, "model": "m", **FAST, **options})
-        return ChatEndpoint(config, pace=Pace(1e9), wait=wait)
+        return ChatEndpoint(EndpointConfig(**{"url": server.url, "model": "m", **FAST, **options}))
 
     return make
