@@ -1,27 +1,23 @@
 """The documents of one file: txt, jsonl or parquet, the first two also as .gz or .zst.
 
 All readers stream: memory holds one document (or one parquet batch), not the file. Errors are
-ValueErrors that name the file and the place: line number, byte offset (of the decompressed
-content), row.
+ValueErrors that name the file and the place: a line or a row.
 """
 
-import codecs
 import glob
-import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from datamodules.tokenizers import first_line
 
 TEXT_SUFFIXES = (".txt", ".text", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 PARQUET_SUFFIXES = (".parquet",)
-COMPRESSIONS = (".gz", ".zst")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # suffix: what pyarrow calls it
 
 _Part = TypeVar("_Part")
 
@@ -29,7 +25,7 @@ _CHUNK = 2**20  # bytes read at once
 # Characters kept before and awaited after a separator match: as far as a pattern may look around
 # itself.
 _LOOK_AHEAD, _LOOK_BEHIND = 4096, 256
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # escaped, maybe one of a pair
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped, maybe one of a pair
 
 
 def format_of(path: Path) -> str:
@@ -95,124 +91,53 @@ def read_documents(
 
 def _open(path: Path) -> BinaryIO:
     """Returns the decompressed bytes of a file."""
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    if suffix == ".zst":
-        return _open_zst(path)
-    return path.open("rb")
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    if compression is None:
+        return path.open("rb")
+    import pyarrow as pa
 
-
-def _open_zst(path: Path) -> BinaryIO:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ValueError(
-            f"{path}: reading .zst needs the package zstandard (pip install zstandard)."
-        ) from error
-    raw = _Zst(path.open("rb"), zstandard.ZstdDecompressor)
-    return io.BufferedReader(raw, buffer_size=_CHUNK)
-
-
-class _Zst(io.RawIOBase):
-    """Content of a zst file of any frames; unlike the library's reader it notices a cut-off."""
-
-    def __init__(self, file: BinaryIO, decompressor: Callable[[], Any]) -> None:
-        self._file, self._decompressor = file, decompressor
-        self._frame: Any = None
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            data = self._file.read(_CHUNK // 8)
-            if not data:
-                if self._frame is not None:
-                    raise EOFError("the last frame has no end")
-                return 0
-            self._ready = b"".join(self._decompress(data))
-        part = self._ready[: len(buffer)]
-        buffer[: len(part)], self._ready = part, self._ready[len(part) :]
-        return len(part)
-
-    def _decompress(self, data: bytes) -> Iterator[bytes]:
-        while data:
-            if self._frame is None:
-                self._frame = self._decompressor().decompressobj()
-            yield self._frame.decompress(data)
-            if not self._frame.eof:
-                return
-            data, self._frame = self._frame.unused_data, None
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    # Unlike the readers of gzip and zstandard it notices every cut, between frames and in them.
+    stream = pa.input_stream(str(path), compression=compression, buffer_size=_CHUNK)
+    return cast(BinaryIO, io.BufferedReader(stream, buffer_size=_CHUNK))
 
 
 def _reading(path: Path, parts: Callable[[BinaryIO], Iterator[_Part]]) -> Iterator[_Part]:
     """Yields what `parts` reads from the file.
 
     Raises:
-        ValueError: The compressed data are damaged.
+        ValueError: The compressed data are damaged, or text is not UTF-8.
     """
     with _open(path) as file:
         try:
             yield from parts(file)
-        except Exception as error:
-            damaged = (
-                isinstance(error, EOFError | gzip.BadGzipFile | zlib.error)
-                or type(error).__name__ == "ZstdError"
-            )
-            if not damaged:
+        except UnicodeDecodeError as error:
+            raise not_utf8(path) from error
+        except OSError as error:
+            if error.errno is not None:  # of the disk, not of the decompression
                 raise
             raise ValueError(
                 f"{path}: the compressed data are damaged or cut off ({error}). Get it again."
             ) from error
 
 
-class _TextReader:
-    """UTF-8 text of a file with Unix line ends and without a byte order mark."""
+def not_utf8(place: object) -> ValueError:
+    """Returns the error for bytes that are not UTF-8.
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._file = path, file
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
-        self._bytes = 0
-
-    def read(self, size: int) -> str:
-        """Returns the text of the next `size` bytes, -1 for all; empty at the end of the file."""
-        while True:
-            data = self._file.read(size)
-            text = self._newlines.decode(self._decode(data), final=not data)
-            if text or not data:
-                return text
-
-    def _decode(self, data: bytes) -> str:
-        first = self._bytes - len(self._decoder.getstate()[0])
-        try:
-            text = self._decoder.decode(data, final=not data)
-        except UnicodeDecodeError as error:
-            raise not_utf8(self._path, first + error.start) from error
-        is_first = self._bytes == 0
-        self._bytes += len(data)
-        return text.removeprefix("\ufeff") if is_first else text
-
-
-def not_utf8(path: Path, offset: int) -> ValueError:
-    """Returns the error for a byte that is not UTF-8."""
+    Args:
+        place: The file, or the file and the line.
+    """
     return ValueError(
-        f"{path} is not UTF-8 at byte {offset}. Convert it, e.g. with: iconv -f latin1 -t utf-8 "
-        "(if it is Latin-1)."
+        f"{place} is not UTF-8. Convert it, e.g. with: iconv -f latin1 -t utf-8 (if it is Latin-1)."
     )
 
 
 def _read_text(path: Path, separator: str | None) -> Iterator[str]:
+    """Yields the documents of a text file, with Unix line ends and without a byte order mark."""
+
     def parts(file: BinaryIO) -> Iterator[str]:
-        text = _TextReader(path, file)
+        text = io.TextIOWrapper(file, encoding="utf-8-sig")
         if separator is None:
-            yield text.read(-1) + text.read(-1)  # the second read is the decoder's end
+            yield text.read()
         else:
             yield from split_text(text.read, re.compile(separator))
 
@@ -226,7 +151,7 @@ def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterat
     characters long.
 
     Args:
-        read: Returns text of about so many bytes, empty at the end.
+        read: Returns text of about that many characters, empty at the end.
         separator: Pattern between documents; matches of no characters do not cut.
     """
     text, start, at_end = "", 0, False  # the current document begins at text[start]
@@ -249,17 +174,21 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file of any suffix, which may be compressed, without line ends.
 
     Raises:
-        ValueError: The file is not UTF-8.
+        ValueError: A line is not UTF-8.
     """
+    return (line.rstrip("\r\n") for _, line in _numbered_lines(path))
 
-    def parts(file: BinaryIO) -> Iterator[str]:
-        offset = 0
+
+def _numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields (place for messages, line with its end) of a text file, which may be compressed."""
+
+    def parts(file: BinaryIO) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(file, start=1):
+            where = f"{path}, line {number}"
             try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                yield where, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise not_utf8(path, offset + error.start) from error
-            offset += len(line)
+                raise not_utf8(where) from error
 
     return _reading(path, parts)
 
@@ -275,30 +204,19 @@ def read_rows(path: Path, *, lone_surrogates: bool = False) -> Iterator[tuple[st
     Raises:
         ValueError: A line is not UTF-8 or not JSON, or its text is not UTF-8.
     """
-
-    def parts(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-        offset = 0
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                row, where = _json(path, number, offset, line), f"{path}, line {number}"
-                if not lone_surrogates and _SURROGATE.search(line):
-                    check_utf8(row, where)
-                yield where, row
-            offset += len(line)
-
-    return _reading(path, parts)
-
-
-def _json(path: Path, number: int, offset: int, line: bytes) -> Any:
-    try:
-        return parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-    except UnicodeDecodeError as error:
-        raise not_utf8(path, offset + error.start) from error
-    except ValueError as error:
-        raise ValueError(
-            f"{path}, line {number} is not JSON ({error}). Each line must be one JSON object; "
-            "correct or remove the line."
-        ) from error
+    for where, line in _numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise ValueError(
+                f"{where} is not JSON ({error}). Each line must be one JSON object; correct or "
+                "remove the line."
+            ) from error
+        if not lone_surrogates and _SURROGATE.search(line):
+            check_utf8(row, where)
+        yield where, row
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -39,8 +39,8 @@ DATA = {
     "missing file": ("--data.data_files=none.txt", "none.txt: there is no such file"),
     "empty file": ("--data.data_files=empty.txt", "empty.txt is empty"),
     "white space only": ("--data.data_files=blank.txt", "blank.txt is empty"),
-    "not UTF-8": ("--data.data_files=latin1.txt", "latin1.txt is not UTF-8 at byte 6. Convert it"),
-    "jsonl, not UTF-8": ("--data.data_files=latin1.jsonl", "latin1.jsonl is not UTF-8 at byte"),
+    "not UTF-8": ("--data.data_files=latin1.txt", "latin1.txt is not UTF-8. Convert it"),
+    "jsonl, not UTF-8": ("--data.data_files=latin1.jsonl", "latin1.jsonl, line 2 is not UTF-8"),
     "broken line": ("--data.data_files=broken.jsonl", "broken.jsonl, line 3 is not JSON"),
     "deeply nested line": (
         "--data.data_files=deep.jsonl",

@@ -324,7 +324,7 @@ def read_chains(path: Path) -> Iterator[Chain]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise not_utf8(path, error.start) from error
+        raise not_utf8(path) from error
     csv.field_size_limit(_LONGEST_FIELD)
     rows = csv.DictReader(io.StringIO(text, newline=""))
     columns = _format(path, rows.fieldnames or ())
