@@ -118,7 +118,7 @@ def _one_head(model: PonderLM, rows: int) -> float:
     """Returns the seconds of an output layer and the choice of a token, for all rows."""
     matrix = model.network.output_matrix.detach()
     h, ready = matrix[:rows], torch.ones(rows, dtype=torch.bool, device=matrix.device)
-    sampler = Sampler(GREEDY, rows)
+    sampler = Sampler(GREEDY, range(rows))
 
     def run() -> None:
         """Chooses a token a row, ``REPEATS`` times."""

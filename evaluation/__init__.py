@@ -21,7 +21,7 @@ place               what it holds
 ``zero_shot``       command: likelihood of sets of texts of other kinds, detokenised
 ``tasks/``          command ``tasks``: scores of lm-evaluation-harness, in process
 ``answers``         command: accuracy on questions with one right answer
-``gsm8k``           command: word problems that a model solves in k tries
+``gsm8k``           command: word problems solved in k tries, a task of the harness
 ``reason/``         command ``reason``: methods that think, asked the same questions, and timed
 ``quality/``        command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
 ``reversal``        command: the father-son probe of the reversal curse

@@ -5,6 +5,9 @@ candidates of up to 50 tokens, each a multinomial sample after an inference of t
 of its own; a question counts as solved if any is right; solved problems, drawn from the training
 set, may stand before it. Any model that continues text can be asked, sentence models included.
 
+It is the task ``configs/tasks/gsm8k_pass_at_k.yaml`` of lm-evaluation-harness, whose functions are
+here: the harness repeats each question k times, one filter reads the numbers, one metric counts.
+
 NOTE(paper): the paper names "the 1K test set"; we take all 1,319 test problems. It publishes
 neither its prompt nor how answers are read: ours are in `prompt_text` and `extract_answer`. Its
 GPT-2 baselines answer by beam search with five beams; here every model is sampled alike.
@@ -12,16 +15,17 @@ GPT-2 baselines answer by beam search with five beams; here every model is sampl
 
 import dataclasses
 import math
+import os
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from tqdm import tqdm
 
 from datamodules import Tokenizer
 from datamodules.gsm8k import (
@@ -43,14 +47,18 @@ from evaluation.arguments import (
     load_model,
     load_own_tokenizer,
 )
-from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
+from evaluation.cost import Cost, price
 from evaluation.load import Precision, autocast, describe_model
 from evaluation.output import check_targets, format_table, write_json, write_jsonl
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint
-from lightning_models.generation import SamplingConfig, generate
-from lightning_models.layers import recording
+from lightning_models.generation import SamplingConfig
 from lightning_models.runtime import seeded_generator
+
+TASK = "gsm8k_pass_at_k"
+
+Document = dict[str, Any]
+"""A question as the task asks it: ``question``, ``gold`` (the right answer), ``prompt``, ``shots``
+(demonstrations in it), ``cut`` (whether the question itself loses its beginning)."""
 
 # ---- the number that a text gives as its answer
 
@@ -122,53 +130,50 @@ def _plain(number: str) -> str:
     return digits if digits == "0" or not number.startswith("-") else f"-{digits}"
 
 
-# ---- candidates: several answers to each question, each with a random stream of its own
+# ---- what the task file names
 
 
-def sample_candidates(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompts: Sequence[Sequence[int]],
-    *,
-    candidates: int,
-    max_new_tokens: int,
-    sampling: SamplingConfig,
-    batch_size: int = 32,
-    precision: Precision = "32",
-) -> list[list[str]]:
-    """Returns the candidates of each prompt.
-
-    Candidate c of prompt q is row q * candidates + c of the decoding, and all that is drawn for it
-    comes from the stream of (seed, row): what it is depends on prompt, row and seed, not on
-    `batch_size` (up to rounding). A model that infers latent vectors infers those of each row.
+def documents(rows: Sequence[Document] | None = None, **metadata: Any) -> dict[str, Any]:
+    """Returns the task's data: ``rows`` as the split test.
 
     Args:
-        model: on its device, in eval mode.
-        tokenizer: the one it was trained with.
-        prompts: token ids, at least one each.
-        candidates: per prompt.
-        max_new_tokens: upper bound on each candidate.
-        sampling: how tokens are chosen.
-        batch_size: rows decoded at once.
-        precision: of the matrix products.
+        rows: as ``make_documents`` returns them; None: the questions of ``DATA/gsm8k/test.jsonl``,
+            or of the hub where there is no such file, without demonstrations.
+        **metadata: what else the harness hands over.
     """
-    texts: list[str] = []
-    rows = range(len(prompts) * candidates)
-    starts = rows[::batch_size]
-    for start in tqdm(starts, desc="answering", unit=" batches", disable=None):
-        with autocast(model.device, precision):
-            written = generate(
-                model,
-                [prompts[row // candidates] for row in rows[start : start + batch_size]],
-                max_new_tokens=max_new_tokens,
-                sampling=sampling,
-                eos_id=tokenizer.stop_id,
-                vocab_size=tokenizer.vocab_size,
-                device=model.device,
-                first_row=start,
-            )
-        texts += [tokenizer.decode([i for i in ids if i != tokenizer.stop_id]) for ids in written]
-    return [texts[first : first + candidates] for first in rows[::candidates]]
+    from datasets import Dataset
+
+    if rows is None:
+        own = Path(os.environ.get("DATA", "")).expanduser() / "gsm8k" / "test.jsonl"
+        rows = make_documents(load_problems("test", str(own) if own.is_file() else None).rows)
+    return {"test": Dataset.from_list(list(rows))}
+
+
+def extract_answers(
+    tries: Sequence[Sequence[str]], docs: Sequence[Document]
+) -> list[list[str | None]]:
+    """Returns the number of each text, the harness' filter of the task."""
+    return [[extract_answer(text) for text in texts] for texts in tries]
+
+
+def pass_rates(doc: Document, results: Sequence[Sequence[str | None]]) -> dict[str, float]:
+    """Returns pass@k and pass@1 of a question, of k tries."""
+    (found,) = results
+    right = sum(answer == doc["gold"] for answer in found)
+    return {"pass_at_k": pass_at(len(found), len(found), right), "pass_at_1": right / len(found)}
+
+
+def pass_at(k: int, tries: int, right: int) -> float:
+    """Returns the unbiased estimate of pass@k from ``tries`` of which some are right.
+
+    The share of sets of k tries with a right one: 1 - C(tries - right, k) / C(tries, k).
+
+    Raises:
+        ValueError: if there are fewer tries than k.
+    """
+    if not 1 <= k <= tries:
+        raise ValueError(f"k ({k}) must be from 1 to the {tries} tries")
+    return 1 - math.comb(tries - right, k) / math.comb(tries, k)
 
 
 # ---- prompts
@@ -176,26 +181,11 @@ def sample_candidates(
 
 QUESTION, ANSWER = "Question:", "Answer:"
 
-_DEMONSTRATIONS = 1  # of the random keys: these draws are others than those of row q
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A question as a model reads it.
-
-    Attributes:
-        ids: Tokens, at least one.
-        shots: Demonstrations in front of the question.
-        cut: Whether the question itself has lost its beginning.
-    """
-
-    ids: list[int]
-    shots: int
-    cut: bool
+_DEMONSTRATIONS = 1  # of the random keys: these draws are others than those of a candidate
 
 
 def prompt_text(question: str, demonstrations: Sequence[Problem] = ()) -> str:
-    """Returns the text that the answer continues.
+    """Returns the text that the answer continues, after the demonstrations in their order.
 
     NOTE(paper): the papers do not say what their prompts look like. Ours::
 
@@ -205,36 +195,36 @@ def prompt_text(question: str, demonstrations: Sequence[Problem] = ()) -> str:
 
         Question: ...
         Answer:
-
-    Args:
-        question: what is asked.
-        demonstrations: solved problems that stand in front, in that order.
     """
     solved = (f"{QUESTION} {p.question}\n{ANSWER} {p.answer}\n\n" for p in demonstrations)
     return "".join([*solved, f"{QUESTION} {question}\n{ANSWER}"])
 
 
-def make_prompts(
+def make_documents(
     problems: Sequence[Problem],
-    training: Sequence[Problem],
-    tokenizer: Tokenizer,
+    training: Sequence[Problem] = (),
+    tokenizer: Tokenizer | None = None,
     *,
     shots: int = 0,
     seed: int = 0,
     room: int | None = None,
-) -> list[Prompt]:
-    """Returns the prompt of each question.
+) -> list[Document]:
+    """Returns the questions as the task asks them.
+
+    Demonstrations that do not fit are dropped one by one from the front; of a question that is too
+    long by itself the harness model keeps the end.
 
     Args:
         problems: the questions.
         training: problems to draw demonstrations from, with answers as they shall be shown.
-        tokenizer: the model's.
+        tokenizer: the model's; it puts the start of a document first.
         shots: demonstrations per question.
         seed: of the draws.
         room: most tokens of a prompt, at least 1; None: no limit.
 
     Raises:
-        ValueError: if there are fewer than `shots` to draw from, or some are asked, too.
+        ValueError: if there are fewer than `shots` to draw from, some are asked, too, or a right
+            answer is not a number.
     """
     both = {problem.question for problem in problems} & {problem.question for problem in training}
     if both:
@@ -242,26 +232,35 @@ def make_prompts(
             f"files.train has {len(both)} of the questions that are asked, answers included; name "
             "the training file of GSM8K"
         )
-    prompts = []
+    rows = []
     for number, problem in enumerate(problems):
-        shown = draw_demonstrations(training, shots, seed=seed, question=number)
-        prompts.append(fit_prompt(problem.question, shown, tokenizer, room=room))
-    return prompts
+        drawn = draw_demonstrations(training, shots, seed=seed, question=number)
+        prompts = [prompt_text(problem.question, drawn[first:]) for first in range(shots + 1)]
+        fitting = (
+            first
+            for first, text in enumerate(prompts)
+            if room is None or tokenizer is None or len(tokenizer.prompt_ids(text)) <= room
+        )
+        first = next(fitting, None)
+        rows.append(
+            {
+                "question": problem.question,
+                "gold": gold_answer(problem, f"question {number + 1}"),
+                "prompt": prompts[-1 if first is None else first],
+                "shots": 0 if first is None else shots - first,
+                "cut": first is None,
+            }
+        )
+    return rows
 
 
 def draw_demonstrations(
     problems: Sequence[Problem], count: int, *, seed: int, question: int
 ) -> list[Problem]:
-    """Returns different problems, drawn again for each question.
+    """Returns ``count`` different problems, drawn again for each question.
 
-    They depend on the problems, the seed and the number of the question only; fewer are the first
-    of more.
-
-    Args:
-        problems: to draw from.
-        count: how many.
-        seed: of the draw.
-        question: number of the question in its file.
+    They depend on the problems, the seed and the number of the question in its file only; fewer are
+    the first of more.
 
     Raises:
         ValueError: if there are not as many.
@@ -275,165 +274,27 @@ def draw_demonstrations(
     return [problems[i] for i in order[:count].tolist()]
 
 
-def fit_prompt(
-    question: str, demonstrations: Sequence[Problem], tokenizer: Tokenizer, *, room: int | None
-) -> Prompt:
-    """Returns the prompt with as many demonstrations as there is room for.
+def load_problems(split: GSM8KSplit, file: str | None) -> Problems:
+    """Returns the problems of a split: those of a file, or without one the hub's.
 
-    They are dropped one by one from the front; of a question that is too long by itself the end
-    stays.
-
-    Args:
-        question: what is asked.
-        demonstrations: solved problems that should stand in front.
-        tokenizer: the model's; it puts the start of a document in front.
-        room: most tokens, at least 1; None: no limit.
+    Raises:
+        ValueError: if they cannot be read.
     """
-    for first in range(len(demonstrations) + 1):
-        shown = demonstrations[first:]
-        ids = tokenizer.prompt_ids(prompt_text(question, shown))
-        if room is None or len(ids) <= room:
-            return Prompt(ids, shots=len(shown), cut=False)
-    assert room is not None  # else there would have been room for all
-    return Prompt(ids[-room:], shots=0, cut=True)
+    if file is None:
+        return fetch_problems(split, cure=f"Pass your copy with --files.{split} {split}.jsonl")
+    try:
+        return read_problems(file, f"files.{split}")
+    except ValueError as error:
+        path = Path(file).expanduser()
+        if not (path.is_file() and BAR in next(read_lines(path), "")):
+            raise
+        raise ValueError(
+            f"{error} Lines of GSM8K-Aug (question{BAR}steps) are read by evaluate.py reason "
+            "--task gsm8k, as --data.data_files and --data.test_files."
+        ) from error
 
 
-# ---- report
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The candidates of one question.
-
-    Attributes:
-        gold: The right answer.
-        texts: What the model wrote.
-        found: The number of each text; None where it has none.
-    """
-
-    gold: str
-    texts: list[str]
-    found: list[str | None]
-
-    @property
-    def right(self) -> list[bool]:
-        """Whether each candidate is right."""
-        return [answer == self.gold for answer in self.found]
-
-
-def judge(texts: Sequence[str], gold: str) -> Judged:
-    """Returns the candidates of a question with the numbers that they give.
-
-    Args:
-        texts: what the model wrote.
-        gold: the right answer, in the form of `plain_number`.
-    """
-    return Judged(gold, list(texts), [extract_answer(text) for text in texts])
-
-
-@dataclass(frozen=True)
-class GSM8KReport:
-    """Right answers of one model, and everything needed to repeat the count."""
-
-    problems: list[Problem]
-    """The questions, at least one."""
-    prompts: list[Prompt]
-    """The same as the model read them."""
-    judged: list[Judged]
-    """What it answered, equally many candidates each."""
-    shots: int
-    """Demonstrations that were asked for."""
-    checkpoint: str
-    data: dict[str, Any]
-    settings: dict[str, Any]
-    cost: Cost | None = None
-    """Of writing the candidates, at the length of a prompt with the longest candidate."""
-
-    @property
-    def candidates(self) -> int:
-        """Candidates per question: the k of pass@k."""
-        return len(self.judged[0].texts)
-
-    def pass_at_k(self) -> tuple[float, float]:
-        """Returns the share of questions with a right candidate, in [0, 1], and its error.
-
-        The standard error is that of independent questions.
-        """
-        share = statistics.fmean(any(question.right) for question in self.judged)
-        return share, math.sqrt(share * (1 - share) / len(self.judged))
-
-    def pass_at_1(self) -> tuple[float, float]:
-        """Returns the share of right candidates, in [0, 1], and its standard error.
-
-        Over the questions: candidates of one are not independent; nan of one question.
-        """
-        shares = [statistics.fmean(question.right) for question in self.judged]
-        if len(shares) == 1:
-            return shares[0], math.nan
-        return statistics.fmean(shares), statistics.stdev(shares) / math.sqrt(len(shares))
-
-    def counts(self) -> dict[str, Any]:
-        """Returns what the shares are of, and what did not go as asked for."""
-        return {
-            "questions": len(self.judged),
-            "shots": self.shots,
-            "mean_shots": statistics.fmean(prompt.shots for prompt in self.prompts),
-            "shortened_prompts": sum(prompt.shots < self.shots for prompt in self.prompts),
-            "cut_questions": sum(prompt.cut for prompt in self.prompts),
-            "without_number": sum(question.found.count(None) for question in self.judged),
-        }
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values under the keys of the JSON file."""
-        (share, error), (mean, mean_error) = self.pass_at_k(), self.pass_at_1()
-        return {
-            "k": self.candidates,
-            "pass_at_k": share,
-            "pass_at_k_standard_error": error,
-            "pass_at_1": mean,
-            "pass_at_1_standard_error": mean_error,
-            **self.counts(),
-            **({} if self.cost is None else self.cost.as_dict()),
-            "checkpoint": self.checkpoint,
-            "data": self.data,
-            "settings": self.settings,
-        }
-
-    def as_table(self) -> str:
-        """Returns the result for people."""
-        counts, k = self.counts(), self.candidates
-        shares = {f"pass@{k}": self.pass_at_k(), "pass@1": self.pass_at_1()}
-        rows = {name: f"{share:.4f} +- {error:.4f}" for name, (share, error) in shares.items()}
-        rows["questions"] = f"{counts['questions']:,}"
-        rows["shots"] = f"{self.shots} ({counts['mean_shots']:.2f} on average)"
-        rows["questions with fewer shots"] = f"{counts['shortened_prompts']:,}"
-        rows["questions cut"] = f"{counts['cut_questions']:,}"
-        of = f"of {k * len(self.judged):,}"
-        rows["candidates without a number"] = f"{counts['without_number']:,} {of}"
-        rows |= {} if self.cost is None else self.cost.as_cells()
-        return format_table({**rows, "checkpoint": self.checkpoint})
-
-    def texts(self) -> list[dict[str, Any]]:
-        """Returns one row a candidate, for a jsonl file."""
-        questions = zip(self.problems, self.prompts, self.judged, strict=True)
-        return [
-            {
-                "number": number,
-                "candidate": candidate,
-                "right": judged.right[candidate],
-                "gold": judged.gold,
-                "found": judged.found[candidate],
-                "text": text,
-                "shots": prompt.shots,
-                "cut": prompt.cut,
-                "question": problem.question,
-            }
-            for number, (problem, prompt, judged) in enumerate(questions)
-            for candidate, text in enumerate(judged.texts)
-        ]
-
-
-# ---- the command
+# ---- asking
 
 
 _LEAST = {"pass_at": 1, "shots": 0, "max_new_tokens": 1, "limit_questions": 1, "batch_size": 1}
@@ -468,91 +329,63 @@ class GSM8KConfig:
                 raise ValueError(f"{key} ({value}) must be at least {least}")
 
 
-_Config = TypeVar("_Config", GSM8KConfig, SamplingConfig)
-
-
-def measure_gsm8k(
-    checkpoint: Checkpoint,
+def ask(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    asked: Problems,
-    shown: Problems | None = None,
+    rows: Sequence[Document],
     *,
     config: GSM8KConfig = GSM8KConfig(),
     sampling: SamplingConfig = SamplingConfig(),
     precision: Precision = "32",
-) -> GSM8KReport:
-    """Returns which questions a model answers rightly.
+) -> tuple[list[dict[str, Any]], Cost]:
+    """Returns the harness' samples of the questions, and what the candidates took.
+
+    Candidate c of question q draws from the stream (seed, q * pass_at + c): what it is depends on
+    prompt and seed, not on the batch (up to rounding). A model that infers latent vectors infers
+    those of each candidate.
 
     Args:
-        checkpoint: where the model comes from.
         model: on its device, in eval mode.
         tokenizer: the one it was trained with.
-        asked: the questions.
-        shown: problems to draw demonstrations from; None: none are shown.
+        rows: the questions.
         config: how they are asked.
-        sampling: how tokens are chosen; its seed is that of the demonstrations, too.
+        sampling: how tokens are chosen.
         precision: of the matrix products.
-
-    Raises:
-        ValueError: if there is no room for a question, there are too few problems to show, some of
-            them are asked, too, or a right answer is not a number.
     """
-    problems = asked.rows[: config.limit_questions]
-    gold = [gold_answer(p, f"question {number}") for number, p in enumerate(problems, start=1)]
-    prompts = make_prompts(
-        problems,
-        _demonstrations(shown, config.keep_annotations),
+    # The harness takes seconds to import: not before the input is known to be good.
+    from evaluation.tasks.adapter import HarnessModel
+    from evaluation.tasks.harness import load_tasks, score_tasks
+    from evaluation.tasks.readers import WindowReader
+
+    lm = HarnessModel(
+        model,
         tokenizer,
-        shots=config.shots,
+        batch_size=config.batch_size,
+        context=partial(autocast, model.device, precision),
         seed=sampling.seed,
-        room=room_for_prompts(model, config.max_new_tokens),
+        reader=WindowReader(tokenizer, model.context_limit),  # nothing is scored: any rows do
     )
-    steps, watch = GeneratedSteps(), Stopwatch()
-    with recording(generated_steps=steps.count):
-        texts = sample_candidates(
-            model,
-            tokenizer,
-            [prompt.ids for prompt in prompts],
-            candidates=config.pass_at,
-            max_new_tokens=config.max_new_tokens,
-            sampling=sampling,
-            batch_size=config.batch_size,
-            precision=precision,
-        )
-    longest = round(statistics.fmean(len(prompt.ids) for prompt in prompts)) + config.max_new_tokens
-    return GSM8KReport(
-        problems=problems,
-        prompts=prompts,
-        judged=[judge(*pair) for pair in zip(texts, gold, strict=True)],
-        shots=config.shots,
-        checkpoint=str(checkpoint.path),
-        data={"test": asked.origin, "train": None if shown is None else shown.origin},
-        settings={
-            **dataclasses.asdict(config),
-            **dataclasses.asdict(sampling),
-            "precision": precision,
-            "model": type(model).__name__,
-            "tokenizer": tokenizer.name,
-            **describe_model(checkpoint, model),
-            "trained_on": checkpoint.data_state.get("fingerprint"),
-        },
-        cost=price(model, longest, steps.mean, watch.seconds),
-    )
+    loaded = load_tasks([TASK], None, None, metadata={"rows": list(rows)})
+    writing = {
+        "do_sample": sampling.temperature > 0,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "max_gen_toks": config.max_new_tokens,
+    }
+    for task in loaded["tasks"].values():
+        task.set_config("repeats", config.pass_at)
+        task.set_config("generation_kwargs", writing, update=True)
+    results = score_tasks(lm, loaded, bootstrap_iters=0)
+    assert results is not None  # a single process is the first rank
+    work = lm.work[TASK]
+    steps = None if work.written_steps is None else work.written_steps / work.written_tokens
+    longest = round(work.prompt_tokens / work.prompts) + config.max_new_tokens
+    return results["samples"][TASK], price(model, longest, steps, work.seconds)
 
 
-def _demonstrations(shown: Problems | None, keep_annotations: bool) -> list[Problem]:
-    if shown is None or keep_annotations:
-        return [] if shown is None else shown.rows
-    return [Problem(p.question, without_annotations(p.answer)) for p in shown.rows]
-
-
-def room_for_prompts(model: LanguageModel, max_new_tokens: int) -> int | None:
-    """Returns the tokens of the model's context that are left for a prompt; None: no limit.
-
-    Raises:
-        ValueError: if there are none.
-    """
+def _room(model: LanguageModel, max_new_tokens: int) -> int | None:
+    """Returns the tokens of the model's context that are left for a prompt; None: no limit."""
     limit = model.context_limit
     if limit is not None and max_new_tokens >= limit:
         raise ValueError(
@@ -562,28 +395,75 @@ def room_for_prompts(model: LanguageModel, max_new_tokens: int) -> int | None:
     return None if limit is None else limit - max_new_tokens
 
 
-def load_problems(split: GSM8KSplit, file: str | None) -> Problems:
-    """Returns the problems of a split: those of a file, or without one the hub's.
+# ---- results
 
-    Raises:
-        ValueError: if they cannot be read.
+
+def count(samples: Sequence[dict[str, Any]], shots: int) -> dict[str, Any]:
+    """Returns shares of right answers with standard errors, what they are of, and what went amiss.
+
+    Shares are in [0, 1]. The error of pass@k is that of independent questions; that of pass@1 is
+    over the questions, since candidates of one are not independent: nan of one question.
+
+    Args:
+        samples: of the harness, at least one.
+        shots: demonstrations that were asked for.
     """
-    if file is None:
-        return fetch_problems(split, cure=f"Pass your copy with --files.{split} {split}.jsonl")
-    try:
-        return read_problems(file, f"files.{split}")
-    except ValueError as error:
-        if not _is_augmented(Path(file).expanduser()):
-            raise
-        raise ValueError(
-            f"{error} Lines of GSM8K-Aug (question{BAR}steps) are read by evaluate.py reason "
-            "--task gsm8k, as --data.data_files and --data.test_files."
-        ) from error
+    docs = [sample["doc"] for sample in samples]
+    found = [answer for sample in samples for answer in sample["filtered_resps"][0]]
+    share = statistics.fmean(sample["pass_at_k"] for sample in samples)
+    ones = [sample["pass_at_1"] for sample in samples]
+    spread = statistics.stdev(ones) if len(ones) > 1 else math.nan
+    return {
+        "k": len(found) // len(samples),
+        "pass_at_k": share,
+        "pass_at_k_standard_error": math.sqrt(share * (1 - share) / len(samples)),
+        "pass_at_1": statistics.fmean(ones),
+        "pass_at_1_standard_error": spread / math.sqrt(len(ones)),
+        "questions": len(samples),
+        "shots": shots,
+        "mean_shots": statistics.fmean(doc["shots"] for doc in docs),
+        "shortened_prompts": sum(doc["shots"] < shots for doc in docs),
+        "cut_questions": sum(doc["cut"] for doc in docs),
+        "without_number": found.count(None),
+    }
 
 
-def _is_augmented(file: Path) -> bool:
-    """Whether the first line of a file is one of GSM8K-Aug."""
-    return file.is_file() and BAR in next(read_lines(file), "")
+def as_table(counts: dict[str, Any], cost: Cost, checkpoint: str) -> str:
+    """Returns the result for people."""
+    k, questions = counts["k"], counts["questions"]
+    shares = {f"pass@{k}": "pass_at_k", "pass@1": "pass_at_1"}
+    rows = {
+        name: f"{counts[key]:.4f} +- {counts[f'{key}_standard_error']:.4f}"
+        for name, key in shares.items()
+    }
+    rows["questions"] = f"{questions:,}"
+    rows["shots"] = f"{counts['shots']} ({counts['mean_shots']:.2f} on average)"
+    rows["questions with fewer shots"] = f"{counts['shortened_prompts']:,}"
+    rows["questions cut"] = f"{counts['cut_questions']:,}"
+    rows["candidates without a number"] = f"{counts['without_number']:,} of {k * questions:,}"
+    return format_table({**rows, **cost.as_cells(), "checkpoint": checkpoint})
+
+
+def candidate_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns one row a candidate, for a jsonl file."""
+    return [
+        {
+            "number": number,
+            "candidate": candidate,
+            "right": found == sample["doc"]["gold"],
+            "gold": sample["doc"]["gold"],
+            "found": found,
+            "text": text,
+            **{key: sample["doc"][key] for key in ("shots", "cut", "question")},
+        }
+        for number, sample in enumerate(samples)
+        for candidate, (text, found) in enumerate(
+            zip(sample["resps"][0], sample["filtered_resps"][0], strict=True)
+        )
+    ]
+
+
+# ---- the command
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -617,18 +497,37 @@ def run(settings: Namespace) -> None:
     checkpoint = load_checkpoint(settings)
     model = load_model(settings, checkpoint)
     tokenizer = load_own_tokenizer(settings, checkpoint, model)
-    report = measure_gsm8k(
-        checkpoint,
-        model,
+    asked = load_problems("test", settings["files"]["test"])
+    shown = load_problems("train", settings["files"]["train"]) if config.shots else None
+    solved = [] if shown is None else shown.rows
+    if not config.keep_annotations:
+        solved = [Problem(p.question, without_annotations(p.answer)) for p in solved]
+    rows = make_documents(
+        asked.rows[: config.limit_questions],
+        solved,
         tokenizer,
-        load_problems("test", settings["files"]["test"]),
-        load_problems("train", settings["files"]["train"]) if config.shots else None,
-        config=config,
-        sampling=sampling,
-        precision=settings.precision,
+        shots=config.shots,
+        seed=sampling.seed,
+        room=_room(model, config.max_new_tokens),
     )
-    print(report.as_table())
-    if target is not None:
-        write_json(target, report.as_dict())
+    precision = settings.precision
+    samples, cost = ask(
+        model, tokenizer, rows, config=config, sampling=sampling, precision=precision
+    )
+    counts = count(samples, config.shots)
+    print(as_table(counts, cost, str(checkpoint.path)))
     if written is not None:
-        write_jsonl(written, report.texts())
+        write_jsonl(written, candidate_rows(samples))
+    if target is not None:
+        how = {
+            **dataclasses.asdict(config),
+            **dataclasses.asdict(sampling),
+            "precision": precision,
+            "model": type(model).__name__,
+            "tokenizer": tokenizer.name,
+            **describe_model(checkpoint, model),
+            "trained_on": checkpoint.data_state.get("fingerprint"),
+        }
+        data = {"test": asked.origin, "train": None if shown is None else shown.origin}
+        where = {"checkpoint": str(checkpoint.path), "data": data, "settings": how}
+        write_json(target, {**counts, **cost.as_dict(), **where})

@@ -1,7 +1,7 @@
 """The one decode loop of every method, and sampling."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,6 +76,8 @@ def generate(
     vocab_size: int | None = None,
     device: torch.device | str = "cpu",
     first_row: int = 0,
+    streams: Sequence[int] | None = None,
+    ended: Callable[[int, Sequence[int]], bool] | None = None,
 ) -> list[list[int]]:
     """Returns the new token ids of each prompt, EOS included where it was reached.
 
@@ -91,6 +93,8 @@ def generate(
         vocab_size: ids from here on (padding of the vocabulary) are never chosen.
         device: where the model is.
         first_row: number of the first prompt's random stream, where prompts come in several calls.
+        streams: numbers of the prompts' random streams, where they do not follow each other.
+        ended: whether a row ends, by its number and its new token ids; None: after EOS alone.
 
     Raises:
         ValueError: if a prompt is empty.
@@ -105,9 +109,10 @@ def generate(
         padded[row, : len(prompt)] = torch.as_tensor(prompt)
     padded = padded.to(device)
     tokens = padded.gather(1, lengths[:, None] - 1)[:, 0]
-    streams = [(sampling.seed, first_row + row) for row in range(len(prompts))]
-    cache = model.init_cache(padded, lengths, max_new_tokens, streams)
-    sampler = Sampler(sampling, len(prompts), first_row)
+    numbers = range(first_row, first_row + len(prompts)) if streams is None else streams
+    keys = [(sampling.seed, number) for number in numbers]
+    cache = model.init_cache(padded, lengths, max_new_tokens, keys)
+    sampler = Sampler(sampling, numbers)
     out: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each remaining row belongs to
     while True:
@@ -122,7 +127,9 @@ def generate(
         keep = [
             index
             for index, row in enumerate(rows)
-            if len(out[row]) < max_new_tokens and (not out[row] or out[row][-1] != eos_id)
+            if len(out[row]) < max_new_tokens
+            and (not out[row] or out[row][-1] != eos_id)
+            and (not out[row] or ended is None or not ended(row, out[row]))
         ]
         if not keep:
             break
@@ -136,11 +143,10 @@ def generate(
 class Sampler:
     """Chooses tokens from logits, with one random stream a row."""
 
-    def __init__(self, config: SamplingConfig, num_rows: int, first_row: int = 0) -> None:
-        """Starts the streams (seed, first_row), (seed, first_row + 1), ..."""
+    def __init__(self, config: SamplingConfig, streams: Sequence[int]) -> None:
+        """Starts the stream (seed, number) of each row."""
         self.config = config
-        rows = range(first_row, first_row + num_rows)
-        self.generators = [seeded_generator(config.seed, row) for row in rows]
+        self.generators = [seeded_generator(config.seed, number) for number in streams]
 
     def choose(self, logits: Tensor, ready: Tensor, rows: Sequence[int]) -> Tensor:
         """Returns one id a row (B,); only ready rows advance their stream.

@@ -3,13 +3,14 @@
 ===============  ===================================================================================
 file             what it holds
 ===============  ===================================================================================
-``command``      options, and what is done
+``command``      options of ``evaluate.py tasks``, and the run
+``callback``     ``callbacks.TaskScores``: the same while a model trains
 ``adapter``      ``HarnessModel``: any model of ours as a model of the harness, and its answers
 ``readers``      texts as tokens that a model reads, of which some are scored: windows, sentences
 ``writing``      continuations that end at the harness' stop texts
 ``harness``      loading tasks, running them, answers kept in a file
+``report``       results with kinds of likelihood and costs: JSON, tables, example by example
 ``local_data``   data sets of the folder ``DATA``, for ``configs/tasks``
 ``paper_rules``  how the Thoughtbubbles paper decides what is right
-``report``       results as JSON, as a table, and example by example
 ===============  ===================================================================================
 """

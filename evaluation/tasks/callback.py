@@ -123,9 +123,9 @@ class TaskScores(L.Callback):
             return {}
         model: Any = pl_module
         return {
-            f"tasks/{score.name}/{metric}": value
-            for score in shown(task_scores(results, model, lm.work))
-            for metric, value in score.metrics.items()
+            f"tasks/{name}/{metric}": value
+            for name, score in shown(task_scores(results, model, lm.work)).items()
+            for metric, value in score["metrics"].items()
         }
 
     def _model_of_harness(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Any:

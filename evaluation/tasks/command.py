@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -18,7 +17,7 @@ from evaluation.arguments import (
     load_own_tokenizer,
 )
 from evaluation.load import autocast, describe_model, non_embedding_parameters
-from evaluation.output import check_targets, write_json, write_jsonl
+from evaluation.output import check_targets, format_table, write_json, write_jsonl
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 
@@ -53,7 +52,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--num_fewshot",
         type=int | None,
         default=None,
-        help="Worked examples in front of each question (null: as the task says, or none).",
+        help="Worked examples before each question (null: as the task says, or none).",
     )
     parser.add_argument("--batch_size", type=int, default=DEFAULT_BATCH, help="Rows per batch.")
     parser.add_argument(
@@ -89,7 +88,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the tasks, prints a table and writes the files that are asked for."""
+    """Scores the tasks, prints the tables and writes the files that are asked for."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
     checkpoint = load_checkpoint(settings)
@@ -113,28 +112,28 @@ def run(settings: Namespace) -> None:
     tasks = harness.load_tasks(names, settings.include_path, settings.num_fewshot)
     how = describe(settings, checkpoint, model, names)
     how["counted"] = "lexical" if isinstance(tokenizer, SentenceTokenizer) else "all"
-    kept = None if cache is None else Path(cache)
-    results = harness.score_tasks(
-        lm,
-        tasks,
-        limit=settings.limit,
-        cache=kept,
-        identity="" if kept is None else _identity(model, tokenizer, how),
-    )
+    identity = "" if cache is None else _identity(model, tokenizer, how)
+    results = harness.score_tasks(lm, tasks, limit=settings.limit, cache=cache, identity=identity)
     assert results is not None  # a single process is the first rank
-    told = report.TasksReport(
-        scores=report.task_scores(results, model, lm.work),
-        model=type(model).__name__,
-        parameters=non_embedding_parameters(model),
-        checkpoint=str(checkpoint.path),
-        settings=how,
-        versions={name: version(name) for name in PACKAGES},
-    )
-    print(told.as_table())
+    scores = report.task_scores(results, model, lm.work)
+    named = {"model": type(model).__name__, "checkpoint": str(checkpoint.path)}
+    named |= {key: str(how[key]) for key in ("mode", "budget") if key in how}
+    print(f"{report.as_tables(results, scores)}\n\n{format_table(named)}")
     if samples is not None:
         write_jsonl(samples, report.samples_of(results))
     if output is not None:
-        write_json(output, told.as_dict())
+        write_json(
+            output,
+            {
+                **report.headlines(scores),
+                "model": type(model).__name__,
+                "parameters": non_embedding_parameters(model),
+                "checkpoint": str(checkpoint.path),
+                "tasks": scores,
+                "settings": how,
+                "versions": {name: version(name) for name in PACKAGES},
+            },
+        )
 
 
 def describe(

@@ -9,10 +9,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lm_eval import tasks as harness_tasks
@@ -31,65 +28,51 @@ OWN_TASKS = PROJECT / "configs" / "tasks"
 FEWSHOT_SEED = 1234
 """Seed of the drawn examples, the harness' own default."""
 
-_IDENTITY = "identity"
-_SQLITE = b"SQLite format 3\0"
-
-
-# ---- ``import evaluate`` finds the package, not the script of that name
-#
-# ``python evaluate.py`` puts the project's folder first on ``sys.path``; metrics of the harness
-# import the package ``evaluate`` by name.
-
 _EVALUATE = "evaluate"
+_IDENTITY = "identity"
 
 
-class _Elsewhere(MetaPathFinder):
-    """Finds one module everywhere but in the project's folder."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Returns where the package is; None for all other modules."""
-        if fullname != _EVALUATE:
-            return None
-        places = [entry for entry in sys.path if Path(entry or ".").resolve() != PROJECT]
-        return PathFinder.find_spec(fullname, places)
+# ---- surroundings of the harness
 
 
 @contextlib.contextmanager
 def installed_evaluate() -> Iterator[None]:
-    """Inside, ``import evaluate`` is the package; afterwards all is as it was."""
-    finder, own = _Elsewhere(), sys.modules.get(_EVALUATE)
-    shadows = own is not None and _is_ours(own)
+    """Temporarily lets ``import evaluate`` find the package, not the script of that name.
+
+    ``python evaluate.py`` puts the project's folder first on ``sys.path``; metrics of the harness
+    import the package by name.
+    """
+    path, own = list(sys.path), sys.modules.get(_EVALUATE)
+    shadows = own is not None and getattr(own, "__file__", None) == str(PROJECT / f"{_EVALUATE}.py")
     if shadows:
         del sys.modules[_EVALUATE]
-    sys.meta_path.insert(0, finder)
+    sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == PROJECT)  # last; else as it was
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        sys.path[:] = path
         if shadows and own is not None:
             sys.modules[_EVALUATE] = own
 
 
-def _is_ours(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).resolve() == PROJECT / f"{_EVALUATE}.py"
-
-
-# ---- silence
-
-
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, the harness and the hub's client say errors only, and fork no processes."""
+def quiet(*, silent: bool = False) -> Iterator[None]:
+    """Temporarily lets the harness and the hub's client report errors only, in this process.
+
+    What is printed goes to stderr, where results are not; ``silent``: nowhere.
+    """
     loggers = [logging.getLogger(name) for name in ("lm_eval", "huggingface_hub", "datasets")]
     levels, forks = [logger.level for logger in loggers], os.environ.get("DISABLE_MULTIPROC")
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     os.environ["DISABLE_MULTIPROC"] = "1"  # bootstrapping: other processes would need the model
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            if silent:
+                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stderr(nowhere))
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -115,7 +98,10 @@ def task_names(typed: str | Sequence[str]) -> list[str]:
 
 
 def load_tasks(
-    names: Sequence[str], include_path: str | Path | None, num_fewshot: int | None
+    names: Sequence[str],
+    include_path: str | Path | None,
+    num_fewshot: int | None,
+    metadata: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns what the harness' ``TaskManager.load`` does, with the number of examples set.
 
@@ -123,8 +109,9 @@ def load_tasks(
         names: of tasks, groups or tags: the harness' own, those of ``configs/tasks``, and those of
             ``include_path``, which go first.
         include_path: folder of your own task files; None: none.
-        num_fewshot: examples in front of each question; None: as the task says. Tasks that say 0
+        num_fewshot: examples before each question; None: as the task says. Tasks that say 0
             keep it, as in the harness.
+        metadata: what the functions that make data sets are given, too; None: nothing.
 
     Raises:
         ValueError: if a name is unknown, or the data of a task cannot be had.
@@ -134,7 +121,7 @@ def load_tasks(
     folders = [OWN_TASKS, *([] if include_path is None else [Path(include_path)])]
     found: dict[str, Any] = {"tasks": {}, "groups": {}}
     with quiet(), installed_evaluate():
-        manager = _manager(names, folders)
+        manager = _manager(names, folders, metadata)
         for name in names:
             if name not in manager.task_index:
                 raise ValueError(_unknown(name, manager.all_tasks))
@@ -147,7 +134,9 @@ def load_tasks(
     return found
 
 
-def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
+def _manager(
+    names: Sequence[str], folders: Sequence[Path], metadata: dict[str, Any] | None
+) -> TaskManager:
     """Returns what knows the names; all of the harness' task files only if that takes them.
 
     Reading the thousands of them takes a minute. Folders that a name begins with come first.
@@ -158,10 +147,12 @@ def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
         for path in sorted(root.iterdir())
         if path.is_dir() and any(name.startswith(path.name) for name in names)
     ]
-    manager = TaskManager(include_path=[*likely, *folders], include_defaults=False)
+    manager = TaskManager(
+        include_path=[*likely, *folders], include_defaults=False, metadata=metadata
+    )
     if all(name in manager.task_index for name in names):
         return manager
-    return TaskManager(include_path=list(folders))
+    return TaskManager(include_path=list(folders), metadata=metadata)
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
@@ -237,7 +228,7 @@ def score_tasks(
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     answering: Any = lm if cache is None else open_cache(lm, cache, identity)
     try:
-        with quiet(), installed_evaluate(), _said_to(silent):
+        with quiet(silent=silent), installed_evaluate():
             results: Any = evaluate(
                 lm=answering,
                 task_dict=tasks,
@@ -251,20 +242,6 @@ def score_tasks(
     return results
 
 
-@contextlib.contextmanager
-def _said_to(nobody: bool) -> Iterator[None]:
-    """Inside, what the harness prints goes to stderr, where results are not; or to nobody."""
-    if not nobody:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-        return
-    with contextlib.ExitStack() as stack:
-        nothing = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        stack.enter_context(contextlib.redirect_stdout(nothing))
-        stack.enter_context(contextlib.redirect_stderr(nothing))
-        yield
-
-
 def open_cache(lm: HarnessModel, path: Path, identity: str) -> CachingLM:
     """Returns the model with its answers in a file.
 
@@ -272,9 +249,6 @@ def open_cache(lm: HarnessModel, path: Path, identity: str) -> CachingLM:
         ValueError: see ``score_tasks``.
     """
     if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            if file.read(len(_SQLITE)) != _SQLITE:
-                raise ValueError(f"cache ({path}) is no file of answers; name another one")
         _check_whole(path)
     caching = CachingLM(lm, str(path))
     known = caching.dbdict.setdefault(_IDENTITY, identity)
@@ -294,7 +268,10 @@ def _check_whole(path: Path) -> None:
     except sqlite3.DatabaseError as error:
         said = str(error)
     if said != "ok":
-        raise ValueError(f"cache ({path}) is damaged ({said}); delete it, or name another file")
+        raise ValueError(
+            f"cache ({path}) is damaged, or no file of answers ({said}); delete it, or name "
+            "another file"
+        )
 
 
 def identity_of(model: LanguageModel, tokenizer_state: Any, settings: dict[str, Any]) -> str:

@@ -6,24 +6,39 @@ harness calls ``load`` (it does not expand variables in YAML).
 
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from datamodules.readers import parse_json, read_lines
+import pyarrow as pa
+from datasets import Dataset
+from pyarrow import json as arrow_json
 
 LAYOUT = "see docs/tasks.md for what lies in that folder"
 
-Row = dict[str, Any]
-Splits = dict[str, list[Row]]
+_TEXT, _TEXTS, _NUMBER = pa.string(), pa.list_(pa.string()), pa.int64()
+_FIELDS: dict[str, dict[str, pa.DataType]] = {
+    "lambada": {"text": _TEXT},
+    "hellaswag": {"query": _TEXT, "choices": _TEXTS, "gold": _NUMBER},
+    "piqa": {"goal": _TEXT, "sol1": _TEXT, "sol2": _TEXT, "label": _NUMBER},
+    "blimp": {"sentence_good": _TEXT, "sentence_bad": _TEXT},
+    "arc_easy": {
+        "question": _TEXT,
+        "choices": pa.struct({"text": _TEXTS, "label": _TEXTS}),
+        "answerKey": _TEXT,
+    },
+}
+_FIELDS["arc_challenge"] = _FIELDS["arc_easy"]
+_PUBLISHED = {"activity_label": _TEXT, "ctx_a": _TEXT, "ctx_b": _TEXT, "endings": _TEXTS}
+"""Fields of the published HellaSwag, and a label, a number or its digit."""
+_BLOCK = 2**26  # bytes; an object must be in one block
 
 
 class TaskDataError(ValueError):
     """Local data of a task that are missing or of another form; the message says which."""
 
 
-def load(folder: str, **metadata: Any) -> dict[str, Any]:
-    """Returns the splits of a local data set as ``datasets.Dataset``, by their names.
+def load(folder: str, **metadata: Any) -> dict[str, Dataset]:
+    """Returns the splits of a local data set by their names.
 
     Args:
         folder: of a data set within ``DATA``: lambada, hellaswag, piqa, blimp, arc_easy or
@@ -33,14 +48,17 @@ def load(folder: str, **metadata: Any) -> dict[str, Any]:
     Raises:
         TaskDataError: if ``DATA`` is not set, or files are missing or of another form.
     """
-    from datasets import Dataset
-
-    place = data_folder(folder)
+    place, fields = data_folder(folder), _FIELDS[folder]
+    if folder == "lambada":
+        return {"test": _rows(_only(place, "*test*.jsonl"), fields)}
+    if folder == "hellaswag":
+        return {"validation": _hellaswag(_only(place, "*val*.jsonl"))}
+    if folder == "piqa":
+        return {"validation": _piqa(place)}
     if folder == "blimp":
-        splits = {"train": _paradigm(place, str(metadata["paradigm"]))}
-    else:
-        splits = _READERS[folder](place)
-    return {name: Dataset.from_list(rows) for name, rows in splits.items()}
+        return {"train": _paradigm(place, str(metadata["paradigm"]))}
+    splits = ("test", "validation")
+    return {split: _rows(_only(place, f"{split}.jsonl"), fields) for split in splits}
 
 
 def data_folder(name: str) -> Path:
@@ -63,78 +81,54 @@ def data_folder(name: str) -> Path:
     return root / name
 
 
-# ---- data sets
+# ---- data sets that come in several forms
 
 
-def _lambada(place: Path) -> Splits:
-    return {"test": _rows(_only(place, "*test*.jsonl"), {"text": str})}
-
-
-def _hellaswag(place: Path) -> Splits:
-    """Rows as the harness makes them of the published ones, or those."""
-    path = _only(place, "*val*.jsonl")
-    if "query" in _first(path):
-        return {"validation": _rows(path, {"query": str, "choices": list, "gold": int})}
-    from datasets import Dataset
+def _hellaswag(path: Path) -> Dataset:
+    """Returns the rows as the harness makes them of the published ones, or those."""
+    fields = _FIELDS["hellaswag"]
+    if "query" in _table(path, path, {}).column_names:
+        return _rows(path, fields)
     from lm_eval.tasks.hellaswag.utils import process_docs
 
-    published = {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list}
-    rows = [
-        {key: row[key] for key in (*published, "label")}
-        for row in _rows(path, {**published, "label": (int, str)})
-    ]
-    kept = ("query", "choices", "gold")
-    processed = process_docs(Dataset.from_list(rows))
-    return {"validation": [{key: row[key] for key in kept} for row in processed]}
+    table = _table(path, path, _PUBLISHED)
+    names = [*_PUBLISHED, "label"]
+    published = Dataset(_checked(table, path, names))
+    return process_docs(published).select_columns(list(fields))
 
 
-def _piqa(place: Path) -> Splits:
-    """Rows with labels, or the two published files."""
-    fields = {"goal": str, "sol1": str, "sol2": str}
-    joined = sorted(place.glob("*labeled*.jsonl"))
+def _piqa(place: Path) -> Dataset:
+    """Returns the rows with labels, or those of the two published files."""
+    joined, fields = sorted(place.glob("*labeled*.jsonl")), dict(_FIELDS["piqa"])
     if joined:
-        return {"validation": _rows(joined[0], {**fields, "label": int})}
+        return _rows(joined[0], fields)
+    fields.pop("label")
     rows, labels = _rows(_only(place, "valid.jsonl"), fields), _only(place, "valid-labels.lst")
-    numbers = " ".join(read_lines(labels)).split()
+    numbers = labels.read_text(encoding="utf-8").split()
     if len(numbers) != len(rows) or not set(numbers) <= {"0", "1"}:
         raise TaskDataError(
             f"{labels} must have a label, 0 or 1, for each of the {len(rows)} lines of valid.jsonl"
         )
-    pairs = zip(rows, numbers, strict=True)
-    return {"validation": [{**row, "label": int(number)} for row, number in pairs]}
+    return rows.add_column("label", [int(number) for number in numbers])
 
 
-def _arc(place: Path) -> Splits:
-    fields = {"question": str, "choices": dict, "answerKey": str}
-    names = ("test", "validation")
-    return {name: _rows(_only(place, f"{name}.jsonl"), fields) for name in names}
-
-
-_READERS: dict[str, Callable[[Path], Splits]] = {
-    "lambada": _lambada,
-    "hellaswag": _hellaswag,
-    "piqa": _piqa,
-    "arc_easy": _arc,
-    "arc_challenge": _arc,
-}
-
-
-def _paradigm(place: Path, name: str) -> list[Row]:
+def _paradigm(place: Path, name: str) -> Dataset:
     """Returns a paradigm of BLiMP: of the published archive, or else of a file of that name."""
-    fields = {"sentence_good": str, "sentence_bad": str}
-    archive = place / "BLiMP.zip"
-    if archive.is_file():
-        try:
-            with zipfile.ZipFile(archive) as opened:
-                inside = [n for n in opened.namelist() if n.endswith(f"/{name}.jsonl")]
-                lines = opened.read(inside[0]).decode("utf-8").split("\n") if inside else []
-        except (zipfile.BadZipFile, UnicodeDecodeError) as error:
-            raise TaskDataError(f"{archive} cannot be read ({error}); get it again") from error
-        return _parsed(lines, f"{archive}/{name}.jsonl", fields)
-    found = sorted(place.rglob(f"{name}.jsonl"))
-    if not found:
-        raise TaskDataError(f"{place} has neither BLiMP.zip nor {name}.jsonl; {LAYOUT}")
-    return _rows(found[0], fields)
+    archive, fields = place / "BLiMP.zip", _FIELDS["blimp"]
+    if not archive.is_file():
+        found = sorted(place.rglob(f"{name}.jsonl"))
+        if not found:
+            raise TaskDataError(f"{place} has neither BLiMP.zip nor {name}.jsonl; {LAYOUT}")
+        return _rows(found[0], fields)
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            inside = [n for n in opened.namelist() if n.endswith(f"/{name}.jsonl")]
+            if not inside:
+                raise TaskDataError(f"{archive} has no {name}.jsonl; {LAYOUT}")
+            with opened.open(inside[0]) as file:
+                return _rows(file, fields, f"{archive}/{name}.jsonl")
+    except zipfile.BadZipFile as error:
+        raise TaskDataError(f"{archive} cannot be read ({error}); get it again") from error
 
 
 # ---- files
@@ -148,39 +142,34 @@ def _only(place: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _first(path: Path) -> Row:
-    return next(_objects(read_lines(path), str(path)), {})
-
-
-def _rows(path: Path, fields: dict[str, Any]) -> list[Row]:
-    return _parsed(read_lines(path), str(path), fields)
-
-
-def _parsed(lines: Iterable[str], source: str, fields: dict[str, Any]) -> list[Row]:
-    """Returns the fields of each line, in order.
+def _rows(
+    file: Path | IO[bytes], fields: dict[str, pa.DataType], source: str | None = None
+) -> Dataset:
+    """Returns the fields of each line, in order; the file's other ones are left out.
 
     Raises:
-        TaskDataError: if there are none, or one lacks a field.
+        TaskDataError: if there are no rows, or one lacks a field.
     """
-    rows = []
-    for number, row in enumerate(_objects(lines, source), 1):
-        for key, kind in fields.items():
-            if not isinstance(row.get(key), kind):
-                raise TaskDataError(f"{source}: row {number} has no {key} of its kind; {LAYOUT}")
-        rows.append({key: row[key] for key in fields})
-    if not rows:
-        raise TaskDataError(f"{source} has no rows; {LAYOUT}")
-    return rows
+    named = str(file) if source is None else source
+    return Dataset(_checked(_table(file, named, fields), named, list(fields)))
 
 
-def _objects(lines: Iterable[str], source: str) -> Iterator[Row]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise TaskDataError(f"{source}: line {number} is not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise TaskDataError(f"{source}: line {number} is no JSON object; {LAYOUT}")
-        yield row
+def _table(file: Path | IO[bytes], source: str | Path, fields: dict[str, pa.DataType]) -> pa.Table:
+    try:
+        table = arrow_json.read_json(
+            str(file) if isinstance(file, Path) else file,
+            arrow_json.ReadOptions(block_size=_BLOCK),
+            arrow_json.ParseOptions(explicit_schema=pa.schema(fields)),
+        )
+        table.validate(full=True)  # its texts are UTF-8
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TaskDataError(f"{source} does not hold rows as JSON ({reason}); {LAYOUT}") from error
+    return table
+
+
+def _checked(table: pa.Table, source: str | Path, names: list[str]) -> pa.Table:
+    for name in names:
+        if name not in table.column_names or table[name].null_count:
+            raise TaskDataError(f"{source}: a row has no {name}; {LAYOUT}")
+    return table.select(names)

@@ -19,32 +19,10 @@ def piqa_sequences(doc: dict[str, Any]) -> list[str]:
     return [f"{doc['goal']} {doc[key]}" for key in ("sol1", "sol2")]
 
 
-def hellaswag_lowest(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """Returns whether the right sequence has the lowest perplexity, as ``acc``."""
-    return _lowest(int(doc["gold"]), results)
+def lowest_perplexity(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    """Returns ``acc``: whether the right sequence has the lowest perplexity, the first of equals.
 
-
-def piqa_lowest(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """Returns whether the right sequence has the lowest perplexity, as ``acc``."""
-    return _lowest(int(doc["label"]), results)
-
-
-def blimp_lowest(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """Returns whether the grammatical sentence, the first, has the lower perplexity, as ``acc``."""
-    return _lowest(0, results)
-
-
-def greedy_match(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """Returns whether greedy decoding writes the final word, as ``acc``.
-
-    All tokens of the word are the most likely ones, each after the right text.
-    """
-    (_, greedy), *_ = results
-    return {"acc": float(greedy)}
-
-
-def _lowest(gold: int, results: Sequence[Any]) -> dict[str, float]:
-    """Returns ``acc``: whether sequence ``gold`` has the lowest perplexity, the first of equals.
+    The right one is ``gold`` of HellaSwag, ``label`` of PIQA, and of BLiMP the first.
 
     Raises:
         ValueError: if the scores do not say how many tokens they are of.
@@ -55,4 +33,4 @@ def _lowest(gold: int, results: Sequence[Any]) -> dict[str, float]:
             "say how many tokens they are of; run the task with evaluate.py tasks"
         )
     nats = [-result[0] / result.facts.scored for result in results]
-    return {"acc": float(nats.index(min(nats)) == gold)}
+    return {"acc": float(nats.index(min(nats)) == int(doc.get("gold", doc.get("label", 0))))}

@@ -5,9 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from datamodules import Tokenizer
 from evaluation.cost import GeneratedSteps
 from evaluation.tasks.readers import Reader
@@ -16,59 +13,69 @@ from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
 
 _KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
+_OWN = {"document_start", "streams"}
+"""Options of this project's: see docs/tasks.md."""
 _ALIASES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _LOOK_BACK = 16
 """Tokens decoded together to look for a stop text; more where one has more characters."""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a task wants to be written.
+class WritingRequest:
+    """A text that a task wants to be continued.
 
     Attributes:
         prompt: Token ids.
         until: Texts that end a continuation.
         most: Most new tokens.
         sampling: How tokens are chosen.
-        number: Stream of random draws, a function of the prompt alone, 62 bits.
+        stream: Number of its random draws, at most 62 bits.
     """
 
     prompt: tuple[int, ...]
     until: tuple[str, ...]
     most: int
     sampling: SamplingConfig
-    number: int
-
-    @property
-    def alone(self) -> bool:
-        """Whether it has a batch of its own, because its tokens are drawn by its own number."""
-        return self.sampling.temperature > 0
+    stream: int
 
     @classmethod
     def of(
-        cls, context: str, options: Mapping[str, Any], reader: Reader, *, most: int, seed: int
-    ) -> "Wish":
-        """Returns the wish of a request.
+        cls,
+        context: str,
+        options: Mapping[str, Any],
+        reader: Reader,
+        *,
+        most: int,
+        seed: int,
+        example: int = 0,
+        attempt: int = 0,
+    ) -> "WritingRequest":
+        """Returns what is written for a request of the harness.
 
         Args:
             context: Text to continue.
-            options: The task's ``generation_kwargs``.
+            options: The task's ``generation_kwargs``. With ``document_start`` the prompt stands
+                after the end-of-text token, as documents do in training. Draws follow from the
+                prompt, or with ``streams: example`` from the number of the example.
             reader: Encodes it; prompts are cut on the left to what fits with the new tokens.
             most: New tokens, where the options do not say.
             seed: Of the draws.
+            example: First stream of the example, where they follow from its number.
+            attempt: How many times the harness has asked the same before: added to the stream.
 
         Raises:
             ValueError: If the new tokens do not fit, or an option is unknown.
         """
-        unknown = sorted(set(options) - _KNOWN - set(_ALIASES))
+        unknown = sorted(set(options) - _KNOWN - _OWN - set(_ALIASES))
         if unknown:
             raise ValueError(
                 f"tasks: generation_kwargs {', '.join(unknown)} are not known; known are "
-                f"{', '.join(sorted(_KNOWN))}"
+                f"{', '.join(sorted(_KNOWN | _OWN))}"
             )
         given = [options[key] for key in _ALIASES if options.get(key) is not None]
         most = int(given[0]) if given else most
-        ids = reader.prompt(context)
+        as_document = options.get("document_start")
+        ids = reader.tokenizer.prompt_ids(context) if as_document else reader.prompt(context)
         if reader.limit is not None:
             if most >= reader.limit:
                 raise ValueError(
@@ -78,9 +85,13 @@ class Wish:
                 )
             ids = ids[most - reader.limit :]
         until = options.get("until") or ()
-        number = int.from_bytes(hashlib.sha256(repr(ids).encode()).digest()[:8], "big") >> 2
         stops = (until,) if isinstance(until, str) else tuple(until)
-        return cls(tuple(ids), stops, most, _sampling(options, seed), number)
+        stream = example if options.get("streams") == "example" else _stream_of(ids)
+        return cls(tuple(ids), stops, most, _sampling(options, seed), stream + attempt)
+
+
+def _stream_of(ids: list[int]) -> int:
+    return int.from_bytes(hashlib.sha256(repr(ids).encode()).digest()[:8], "big") >> 2
 
 
 def _sampling(options: Mapping[str, Any], seed: int) -> SamplingConfig:
@@ -97,13 +108,13 @@ def _sampling(options: Mapping[str, Any], seed: int) -> SamplingConfig:
     return SamplingConfig(temperature=temperature, seed=seed, **cuts)
 
 
-class Written(NamedTuple):
+class WrittenTexts(NamedTuple):
     """Continuations, and what they took.
 
     Attributes:
-        texts: One a wish, cut in front of the first stop text.
+        texts: One a request, cut before the first stop text.
         tokens: New tokens together.
-        steps: Additional steps of those; None where the model tells of none.
+        steps: Additional steps of those; None where the model records none.
     """
 
     texts: list[str]
@@ -111,107 +122,49 @@ class Written(NamedTuple):
     steps: float | None
 
 
-def write(model: LanguageModel, tokenizer: Tokenizer, wishes: Sequence[Wish]) -> Written:
-    """Returns the continuations of wishes with the same sampling and number of tokens.
+def write(
+    model: LanguageModel, tokenizer: Tokenizer, requests: Sequence[WritingRequest]
+) -> WrittenTexts:
+    """Returns the continuations of requests with the same sampling and number of tokens.
+
+    A row ends once it has written a stop text. Streams are the requests' own numbers, so that
+    neither what is drawn nor what a method infers before it writes depends on the batch.
 
     Args:
         model: On its device, in eval mode.
         tokenizer: The one it was trained with.
-        wishes: At least one; several only if nothing is drawn.
+        requests: At least one.
     """
+
+    def text_of(ids: Sequence[int]) -> str:
+        return tokenizer.decode([i for i in ids if i != tokenizer.stop_id])
+
+    def ended(row: int, ids: Sequence[int]) -> bool:
+        """Whether the latest token has completed a stop text (of bytes one character each)."""
+        stops = [stop for stop in requests[row].until if stop]
+        longest = max((len(stop.encode()) for stop in stops), default=0)
+        latest = text_of(ids[-max(_LOOK_BACK, longest) :]) if stops else ""
+        return any(stop in latest for stop in stops)
+
     taken = GeneratedSteps()
-    decoder = _Stopping(model, tokenizer, wishes)
     with recording(generated_steps=taken.count):
         rows = generate(
-            decoder,
-            [wish.prompt for wish in wishes],
-            max_new_tokens=wishes[0].most,
-            sampling=wishes[0].sampling,
+            model,
+            [request.prompt for request in requests],
+            max_new_tokens=requests[0].most,
+            sampling=requests[0].sampling,
             eos_id=tokenizer.stop_id,
             vocab_size=tokenizer.vocab_size,
             device=model.device,
-            first_row=wishes[0].number if wishes[0].alone else 0,
+            streams=[request.stream for request in requests],
+            ended=ended,
         )
-    texts = [
-        _cut(_text(tokenizer, ids), wish.until) for ids, wish in zip(rows, wishes, strict=True)
-    ]
+    pairs = zip(map(text_of, rows), requests, strict=True)
+    texts = [_cut(text, request.until) for text, request in pairs]
     tokens = sum(map(len, rows))
-    return Written(texts, tokens, None if taken.mean is None else taken.mean * tokens)
-
-
-def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return tokenizer.decode([i for i in ids if i != tokenizer.stop_id])
+    return WrittenTexts(texts, tokens, None if taken.mean is None else taken.mean * tokens)
 
 
 def _cut(text: str, until: Sequence[str]) -> str:
-    """Returns the text in front of the first stop text."""
+    """Returns the text before the first stop text."""
     return text[: min([text.find(stop) for stop in until if stop and stop in text], default=None)]
-
-
-class _Stopping:
-    """A model whose rows end with the stop token once they have written a stop text.
-
-    The decode loop knows a stop token only. Streams are the wishes' own numbers, so that what a
-    method draws before it writes does not depend on the batch.
-    """
-
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, wishes: Sequence[Wish]) -> None:
-        self.model, self.tokenizer, self.wishes = model, tokenizer, wishes
-
-    def init_cache(
-        self,
-        prompts: Tensor,
-        lengths: Tensor,
-        max_new_tokens: int,
-        streams: Sequence[tuple[int, int]] = (),
-    ) -> "_Rows":
-        """Returns the model's own cache, with what each row has written next to it."""
-        own = [(wish.sampling.seed, wish.number) for wish in self.wishes]
-        return _Rows(
-            self.model.init_cache(prompts, lengths, max_new_tokens, own),
-            list(self.wishes),
-            [[] for _ in self.wishes],
-            [False] * len(self.wishes),
-        )
-
-    def decode_step(self, cache: "_Rows", tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the model's logits; rows that have written a stop text can only stop."""
-        for row, token in enumerate(tokens.tolist()):
-            if cache.was_ready[row]:
-                cache.written[row].append(token)
-        logits, ready = self.model.decode_step(cache.own, tokens)
-        cache.was_ready = ready.tolist()
-        ended = [self._ends(*pair) for pair in zip(cache.written, cache.wishes, strict=True)]
-        if any(ended):
-            rows = torch.tensor(ended, device=logits.device)
-            only = torch.full_like(logits[0], -torch.inf)
-            only[self.tokenizer.stop_id] = 0.0
-            logits = torch.where(rows[:, None], only, logits)
-            ready = ready | rows
-        return logits, ready
-
-    def _ends(self, written: Sequence[int], wish: Wish) -> bool:
-        """Whether the latest token has completed a stop text (of bytes one character each)."""
-        longest = max((len(stop.encode()) for stop in wish.until), default=0)
-        if not longest or not written:
-            return False
-        text = _text(self.tokenizer, written[-max(_LOOK_BACK, longest) :])
-        return any(stop and stop in text for stop in wish.until)
-
-
-@dataclass
-class _Rows:
-    """A cache of the model, and the rows that are left in it."""
-
-    own: Any
-    wishes: list[Wish]
-    written: list[list[int]]
-    was_ready: list[bool]
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps only ``rows`` (int64 indices), in that order."""
-        self.own.select(rows)
-        kept = rows.tolist()
-        self.wishes = [self.wishes[i] for i in kept]
-        self.written = [self.written[i] for i in kept]
-        self.was_ready = [self.was_ready[i] for i in kept]

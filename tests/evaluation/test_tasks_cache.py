@@ -68,20 +68,17 @@ def test_a_cache_of_another_model_is_refused(ask, fails, latent_path):
         assert "answers.db) holds answers of another model, or under other settings" in line
 
 
-def test_a_file_of_another_kind_is_refused(ask, fails, tmp_path):
-    words, _ = ask
-    (tmp_path / "answers.db").write_text("no database, but text that is long enough")
-    assert "answers.db) is no file of answers" in fails(*words)
-
-
-def test_a_damaged_cache_is_refused(ask, fails, tmp_path):
+def test_damaged_caches_and_other_files_are_refused(ask, fails, tmp_path):
     words, _ = ask
     path = tmp_path / "answers.db"
+    path.write_text("no database, but text that is long enough")
+    told = fails(*words)
+    assert "answers.db) is damaged, or no file of answers" in told
+    assert "delete it" in told
+    path.unlink()
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("create table answers (key text, value blob)")
         database.executemany("insert into answers values (?, ?)", [("k", b"v" * 3000)] * 9)
         database.commit()
     path.write_bytes(path.read_bytes()[:9000])
-    told = fails(*words)
-    assert "answers.db) is damaged" in told
-    assert "delete it" in told
+    assert "answers.db) is damaged" in fails(*words)

@@ -21,6 +21,15 @@ NAMES = (
 CASES = [method for method in METHODS if method.name in NAMES]
 
 
+def built(name):
+    return next(method for method in METHODS if method.name == name).build().eval()
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return built("gpt2")
+
+
 def tokenizer_of(model):
     size = model.config.vocab_size
     if size == PLAIN.vocab_size:
@@ -42,7 +51,7 @@ def harness_model(model, tokenizer, **options):
 
 
 def decoded(model, tokenizer, context, continuation):
-    """The same by the decode loop: one token after the other, from the prompt."""
+    """Log-probability and greediness by the decode loop, token by token from the prompt."""
     ids, total, greedy = tokenizer.prompt_ids(context), 0.0, True
     if tokenizer is PLAIN:
         ids = ids[1:]
@@ -76,8 +85,7 @@ def test_scores_are_what_generation_would_say(method):
 
 def test_latent_vectors_come_from_the_context_alone():
     """What stands after a token does not change its log-probability."""
-    (method,) = (m for m in METHODS if m.name == "latent-thought")
-    lm = harness_model(method.build().eval(), PLAIN)
+    lm = harness_model(built("latent-thought"), PLAIN)
     texts = ["b", *(f"b{chr(code)}" for code in range(97, 123))]
     found = lm.loglikelihood([request("context a", text) for text in texts])
     first, *both = [log_prob for log_prob, _ in found]
@@ -88,8 +96,7 @@ def test_latent_vectors_come_from_the_context_alone():
 
 
 def test_rolling_windows_bound_the_likelihood_of_latent_thoughts():
-    (method,) = (m for m in METHODS if m.name == "latent-thought")
-    lm = harness_model(method.build().eval(), PLAIN)
+    lm = harness_model(built("latent-thought"), PLAIN)
     (number,) = lm.loglikelihood_rolling([request("text " * 30)])
     assert number.facts.likelihood == "lower_bound"
     assert number.facts.causal is False
@@ -97,26 +104,21 @@ def test_rolling_windows_bound_the_likelihood_of_latent_thoughts():
     assert number < 0
 
 
-def test_nothing_to_score_is_certain():
-    (method,) = (m for m in METHODS if m.name == "gpt2")
-    lm = harness_model(method.build().eval(), PLAIN)
+def test_nothing_to_score_is_certain(gpt2):
+    lm = harness_model(gpt2, PLAIN)
     ((log_prob, greedy),) = lm.loglikelihood([request("context", "")])
     assert (log_prob, greedy) == (0.0, True)
 
 
-def test_longer_than_the_context_is_scored_whole():
-    (method,) = (m for m in METHODS if m.name == "gpt2")
-    model = method.build().eval()
-    lm = harness_model(model, PLAIN)
-    limit = model.context_limit
+def test_longer_than_the_context_is_scored_whole(gpt2):
+    lm, limit = harness_model(gpt2, PLAIN), gpt2.context_limit
     (pair,) = lm.loglikelihood([request("a", "b" * (3 * limit))])
     assert pair.facts.scored == 3 * limit
     assert pair.facts.read == 3 * limit
 
 
 def test_steps_are_those_of_the_scored_tokens():
-    (method,) = (m for m in METHODS if m.name == "looped")
-    lm = harness_model(method.build().eval(), PLAIN)
+    lm = harness_model(built("looped"), PLAIN)
     (pair,) = lm.loglikelihood([request("abc", "de")])
     assert pair.facts.steps == 2 * lm.model.config.thinking_steps
     assert pair.facts.flops == 4 * lm.model.flops_per_token(4)
@@ -129,8 +131,7 @@ def test_steps_are_those_of_the_scored_tokens():
 )
 def test_streams_are_those_that_ran(name):
     """Of the scored tokens, whatever the batch; FLOPs of all that are read."""
-    (method,) = (m for m in METHODS if m.name == name)
-    model = method.build().eval()
+    model = built(name)
     requests = [request("abcdefgh", "ij"), request("a", "bcd"), request("abcab", "cab")]
     together = harness_model(model, PLAIN).loglikelihood(requests)
     for one, pair in zip(requests, together, strict=True):
@@ -152,20 +153,90 @@ def test_streams_are_those_that_ran(name):
     assert (max(map(abs, gaps)) > 1) is model.adaptive
 
 
-def test_sampled_texts_do_not_depend_on_the_batch():
-    (method,) = (m for m in METHODS if m.name == "gpt2")
-    model = method.build().eval()
-    options = {"until": [], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
-    requests = [request(text, dict(options)) for text in ("ab", "cde", "f")]
-    together = harness_model(model, PLAIN).generate_until(requests)
-    alone = [harness_model(model, PLAIN).generate_until([one])[0] for one in requests]
+SAMPLED = {"until": [], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
+
+
+def test_sampled_texts_do_not_depend_on_the_batch(gpt2):
+    requests = [request(text, dict(SAMPLED)) for text in ("ab", "cde", "f")]
+    together = harness_model(gpt2, PLAIN).generate_until(requests)
+    alone = [harness_model(gpt2, PLAIN).generate_until([one])[0] for one in requests]
     assert together == alone
-    other = harness_model(model, PLAIN, seed=1).generate_until(requests)
+    other = harness_model(gpt2, PLAIN, seed=1).generate_until(requests)
     assert other != together
 
 
-def test_unknown_options_of_writing_are_refused():
-    (method,) = (m for m in METHODS if m.name == "gpt2")
-    lm = harness_model(method.build().eval(), PLAIN)
+@pytest.mark.parametrize("more", [{}, {"streams": "example", "document_start": True}])
+def test_repeated_requests_have_draws_of_their_own(gpt2, more):
+    """The harness hands over the same request several times; the first is as if it were alone."""
+    one, other = request("ab", {**SAMPLED, **more}), request("cde", {**SAMPLED, **more})
+    texts = harness_model(gpt2, PLAIN).generate_until([one, one, one, other, other])
+    assert len(set(texts[:3])) > 1
+    assert texts[3] != texts[4]
+    assert harness_model(gpt2, PLAIN, batch_size=1).generate_until([one, one]) == texts[:2]
+    lengths = {len(prompt) for prompt in prompts_read(gpt2, [one])}
+    assert lengths == {2 + ("document_start" in more)}
+
+
+def prompts_read(model, requests):
+    """Token ids of the prompts as the decode loop gets them."""
+    seen, own = [], model.init_cache
+
+    def init_cache(prompts, lengths, *rest):
+        seen.extend(row[:n].tolist() for row, n in zip(prompts, lengths, strict=True))
+        return own(prompts, lengths, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "init_cache", init_cache)
+        harness_model(model, PLAIN).generate_until(requests)
+    return seen
+
+
+def test_unknown_options_of_writing_are_refused(gpt2):
+    lm = harness_model(gpt2, PLAIN)
     with pytest.raises(ValueError, match="generation_kwargs num_beams are not known"):
         lm.generate_until([request("a", {"until": [], "num_beams": 3})])
+
+
+# ---- several answers together
+
+
+def facts(scored, likelihood):
+    from evaluation.tasks.adapter import Facts
+
+    return Facts(scored=scored, read=scored + 1, flops=10.0, likelihood=likelihood)
+
+
+def test_what_scores_nothing_has_no_kind():
+    """An empty answer is certain whatever the model; it makes estimates of others no less."""
+    from evaluation.tasks.adapter import LogLikelihood
+    from evaluation.tasks.report import Spent
+
+    spent = Spent.of(
+        [
+            LogLikelihood(0.0, True, facts(0, "exact")),
+            LogLikelihood(-3.0, False, facts(2, "estimate")),
+        ]
+    )
+    assert spent.kinds == ("estimate",)
+    assert (spent.scored, spent.requests, spent.steps) == (2, 2, None)
+
+
+def test_several_kinds_are_the_one_that_says_least():
+    from evaluation.tasks.report import WEAKER
+
+    kinds = ("exact", "estimate", "lower_bound")
+    assert max(kinds, key=WEAKER.index) == "estimate"
+    assert max((*kinds, "noncausal"), key=WEAKER.index) == "noncausal"
+
+
+def test_answers_survive_a_cache_file():
+    """The harness pickles them; the facts go along."""
+    import pickle
+
+    from evaluation.tasks.adapter import LogLikelihood, RollingLogLikelihood
+
+    pair = LogLikelihood(-3.0, False, facts(2, "estimate"))
+    number = RollingLogLikelihood(-4.0, facts(3, "exact"))
+    for answer in (pair, number):
+        again = pickle.loads(pickle.dumps(answer))
+        assert (again, again.facts) == (answer, answer.facts)
