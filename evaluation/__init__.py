@@ -23,7 +23,7 @@ place               what it holds
 ``answers``         command: accuracy on questions with one right answer
 ``gsm8k``           command: word problems solved in k tries, a task of the harness
 ``reason/``         command ``reason``: methods that think, asked the same questions, and timed
-``quality/``        command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
+``quality``         command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
 ``reversal``        command: the father-son probe of the reversal curse
 ``scaling``         command: power laws through results of several sizes
 ``sweep``           command: perplexity against steps and FLOPs, of several checkpoints

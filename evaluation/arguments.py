@@ -1,8 +1,13 @@
-"""Options that commands share."""
+"""Options that commands share: checkpoint, device, data, files; and what they name.
+
+A command declares options with the ``add_`` functions, and opens what they name with
+``load_with_data`` or ``load_with_tokenizer``; `evaluation.output` checks and writes its files.
+"""
 
 import dataclasses
 import itertools
 from argparse import ArgumentParser as PlainParser
+from argparse import Namespace as PlainNamespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,10 +21,13 @@ from datamodules.store import Split
 from evaluation.load import (
     Device,
     Precision,
+    build_data,
     build_model,
     build_tokenizer,
+    check_fit,
     check_meaning,
     pick_device,
+    prepare,
 )
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which, read_checkpoint
@@ -39,181 +47,8 @@ CARRIED = (
 )
 """Arguments of the checkpoint's own data that other data take over: how text is read, not which."""
 
-
 FILES = ("data_files", "val_files", "test_files")
 """Arguments of ``LocalText``: the files of each split."""
-
-
-def add_model_arguments(parser: ArgumentParser) -> None:
-    """Declares which checkpoint to load, and how."""
-    parser.add_argument(
-        "--ckpt", type=str, required=True, help="Checkpoint file (.ckpt), or the folder of a run."
-    )
-    add_which_argument(parser)
-    add_run_arguments(parser)
-
-
-def add_which_argument(parser: ArgumentParser) -> None:
-    """Declares which checkpoint of a run is taken, where its folder is named."""
-    parser.add_argument(
-        "--which",
-        type=Which,
-        default="last",
-        help="Of a folder's run the furthest checkpoint (last), or the best one by the value that "
-        "the training ranked them by (best). Files cannot be named with best.",
-    )
-
-
-def add_run_arguments(parser: ArgumentParser) -> None:
-    """Declares how models run, whichever they are."""
-    parser.add_argument(
-        "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
-    )
-    parser.add_argument(
-        "--precision", type=Precision, default="32", help="bf16 rounds the matrix products."
-    )
-    parser.add_argument(
-        "--set",
-        type=dict[str, Any],
-        default={},
-        help="Fields of the model's config to change, e.g. --set.attention_backend math.",
-    )
-    parser.add_argument(
-        "--packages",
-        type=list[str] | str,
-        default=[],
-        help=PACKAGES_HELP,
-    )
-
-
-def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
-    """Returns the checkpoint that a command line names, or None; needed before it can be parsed."""
-    scan = PlainParser(add_help=False, allow_abbrev=False)
-    scan.add_argument("--ckpt")
-    scan.add_argument("--which", default="last")
-    scan.add_argument("--packages", default="")
-    found, _ = scan.parse_known_args(list(argv))
-    if found.ckpt is None or {"-h", "--help"} & set(argv):
-        return None
-    import_packages(found.packages)
-    return read_checkpoint(found.ckpt, found.which)
-
-
-def add_data_arguments(
-    parser: ArgumentParser,
-    argv: Sequence[str],
-    find: Callable[[Sequence[str]], Checkpoint | None] | None = None,
-) -> None:
-    """Declares which data to score, and how much; see ``add_corpus_arguments``."""
-    add_corpus_arguments(parser, argv, find)
-    parser.add_argument(
-        "--batch_size", type=int | None, default=None, help="Windows per batch (null: as trained)."
-    )
-    parser.add_argument(
-        "--limit_batches", type=int | None, default=None, help="Score so many batches only."
-    )
-
-
-def add_corpus_arguments(
-    parser: ArgumentParser,
-    argv: Sequence[str],
-    find: Callable[[Sequence[str]], Checkpoint | None] | None = None,
-) -> None:
-    """Declares which data to read; data options default to those in the checkpoint.
-
-    Args:
-        parser: of the command.
-        argv: the command line.
-        find: returns the checkpoint that it names, or None; by default that of ``--ckpt``.
-    """
-    parser.add_subclass_arguments(
-        LanguageDataModule,
-        "data",
-        required=False,
-        help="Corpus to read. What is not given is taken from the checkpoint's own data.",
-    )
-    parser.add_argument("--split", type=Split, default="val", help="Documents to read.")
-    checkpoint = (find or checkpoint_in)(argv)
-    if checkpoint is not None and checkpoint.data_recipe is not None:
-        parser.set_defaults({"data": default_recipe(checkpoint.data_recipe, argv)})
-
-
-def carried(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those init arguments of the checkpoint's data that other data take over."""
-    return {key: arguments[key] for key in CARRIED if key in arguments}
-
-
-def default_recipe(trained: Recipe, argv: Sequence[str]) -> Recipe:
-    """Returns what ``--data`` begins with: the checkpoint's data, or what other data take of them.
-
-    The parser hands arguments of one name on to another class; that would read the training's
-    files as another corpus. Of data made of a corpus, that may be the one that is another.
-
-    Args:
-        trained: recipe of the checkpoint's data.
-        argv: the command line.
-    """
-    arguments = trained["init_args"]
-    inner = arguments.get("corpus")
-    nested = isinstance(inner, Mapping) and "class_path" in inner
-    if _names_another(argv, "--data", trained["class_path"]):
-        of_corpus = carried(inner.get("init_args", {})) if nested else {}
-        return {**trained, "init_args": {**of_corpus, **carried(arguments)}}
-    if nested and _names_another(argv, "--data.corpus", inner["class_path"]):
-        corpus = {**inner, "init_args": carried(inner.get("init_args", {}))}
-        return {**trained, "init_args": {**arguments, "corpus": corpus}}
-    if nested:
-        corpus = _without_training_files(inner, argv, "--data.corpus")
-        return {**trained, "init_args": {**arguments, "corpus": corpus}}
-    return _without_training_files(trained, argv, "--data")
-
-
-def _without_training_files(recipe: Recipe, argv: Sequence[str], option: str) -> Recipe:
-    """Returns the recipe of text files for a command line that names only the files to score.
-
-    Those of the training would be read, tokenised and stored once more next to them.
-
-    Args:
-        recipe: of the checkpoint's corpus; one that is no ``LocalText`` stays as it is.
-        argv: the command line.
-        option: that the corpus' options begin with.
-    """
-    options = {word.partition("=")[0].replace(".init_args.", ".") for word in argv}
-    scan = PlainParser(add_help=False, allow_abbrev=False)
-    scan.add_argument("--split", default="val")
-    split = scan.parse_known_args(list(argv))[0].split
-    named = {key for key in FILES if f"{option}.{key}" in options}
-    if f"{split}_files" not in named or "data_files" in named:
-        return recipe
-    if recipe["class_path"] != public_path(LocalText):
-        return recipe
-    kept = {key: value for key, value in recipe["init_args"].items() if key not in FILES}
-    return {**recipe, "init_args": {**kept, "data_files": None}}
-
-
-def _names_another(argv: Sequence[str], option: str, class_path: str) -> bool:
-    """Whether a command line names another class than that of ``class_path``."""
-    own = class_path.rpartition(".")[2]
-    options = (option, f"{option}.class_path")
-    typed = [value for word, value in itertools.pairwise(argv) if word in options]
-    typed += [word.partition("=")[2] for word in argv if word.partition("=")[0] in options]
-    return any(_class_name(value) not in (None, own) for value in typed)
-
-
-def _class_name(typed: str) -> str | None:
-    """Returns the name of the class in the value of an option; None where there is none.
-
-    The value may also be YAML, or a file of it.
-    """
-    path = Path(typed)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8") if path.is_file() else typed)
-    except (OSError, ValueError, yaml.YAMLError):  # for the parser to complain of
-        return None
-    if isinstance(content, Mapping):
-        content = content.get("class_path")
-    return None if content is None else str(content).rpartition(".")[2]
-
 
 LEAST = {
     "batch_size": 1,
@@ -239,6 +74,242 @@ def check_numbers(settings: Namespace) -> None:
                 raise ValueError(f"{key} ({number}) must be at least {least}")
 
 
+# ---- options: checkpoint, device, files
+
+
+def add_model_arguments(parser: ArgumentParser, *, required: bool = True) -> None:
+    """Declares which checkpoint to load, and how."""
+    parser.add_argument(
+        "--ckpt",
+        type=str if required else str | None,
+        required=required,
+        help="Checkpoint file (.ckpt), or the folder of a run.",
+    )
+    add_which_argument(parser)
+    add_run_arguments(parser)
+
+
+def add_which_argument(parser: ArgumentParser) -> None:
+    """Declares which checkpoint of a run is taken, where its folder is named."""
+    parser.add_argument(
+        "--which",
+        type=Which,
+        default="last",
+        help="Of a folder's run the furthest checkpoint (last), or the best one by the value that "
+        "the training ranked them by (best). Files cannot be named with best.",
+    )
+
+
+def add_run_arguments(parser: ArgumentParser) -> None:
+    """Declares how models run, whichever they are."""
+    add_device_arguments(parser)
+    parser.add_argument(
+        "--set",
+        type=dict[str, Any],
+        default={},
+        help="Fields of the model's config to change, e.g. --set.attention_backend math.",
+    )
+    parser.add_argument(
+        "--packages",
+        type=list[str] | str,
+        default=[],
+        help=PACKAGES_HELP,
+    )
+
+
+def add_device_arguments(parser: ArgumentParser) -> None:
+    """Declares where models run, and in which precision."""
+    parser.add_argument(
+        "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
+    )
+    parser.add_argument(
+        "--precision", type=Precision, default="32", help="bf16 rounds the matrix products."
+    )
+
+
+def add_tokenizer_argument(
+    parser: ArgumentParser, help: str = "Tokenizer name, where the checkpoint names none."
+) -> None:
+    """Declares ``--tokenizer``, see ``load_own_tokenizer``."""
+    parser.add_argument("--tokenizer", type=str | None, default=None, help=help)
+
+
+def add_budget_argument(parser: ArgumentParser, help: str) -> None:
+    """Declares ``--budget``, see ``load_model``."""
+    parser.add_argument("--budget", type=Budget | None, default=None, help=help)
+
+
+def add_file_arguments(parser: ArgumentParser, **files: str) -> None:
+    """Declares the files that a command writes where they are named; ``output`` is the result.
+
+    ``evaluation.output.check_targets`` checks their places before the work starts.
+
+    Args:
+        parser: of the command.
+        **files: the help of each option.
+    """
+    for name, help in files.items():
+        parser.add_argument(f"--{name}", type=str | None, default=None, help=help)
+
+
+# ---- options: data
+
+
+def first_look(
+    argv: Sequence[str], key: str = "ckpt", *, several: bool = False, also: Sequence[str] = ()
+) -> PlainNamespace | None:
+    """Returns options that are needed before the command line can be parsed.
+
+    A checkpoint has the defaults of further options. ``--packages`` are imported: it may need them.
+
+    Args:
+        argv: the command line.
+        key: the option that names checkpoints.
+        several: whether it takes several words.
+        also: other options to return, None where they are not given.
+
+    Returns:
+        The options ``key``, ``which`` and ``also``; None if no checkpoint is named, or only help is
+        asked for.
+    """
+    scan = PlainParser(add_help=False, allow_abbrev=False)
+    scan.add_argument(f"--{key}", nargs="+" if several else None)
+    scan.add_argument("--which", default="last")
+    scan.add_argument("--packages", default="")
+    for name in also:
+        scan.add_argument(f"--{name}")
+    found, _ = scan.parse_known_args(list(argv))
+    if not getattr(found, key) or {"-h", "--help"} & set(argv):
+        return None
+    import_packages(found.packages)
+    return found
+
+
+def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
+    """Returns the checkpoint that a command line names, or None; needed before it can be parsed."""
+    found = first_look(argv)
+    return None if found is None else read_checkpoint(found.ckpt, found.which)
+
+
+def add_data_arguments(
+    parser: ArgumentParser,
+    argv: Sequence[str],
+    find: Callable[[Sequence[str]], Checkpoint | None] = checkpoint_in,
+) -> None:
+    """Declares which data to score, and how much; see ``add_corpus_arguments``."""
+    add_corpus_arguments(parser, argv, find)
+    parser.add_argument(
+        "--batch_size", type=int | None, default=None, help="Windows per batch (null: as trained)."
+    )
+    parser.add_argument(
+        "--limit_batches", type=int | None, default=None, help="Score so many batches only."
+    )
+
+
+def add_corpus_arguments(
+    parser: ArgumentParser,
+    argv: Sequence[str],
+    find: Callable[[Sequence[str]], Checkpoint | None] = checkpoint_in,
+) -> None:
+    """Declares which data to read; data options default to those in the checkpoint.
+
+    Args:
+        parser: of the command.
+        argv: the command line.
+        find: returns the checkpoint that it names, or None; by default that of ``--ckpt``.
+    """
+    parser.add_subclass_arguments(
+        LanguageDataModule,
+        "data",
+        required=False,
+        help="Corpus to read. What is not given is taken from the checkpoint's own data.",
+    )
+    parser.add_argument("--split", type=Split, default="val", help="Documents to read.")
+    checkpoint = find(argv)
+    if checkpoint is not None and checkpoint.data_recipe is not None:
+        parser.set_defaults({"data": default_recipe(checkpoint.data_recipe, argv)})
+
+
+def carried(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those init arguments of the checkpoint's data that other data take over."""
+    return {key: arguments[key] for key in CARRIED if key in arguments}
+
+
+def default_recipe(trained: Recipe, argv: Sequence[str]) -> Recipe:
+    """Returns what ``--data`` begins with: the checkpoint's data, or what other data take of them.
+
+    The parser hands arguments of one name on to another class; that would read the training's
+    files as another corpus. Of data made of a corpus, that may be the one that is another.
+
+    Args:
+        trained: recipe of the checkpoint's data.
+        argv: the command line.
+    """
+    arguments = trained["init_args"]
+    inner = arguments.get("corpus")
+    nested = isinstance(inner, Mapping) and "class_path" in inner
+    if _names_another(argv, "--data", trained["class_path"]):
+        of_corpus = carried(inner.get("init_args", {})) if nested else {}
+        return {**trained, "init_args": {**of_corpus, **carried(arguments)}}
+    if not nested:
+        return _without_training_files(trained, argv, "--data")
+    if _names_another(argv, "--data.corpus", inner["class_path"]):
+        corpus = {**inner, "init_args": carried(inner.get("init_args", {}))}
+    else:
+        corpus = _without_training_files(inner, argv, "--data.corpus")
+    return {**trained, "init_args": {**arguments, "corpus": corpus}}
+
+
+def _without_training_files(recipe: Recipe, argv: Sequence[str], option: str) -> Recipe:
+    """Returns the recipe of text files for a command line that names only the files to score.
+
+    Those of the training would be read, tokenised and stored once more next to them.
+
+    Args:
+        recipe: of the checkpoint's corpus; one that is no ``LocalText`` stays as it is.
+        argv: the command line.
+        option: that the corpus' options begin with.
+    """
+    options = {word.partition("=")[0].replace(".init_args.", ".") for word in argv}
+    split = (_typed(argv, "--split") or ["val"])[-1]
+    named = {key for key in FILES if f"{option}.{key}" in options}
+    if f"{split}_files" not in named or "data_files" in named:
+        return recipe
+    if recipe["class_path"] != public_path(LocalText):
+        return recipe
+    kept = {key: value for key, value in recipe["init_args"].items() if key not in FILES}
+    return {**recipe, "init_args": {**kept, "data_files": None}}
+
+
+def _names_another(argv: Sequence[str], option: str, class_path: str) -> bool:
+    """Whether a command line names another class than that of ``class_path``."""
+    own = class_path.rpartition(".")[2]
+    typed = _typed(argv, option, f"{option}.class_path")
+    return any(_class_name(value) not in (None, own) for value in typed)
+
+
+def _typed(argv: Sequence[str], *options: str) -> list[str]:
+    """Returns the values that a command line gives options, as another word or after ``=``."""
+    typed = [value for word, value in itertools.pairwise(argv) if word in options]
+    parts = [word.partition("=") for word in argv]
+    return typed + [value for name, sign, value in parts if sign and name in options]
+
+
+def _class_name(typed: str) -> str | None:
+    """Returns the name of the class in the value of an option; None where there is none.
+
+    The value may also be YAML, or a file of it.
+    """
+    path = Path(typed)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8") if path.is_file() else typed)
+    except (OSError, ValueError, yaml.YAMLError):  # for the parser to complain of
+        return None
+    if isinstance(content, Mapping):
+        content = content.get("class_path")
+    return None if content is None else str(content).rpartition(".")[2]
+
+
 def data_recipe(settings: Namespace) -> Recipe | None:
     """Returns the recipe that the command line and the checkpoint make together."""
     if settings.data is None:
@@ -250,21 +321,6 @@ def data_recipe(settings: Namespace) -> Recipe | None:
 
 
 # ---- what the options name
-
-
-def add_tokenizer_argument(parser: ArgumentParser) -> None:
-    """Declares ``--tokenizer``, see ``load_own_tokenizer``."""
-    parser.add_argument(
-        "--tokenizer",
-        type=str | None,
-        default=None,
-        help="Tokenizer name, where the checkpoint names none.",
-    )
-
-
-def add_budget_argument(parser: ArgumentParser, help: str) -> None:
-    """Declares ``--budget``, see ``load_model``."""
-    parser.add_argument("--budget", type=Budget | None, default=None, help=help)
 
 
 def chosen(settings: Namespace, kind: type[_Config]) -> _Config:
@@ -349,3 +405,37 @@ def load_own_tokenizer(
     if name is not None:
         check_meaning(tokenizer, checkpoint, "tokenizer")
     return tokenizer
+
+
+def load_with_data(
+    settings: Namespace,
+) -> tuple[Checkpoint, LanguageModel, LanguageDataModule]:
+    """Returns the checkpoint that the options name, its model, and the data they name, prepared.
+
+    Raises:
+        ValueError: if one cannot be had, or the data do not fit the model; before text is prepared
+            wherever that can be known.
+    """
+    checkpoint = load_checkpoint(settings)
+    data = build_data(checkpoint, data_recipe(settings))
+    model = load_model(settings, checkpoint)
+    check_fit(model, data)
+    prepare(data, checkpoint)
+    return checkpoint, model, data
+
+
+def load_with_tokenizer(
+    settings: Namespace, *, budget: Budget | None = None
+) -> tuple[Checkpoint, LanguageModel, Tokenizer]:
+    """Returns the checkpoint that the options name, its model and tokenizer; data are not needed.
+
+    Args:
+        settings: of the command.
+        budget: see ``load_model``.
+
+    Raises:
+        ValueError: if one cannot be had, or the tokenizer does not fit.
+    """
+    checkpoint = load_checkpoint(settings)
+    model = load_model(settings, checkpoint, budget=budget)
+    return checkpoint, model, load_own_tokenizer(settings, checkpoint, model)

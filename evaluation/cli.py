@@ -19,7 +19,7 @@ COMMANDS = {
     "answers": ("answers", "Count right answers, of questions with one answer."),
     "gsm8k": ("gsm8k", "Solve word problems in k tries: pass@k on GSM8K."),
     "reason": ("reason.command", "Ask questions that take reasoning, and time the answers."),
-    "quality": ("quality.command", "Compare its texts with human ones: MAUVE, perplexity."),
+    "quality": ("quality", "Compare its texts with human ones: MAUVE, perplexity."),
     "known_facts": ("reason.known_facts", "Ask a model for the facts behind two-hop questions."),
     "reversal": ("reversal", "Ask for a relation that the prompt states in reverse."),
     "scaling": ("scaling", "Fit power laws through results of perplexity."),

@@ -10,16 +10,15 @@ from tqdm import tqdm
 from datamodules import Tokenizer, read_prompts
 from datamodules.readers import check_utf8
 from evaluation.arguments import (
+    add_file_arguments,
     add_model_arguments,
     add_tokenizer_argument,
     chosen,
-    load_checkpoint,
-    load_model,
-    load_own_tokenizer,
+    load_with_tokenizer,
 )
 from evaluation.cost import GeneratedSteps
 from evaluation.load import Precision, autocast
-from evaluation.output import check_target, write_jsonl
+from evaluation.output import check_targets, write_jsonl
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig
 from lightning_models.layers import recording
@@ -108,17 +107,15 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     parser.add_class_arguments(SamplingConfig)
     add_tokenizer_argument(parser)
-    parser.add_argument("--output", type=str | None, default=None, help="JSONL file to write.")
+    add_file_arguments(parser, output="JSONL file to write.")
 
 
 def run(settings: Namespace) -> None:
     """Prints each prompt with its continuation, and writes the JSONL file if one is asked for."""
-    target = None if settings.output is None else check_target(settings.output)
+    (target,) = check_targets(output=settings.output)
     sampling = chosen(settings, SamplingConfig)
     prompts = collect_prompts(settings.prompt, settings.prompts_file)
-    checkpoint = load_checkpoint(settings)
-    model = load_model(settings, checkpoint)
-    tokenizer = load_own_tokenizer(settings, checkpoint, model)
+    _, model, tokenizer = load_with_tokenizer(settings)
     rows, taken = [], GeneratedSteps()
     with recording(generated_steps=taken.count):
         for prompt, continuation in continue_prompts(

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from datamodules.readers import parse_json
 
@@ -112,6 +112,23 @@ def write_json(path: Path, value: Any) -> None:
     """Writes ``value`` as indented JSON, atomically; nan and infinities become null."""
     text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda target: _write_text(target, text))
+
+
+class CommandResult(Protocol):
+    """What a command found."""
+
+    def as_table(self) -> str:
+        """Returns it for people."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it as plain values under the keys of the JSON file."""
+
+
+def write_report(result: CommandResult, target: Path | None) -> None:
+    """Prints the table of a result, and writes its JSON file if one is asked for."""
+    print(result.as_table())
+    if target is not None:
+        write_json(target, result.as_dict())
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:

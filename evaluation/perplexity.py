@@ -12,24 +12,20 @@ from evaluation.arguments import (
     Split,
     add_budget_argument,
     add_data_arguments,
+    add_file_arguments,
     add_model_arguments,
-    data_recipe,
-    load_checkpoint,
-    load_model,
+    load_with_data,
 )
 from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
 from evaluation.cost import ComputeCounter, Cost, Stopwatch, price
 from evaluation.load import (
     Precision,
-    build_data,
-    check_fit,
     count_train_tokens,
     describe_data,
     describe_settings,
     non_embedding_parameters,
-    prepare,
 )
-from evaluation.output import check_target, format_table, write_json
+from evaluation.output import check_targets, format_table, write_report
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
@@ -233,7 +229,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         f"{DEFAULT_POSITIONS}).",
     )
     parser.add_argument("--seed", type=int, default=0, help="Seed of that draw.")
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
+    add_file_arguments(parser, output="JSON file to write.")
 
 
 def _positions(settings: Namespace) -> int | None:
@@ -258,12 +254,8 @@ def _positions(settings: Namespace) -> int | None:
 def run(settings: Namespace) -> None:
     """Scores the corpus, prints a table and writes the JSON file if one is asked for."""
     positions = _positions(settings)
-    target = None if settings.output is None else check_target(settings.output)
-    checkpoint = load_checkpoint(settings)
-    data = build_data(checkpoint, data_recipe(settings))
-    model = load_model(settings, checkpoint)
-    check_fit(model, data)
-    prepare(data, checkpoint)
+    (target,) = check_targets(output=settings.output)
+    checkpoint, model, data = load_with_data(settings)
     report = measure_perplexity(
         checkpoint,
         model,
@@ -275,6 +267,4 @@ def run(settings: Namespace) -> None:
         precision=settings.precision,
         limit_batches=settings.limit_batches,
     )
-    print(report.as_table())
-    if target is not None:
-        write_json(target, report.as_dict())
+    write_report(report, target)

@@ -5,14 +5,13 @@ The answer's first token is compared with that of the other name (section 3.4 an
 Thought Gestalt paper; an error in reverse is the in-context reversal curse).
 """
 
-import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
+import pandas as pd
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
@@ -20,11 +19,9 @@ from tqdm import tqdm
 
 from datamodules import Tokenizer
 from evaluation.arguments import (
-    add_run_arguments,
-    add_which_argument,
-    load_checkpoint,
-    load_model,
-    load_own_tokenizer,
+    add_file_arguments,
+    add_model_arguments,
+    load_with_tokenizer,
 )
 from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
 from evaluation.load import (
@@ -42,9 +39,8 @@ from evaluation.output import (
     format_columns,
     format_table,
     write_atomically,
-    write_json,
+    write_report,
 )
-from evaluation.scoring import standard_error
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.layers import recording
@@ -70,152 +66,25 @@ Trevor Victor Vincent Walter Warren Wayne Wesley William
 NAMES: tuple[str, ...] = tuple(_TEXT.split())
 """Common English first names of men."""
 
-
-# ---- models: checkpoints of ours, and those of ``transformers``
-
-
-class Asked(Protocol):
-    """What the probe needs of a model and its tokenizer."""
-
-    def prompt(self, sentences: Sequence[str]) -> list[int]:
-        """Returns what the model reads of a text of these sentences, the last one unfinished."""
-
-    def next_log_probs(self, prompts: Tensor) -> Tensor:
-        """Returns log-probabilities of the next token, float32 (B, V), of prompts int64 (B, P)."""
-
-
-class OwnModel:
-    """A model of this project with its tokenizer, through the decoding contract."""
-
-    def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, precision: Precision = "32"
-    ) -> None:
-        """Takes a model on its device, in eval mode, with the tokenizer it was trained with."""
-        self.model = model
-        self.tokenizer = tokenizer
-        self.precision = precision
-
-    def prompt(self, sentences: Sequence[str]) -> list[int]:
-        """Returns the ids of the sentences: marked for sentence models, else the joined text."""
-        return self.tokenizer.sentence_prompt_ids(sentences)
-
-    def next_log_probs(self, prompts: Tensor) -> Tensor:
-        """Returns log-probabilities of the next token, float32 (B, V), of prompts int64 (B, P)."""
-        device = self.model.device
-        with torch.inference_mode(), autocast(device, self.precision):
-            return self._decode(prompts.to(device)).detach().cpu()
-
-    def _decode(self, prompts: Tensor) -> Tensor:
-        """Steps each row until it is ready; rows that are leave the batch."""
-        lengths = torch.full_like(prompts[:, 0], prompts.shape[1])
-        # One stream for all: what a method draws is the same for every prompt, so that normal and
-        # reversed questions are compared under equal draws, in batches of any size.
-        cache = self.model.init_cache(prompts, lengths, 1, [(0, 0)] * len(prompts))
-        tokens, rows = prompts[:, -1], torch.arange(len(prompts), device=prompts.device)
-        answers: dict[int, Tensor] = {}
-        while True:
-            logits, ready = self.model.decode_step(cache, tokens)
-            found = logits[ready].float().log_softmax(dim=-1)
-            answers.update(zip(rows[ready].tolist(), found, strict=True))
-            waiting = (~ready).nonzero()[:, 0]
-            if not len(waiting):
-                return torch.stack([answers[row] for row in range(len(prompts))])
-            if len(waiting) < len(rows):
-                cache.select(waiting)
-                tokens, rows = tokens[waiting], rows[waiting]
-
-
-class HubModel:
-    """A causal language model of ``transformers`` with its tokenizer."""
-
-    def __init__(self, source: str, device: torch.device, precision: Precision = "32") -> None:
-        """Loads both; code of their authors is never run.
-
-        Args:
-            source: hub name, or folder of a saved model.
-            device: where to run.
-            precision: of the weights and all that is computed with them.
-
-        Raises:
-            ValueError: if they are not there, cannot be read, or would need code of their own.
-        """
-        self._pretrained = Pretrained(source, device, precision)
-        self.model: Any = self._pretrained.model
-
-    def prompt(self, sentences: Sequence[str]) -> list[int]:
-        """Returns the ids of the joined text, after a BOS if the tokenizer itself puts one."""
-        return self._pretrained.encode_documents(["".join(sentences)])
-
-    def next_log_probs(self, prompts: Tensor) -> Tensor:
-        """Returns log-probabilities of the next token, float32 (B, V), of prompts int64 (B, P).
-
-        Raises:
-            ValueError: if they are longer than the model's context.
-        """
-        longest = self._pretrained.context
-        if longest is not None and prompts.shape[1] > longest:
-            raise ValueError(
-                f"hf: a prompt has {prompts.shape[1]} tokens and the model's context {longest}; "
-                "take one with a longer context"
-            )
-        with torch.inference_mode():
-            logits = self.model(input_ids=prompts.to(self.model.device)).logits[:, -1]
-        log_probs: Tensor = logits.float().log_softmax(dim=-1).cpu()
-        return log_probs
-
-
-# ---- the probe: pairs of names, prompts in both directions, likelihoods of the answers
-
-
-CONDITIONS = ("normal", "reversed")
-CANDIDATES = ("target", "distractor")
-STATEMENT = "The son of {father} is {son}."
-QUERIES = {"normal": " The son of {father} is", "reversed": " The father of {son} is"}
-
-BATCH = 32
-"""Prompts read at once."""
-
 Pair = tuple[str, str]
 """Names of father and son."""
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Negative log-likelihoods of target and distractor for each pair of names."""
+def read_names(file: str | None) -> list[str]:
+    """Returns the different names of a text file, one a line; None: the built-in ones.
 
-    nll: Tensor
-    """Nats, float64 (2, 2, N): conditions, candidates, pairs."""
-
-    def __len__(self) -> int:
-        """Returns N."""
-        return self.nll.shape[2]
-
-    @property
-    def margins(self) -> Tensor:
-        """NLL(distractor) - NLL(target) in nats, (2, N); negative: the wrong name is likelier."""
-        return self.nll[:, 1] - self.nll[:, 0]
-
-    def samples(self) -> dict[str, Tensor]:
-        """Returns what is averaged over pairs, float64 (N,) each.
-
-        For both conditions: ``<condition>_target`` and ``_distractor`` (NLL in nats), ``_margin``
-        (nats), ``_error_rate`` (1 where the margin is negative).
-        """
-        found = {}
-        for condition, nll, margin in zip(CONDITIONS, self.nll, self.margins, strict=True):
-            for candidate, values in zip(CANDIDATES, nll, strict=True):
-                found[f"{condition}_{candidate}"] = values
-            found[f"{condition}_margin"] = margin
-            found[f"{condition}_error_rate"] = (margin < 0).double()
-        return found
-
-    def means(self) -> dict[str, float]:
-        """Returns the means of ``samples``."""
-        return {name: values.mean().item() for name, values in self.samples().items()}
-
-    def standard_errors(self) -> dict[str, float]:
-        """Returns the standard errors of ``means``, as if pairs were independent; nan of one."""
-        return {name: standard_error(values) for name, values in self.samples().items()}
+    Raises:
+        ValueError: if the file cannot be read.
+    """
+    if file is None:
+        return list(NAMES)
+    try:
+        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"names ({file}): cannot be read ({error}); give a text file, one name a line"
+        ) from error
+    return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
 
 
 def single_tokens(
@@ -223,9 +92,9 @@ def single_tokens(
 ) -> dict[str, int]:
     """Returns the ids of the names that are one token after a space; the others are left out.
 
-    ``prompt`` returns the ids of unfinished sentences (`Asked.prompt`): names stand at the end of a
-    query there, so that tokenizers which treat the beginning of a text specially, or mark its end,
-    need no care. Of names that share an id the first one stays.
+    ``prompt`` returns the ids of unfinished sentences (`OwnModel.prompt`): names stand at the end
+    of a query there, so that tokenizers which treat the beginning of a text specially, or mark its
+    end, need no care. Of names that share an id the first one stays.
     """
     stem = "The son of the man is"
     before = prompt([stem])
@@ -252,31 +121,130 @@ def draw_pairs(names: Sequence[str], count: int, seed: int) -> list[Pair]:
     return [(names[i], names[j + (j >= i)]) for i, j in places]
 
 
-def ask(model: Asked, pairs: Sequence[Pair], ids: Mapping[str, int]) -> Answers:
-    """Returns the answers of a model.
+# ---- models: checkpoints of ours, and those of ``transformers``
+
+
+class OwnModel:
+    """A model of this project with its tokenizer, through the decoding contract."""
+
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, precision: Precision = "32"
+    ) -> None:
+        """Takes a model on its device, in eval mode, with the tokenizer it was trained with."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.precision = precision
+
+    def prompt(self, sentences: Sequence[str]) -> list[int]:
+        """Returns the ids of sentences, the last one unfinished: marked, or the joined text."""
+        return self.tokenizer.sentence_prompt_ids(sentences)
+
+    def next_log_probs(self, prompts: Tensor) -> Tensor:
+        """Returns log-probabilities of the next token, float32 (B, V), of prompts int64 (B, P).
+
+        Each row is stepped until it is ready, and then leaves the batch.
+        """
+        device = self.model.device
+        with torch.inference_mode(), autocast(device, self.precision):
+            prompts = prompts.to(device)
+            lengths = torch.full_like(prompts[:, 0], prompts.shape[1])
+            # One stream for all: what a method draws is the same for every prompt, so that normal
+            # and reversed questions are compared under equal draws, in batches of any size.
+            cache = self.model.init_cache(prompts, lengths, 1, [(0, 0)] * len(prompts))
+            tokens, rows = prompts[:, -1], torch.arange(len(prompts), device=device)
+            answers: dict[int, Tensor] = {}
+            while len(rows):
+                logits, ready = self.model.decode_step(cache, tokens)  # (b, V) and (b,)
+                found = logits[ready].float().log_softmax(dim=-1)
+                answers.update(zip(rows[ready].tolist(), found, strict=True))
+                waiting = (~ready).nonzero()[:, 0]
+                if 0 < len(waiting) < len(rows):
+                    cache.select(waiting)
+                tokens, rows = tokens[waiting], rows[waiting]
+            return torch.stack([answers[row] for row in range(len(prompts))]).detach().cpu()
+
+    def cost(self, tokens: int, steps: float | None, seconds: float) -> Cost | None:
+        """Returns the cost of prompts of that many tokens, see ``evaluation.cost.price``."""
+        return price(self.model, tokens, steps, seconds)
+
+
+class HubModel:
+    """A causal language model of ``transformers`` with its tokenizer."""
+
+    def __init__(self, source: str, device: torch.device, precision: Precision = "32") -> None:
+        """Loads both, see ``Pretrained``: hub name or folder of a saved model."""
+        self._pretrained = Pretrained(source, device, precision)
+        self.model: Any = self._pretrained.model
+
+    def prompt(self, sentences: Sequence[str]) -> list[int]:
+        """Returns the ids of the joined text, after a BOS if the tokenizer itself puts one."""
+        return self._pretrained.encode_documents(["".join(sentences)])
+
+    def next_log_probs(self, prompts: Tensor) -> Tensor:
+        """Returns log-probabilities of the next token, float32 (B, V), of prompts int64 (B, P).
+
+        Raises:
+            ValueError: if they are longer than the model's context.
+        """
+        longest = self._pretrained.context
+        if longest is not None and prompts.shape[1] > longest:
+            raise ValueError(
+                f"hf: a prompt has {prompts.shape[1]} tokens and the model's context {longest}; "
+                "take one with a longer context"
+            )
+        with torch.inference_mode():
+            logits = self.model(input_ids=prompts.to(self.model.device)).logits[:, -1]
+        log_probs: Tensor = logits.float().log_softmax(dim=-1).cpu()
+        return log_probs
+
+    def cost(self, tokens: int, steps: float | None, seconds: float) -> Cost | None:
+        """Returns None: models of other libraries are not counted."""
+
+
+# ---- the probe
+
+
+CONDITIONS = ("normal", "reversed")
+CANDIDATES = ("target", "distractor")
+STATEMENT = "The son of {father} is {son}."
+QUERIES = {"normal": " The son of {father} is", "reversed": " The father of {son} is"}
+
+BATCH = 32
+"""Prompts read at once."""
+
+
+def ask(model: OwnModel | HubModel, pairs: Sequence[Pair], ids: Mapping[str, int]) -> pd.DataFrame:
+    """Returns a row for each pair of names, float64.
+
+    Columns, for both conditions: ``<condition>_target`` and ``_distractor`` (negative
+    log-likelihood of the right and of the other name in nats), ``_margin`` (the second minus the
+    first) and ``_error_rate`` (1 where the margin is negative: the other name is likelier).
 
     Args:
         model: what is asked.
         pairs: names of father and son.
         ids: token of each name.
     """
-    prompts, wanted = [], []
-    for condition in CONDITIONS:
-        for father, son in pairs:
-            prompts.append(one_prompt(model, (father, son), condition))
-            target, distractor = (son, father) if condition == "normal" else (father, son)
-            wanted.append((ids[target], ids[distractor]))
+    prompts = [one_prompt(model, pair, condition) for condition in CONDITIONS for pair in pairs]
+    fathers, sons = ([ids[name] for name in names] for names in zip(*pairs, strict=True))
+    # target and distractor of each prompt, (2 N, 2)
+    candidates = torch.tensor([[*sons, *fathers], [*fathers, *sons]]).t()
     nll = torch.empty(len(prompts), 2, dtype=torch.float64)
     with tqdm(total=len(prompts), desc="asking", unit=" prompts", disable=None) as bar:
         for rows in equal_lengths(prompts):
             log_probs = model.next_log_probs(torch.tensor([prompts[row] for row in rows]))
-            candidates = torch.tensor([wanted[row] for row in rows])
-            nll[rows] = -log_probs.gather(1, candidates).double()
+            nll[rows] = -log_probs.gather(1, candidates[rows]).double()
             bar.update(len(rows))
-    return Answers(nll.view(2, len(pairs), 2).transpose(1, 2))
+    answers = pd.DataFrame()
+    for condition, part in zip(CONDITIONS, nll.split(len(pairs)), strict=True):
+        target, distractor = part.numpy().T
+        answers[f"{condition}_target"], answers[f"{condition}_distractor"] = target, distractor
+        answers[f"{condition}_margin"] = distractor - target
+        answers[f"{condition}_error_rate"] = (distractor < target).astype(float)
+    return answers
 
 
-def one_prompt(model: Asked, pair: Pair, condition: str) -> list[int]:
+def one_prompt(model: OwnModel | HubModel, pair: Pair, condition: str) -> list[int]:
     """Returns what a model reads: the statement about a pair, and the query of a condition."""
     father, son = pair
     parts = (STATEMENT, QUERIES[condition])
@@ -293,31 +261,94 @@ def equal_lengths(prompts: Sequence[Sequence[int]], most: int = BATCH) -> Iterat
             yield rows[start : start + most]
 
 
-# ---- figure (bottom panels of Fig. 5 of the Thought Gestalt paper)
+# ---- report and figure
+
+
+@dataclass(frozen=True)
+class ReversalReport:
+    """The answers of one model, and everything needed to repeat them."""
+
+    answers: pd.DataFrame
+    """A row a pair, see ``ask``."""
+    names: int
+    """Names that pairs were drawn from."""
+    left_out: int
+    """Names that are not a single token."""
+    source: dict[str, Any]
+    """``model`` and ``checkpoint`` or ``hf``: who was asked; of a checkpoint its sizes, too."""
+    settings: dict[str, Any]
+    cost: Cost | None = None
+    """Of the answers; None for models of other libraries, which we do not count."""
+
+    @property
+    def _errors(self) -> pd.Series:
+        """Standard errors of the means, as if pairs were independent; nan of one pair."""
+        return self.answers.sem()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the result as plain values under the keys of the JSON file."""
+        return {
+            **self.answers.mean().to_dict(),
+            "pairs": len(self.answers),
+            "names": {"used": self.names, "left_out": self.left_out},
+            "standard_errors": self._errors.to_dict(),
+            **({} if self.cost is None else self.cost.as_dict()),
+            **self.source,
+            "settings": self.settings,
+        }
+
+    def as_table(self) -> str:
+        """Returns the result for people."""
+        cells = self.answers.mean().map("{:.4f}".format) + self._errors.map(" +- {:.4f}".format)
+        labels = {
+            "target": "NLL of the target (nats)",
+            "distractor": "NLL of the distractor (nats)",
+            "margin": "margin (nats)",
+            "error_rate": "error rate",
+        }
+        rows = [
+            [label, *(cells[f"{condition}_{key}"] for condition in CONDITIONS)]
+            for key, label in labels.items()
+        ]
+        facts = {
+            "pairs": f"{len(self.answers):,}",
+            "names": f"{self.names} ({self.left_out} are no single token and left out)",
+            "tokenizer": str(self.settings["tokenizer"]),
+            **({} if self.cost is None else self.cost.as_cells()),
+            **{key: value for key, value in self.source.items() if value is not None},
+        }
+        return f"{format_columns([['', *CONDITIONS], *rows])}\n\n{format_table(facts)}"
 
 
 COLOURS = {"target": "#3f9c6b", "distractor": "#c0443c"}
 MOST_POINTS = 500
 WIDTH = 0.5  # of the cloud of points
+DPI = 150
 
 
-def reversal_figure(answers: Answers, title: str) -> Any:
-    """Returns a panel a condition: NLL of targets (green) and distractors (red).
+def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
+    """Returns a panel a condition: NLL of targets (green) and distractors (red), as Fig. 5 bottom.
 
     A point a pair, means with their standard errors on top; the axis is inverted, so that what
     stands higher is likelier.
 
     Args:
-        answers: of one model.
+        answers: of one model, see ``ask``.
         title: its name.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for ax, condition, nll in zip(panels, CONDITIONS, answers.nll.numpy(), strict=True):
-        for place, (candidate, values) in enumerate(zip(CANDIDATES, nll, strict=True)):
-            _draw(ax, place, values, COLOURS[candidate])
+    shown = answers[:: -(-len(answers) // MOST_POINTS)]  # evenly many of the pairs
+    # spread by rank, which needs no random numbers
+    spread = WIDTH * (pd.RangeIndex(len(shown)).to_numpy() * 0.618034 % 1 - 0.5)
+    style = {"fmt": "D", "markersize": 7, "capsize": 4, "markeredgecolor": "white"}
+    for ax, condition in zip(panels, CONDITIONS, strict=True):
+        for place, (candidate, color) in enumerate(COLOURS.items()):
+            key = f"{condition}_{candidate}"
+            ax.scatter(place + spread, shown[key], s=8, alpha=0.35, color=color, linewidths=0)
+            ax.errorbar(place, answers[key].mean(), answers[key].sem(), color=color, **style)
         ax.set_xticks(range(2), CANDIDATES)
         ax.set_xlim(-0.6, 1.6)
         ax.set_title(condition, fontsize=10)
@@ -329,81 +360,17 @@ def reversal_figure(answers: Answers, title: str) -> Any:
     return figure
 
 
-def _draw(ax: Any, place: int, values: np.ndarray, colour: str) -> None:
-    """Draws evenly many of the pairs, and their mean with its standard error."""
-    shown = values[:: -(-len(values) // MOST_POINTS)]
-    # spread by rank, which needs no random numbers
-    x = place + WIDTH * (np.arange(len(shown)) * 0.618034 % 1 - 0.5)
-    ax.scatter(x, shown, s=8, alpha=0.35, color=colour, linewidths=0)
-    error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    style = {"fmt": "D", "markersize": 7, "capsize": 4, "markeredgecolor": "white"}
-    ax.errorbar([place], [values.mean()], yerr=[error], color=colour, **style)
-
-
 # ---- the command
 
 
-DPI = 150
-
-
-@dataclass(frozen=True)
-class ReversalReport:
-    """The answers of one model, and everything needed to repeat them."""
-
-    answers: Answers
-    names: int
-    """Names that pairs were drawn from."""
-    left_out: int
-    """Names that are not a single token."""
-    source: dict[str, Any]
-    """``model`` and ``checkpoint`` or ``hf``: who was asked; of a checkpoint its sizes, too."""
-    settings: dict[str, Any]
-    cost: Cost | None = None
-    """Of the answers; None for models of other libraries, which we do not count."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values under the keys of the JSON file."""
-        return {
-            **self.answers.means(),
-            "pairs": len(self.answers),
-            "names": {"used": self.names, "left_out": self.left_out},
-            "standard_errors": self.answers.standard_errors(),
-            **({} if self.cost is None else self.cost.as_dict()),
-            **self.source,
-            "settings": self.settings,
-        }
-
-    def as_table(self) -> str:
-        """Returns the result for people."""
-        means, errors = self.answers.means(), self.answers.standard_errors()
-        rows = [["", *CONDITIONS]]
-        for measure, label in {
-            "target": "NLL of the target (nats)",
-            "distractor": "NLL of the distractor (nats)",
-            "margin": "margin (nats)",
-            "error_rate": "error rate",
-        }.items():
-            keys = [f"{condition}_{measure}" for condition in CONDITIONS]
-            rows.append([label, *(f"{means[key]:.4f} +- {errors[key]:.4f}" for key in keys)])
-        facts = {
-            "pairs": f"{len(self.answers):,}",
-            "names": f"{self.names} ({self.left_out} are no single token and left out)",
-            "tokenizer": str(self.settings["tokenizer"]),
-            **({} if self.cost is None else self.cost.as_cells()),
-            **{key: value for key, value in self.source.items() if value is not None},
-        }
-        return f"{format_columns(rows)}\n\n{format_table(facts)}"
-
-
 def measure_reversal(
-    model: Asked,
+    model: OwnModel | HubModel,
     *,
     source: dict[str, Any],
     settings: dict[str, Any],
     names: Sequence[str] = NAMES,
     pairs: int = 1000,
     seed: int = 0,
-    priced: Callable[[int, float | None, float], Cost] | None = None,
 ) -> ReversalReport:
     """Returns the answers of a model to both queries about pairs of names.
 
@@ -414,8 +381,6 @@ def measure_reversal(
         names: to draw pairs from; those that are no single token are left out.
         pairs: how many; all that there are, if fewer.
         seed: of the draw.
-        priced: returns the cost of a context of so many tokens, from additional steps and seconds
-            (``evaluation.cost.price``); None: it is not known.
 
     Raises:
         ValueError: if fewer than two names are left.
@@ -431,39 +396,15 @@ def measure_reversal(
     steps, watch = GeneratedSteps(), Stopwatch()
     with recording(generated_steps=steps.count):
         answers = ask(model, drawn, ids)
-    cost: Cost | None = None
-    if priced is not None:  # names are single tokens, so all prompts of a question are as long
-        cost = priced(len(one_prompt(model, drawn[0], "normal")), steps.mean, watch.seconds)
+    length = len(one_prompt(model, drawn[0], "normal"))  # of all: names are single tokens
+    cost = model.cost(length, steps.mean, watch.seconds)
     settings = {"pairs": pairs, "seed": seed, **settings}
     return ReversalReport(answers, len(ids), len(names) - len(ids), source, settings, cost)
 
 
-def read_names(file: str | None) -> list[str]:
-    """Returns the different names of a text file, one a line; None: the built-in ones.
-
-    Raises:
-        ValueError: if the file cannot be read.
-    """
-    if file is None:
-        return list(NAMES)
-    try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"names ({file}): cannot be read ({error}); give a text file, one name a line"
-        ) from error
-    return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
-
-
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     """Declares the command's options."""
-    parser.add_argument(
-        "--ckpt",
-        type=str | None,
-        default=None,
-        help="Checkpoint file (.ckpt), or the folder of a run.",
-    )
-    add_which_argument(parser)
+    add_model_arguments(parser, required=False)
     parser.add_argument(
         "--hf",
         type=str | None,
@@ -479,9 +420,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         default=None,
         help="Text file, one name a line (null: built in).",
     )
-    add_run_arguments(parser)
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
-    parser.add_argument("--plot", type=str | None, default=None, help="PNG file to write.")
+    add_file_arguments(parser, output="JSON file to write.", plot="PNG file to write.")
 
 
 def run(settings: Namespace) -> None:
@@ -491,18 +430,9 @@ def run(settings: Namespace) -> None:
     names = read_names(settings.names)
     model, source, how = _load_own(settings) if settings.hf is None else _load_hub(settings)
     how |= {"precision": settings.precision, "names": settings.names}
-    report = measure_reversal(
-        model,
-        source=source,
-        settings=how,
-        names=names,
-        pairs=settings.pairs,
-        seed=settings.seed,
-        priced=functools.partial(price, model.model) if isinstance(model, OwnModel) else None,
-    )
-    print(report.as_table())
-    if target is not None:
-        write_json(target, report.as_dict())
+    drawn = {"pairs": settings.pairs, "seed": settings.seed}
+    report = measure_reversal(model, source=source, settings=how, names=names, **drawn)
+    write_report(report, target)
     if picture is not None:
         figure = reversal_figure(report.answers, str(settings.hf or settings.ckpt))
         write_atomically(picture, lambda path: figure.savefig(path, format="png", dpi=DPI))
@@ -518,11 +448,9 @@ def _check(settings: Namespace) -> None:
         raise ValueError("which=best chooses a checkpoint of a run; leave it out with --hf")
 
 
-def _load_own(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
-    """Returns a checkpoint's model, and what the report says of it and of its settings."""
-    checkpoint = load_checkpoint(settings)
-    model = load_model(settings, checkpoint)
-    tokenizer = load_own_tokenizer(settings, checkpoint, model)
+def _load_own(settings: Namespace) -> tuple[OwnModel, dict[str, Any], dict[str, Any]]:
+    """Returns a checkpoint's model, and its source and settings as the report has them."""
+    checkpoint, model, tokenizer = load_with_tokenizer(settings)
     source = {
         "model": type(model).__name__,
         "parameters": non_embedding_parameters(model),
@@ -546,8 +474,8 @@ def _train_tokens(checkpoint: Checkpoint) -> int | None:
         return None
 
 
-def _load_hub(settings: Namespace) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
-    """Returns a model of ``transformers``, and what the report says of it and of its settings."""
+def _load_hub(settings: Namespace) -> tuple[HubModel, dict[str, Any], dict[str, Any]]:
+    """Returns a model of ``transformers``, and its source and settings as the report has them."""
     device = pick_device(settings.device)
     model = HubModel(settings.hf, device, settings.precision)
     source = {"model": type(model.model).__name__, "checkpoint": None, "hf": settings.hf}

@@ -13,10 +13,16 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import LanguageDataModule, ZeroShotText
 from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS, zero_shot_set
-from evaluation.arguments import add_model_arguments, carried, load_checkpoint, load_model
+from evaluation.arguments import (
+    add_file_arguments,
+    add_model_arguments,
+    carried,
+    load_checkpoint,
+    load_model,
+)
 from evaluation.cost import Cost, mean_cost
 from evaluation.load import Precision, build_data, check_fit, prepare
-from evaluation.output import check_target, format_columns, format_table, write_json
+from evaluation.output import check_targets, format_columns, format_table, write_report
 from evaluation.perplexity import PerplexityReport, measure_perplexity
 from evaluation.scoring import PERPLEXITY_KEYS
 from lightning_models import LanguageModel
@@ -195,7 +201,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     parser.add_argument(
         "--limit_batches", type=int | None, default=None, help="Score so many batches of a set."
     )
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
+    add_file_arguments(parser, output="JSON file to write.")
 
 
 def chosen_sets(settings: Namespace) -> list[str]:
@@ -250,7 +256,7 @@ def _check_block(model: LanguageModel, block_size: int | None) -> None:
 def run(settings: Namespace) -> None:
     """Scores the sets, prints a table and writes the JSON file if one is asked for."""
     names = chosen_sets(settings)
-    target = None if settings.output is None else check_target(settings.output)
+    (target,) = check_targets(output=settings.output)
     checkpoint = load_checkpoint(settings)
     recipes = {name: set_recipe(checkpoint, _changes(settings, name)) for name in names}
     sets = {name: build_data(checkpoint, recipe) for name, recipe in recipes.items()}
@@ -266,6 +272,4 @@ def run(settings: Namespace) -> None:
         precision=settings.precision,
         limit_batches=settings.limit_batches,
     )
-    print(report.as_table())
-    if target is not None:
-        write_json(target, report.as_dict())
+    write_report(report, target)

@@ -12,8 +12,8 @@ from datamodules import LocalText
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 from evaluation.load import build_model
 from evaluation.reversal import (
-    COLOURS,
     NAMES,
+    HubModel,
     OwnModel,
     ask,
     draw_pairs,
@@ -23,8 +23,6 @@ from evaluation.reversal import (
     single_tokens,
 )
 from lightning_models.checkpoint import read_checkpoint
-
-RESULTS = ("compare", "--view", "results")
 
 KNOWN = ["James", "John", "Mark", "Paul"]
 TEXT = "The son of James is John. The father of Mark is Paul. "
@@ -81,6 +79,13 @@ class Reader:
         return logits, ready
 
 
+class Unpriced(OwnModel):
+    """A model without FLOPs."""
+
+    def cost(self, tokens, steps, seconds):
+        return None
+
+
 def parts(text):
     """Father, son and what is asked for of a prompt's text."""
     found = re.fullmatch(r"The son of (\w+) is (\w+)\. The (son|father) of (\w+) is", text)
@@ -106,7 +111,7 @@ def answers_of(tokenizer, rule, **options):
 
 
 def test_who_understands_the_relation_makes_no_errors(tokenizer):
-    means = answers_of(tokenizer, understands).means()
+    means = answers_of(tokenizer, understands).mean()
     total = math.log(math.exp(3) + math.exp(1) + ENTRIES + 32 - 2)  # padded rows are in the softmax
     for condition in ("normal", "reversed"):
         assert means[f"{condition}_target"] == pytest.approx(total - 3, rel=1e-6)
@@ -117,18 +122,17 @@ def test_who_understands_the_relation_makes_no_errors(tokenizer):
 
 def test_who_copies_the_last_name_errs_in_reverse(tokenizer):
     answers = answers_of(tokenizer, copies)
-    means = answers.means()
+    means = answers.mean()
     assert means["normal_margin"] == pytest.approx(2.0, rel=1e-6)
     assert means["reversed_margin"] == pytest.approx(-2.0, rel=1e-6)
     assert (means["normal_error_rate"], means["reversed_error_rate"]) == (0, 1)
-    assert answers.standard_errors()["reversed_error_rate"] == 0
     assert len(answers) == 12
 
 
 def test_rows_that_think_longer_are_waited_for(tokenizer):
     expected = answers_of(tokenizer, understands)
     for wait in (lambda row: 2, lambda row: row % 3, lambda row: (7 - row) % 5):
-        assert torch.equal(answers_of(tokenizer, understands, wait=wait).nll, expected.nll)
+        assert answers_of(tokenizer, understands, wait=wait).equals(expected)
 
 
 def test_errors_of_means_are_those_of_a_sample(tokenizer):
@@ -136,17 +140,21 @@ def test_errors_of_means_are_those_of_a_sample(tokenizer):
         father, son, _ = parts(text)
         return {father: float(len(father)), son: 0.3 * len(son) if son == "Paul" else 5.0}
 
-    answers = answers_of(tokenizer, moody)
-    assert torch.equal(answers.margins, answers.nll[:, 1] - answers.nll[:, 0])
-    means, errors = answers.means(), answers.standard_errors()
-    for i, condition in enumerate(("normal", "reversed")):
-        margin = answers.margins[i]
-        spread = math.sqrt(((margin - margin.mean()) ** 2).sum().item() / 11)
+    model = Unpriced(Reader(tokenizer, moody), tokenizer)
+    report = measure_reversal(model, source={}, settings={"tokenizer": "x"}, names=KNOWN)
+    result = report.as_dict()
+    for condition in ("normal", "reversed"):
+        target, distractor, margin = (
+            report.answers[f"{condition}_{key}"] for key in ("target", "distractor", "margin")
+        )
+        assert margin.tolist() == (distractor - target).tolist()
+        spread = math.sqrt(((margin - margin.mean()) ** 2).sum() / 11)
         assert spread > 0
-        assert errors[f"{condition}_margin"] == pytest.approx(spread / math.sqrt(12))
-        wrong = sum(value < 0 for value in margin.tolist())
+        error = result["standard_errors"][f"{condition}_margin"]
+        assert error == pytest.approx(spread / math.sqrt(12))
+        wrong = sum(value < 0 for value in margin)
         assert 0 < wrong < 12
-        assert means[f"{condition}_error_rate"] == pytest.approx(wrong / 12)
+        assert result[f"{condition}_error_rate"] == pytest.approx(wrong / 12)
 
 
 def test_sentence_models_read_two_sentences(tokenizer):
@@ -169,7 +177,7 @@ def test_sentence_models_read_two_sentences(tokenizer):
 
 
 def test_names_of_several_tokens_are_left_out_and_counted(tokenizer):
-    model = OwnModel(Reader(tokenizer, understands), tokenizer)
+    model = Unpriced(Reader(tokenizer, understands), tokenizer)
     names = ["Zachary", "John", "Bartholomew", "Mark", "James"]
     report = measure_reversal(model, source={}, settings={"tokenizer": "x"}, names=names, pairs=5)
     result = report.as_dict()
@@ -182,12 +190,6 @@ def test_of_names_that_share_a_token_one_stays():
     ids = {"ann": 7, "bob": 8}
     prompt = lambda texts: [ids.get(word.lower(), 0) for word in texts[0].split()]  # noqa: E731
     assert single_tokens(["Ann", "ANN", "Bob"], prompt) == {"Ann": 7, "Bob": 8}
-
-
-def test_the_built_in_names_are_different():
-    assert len(set(NAMES)) == len(NAMES)
-    assert 150 <= len(NAMES) <= 200
-    assert all(name.isalpha() and name.istitle() for name in NAMES)
 
 
 def test_pairs_are_drawn_without_replacement():
@@ -294,17 +296,6 @@ def test_the_probe_needs_no_training_text(own_run, evaluates, tmp_path):
     assert json.loads(target.read_text())["train_tokens"] is None
 
 
-def test_results_stand_side_by_side(own_run, evaluates, tmp_path):
-    for seed in (0, 1):
-        options = ("--pairs", "3", "--seed", seed, "--output", tmp_path / f"seed{seed}.json")
-        evaluates("reversal", "--ckpt", own_run, *options)
-    header, *rows = evaluates(
-        *RESULTS, tmp_path / "seed0.json", tmp_path / "seed1.json"
-    ).splitlines()
-    assert "reversed error rate" in header
-    assert [row.split()[0] for row in rows] == ["seed0", "seed1"]
-
-
 def test_bytes_are_refused(checkpoint_path, fails):
     line = fails("reversal", "--ckpt", checkpoint_path)
     assert f"0 of {len(NAMES)} are single tokens of the tokenizer (bytes)" in line
@@ -330,14 +321,100 @@ def test_wrong_options_end_in_one_line(fails, options, expected):
     assert expected in fails("reversal", *options)
 
 
-def test_the_picture_shows_both_conditions(tokenizer):
+def test_the_figure_has_means_and_a_point_a_pair(tokenizer):
     answers = answers_of(tokenizer, copies)
     figure = reversal_figure(answers, "copies_$all")
-    assert [ax.get_title() for ax in figure.axes] == ["normal", "reversed"]
-    for ax, nll in zip(figure.axes, answers.nll, strict=True):
-        assert ax.yaxis_inverted()
-        target, distractor = ax.containers
-        assert target.lines[0].get_color() == COLOURS["target"]
-        heights = [c.lines[0].get_ydata()[0] for c in (target, distractor)]
-        assert heights == pytest.approx(nll.mean(dim=1).tolist())
-        assert [len(points.get_offsets()) for points in ax.collections[:1]] == [12]
+    for ax, condition in zip(figure.axes, ("normal", "reversed"), strict=True):
+        heights = [bars.lines[0].get_ydata()[0] for bars in ax.containers]
+        means = [answers[f"{condition}_{key}"].mean() for key in ("target", "distractor")]
+        assert heights == pytest.approx(means)
+        assert len(ax.collections[0].get_offsets()) == 12
+
+
+# ---- models of ``transformers``
+
+
+@pytest.fixture
+def gpt2(tokenizer, tmp_path):
+    """Saves a random GPT-2 with the tokenizer; ``bos`` makes that one put a BOS in front."""
+    import tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    def save(bos=False, positions=32):
+        torch.manual_seed(0)
+        inner = tokenizers.Tokenizer.from_str(tokenizer.json_text)
+        eos = "<|endoftext|>"
+        if bos:
+            inner.post_processor = tokenizers.processors.TemplateProcessing(
+                single=f"{eos} $A {eos}", special_tokens=[(eos, tokenizer.eos_id)]
+            )
+        sizes = {"n_positions": positions, "n_embd": 16, "n_layer": 2, "n_head": 2}
+        sizes |= {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=ENTRIES, **sizes)).eval()
+        model.save_pretrained(tmp_path / "gpt2")
+        fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, bos_token=eos)
+        fast.save_pretrained(tmp_path / "gpt2")
+        return model, tmp_path / "gpt2"
+
+    return save
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_transformers_models_give_what_they_say_themselves(
+    gpt2, evaluates, tokenizer, tmp_path, bos
+):
+    model, folder = gpt2(bos)
+    target = tmp_path / "result.json"
+    evaluates("reversal", "--hf", folder, "--output", target)
+    result = json.loads(target.read_text())
+    margins = []
+    start = [tokenizer.eos_id] if bos else []  # never the EOS that this one puts after
+    for father, son in draw_pairs(KNOWN, 1000, 0):
+        text = f"The son of {father} is {son}. The father of {son} is"
+        with torch.no_grad():
+            logits = model(torch.tensor([start + tokenizer.encode(text)])).logits[:, -1]
+        (right,), (wrong,) = tokenizer.encode(f" {father}"), tokenizer.encode(f" {son}")
+        margins.append(nll(logits, 0, wrong) - nll(logits, 0, right))
+    assert len(margins) == result["pairs"] == 12
+    assert "flops_per_token" not in result
+    assert result["reversed_margin"] == pytest.approx(sum(margins) / 12, abs=1e-5)
+    assert result["reversed_error_rate"] == sum(margin < 0 for margin in margins) / 12
+    assert (result["hf"], result["checkpoint"]) == (str(folder), None)
+    assert result["model"] == "GPT2LMHeadModel"
+
+
+def test_a_tokenizer_that_puts_a_space_in_front_of_every_text_has_its_names():
+    import tokenizers
+    from tokenizers import normalizers, pre_tokenizers
+
+    vocabulary = {piece: i for i, piece in enumerate(["?", "▁", "▁is", "▁John", "▁Mark"])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    inner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    assert len(inner.encode(" John").ids) == 2
+    found = single_tokens(["John", "Mark"], lambda texts: inner.encode(texts[0]).ids)
+    assert found == {"John": 3, "Mark": 4}
+
+
+def test_bf16_weights(gpt2):
+    _, folder = gpt2()
+    model = HubModel(str(folder), CPU, "bf16")
+    assert model.model.dtype == torch.bfloat16
+    prompts = torch.tensor([model.prompt(["The son of James is Paul.", " The son of James is"])])
+    rounded = model.next_log_probs(prompts)
+    exact = HubModel(str(folder), CPU).next_log_probs(prompts)
+    assert rounded.dtype == torch.float32
+    assert rounded.exp().sum().item() == pytest.approx(1.0, rel=1e-5)
+    assert 0 < (rounded - exact).abs().max() < 0.2
+
+
+def test_what_is_not_there_or_broken_is_one_line(gpt2, fails, tmp_path):
+    assert "no tokenizer found" in fails("reversal", "--hf", tmp_path / "none")
+    _, folder = gpt2(positions=8)
+    assert "tokens and the model's context 8; take one with" in fails("reversal", "--hf", folder)
+    (folder / "model.safetensors").write_bytes(b"broken")
+    assert "the model cannot be read" in fails("reversal", "--hf", folder)
+    (folder / "model.safetensors").unlink()
+    assert "no model found" in fails("reversal", "--hf", folder)

@@ -1,0 +1,810 @@
+"""``evaluate.py quality``: how close a model's texts are to human ones.
+
+**Conditional** (Latent-Thought paper, arXiv 2502.01567, Table 2; after SEDD, arXiv 2310.16834, and
+SSD-LM, arXiv 2210.17432): the first 50 tokens of 1,000 validation texts are continued by 50 tokens,
+five times each. MAUVE (arXiv 2102.01454) compares human texts with generated ones, prompts
+included: 1,000 of 100 tokens with 5,000.
+
+- From the papers: the numbers above, and nucleus sampling at 0.95. From SSD-LM's published code:
+  prompts are part of both sides, each human text counts once, and MAUVE has its library's defaults
+  (states of GPT-2 large, a tenth as many clusters as human texts).
+- Ours: prompts are the first tokens of the windows that perplexity scores too (of documents, for
+  models of sentences), evenly spread over the split; MAUVE is the mean over several seeds of its
+  k-means, next to their deviation: smaller differences between models mean nothing.
+
+**Unconditional** (Table 3): 64 samples of 1,024 tokens after the start token alone. Generative
+perplexity is exp(total nats / total tokens) of their text under GPT-2 XL, token entropy that of
+each sample's own tokens (`token_entropy`), samples per second the wall time of generating, eight at
+once.
+
+- NOTE(paper): section 3.3 calls the judge "LTM-XLarge", appendix A.3 GPT-2 XL; we take the latter.
+- NOTE(paper): appendix A.3 says "greedy decoding (top-k = 1)", under which a model without latent
+  vectors writes one text 64 times. We report each way of sampling, and how many texts differ.
+- Ours: the judge reads the text through its own tokenizer, and does not score the first token, for
+  which it has no context. SEDD's code averages the perplexities of samples instead of their nats;
+  that number is in the file too (``mean_of_perplexities``).
+
+In both, lengths are fixed: the end of a document does not end a text, and judges read it as their
+own EOS. Judge and featurizer compute in float32 whatever ``--precision`` says.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from statistics import mean, stdev
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from datamodules import AnswerDataModule, LanguageDataModule, Sentences, TextDataModule, Tokenizer
+from datamodules.store import Split, TokenStream
+from datamodules.text import IGNORE, NonOverlappingWindows
+from evaluation.arguments import (
+    add_corpus_arguments,
+    add_file_arguments,
+    add_model_arguments,
+    add_tokenizer_argument,
+    chosen,
+    data_recipe,
+    load_checkpoint,
+    load_model,
+    load_own_tokenizer,
+)
+from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
+from evaluation.load import (
+    Precision,
+    Pretrained,
+    autocast,
+    build_data,
+    check_fit,
+    describe_data,
+    describe_model,
+    prepare,
+)
+from evaluation.output import (
+    check_targets,
+    format_columns,
+    format_table,
+    write_jsonl,
+    write_report,
+)
+from evaluation.scoring import Totals
+from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint
+from lightning_models.generation import SamplingConfig, generate
+from lightning_models.layers import recording
+
+# ---- settings
+
+Sampling = Literal["greedy", "multinomial", "nucleus"]
+Mode = Literal["conditional", "unconditional", "both"]
+
+IDLE: dict[Mode, tuple[str, ...]] = {
+    "conditional": ("samples", "sample_tokens", "judge"),
+    "unconditional": (
+        "prompts",
+        "continuations",
+        "prompt_tokens",
+        "new_tokens",
+        "featurizer",
+        "mauve_seeds",
+    ),
+    "both": (),
+}
+"""Settings that decide nothing in a mode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityConfig:
+    """What is generated, and who judges it; the defaults are the papers' protocols.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+    mode: Mode = "both"
+    """conditional: continue prompts (MAUVE); unconditional: samples from nothing (generative
+    perplexity, entropy, speed)."""
+    sampling: tuple[Sampling, ...] = ("greedy", "multinomial")
+    """Ways of sampling, all at temperature 1; each gets its row."""
+    top_p: float = 0.95
+    """Probability of the nucleus."""
+    seed: int = 0
+    """Text n is drawn from the stream of (seed, n)."""
+    batch_size: int = 8
+    """Texts generated at once; decides the speed, not the texts (up to rounding)."""
+    prompts: int = 1000
+    """Human texts to continue."""
+    continuations: int = 5
+    """Continuations of each prompt."""
+    prompt_tokens: int = 50
+    """Length of a prompt."""
+    new_tokens: int = 50
+    """Length of a continuation."""
+    featurizer: str = "gpt2-large"
+    """Hub name or folder of the model whose states MAUVE compares."""
+    mauve_seeds: int = 5
+    """Seeds of the k-means within MAUVE; their mean is reported, and how much they differ."""
+    samples: int = 64
+    """Samples from the start token alone."""
+    sample_tokens: int = 1024
+    """Length of a sample; it does not end with a document."""
+    judge: str | None = "gpt2-xl"
+    """Hub name or folder of the causal language model that scores samples; null: none does, and
+    there is no generative perplexity."""
+    judge_batch_size: int = 8
+    """Texts that judge and featurizer read at once."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges of what is used."""
+        for key, value in self.used().items():
+            if isinstance(value, int) and key != "seed" and value < 1:
+                raise ValueError(f"{key} ({value}) must be at least 1")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p ({self.top_p}) must be in (0, 1]")
+        if not self.sampling:
+            raise ValueError("sampling () names no way of sampling; give greedy or multinomial")
+        if self.conditional and self.prompts < 2:
+            raise ValueError(
+                f"prompts ({self.prompts}) must be at least 2: MAUVE compares distributions"
+            )
+
+    @property
+    def conditional(self) -> bool:
+        """Whether prompts are continued."""
+        return self.mode != "unconditional"
+
+    @property
+    def unconditional(self) -> bool:
+        """Whether samples start from nothing."""
+        return self.mode != "conditional"
+
+    def used(self) -> dict[str, Any]:
+        """Returns the settings that decide something here, as plain values."""
+        idle = IDLE[self.mode] if "nucleus" in self.sampling else (*IDLE[self.mode], "top_p")
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in idle}
+
+
+# ---- human texts
+
+
+def human_texts(
+    data: LanguageDataModule, split: Split, *, count: int, length: int
+) -> list[list[int]]:
+    """Returns the first ``length`` tokens of ``count`` rows of a split, evenly spread over it.
+
+    Rows are the windows that perplexity scores too. For models of sentences they are documents,
+    without the BOS of their sentences, which such models do not write either.
+
+    Args:
+        data: prepared and set up.
+        split: which documents.
+        count: how many texts.
+        length: tokens of each.
+
+    Raises:
+        ValueError: if there are no such rows, or fewer.
+    """
+    check_running_text(data)
+    stream = data.stream(split)
+    if not len(stream):
+        raise ValueError(f"The {split} split is empty. {data.how_to_get(split)}")
+    if isinstance(data, Sentences):
+        return _document_starts(stream, data.tokenizer.bos_id, split, count, length)
+    assert isinstance(data, TextDataModule)
+    if length > data.block_size:
+        raise ValueError(
+            f"prompt_tokens + new_tokens ({length}) are more than a window of the data has "
+            f"({data.block_size}); lower them, or set --data.block_size {length}"
+        )
+    windows = NonOverlappingWindows(
+        stream, block_size=data.block_size, eos_id=data.tokenizer.eos_id
+    )
+    numbers = _spread(len(stream) // data.block_size, count, f"full windows in the {split} split")
+    rows: list[list[int]] = windows.rows(numbers)[:, :length].tolist()
+    return rows
+
+
+def check_running_text(data: LanguageDataModule) -> None:
+    """Raises a ValueError if data are not texts to continue: questions with answers are none."""
+    texts = isinstance(data, Sentences | TextDataModule)
+    if not texts or isinstance(data, AnswerDataModule):
+        raise ValueError(
+            f"data ({type(data).__name__}) have no running text to continue; name a corpus with "
+            "--data"
+        )
+
+
+def _document_starts(
+    stream: TokenStream, bos_id: int, split: Split, count: int, length: int
+) -> list[list[int]]:
+    """Returns the first tokens, BOS left out, of documents that are long enough.
+
+    A sentence is BOS, at least one word and EOS: of 3/2 ``length`` tokens no more than a third are
+    BOS.
+    """
+    marked = -(-length * 3 // 2)
+    everything = np.arange(stream.num_documents)
+    starts = stream.starts(everything)
+    starts = starts[stream.ends(everything) - starts >= marked]
+    taken = starts[_spread(len(starts), count, f"long enough documents in the {split} split")]
+    rows = stream.gather(taken[:, None] + np.arange(marked))
+    return [row[row != bos_id][:length].tolist() for row in rows]
+
+
+def _spread(available: int, count: int, what: str) -> np.ndarray:
+    """Returns ``count`` numbers below ``available``, ascending, at equal distances.
+
+    Raises:
+        ValueError: if there are fewer.
+    """
+    if count > available:
+        raise ValueError(
+            f"prompts ({count}): there are only {available} {what}; ask for fewer, or name other "
+            "text with --data and --split"
+        )
+    return np.arange(count) * available // count
+
+
+def documents(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """Returns the text of ``ids``, cut where documents end; other markers vanish."""
+    parts: list[list[int]] = [[]]
+    for i in ids:
+        if i == tokenizer.stop_id:
+            parts.append([])
+        else:
+            parts[-1].append(i)
+    return [tokenizer.decode(part) for part in parts]
+
+
+# ---- what a model writes
+
+
+@dataclass(frozen=True)
+class WrittenTexts:
+    """What a model wrote after prompts with one way of sampling."""
+
+    prompts: list[list[int]]
+    """Of each text."""
+    new: list[list[int]]
+    """Generated tokens of each text, without the prompt."""
+    seconds: float
+    """Wall time of generating, and of nothing else."""
+
+    @property
+    def whole(self) -> list[list[int]]:
+        """Prompt and generated tokens of each text."""
+        return [[*prompt, *new] for prompt, new in zip(self.prompts, self.new, strict=True)]
+
+    @property
+    def texts_per_second(self) -> float:
+        """Texts generated in a second of wall time."""
+        return len(self.new) / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns how many they are, and how fast, under the keys of the JSON file."""
+        pairs = zip(map(tuple, self.prompts), map(tuple, self.new), strict=True)
+        return {
+            "texts": len(self.new),
+            "distinct_texts": len(set(pairs)),
+            "seconds": self.seconds,
+            "texts_per_second": self.texts_per_second,
+        }
+
+
+def write_texts(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    way: Sampling,
+    config: QualityConfig,
+    precision: Precision = "32",
+) -> WrittenTexts:
+    """Returns continuations of exactly ``new_tokens`` tokens: the end of a document is no end.
+
+    Text number n has the random stream (seed, n), so that batches change nothing.
+
+    Args:
+        model: on its device, in eval mode.
+        tokenizer: the one it was trained with.
+        prompts: token ids; one that occurs again gets another continuation, where there is chance.
+        new_tokens: length of all continuations.
+        way: 'greedy' takes the likeliest token, 'multinomial' draws from all, 'nucleus' from the
+            likeliest that have the probability ``config.top_p`` together; at temperature 1.
+        config: seed and batch size.
+        precision: of the matrix products.
+    """
+    sampling = SamplingConfig(
+        temperature=0.0 if way == "greedy" else 1.0,
+        top_p=config.top_p if way == "nucleus" else None,
+        seed=config.seed,  # models that draw latent vectors have it in greedy decoding too
+    )
+    new: list[list[int]] = []
+    seconds = 0.0
+    starts = range(0, len(prompts), config.batch_size)
+    for start in tqdm(starts, desc="generating", unit=" batches", disable=None):
+        watch = Stopwatch()
+        with autocast(model.device, precision):
+            new += generate(  # its ids are on the CPU: a GPU has nothing left to do after it
+                model,
+                prompts[start : start + config.batch_size],
+                max_new_tokens=new_tokens,
+                sampling=sampling,
+                eos_id=None,
+                vocab_size=tokenizer.vocab_size,
+                device=model.device,
+                first_row=start,
+            )
+        seconds += watch.seconds
+    return WrittenTexts([list(prompt) for prompt in prompts], new, seconds)
+
+
+def check_room(model: LanguageModel, tokenizer: Tokenizer, config: QualityConfig) -> None:
+    """Raises a ValueError, naming option and cure, if what is to be written does not fit."""
+    needs = {}
+    if config.conditional:
+        needs["new_tokens"] = config.prompt_tokens
+    if config.unconditional:
+        needs["sample_tokens"] = len(tokenizer.prompt_ids(""))
+    limit = model.context_limit
+    for key, prompt in needs.items():
+        new = getattr(config, key)
+        if limit is None or prompt + new - 1 <= limit:  # the last one is not read again
+            continue
+        most = limit + 1 - prompt
+        cure = f"pass --{key} {most} or less" if most > 0 else "shorten the prompt"
+        raise ValueError(
+            f"{key} ({new}) after a prompt of {prompt} do not fit the model's context "
+            f"of {limit} tokens; {cure}"
+        )
+
+
+# ---- token entropy, and MAUVE by its authors' library
+
+
+MAUVE_SEED = 25
+"""First seed of the k-means within MAUVE: the library's own default."""
+
+
+def token_entropy(samples: Sequence[Sequence[int]]) -> float:
+    """Returns the entropy of a sample's own token frequencies in nats, averaged over samples.
+
+    Between 0, where a sample repeats one token, and the logarithm of its length. It distinguishes
+    collapsed text, which other models find likely, from good text (Zheng et al. 2024, arXiv
+    2409.02908).
+
+    Args:
+        samples: token ids of each, at least one.
+    """
+    entropies = []
+    for tokens in samples:
+        shares = np.unique(tokens, return_counts=True)[1] / len(tokens)
+        entropies.append(-(shares * np.log(shares)).sum())
+    return float(np.mean(entropies))
+
+
+def text_features(
+    featurizer: Pretrained, texts: Iterable[Sequence[str]], batch_size: int = 8
+) -> Tensor:
+    """Returns the last layer's state at each text's last token, float32 (N, D), as MAUVE takes it.
+
+    Args:
+        featurizer: a decoder without head.
+        texts: each a list of documents in a row, cut at the featurizer's context. Empty ones are
+            left out, as the library does.
+        batch_size: how many are read at once.
+
+    Raises:
+        ValueError: if all are empty.
+    """
+    from mauve.utils import featurize_tokens_from_model
+
+    rows = [featurizer.encode_documents(text)[: featurizer.context] for text in texts]
+    ids = [torch.tensor([row]) for row in rows if row]
+    if not ids:
+        raise ValueError(
+            "MAUVE has no text to compare: every text is empty in the tokenizer of featurizer "
+            f"({featurizer.source})"
+        )
+    features: Tensor = featurize_tokens_from_model(featurizer.model, ids, batch_size, "texts")
+    return features.float().cpu()
+
+
+def mauve_scores(human: Tensor, generated: Tensor, seeds: int = 5) -> list[float]:
+    """Returns MAUVE in (0, 1], the higher the closer, once for each seed of its k-means.
+
+    All else is the library's default: a tenth as many buckets as the smaller side has texts, and
+    scaling 5. The first seed is the library's default too; clusters, and so MAUVE, differ a little
+    between seeds.
+
+    Args:
+        human: features of human texts, (N, D).
+        generated: features of generated texts, (M, D).
+        seeds: how many.
+    """
+    import mauve
+
+    sides = {"p_features": human.numpy(), "q_features": generated.numpy()}
+    return [
+        float(mauve.compute_mauve(**sides, seed=MAUVE_SEED + number, verbose=False).mauve)
+        for number in range(seeds)
+    ]
+
+
+# ---- generative perplexity: likelihood of texts under another language model
+
+
+def judge_texts(
+    judge: Pretrained, texts: Iterable[Sequence[str]], batch_size: int = 8
+) -> dict[str, Any]:
+    """Returns the perplexity of texts under a causal model, under the keys of the JSON file.
+
+    ``judged_tokens`` are in the judge's tokenizer. A text's first token is context only, unless the
+    tokenizer puts a BOS in front by itself; the end of a document within a text is the judge's EOS,
+    and counts as a token. ``cut_texts`` were longer than the judge's context, and only their
+    beginning was scored.
+
+    Args:
+        judge: a model with a head.
+        texts: each a list of documents in a row.
+        batch_size: how many are read at once; changes nothing but rounding.
+    """
+    rows = [judge.encode_documents(text) for text in texts]
+    kept = [row[: judge.context] for row in rows]
+    starts = range(0, len(rows), batch_size)
+    bar = tqdm(starts, desc="judging", unit=" batches", disable=None)
+    nats = torch.cat([_judged_nats(judge.model, kept[n : n + batch_size]) for n in bar])  # (N,)
+    tokens = torch.tensor([max(0, len(row) - 1) for row in kept])
+    totals = Totals(nats.sum().item(), int(tokens.sum()), None)
+    return {
+        "generative_perplexity": totals.perplexity,
+        "nats_per_token": totals.nats_per_token,
+        "judged_tokens": totals.tokens,
+        "cut_texts": sum(len(row) > len(part) for row, part in zip(rows, kept, strict=True)),
+        # as SEDD's code averages: at least as large, where texts are equally long
+        "mean_of_perplexities": (nats / tokens)[tokens > 0].exp().mean().item(),
+    }
+
+
+def _judged_nats(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the nats of all but the first token of each row, float64 (B,)."""
+    # a row without any key would give nan: an empty one has a token, which is not scored
+    ids = pad_sequence(
+        [torch.tensor(row or [0]) for row in rows], batch_first=True, padding_value=IGNORE
+    ).to(model.device)
+    mask = ids != IGNORE
+    with torch.inference_mode():
+        logits = model(input_ids=ids.clamp(min=0), attention_mask=mask.long()).logits[:, :-1]
+        sums = [  # row by row: float32 copies of a whole batch's logits would not be small
+            cross_entropy(row.float(), target, ignore_index=IGNORE, reduction="none").double().sum()
+            for row, target in zip(logits, ids[:, 1:], strict=True)
+        ]
+    return torch.stack(sums).cpu()
+
+
+# ---- report
+
+
+HEADLINES = ("mauve", "generative_perplexity", "token_entropy", "samples_per_second")
+"""Numbers to compare: on top of the JSON file as ``<sampling>_<name>``."""
+COUNTS = ("texts", "different", "per second")
+
+Numbers = dict[str, dict[str, Any]]
+"""Way of sampling -> its numbers, ``HEADLINES`` among them."""
+
+
+@dataclass(frozen=True)
+class QualityReport:
+    """The numbers of one model, and everything needed to repeat them."""
+
+    continuations: Numbers
+    """Empty where they were not asked for, as ``samples``."""
+    samples: Numbers
+    model: str
+    """Name of the model's class."""
+    checkpoint: str
+    data: dict[str, Any] | None
+    """Where the prompts are from; None without prompts."""
+    settings: dict[str, Any]
+    cost: Cost
+    """Of writing all texts, at the length of the longest."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the result as plain values under the keys of the JSON file."""
+        return {
+            **_headlines(self.continuations),
+            **_headlines(self.samples),
+            **self.cost.as_dict(),
+            "conditional": _details(self.continuations),
+            "unconditional": _details(self.samples),
+            "model": self.model,
+            "checkpoint": self.checkpoint,
+            "data": self.data,
+            "settings": self.settings,
+        }
+
+    def as_table(self) -> str:
+        """Returns the result for people."""
+        parts = []
+        if self.continuations:
+            header = ["continuations", "MAUVE", *COUNTS]
+            rows = [[way, _mauve(one), *_counts(one)] for way, one in self.continuations.items()]
+            parts.append(format_columns([header, *rows]))
+        if self.samples:
+            header = ["samples", "gen. perplexity", "entropy (nats)", *COUNTS]
+            rows = [
+                [way, _perplexity(one), f"{one['token_entropy']:.4f}", *_counts(one)]
+                for way, one in self.samples.items()
+            ]
+            parts.append(format_columns([header, *rows]))
+        return "\n\n".join([*parts, format_table(self._facts())])
+
+    def _facts(self) -> dict[str, str]:
+        """Returns what holds for all rows, and how many texts were judged in part."""
+        shown = ("featurizer", "judge", "split", "batch_size", "precision", "device")
+        known = {**(self.data or {}), **self.settings}
+        cut = {
+            f"cut {way} texts": f"{one['cut_texts']} of {one['texts']}, to the judge's context"
+            for way, one in self.samples.items()
+            if one.get("cut_texts")
+        }
+        return {
+            **{key.replace("_", " "): str(known[key]) for key in shown if key in known},
+            **cut,
+            **self.cost.as_cells(),
+            "checkpoint": self.checkpoint,
+        }
+
+
+def _headlines(numbers: Numbers) -> dict[str, float]:
+    return {
+        f"{way}_{key}": one[key] for way, one in numbers.items() for key in HEADLINES if key in one
+    }
+
+
+def _details(numbers: Numbers) -> Numbers:
+    return {
+        way: {key: value for key, value in one.items() if key not in HEADLINES}
+        for way, one in numbers.items()
+    }
+
+
+def _mauve(one: Mapping[str, Any]) -> str:
+    deviation = one["mauve_deviation"]
+    return f"{one['mauve']:.4f}" + ("" if math.isnan(deviation) else f" +- {deviation:.4f}")
+
+
+def _perplexity(one: Mapping[str, Any]) -> str:
+    return f"{one['generative_perplexity']:.5g}" if "generative_perplexity" in one else "-"
+
+
+def _counts(one: Mapping[str, Any]) -> list[str]:
+    return [str(one["texts"]), str(one["distinct_texts"]), f"{one['texts_per_second']:.4g}"]
+
+
+# ---- the command
+
+
+def measure_continuations(
+    written: Mapping[Sampling, WrittenTexts],
+    human: Sequence[Sequence[int]],
+    tokenizer: Tokenizer,
+    featurizer: Pretrained | None,
+    config: QualityConfig,
+) -> Numbers:
+    """Returns MAUVE between human texts and written ones, prompts included, by way of sampling.
+
+    Args:
+        written: by way of sampling.
+        human: token ids of human texts.
+        tokenizer: of both.
+        featurizer: a decoder without head; None: nothing was continued.
+        config: batch size and seeds.
+    """
+    if featurizer is None:
+        return {}
+
+    def features(texts: Sequence[Sequence[int]]) -> Tensor:
+        cut = (documents(ids, tokenizer) for ids in texts)
+        return text_features(featurizer, cut, config.judge_batch_size)
+
+    target = features(human)
+    found: Numbers = {}
+    for way, texts in written.items():
+        scores = mauve_scores(target, features(texts.whole), config.mauve_seeds)
+        found[way] = {
+            "mauve": mean(scores),
+            "mauve_by_seed": scores,
+            "mauve_deviation": stdev(scores) if len(scores) > 1 else math.nan,
+            "human_texts": len(human),
+            **texts.as_dict(),
+        }
+    return found
+
+
+def measure_samples(
+    written: Mapping[Sampling, WrittenTexts],
+    tokenizer: Tokenizer,
+    judge: Pretrained | None,
+    config: QualityConfig,
+) -> Numbers:
+    """Returns generative perplexity (with a judge) and entropy of samples, by way of sampling."""
+    found: Numbers = {}
+    for way, texts in written.items():
+        judged = {}
+        if judge is not None:
+            cut = (documents(ids, tokenizer) for ids in texts.new)
+            judged = judge_texts(judge, cut, config.judge_batch_size)
+        found[way] = {
+            **judged,
+            "token_entropy": token_entropy(texts.new),
+            "samples_per_second": texts.texts_per_second,
+            **texts.as_dict(),
+        }
+    return found
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options; data options default to those in the checkpoint."""
+    add_model_arguments(parser)
+    add_corpus_arguments(parser, argv)
+    parser.add_class_arguments(QualityConfig, skip={"sampling"})
+    parser.add_argument(
+        "--sampling",
+        nargs="+",
+        type=Sampling,
+        default=list(QualityConfig.sampling),
+        help="Ways of sampling, all at temperature 1; each gets its row.",
+    )
+    add_tokenizer_argument(
+        parser, "Tokenizer name, where the checkpoint names none and nothing is continued."
+    )
+    add_file_arguments(
+        parser, output="JSON file to write.", texts="JSONL file to write, a text a line."
+    )
+
+
+def run(settings: Namespace) -> None:
+    """Generates, measures, prints a table and writes the files that are asked for."""
+    settings.sampling = tuple(dict.fromkeys(settings.sampling))
+    config = chosen(settings, QualityConfig)
+    target, texts = check_targets(output=settings.output, texts=settings.texts)
+    checkpoint = load_checkpoint(settings)
+    model = load_model(settings, checkpoint)
+    data: LanguageDataModule | None = None
+    if config.conditional:
+        data = _load_data(settings, checkpoint, model)
+    tokenizer = data.tokenizer if data else load_own_tokenizer(settings, checkpoint, model)
+    check_room(model, tokenizer, config)
+    length = config.prompt_tokens + config.new_tokens
+    human = human_texts(data, settings.split, count=config.prompts, length=length) if data else []
+    # Before hours of generating: what is not there fails now.
+    featurizer, judge = _load_readers(config, model.device)
+    steps = GeneratedSteps()
+    with recording(generated_steps=steps.count):
+        continued, sampled = _write(model, tokenizer, human, config, settings.precision)
+    if texts is not None:
+        write_jsonl(texts, _lines({"conditional": continued, "unconditional": sampled}, tokenizer))
+    everything = [*continued.values(), *sampled.values()]
+    longest = max(len(text) for written in everything for text in written.whole)
+    seconds = sum(written.seconds for written in everything)
+    report = QualityReport(
+        measure_continuations(continued, human, tokenizer, featurizer, config)
+        if featurizer
+        else {},
+        measure_samples(sampled, tokenizer, judge, config),
+        model=type(model).__name__,
+        checkpoint=str(checkpoint.path),
+        data=describe_data(checkpoint, data, settings.split) if data else None,
+        settings={
+            **config.used(),
+            **({"mauve_text": version("mauve-text")} if featurizer else {}),
+            "tokenizer": tokenizer.name,
+            "precision": settings.precision,
+            **describe_model(checkpoint, model),
+            "trained_on": checkpoint.data_state.get("fingerprint"),
+        },
+        cost=price(model, longest, steps.mean, seconds),
+    )
+    write_report(report, target)
+
+
+def _load_data(
+    settings: Namespace, checkpoint: Checkpoint, model: LanguageModel
+) -> LanguageDataModule:
+    """Returns the prepared data whose texts are continued.
+
+    Raises:
+        ValueError: if they do not fit the model, or have no running text.
+    """
+    if settings.tokenizer is not None:
+        raise ValueError(
+            f"tokenizer ({settings.tokenizer}): prompts have that of the data; set "
+            "--data.tokenizer, or take --mode unconditional"
+        )
+    data = build_data(checkpoint, data_recipe(settings))
+    check_running_text(data)
+    check_fit(model, data)
+    prepare(data, checkpoint)
+    return data
+
+
+def _load_readers(
+    config: QualityConfig, device: torch.device
+) -> tuple[Pretrained | None, Pretrained | None]:
+    """Returns featurizer and judge, None where they are not needed.
+
+    Raises:
+        ValueError: if one cannot be loaded, or MAUVE's library is missing.
+    """
+    featurizer, judge = None, None
+    if config.conditional:
+        try:
+            import mauve  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                f"MAUVE needs the package mauve-text ({error}): pip install -e '.[quality]', or "
+                "take --mode unconditional"
+            ) from error
+        featurizer = Pretrained(config.featurizer, device, head="none", key="featurizer")
+    if config.unconditional and config.judge is not None:
+        judge = Pretrained(config.judge, device, key="judge")
+    return featurizer, judge
+
+
+def _write(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    human: Sequence[list[int]],
+    config: QualityConfig,
+    precision: Precision,
+) -> tuple[dict[Sampling, WrittenTexts], dict[Sampling, WrittenTexts]]:
+    """Returns continuations of human texts and samples, by way of sampling, where asked for."""
+    # continuation c of prompt p is number p * continuations + c
+    starts = [text[: config.prompt_tokens] for text in human for _ in range(config.continuations)]
+    samples = [tokenizer.prompt_ids("")] * (config.samples if config.unconditional else 0)
+    continued, sampled = (
+        {
+            way: write_texts(
+                model,
+                tokenizer,
+                prompts,
+                new_tokens=new_tokens,
+                way=way,
+                config=config,
+                precision=precision,
+            )
+            for way in (config.sampling if prompts else ())
+        }
+        for prompts, new_tokens in ((starts, config.new_tokens), (samples, config.sample_tokens))
+    )
+    return continued, sampled
+
+
+def _lines(
+    written: Mapping[str, Mapping[Sampling, WrittenTexts]], tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """Returns a line of the texts file for each text."""
+    return [
+        {
+            "mode": mode,
+            "sampling": way,
+            "number": number,
+            "prompt": tokenizer.decode(prompt),
+            "text": tokenizer.decode(new),
+            "tokens": new,
+        }
+        for mode, ways in written.items()
+        for way, texts in ways.items()
+        for number, (prompt, new) in enumerate(zip(texts.prompts, texts.new, strict=True))
+    ]
