@@ -28,7 +28,7 @@ from benchmarks.training_step import PEAKS
 from lightning_models import LatentThoughtConfig, LatentThoughtLM
 from lightning_models.flops import TRAINING_FACTOR
 from lightning_models.latent_thought.module import TRAINED
-from lightning_models.latent_thought.noise import Noise, Purpose
+from lightning_models.latent_thought.posterior import Noise, Purpose
 
 Step = Callable[[], float]
 GROWTH = (0, 4, 8, 16, 32)

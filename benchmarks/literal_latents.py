@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_models.latent_thought.cross_attention import LatentAttention
-from lightning_models.latent_thought.network import LatentThoughtNetwork
+from lightning_models.latent_thought.network import LatentAttention, LatentThoughtNetwork
 from lightning_models.latent_thought.posterior import INIT_NOISE
 from lightning_models.layers import SelfAttention, apply_rope, rope_tables
 from lightning_models.layers.blocks import join_heads, split_heads

@@ -31,7 +31,7 @@ from evaluation.output import write_atomically
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 from lightning_models.recipe import resolve_class
-from lightning_models.transformer.pretrained import read_pretrained
+from lightning_models.transformer.import_weights import read_pretrained
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32", "bf16"]

@@ -11,13 +11,6 @@ from torch import Tensor
 from lightning_models.runtime import seeded_generator
 
 
-class DecodeCache(Protocol):
-    """What a method keeps between decode steps."""
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps only ``rows`` (int64 indices), in that order."""
-
-
 class Decoder(Protocol):
     """A model that decodes step by step (see ``LanguageModel`` for the meaning of the steps)."""
 

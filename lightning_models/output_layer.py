@@ -177,6 +177,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         owner: Tensor | None,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
+        """Returns the loss () and each row's (N,); gradients are computed in the same pass."""
         need_h, need_weight = ctx.needs_input_grad[:2]
         wide = torch.promote_types(weight.dtype, torch.float32)
         states, matrix = h.to(dtype), weight.to(dtype)
@@ -212,6 +213,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the stored gradients, times that of the loss."""
         grad_h, grad_weight, grad_scores = ctx.saved_tensors
         grad = grad_outputs[0]
         if grad_h is not None:

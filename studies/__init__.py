@@ -8,7 +8,7 @@ through ``evaluate.py``; what is finished is not done again, so a stopped study 
 
 | File | What it holds |
 |---|---|
-| ``study`` | declarations: ``Study``, ``Run``, ``Analysis``, ``Column``, read from YAML |
+| ``study`` | declarations: ``Study``, ``Run``, ``AnalysisSettings``, ``Column``, read from YAML |
 | ``runner`` | commands of the runs, executed where the records do not have them |
 | ``report`` | results, tables, figure, and the marked section of the Markdown file |
 | ``__main__`` | the command line |

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from studies.study import CHECKPOINT_OF, ROOT, Analysis, Run, Settings, Study, StudyError
+from studies.study import CHECKPOINT_OF, ROOT, AnalysisSettings, Run, Settings, Study, StudyError
 
 CONFIG, RECORD = "config.yaml", "record.json"
 LAST = "*/version_*/checkpoints/last.ckpt"
@@ -122,7 +122,7 @@ def evaluate_command(verb: str, words: Sequence[str], options: Settings) -> list
 
 
 def analysis_config(
-    analysis: Analysis, folder: Path, checkpoint_of: Callable[[str], Path | None]
+    analysis: AnalysisSettings, folder: Path, checkpoint_of: Callable[[str], Path | None]
 ) -> dict[str, Any]:
     """Returns the config of ``train.py validate`` with the callback, which writes in ``folder``.
 
@@ -224,7 +224,7 @@ def run_study(
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs = study.seeded(only)
-    progress = Progress(runs, jobs)
+    progress = StudyProgress(runs, jobs)
     steps = [_Steps(study, run, folder, execute, progress) for run in runs]
     try:
         with FileLock(folder / ".lock", timeout=0):
@@ -260,7 +260,7 @@ class _Steps:
     """The steps of one run, each executed unless the record has it."""
 
     def __init__(
-        self, study: Study, run: Run, folder: Path, execute: Execute, progress: "Progress"
+        self, study: Study, run: Run, folder: Path, execute: Execute, progress: "StudyProgress"
     ) -> None:
         self.run = run
         self._study, self._place = study, RunFolder(folder / run.folder)
@@ -268,6 +268,7 @@ class _Steps:
         self._executed = False
 
     def do_all(self) -> None:
+        """Trains, evaluates and analyses, with the time on the console."""
         self._progress.begin(self.run)
         try:
             self.train()
@@ -279,6 +280,11 @@ class _Steps:
         self._progress.end(self.run, executed=self._executed)
 
     def train(self) -> None:
+        """Trains the run, or continues its training; a trained run is left as it is.
+
+        Raises:
+            StudyError: if its folder was begun with other settings.
+        """
         settings, place = self._study.train_config(self.run), self._place
         config = place.path / CONFIG
         if config.is_file() and yaml.safe_load(config.read_text()) != settings:
@@ -309,6 +315,7 @@ class _Steps:
             self._place.note("train", {**done, "seconds": seconds})
 
     def evaluate(self) -> None:
+        """Executes the evaluations that have no result file of these settings."""
         for name, settings in self.run.evaluations.items():
             output, options = self._place.output(name), dict(settings)
             if self._place.has(name, options) and output.is_file():
@@ -319,6 +326,7 @@ class _Steps:
             self._place.note(name, {"settings": dict(settings)})
 
     def analyse(self) -> None:
+        """Executes the analyses that the record has not with these settings."""
         for name, analysis in self.run.analyses.items():
             folder = self._place.path / name
             settings = analysis_config(analysis, folder, self._checkpoint_of)
@@ -345,7 +353,7 @@ class _Steps:
 # ---- console
 
 
-class Progress:
+class StudyProgress:
     """Prints ``[2/8] name, seed 0 ... train ... test: 1:35; about 12 min left``.
 
     With several runs at a time, each of their steps has a line of its own.

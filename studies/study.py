@@ -48,7 +48,7 @@ class Operations:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis:
+class AnalysisSettings:
     """A callback that writes files while ``train.py validate`` scores a trained run."""
 
     class_path: str
@@ -99,7 +99,7 @@ class Run:
     evaluations: Mapping[str, Settings] = field(default_factory=dict)
     """Options of ``evaluate.py`` by the name of the result; ``command``: its verb, else perplexity.
     """
-    analyses: Mapping[str, Analysis] = field(default_factory=dict)
+    analyses: Mapping[str, AnalysisSettings] = field(default_factory=dict)
     """By the name of the folder of their files; of the first seed only."""
     seed: int = 0
     """Of everything random but the data order, which is the same for all."""
@@ -413,7 +413,7 @@ def _study(name: str, content: dict[str, Any], values: dict[str, Any]) -> Study:
         known = {**values, **study.passes_of(own.get("length", 1.0))}
         one = render({"name": key, "title": key, "evaluations": evaluations, **own}, known)
         one["analyses"] = {
-            name: _build(Analysis, f"{where}.analyses.{name}", each)
+            name: _build(AnalysisSettings, f"{where}.analyses.{name}", each)
             for name, each in one.get("analyses", {}).items()
         }
         built.append(_build(Run, where, one))
@@ -453,20 +453,21 @@ def calculate(expression: str, values: Settings) -> Any:
         StudyError: if it is something else, or a name is not known.
     """
 
-    def visit(node: ast.AST) -> Any:
+    def value_of(node: ast.AST) -> Any:
+        """Returns the value of a subexpression."""
         match node:
             case ast.Constant(value=int() | float() as number):
                 return number
             case ast.Name(id=name) if name in values:
                 return values[name]
             case ast.BinOp() if type(node.op) in OPERATORS:
-                return OPERATORS[type(node.op)](visit(node.left), visit(node.right))
+                return OPERATORS[type(node.op)](value_of(node.left), value_of(node.right))
             case ast.Call(func=ast.Name(id=name), keywords=[]) if name in FUNCTIONS:
-                return FUNCTIONS[name](*map(visit, node.args))
+                return FUNCTIONS[name](*map(value_of, node.args))
         raise ValueError(ast.unparse(node))
 
     try:
-        return visit(ast.parse(expression.strip(), mode="eval").body)
+        return value_of(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError) as error:
         known = ", ".join(values) or "none"
         raise StudyError(

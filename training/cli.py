@@ -52,7 +52,7 @@ from training.arguments import (
 )
 from training.checkpoints import AtomicCheckpointIO, find_checkpoint
 from training.errors import UserError, condense, explain, with_options
-from training.records import RunRecord, log_folder_of
+from training.records import SaveRunRecord, log_folder_of
 from training.runtime import (
     INTERRUPTED,
     EventLog,
@@ -137,7 +137,7 @@ class LatentCLI(LightningCLI):
         super().__init__(
             LanguageModel,
             LanguageDataModule,
-            save_config_callback=RunRecord,
+            save_config_callback=SaveRunRecord,
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=SEED,
             parser_kwargs={

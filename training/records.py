@@ -22,7 +22,7 @@ PACKAGE = "latent-thinking"
 _RUN = "# run: "  # first line of a record
 
 
-class RunRecord(SaveConfigCallback):
+class SaveRunRecord(SaveConfigCallback):
     """Writes ``config.yaml`` to the log folder when training starts.
 
     The file reproduces the run (``train.py fit -c config.yaml``); comments on top name the command,

@@ -92,6 +92,7 @@ def interrupts_here_only() -> Iterator[None]:
     mine = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        """Raises KeyboardInterrupt in the process that has installed this handler."""
         if os.getpid() == mine:
             signal.default_int_handler(number, frame)
 

@@ -4,18 +4,18 @@
 paper                                                      where
 =========================================================  =======================================
 p(x | z), eq. 1: decoder under latent vectors              ``network.LatentThoughtNetwork``
-z_l read by every layer, rotary positions on both sides    ``cross_attention.LatentAttention``
+z_l read by every layer, rotary positions on both sides    ``network.LatentAttention``
 short context window k                                     ``layers.SelfAttention`` (``window``)
-prior N(0, I); z = f(z0)                                   ``encoders.TransportPrior``
+prior N(0, I); z = f(z0)                                   ``network.TransportPrior``
 Algorithm 1, lines 6 to 11 (fast learning)                 ``posterior.infer`` (variational)
 eq. 4, Langevin sampling                                   ``posterior.infer`` (langevin)
-VAE, amortised inference                                   ``encoders.LatentEncoder``,
+VAE, amortised inference                                   ``network.LatentEncoder``,
                                                            ``posterior.infer`` (amortised)
 eq. 5, the ELBO                                            ``module.LatentThoughtLM.score``
 Algorithm 1, lines 14 and 15 (slow learning)               ``module.LatentThoughtLM.loss``
 log p(x | z) under frozen weights                          ``reading.Reading``
 eqs. 6 to 8, generation                                    ``module.LatentThoughtLM.init_cache``
-section 2.4, trFLOPs/tok                                   ``compute``
+section 2.4, trFLOPs/tok                                   ``network``
 =========================================================  =======================================
 """
 

@@ -1,4 +1,4 @@
-"""The Latent-Thought Language Model as a LightningModule."""
+"""The Latent-Thought Language Model as a LightningModule, and its decoding cache."""
 
 import contextlib
 from collections.abc import Sequence
@@ -9,23 +9,24 @@ from torch import Tensor
 
 from lightning_models.base import LanguageModel
 from lightning_models.flops import TRAINING_FACTOR
-from lightning_models.latent_thought.cache import LatentCache
-from lightning_models.latent_thought.compute import (
+from lightning_models.latent_thought.config import LatentThoughtConfig
+from lightning_models.latent_thought.network import (
+    LatentThoughtNetwork,
+    Memory,
     inference_flops,
     pass_by_part,
     published_training_flops,
 )
-from lightning_models.latent_thought.config import LatentThoughtConfig
-from lightning_models.latent_thought.network import LatentThoughtNetwork
-from lightning_models.latent_thought.noise import Noise, Purpose
 from lightning_models.latent_thought.posterior import (
     InnerLoop,
+    Noise,
     Posterior,
+    Purpose,
     divergence_floor,
     infer,
 )
 from lightning_models.latent_thought.reading import LearningReading, Reading
-from lightning_models.layers import record, wants
+from lightning_models.layers import KVCache, record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
     IGNORE_INDEX,
@@ -35,6 +36,60 @@ from lightning_models.output_layer import (
 )
 from lightning_models.outputs import Likelihood, LossOutput, Mean, Scores, Term
 from lightning_models.runtime import gradients_on, in_eval_mode, ordinary
+
+# ---- decoding cache
+
+
+class LatentCache:
+    """Rows of text under latent vectors that stay as they are until they are inferred again.
+
+    ``kv`` and ``memory`` are set by whoever infers.
+    """
+
+    kv: KVCache
+    """Keys and values of all tokens but the last of each row."""
+    memory: Memory
+    """Keys and values of the latent vectors."""
+
+    def __init__(
+        self,
+        prompts: Tensor,
+        lengths: Tensor,
+        max_new_tokens: int,
+        streams: Sequence[tuple[int, int]],
+    ) -> None:
+        """Takes right-padded prompts (B, P), their lengths (B,), and the rows' random streams."""
+        room = prompts.new_zeros(len(prompts), max_new_tokens)
+        self.text = torch.cat((prompts, room), dim=1)
+        self.lengths = lengths
+        self.streams = list(streams)
+        self.new_tokens: int | None = None
+        """Tokens of each row after its prompt; None before the first step."""
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens of a row."""
+        return self.text.shape[1]
+
+    def read(self, tokens: Tensor) -> None:
+        """Takes the last token (B,) of each row; the first time it is the prompt's own."""
+        if self.new_tokens is None:
+            self.new_tokens = 0
+            return
+        self.text.scatter_(1, self.lengths[:, None], tokens[:, None])
+        self.lengths = self.lengths + 1
+        self.new_tokens += 1
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices), in that order."""
+        self.text, self.lengths = self.text[rows], self.lengths[rows]
+        self.streams = [self.streams[row] for row in rows.tolist()]
+        self.memory = [(keys[rows], values[rows]) for keys, values in self.memory]
+        self.kv.select(rows)
+
+
+# ---- LightningModule
+
 
 Batch = dict[str, Any]
 

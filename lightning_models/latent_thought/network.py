@@ -1,23 +1,140 @@
-"""The decoder p(x | z) in pure torch: sliding-window self-attention, and latents in every layer."""
+"""The decoder p(x | z) in pure torch, the learned prior, the encoder, and their FLOPs."""
 
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
 from lightning_models.latent_thought.config import LatentThoughtConfig
-from lightning_models.latent_thought.cross_attention import LatentAttention, latent_positions
-from lightning_models.latent_thought.encoders import LatentEncoder, TransportPrior
 from lightning_models.layers import (
+    Block,
     FeedForward,
     KVCache,
     LayerCache,
+    OutputProjection,
     Rope,
     SelfAttention,
+    apply_rope,
+    attend,
     initialise,
     make_norm,
     rope_tables,
 )
+from lightning_models.layers.blocks import join_heads, split_heads
+
+# ---- tokens that read a layer's latent vectors
+
+
+class LatentAttention(nn.Module):
+    """Attention from tokens to latent vectors, both with rotary positions (App. A.1).
+
+    NOTE(paper): the public code rotates neighbouring channels (2 i, 2 i + 1), we rotate (i,
+    i + C/2); the two differ by a permutation of the rows of the query and key matrices.
+    """
+
+    def __init__(self, config: LatentThoughtConfig) -> None:
+        """Builds the projections."""
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.dropout = config.attention_dropout
+        self.query = nn.Linear(config.dim, config.dim, bias=config.bias)
+        self.key_value = nn.Linear(config.dim, 2 * config.dim, bias=config.bias)
+        self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
+
+    def queries(self, x: Tensor, rope: Rope) -> Tensor:
+        """Returns rotated queries (B, H, T, C) of normed states (B, T, D): free of z."""
+        return apply_rope(split_heads(self.query(x), self.num_heads), rope)
+
+    def memory(self, z: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Returns rotated keys and values (B, H, Z, C) of latent vectors (B, Z, D)."""
+        k, v = (split_heads(part, self.num_heads) for part in self.key_value(z).chunk(2, dim=-1))
+        return apply_rope(k, rope), v
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Returns what the tokens read (B, T, D)."""
+        # few keys: no case for the backends that a configuration chooses for self-attention
+        dropout = self.dropout if self.training else 0.0
+        return self.out(join_heads(attend(queries, keys, values, dropout=dropout)))
+
+
+def latent_positions(config: LatentThoughtConfig, device: torch.device) -> Tensor:
+    """Returns the positions (Z of one layer,) of its latent keys, in tokens, float32."""
+    index = torch.arange(config.latents_per_layer, device=device, dtype=torch.float32)
+    if config.latent_positions == "spread":
+        return index * (config.block_size / config.latents_per_layer)
+    if config.latent_positions == "public":
+        # NOTE(paper): the public code divides whole numbers; with layered vectors all of a layer's
+        # positions lie in the first 1/L of the context, which looks like a slip.
+        return index * (config.block_size // config.num_latents)
+    return index
+
+
+# ---- full attention, of the learned prior and of the VAE baseline
+
+
+class TransportPrior(nn.Module):
+    """z = f(z0): a transformer encoder over a sequence's latent vectors (section 2.1).
+
+    Starts near the identity: its layers add little to what they are given at first.
+    """
+
+    def __init__(self, config: LatentThoughtConfig) -> None:
+        """Builds the layers."""
+        super().__init__()
+        self.config = config
+        self.blocks = nn.ModuleList(Block(config, causal=False) for _ in range(config.prior_layers))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Returns the latent vectors (B, Z, D) that normal ones (B, Z, D) are carried to."""
+        positions = torch.arange(z.shape[1], device=z.device)
+        rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
+        for block in self.blocks:
+            z = block(z, rope=rope)
+        return z
+
+
+class LatentEncoder(nn.Module):
+    """q(z|x) in one pass: learned queries, one for each latent vector, in front of the tokens.
+
+    NOTE(paper): only "a 12-layer encoder with full attention" is known; how it makes latent vectors
+    of the tokens is ours. It reads the decoder's embeddings, which agrees with the 114M parameters
+    of Table 4 (76M and 12 layers).
+    """
+
+    def __init__(self, config: LatentThoughtConfig) -> None:
+        """Builds queries, layers and the two outputs."""
+        super().__init__()
+        self.config = config
+        self.queries = nn.Embedding(config.num_latents, config.dim)
+        layers = range(config.encoder_layers)
+        self.blocks = nn.ModuleList(Block(config, causal=False) for _ in layers)
+        self.norm = make_norm(config)
+        self.out = nn.Linear(config.dim, 2 * config.dim, bias=config.bias)
+
+    def forward(self, x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and log-variance (B, Z, D) of q.
+
+        Args:
+            x: embeddings of the tokens (B, T, D).
+            known: (B, T) bool, which of them may be read.
+        """
+        queries = self.queries.weight.expand(len(x), -1, -1)
+        count = queries.shape[1]
+        places = torch.arange(x.shape[1], device=x.device)
+        positions = torch.cat((torch.arange(count, device=x.device), places))
+        rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
+        seen = torch.cat((known.new_ones(len(x), count), known), dim=1)[:, None, None]
+        h = torch.cat((queries, x), dim=1)
+        for block in self.blocks:
+            h = block(h, rope=rope, mask=seen)
+        out = self.out(self.norm(h[:, :count]))
+        mean, log_variance = out.to(torch.promote_types(out.dtype, torch.float32)).chunk(2, dim=-1)
+        return mean, log_variance
+
+
+# ---- the decoder
+
 
 Memory = list[tuple[Tensor, Tensor]]
 """Keys and values (B, H, Z of one layer, C) of every layer's latent vectors."""
@@ -151,3 +268,74 @@ class LatentThoughtNetwork(nn.Module):
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """Returns an empty cache with room for ``capacity`` tokens a row."""
         return KVCache(self.config.num_layers, batch, capacity, self.embedding.weight.device)
+
+
+# ---- FLOPs per token, ours and as the paper counts
+
+
+def pass_by_part(network: LatentThoughtNetwork, context: int) -> dict[str, float]:
+    """Returns the FLOPs per token of one forward pass over ``context`` tokens, by part."""
+    config, blocks = network.config, network.layers
+    latents = config.latents_per_layer
+    attention = attention_flops(config, context)
+    reading = 4.0 * config.dim * latents * config.num_layers
+    for block in blocks:
+        attention += linear_flops(block.attention)
+        read = block.latent_attention
+        reading += linear_flops(read.query) + linear_flops(read.out)
+        reading += linear_flops(read.key_value) * latents / context
+    parts = {
+        "output": head_flops(config),
+        "self_attention": attention,
+        "cross_attention": reading,
+        "feed_forward": sum((linear_flops(block.feed_forward) for block in blocks), 0.0),
+    }
+    if network.prior is not None:
+        vectors = config.num_latents
+        per_vector = linear_flops(network.prior) + _full(config.dim, vectors, config.prior_layers)
+        parts["prior"] = per_vector * vectors / context
+    return parts
+
+
+def before_latents(network: LatentThoughtNetwork, context: int) -> float:
+    """Returns the part of a pass that does not depend on z: it is computed once per batch."""
+    first = network.layers[0]
+    flops = linear_flops(first.attention) + linear_flops(first.latent_attention.query)
+    return flops + attention_flops(network.config, context) / network.config.num_layers
+
+
+def inference_flops(network: LatentThoughtNetwork, context: int, training: bool = False) -> float:
+    """Returns the FLOPs per token of finding q: forward and backward to z alone, T_fast times.
+
+    The backward to z costs as much as a forward; that to weights, which would cost as much again,
+    is computed only in training, and where the decoder learns from the trajectory.
+    """
+    config = network.config
+    if config.inference == "amortised":
+        assert network.encoder is not None
+        tokens = context + config.num_latents
+        per_token = linear_flops(network.encoder.blocks)
+        per_token += _full(config.dim, tokens, config.encoder_layers)
+        return per_token * tokens / context
+    whole = sum(pass_by_part(network, context).values())
+    if training and config.slow_gradient == "trajectory":
+        return config.inner_steps * TRAINING_FACTOR * whole
+    return config.inner_steps * 2.0 * (whole - before_latents(network, context))
+
+
+def published_training_flops(network: LatentThoughtNetwork, context: int) -> float:
+    """Returns training FLOPs per token as the paper counts: (T_fast + 1) forwards and backwards.
+
+    Queries count as many keys as there are tokens, whatever window and causality hide from them
+    (the N H of section 2.4): so counted, Table 1's 4.07, 5.52 and 32.2 GFLOPs come out.
+    """
+    config = network.config
+    whole = sum(pass_by_part(network, context).values())
+    whole += _full(config.dim, context, config.num_layers) - attention_flops(config, context)
+    steps = 0 if config.inference == "amortised" else config.inner_steps
+    return (steps + 1) * TRAINING_FACTOR * whole
+
+
+def _full(dim: int, tokens: int, layers: int) -> float:
+    """Returns the FLOPs per token of full attention over so many tokens."""
+    return 4.0 * dim * tokens * layers

@@ -1,6 +1,6 @@
 """Inference of a sequence's latent vectors, fast learning: one interface, three ways.
 
-Each way takes a :class:`Problem` (what was read), :class:`~.noise.Noise` and an :class:`InnerLoop`
+Each way takes a :class:`InferenceProblem` (what was read), :class:`Noise` and an :class:`InnerLoop`
 (how much to do), and returns a :class:`Posterior` without graph, but for the encoder's, whose
 weights learn from it. Sequences never interact: objectives are sums over the batch.
 """
@@ -9,14 +9,65 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_models.latent_thought.config import LatentThoughtConfig
-from lightning_models.latent_thought.noise import Noise, Purpose
 from lightning_models.layers import record, wants
+from lightning_models.runtime import seeded_generator
+
+# ---- standard normals that belong to a sequence, whatever batch it comes in
+
+
+class Purpose(IntEnum):
+    """What a draw is for; draws for different purposes are independent."""
+
+    START = 0
+    """Where inference begins."""
+    INNER = 1
+    """Samples within inference, and the one that the decoder learns from."""
+    SCORED = 2
+    """Samples that scores and texts come from."""
+
+
+class Noise:
+    """Draws (B, Z, D) that are a pure function of each row's key, the purpose and a number."""
+
+    def __init__(
+        self,
+        keys: Sequence[tuple[int, ...]],
+        shape: tuple[int, int],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Takes what the rows' draws depend on.
+
+        Args:
+            keys: one a row.
+            shape: (Z, D).
+            device: where draws go; they are made on the CPU, the same on every machine.
+            dtype: which draws are given; they are made in float32.
+        """
+        self.keys, self.shape, self.device, self.dtype = keys, shape, device, dtype
+
+    def draw(self, purpose: Purpose, number: int = 0) -> Tensor:
+        """Returns standard normals (B, Z, D)."""
+        rows = [
+            torch.randn(
+                self.shape,
+                generator=seeded_generator(*key, int(purpose), number),
+                dtype=torch.float32,
+            )
+            for key in self.keys
+        ]
+        return torch.stack(rows).to(self.device, self.dtype)
+
+
+# ---- inference
+
 
 INIT_NOISE = 0.1
 """Deviation of the noise on the first log-variances."""
@@ -31,7 +82,7 @@ class Likelihood(NamedTuple):
     """Of each sequence (B,), without graph."""
 
 
-class Problem(Protocol):
+class InferenceProblem(Protocol):
     """What latent vectors are inferred from."""
 
     @property
@@ -116,7 +167,7 @@ def _sample(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
     return mean + (0.5 * log_variance).exp() * noise
 
 
-def infer(problem: Problem, noise: Noise, loop: InnerLoop) -> Posterior:
+def infer(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
     """Returns the posterior of a batch in the way that the configuration names.
 
     Gradients must be on. Records ``inner_step``, once before each step: ``step`` (from 0), ``nll``
@@ -135,7 +186,7 @@ def infer(problem: Problem, noise: Noise, loop: InnerLoop) -> Posterior:
     return _variational(problem, noise, loop)
 
 
-def _variational(problem: Problem, noise: Noise, loop: InnerLoop) -> Posterior:
+def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
     """Gradient steps on mu and log sigma^2 of each sequence (Algorithm 1, lines 6 to 11)."""
     config = loop.config
     draws = _InnerDraws(noise, resampled=config.noise == "resampled")
@@ -174,12 +225,13 @@ class _InnerDraws:
         self._first = noise.draw(Purpose.INNER)
 
     def at(self, step: int) -> Tensor:
+        """Returns the noise (B, Z, D) of an inner step."""
         if not (self._resampled and step):
             return self._first
         return self._noise.draw(Purpose.INNER, step)
 
 
-def _langevin(problem: Problem, noise: Noise, loop: InnerLoop) -> Posterior:
+def _langevin(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
     """Langevin dynamics z <- z + s grad log p(z, x) + sqrt(2 s) noise from N(0, I) (eq. 4)."""
     size = loop.config.langevin_step_size
     z = noise.draw(Purpose.START)
@@ -192,7 +244,7 @@ def _langevin(problem: Problem, noise: Noise, loop: InnerLoop) -> Posterior:
     return Posterior(z, None, z)
 
 
-def _amortised(problem: Problem, noise: Noise) -> Posterior:
+def _amortised(problem: InferenceProblem, noise: Noise) -> Posterior:
     """The encoder's answer (Kingma & Welling 2013); rows that tell nothing get the prior."""
     known = problem.informed[:, None, None]
     mean, log_variance = (x.masked_fill(~known, 0.0) for x in problem.encode())

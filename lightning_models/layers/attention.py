@@ -212,6 +212,7 @@ def _block_mask(
     offset = num_keys - num_queries
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Returns whether query i sees key j (bool scalar) in row b and head h."""
         seen = j <= i + offset if causal else j >= 0
         if window is not None:
             seen = seen & (j > i + offset - window)

@@ -17,11 +17,10 @@ PonderLM-1, LoopedLM, Pause, MoR                   ``baselines.simple``,
 =================================================  ===============================================
 """
 
-from lightning_models.ponderlm.baselines import (
+from lightning_models.ponderlm.baselines.mixture_of_recursions import MoRConfig, MoRLM
+from lightning_models.ponderlm.baselines.simple import (
     LoopedConfig,
     LoopedLM,
-    MoRConfig,
-    MoRLM,
     PauseConfig,
     PauseLM,
     PonderLM1,

@@ -23,16 +23,9 @@ base of the five methods                   ``module.ReasoningLM``
 =========================================  =====================================================
 """
 
-from lightning_models.thinking_states.baselines import (
-    CoconutConfig,
-    CoconutLM,
-    CoTConfig,
-    CoTLM,
-    ICoTConfig,
-    ICoTLM,
-    NoCoTConfig,
-    NoCoTLM,
-)
+from lightning_models.thinking_states.baselines.coconut import CoconutConfig, CoconutLM
+from lightning_models.thinking_states.baselines.curricula import ICoTConfig, ICoTLM
+from lightning_models.thinking_states.baselines.text import CoTConfig, CoTLM, NoCoTConfig, NoCoTLM
 from lightning_models.thinking_states.config import ReasoningConfig, ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
 

@@ -1,20 +1,242 @@
 """What decoding keeps: the open sentence of every row, and the vectors of those before it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from lightning_models.thought_gestalt.config import ThoughtGestaltConfig
+from lightning_models.thought_gestalt.memory import MemoryAttention
 from lightning_models.thought_gestalt.network import Extend, ThoughtGestaltNetwork
 from lightning_models.thought_gestalt.packing import Packing, pack
-from lightning_models.thought_gestalt.row_memory import RowMemory
-from lightning_models.thought_gestalt.slots import (
-    OpenSentences,
-    Slots,
-    complete_sentences,
-    split_text,
-)
+
+# ---- working memory of rows that write and forget at their own pace
+
+
+class Shelf:
+    """The latest M vectors of every row, (B, M, D), each row's oldest first."""
+
+    def __init__(self, batch: int, size: int) -> None:
+        """Starts empty; the first vectors fix width, dtype and device."""
+        self.batch, self.size = batch, size
+        self.entries: Tensor | None = None
+
+    def push(self, rows: Tensor, counts: Tensor, new: Tensor) -> None:
+        """Adds ``new`` (R, D) to ``rows`` (R,), which hold ``counts`` (R,); full rows lose one."""
+        if self.entries is None:
+            self.entries = new.new_zeros(self.batch, self.size, new.shape[1])
+        own, full = self.entries[rows], counts == self.size
+        own = torch.where(full[:, None, None], own.roll(-1, dims=1), own)
+        slot = counts.clamp(max=self.size - 1)[:, None, None].expand(-1, 1, own.shape[2])
+        self.entries[rows] = own.scatter(1, slot, new[:, None])
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices)."""
+        self.batch = len(rows)
+        if self.entries is not None:
+            self.entries = self.entries[rows]
+
+
+class RowMemory:
+    """The working memory of rows that write, and forget, at their own pace.
+
+    As in ``SentenceMemory``, each reader keeps its own projection of every sentence, to which the
+    positions are added when it is read.
+    """
+
+    def __init__(self, readers: Sequence[MemoryAttention], positions: Tensor, batch: int) -> None:
+        """Starts empty.
+
+        Args:
+            readers: the layers that read.
+            positions: (M, D), of memory slots 1 to M.
+            batch: rows.
+        """
+        size = len(positions)
+        self._readers = readers
+        self._position_keys = [reader.project_positions(positions) for reader in readers]
+        self._vectors = Shelf(batch, size)
+        self._shelves = [(Shelf(batch, size), Shelf(batch, size)) for _ in readers]
+        self.counts = torch.zeros(batch, dtype=torch.int64, device=positions.device)
+        """int64 (B,): sentences that each row remembers."""
+
+    def write(self, rows: Tensor, sentences: Tensor) -> None:
+        """Adds a sentence vector (R, D) to each of ``rows`` (R,)."""
+        counts = self.counts[rows]
+        self._vectors.push(rows, counts, sentences)
+        for reader, shelves in zip(self._readers, self._shelves, strict=True):
+            for shelf, new in zip(shelves, reader.project(sentences), strict=True):
+                shelf.push(rows, counts, new)
+        self.counts[rows] = (counts + 1).clamp(max=self._vectors.size)
+
+    def forget(self, rows: Tensor) -> None:
+        """Empties the memory of the rows in ``rows``, bool (B,)."""
+        self.counts = self.counts.masked_fill(rows, 0)
+
+    def read(self, reader: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Returns keys and values (B, M, D) and which of them are any, bool (B, M).
+
+        None if no row has ever written.
+        """
+        keys, values = (shelf.entries for shelf in self._shelves[reader])
+        if keys is None or values is None:
+            return None
+        slots = torch.arange(keys.shape[1], device=keys.device)
+        positions = self._position_keys[reader].to(keys.dtype)
+        return keys + positions, values, slots < self.counts[:, None]
+
+    def latest(self) -> Tensor | None:
+        """Returns the last vector of each row (B, D), or None if no row has ever written.
+
+        Rows that remember nothing have anything there.
+        """
+        vectors = self._vectors.entries
+        if vectors is None:
+            return None
+        return vectors[torch.arange(len(vectors), device=vectors.device), self.counts - 1]
+
+    def vectors(self, rows: Tensor) -> Tensor:
+        """Returns the vectors (R, W, D) of ``rows`` (R,); W is the largest of their counts."""
+        assert self._vectors.entries is not None
+        return self._vectors.entries[rows, : int(self.counts[rows].max())]
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices)."""
+        self.counts = self.counts[rows]
+        for shelf in (self._vectors, *(shelf for pair in self._shelves for shelf in pair)):
+            shelf.select(rows)
+
+
+# ---- which slot of which sentence comes next
+#
+# A sentence tensor of U slots holds BOS, up to U - 3 words, EOD where a document ends, and EOS:
+#
+# ==============================  ===============================================================
+# a row's next token              slots, one a step; the row is ready after the last one
+# ==============================  ===============================================================
+# word, EOD                       its own: 1, 2, ... for words, U - 2 for EOD
+# EOS                             U - 1, then BOS (slot 0) of the next sentence
+# word after U - 3 words          cut, as the data cuts: EOS, BOS, then the word
+# anything but EOS after EOD      EOS, BOS, then the token
+# any, at the start of the text   BOS, then the token
+# BOS in an empty sentence        0, or none: where BOS was just processed, its state is the answer
+# BOS after a word                that of a word; trained models do not say it
+# ==============================  ===============================================================
+#
+# EOD ends the document: what follows the sentence's EOS begins another one, without memory.
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The slot that each row processes next; all are (B,)."""
+
+    tokens: Tensor
+    """int64: BOS, EOS, or the row's token."""
+    positions: Tensor
+    """int64: slot numbers."""
+    begins: Tensor
+    """Bool: it is the BOS of a sentence."""
+    closes: Tensor
+    """Bool: it is the EOS of a sentence."""
+    forgets: Tensor
+    """Bool: it is the EOS of a document."""
+    repeats: Tensor
+    """Bool: there is none, the row's last state is asked again."""
+    ready: Tensor
+    """Bool: the row's token is used up after it."""
+
+
+class OpenSentences:
+    """How far the open sentence of each row is."""
+
+    def __init__(
+        self, config: ThoughtGestaltConfig, batch: int, device: torch.device | None = None
+    ) -> None:
+        """Starts ``batch`` texts."""
+        self._config = config
+        self.used = torch.zeros(batch, dtype=torch.int64, device=device)
+        """int64 (B,): slots of the sentence that are processed; 0: BOS comes next."""
+        self.ended = torch.zeros(batch, dtype=torch.bool, device=device)
+        """Bool (B,): the last one was EOD."""
+        self.closed = torch.zeros(batch, dtype=torch.bool, device=device)
+        """Bool (B,): the row's token is EOS, and its slot is processed."""
+
+    def next(self, tokens: Tensor) -> Slots:
+        """Returns the slots that come next, towards ``tokens`` (B,)."""
+        config = self._config
+        begins, eod, eos = self.used == 0, tokens == config.eod_id, tokens == config.eos_id
+        bos = tokens == config.bos_id
+        full = (self.used == config.block_size - 2) & ~eod
+        closes = ~begins & (eos | self.ended | full)
+        positions = torch.where(eod, config.block_size - 2, self.used)
+        positions = positions.masked_fill(closes, config.block_size - 1).masked_fill(begins, 0)
+        return Slots(
+            tokens=tokens.masked_fill(closes, config.eos_id).masked_fill(begins, config.bos_id),
+            positions=positions,
+            begins=begins,
+            closes=closes,
+            forgets=closes & self.ended,
+            repeats=bos & (self.used == 1),
+            ready=torch.where(begins, self.closed | bos, ~closes),
+        )
+
+    def advance(self, tokens: Tensor, slots: Slots, moves: Tensor) -> None:
+        """Notes that the rows in ``moves`` (B,) have processed ``slots``, towards ``tokens``."""
+        eos, eod = tokens == self._config.eos_id, slots.tokens == self._config.eod_id
+        self.used = torch.where(moves, (self.used + 1).masked_fill(slots.closes, 0), self.used)
+        self.ended = torch.where(moves, eod, self.ended)
+        self.closed = torch.where(moves, slots.closes & eos, self.closed)
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices), in that order."""
+        self.used, self.ended, self.closed = self.used[rows], self.ended[rows], self.closed[rows]
+
+
+def split_text(
+    ids: Sequence[int], config: ThoughtGestaltConfig
+) -> tuple[list[list[int]], list[int]]:
+    """Returns the complete sentences of a text's last document, and its open sentence.
+
+    All without boundary tokens, but for an EOD at the end of the open one. Fed token by token, the
+    text is cut in the same places.
+    """
+    complete: list[list[int]] = []
+    words: list[int] = []
+    for token in ids:
+        ended = words[-1:] == [config.eod_id]
+        full = len(words) == config.block_size - 3 and token != config.eod_id
+        if token == config.eos_id or ended or full:
+            if ended:
+                complete = []
+            else:
+                complete.append(words)
+            words = []
+        if token != config.eos_id and (words or token != config.bos_id):
+            words.append(token)
+    return complete, words
+
+
+def complete_sentences(
+    texts: Sequence[Sequence[Sequence[int]]], config: ThoughtGestaltConfig
+) -> tuple[Tensor, Tensor]:
+    """Returns texts of sentences without boundary tokens as ``packing.pack`` takes them.
+
+    That is tokens (B, S, U) and lengths (B, S), int64.
+    """
+    shape = len(texts), max(map(len, texts), default=0), config.block_size
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    lengths = torch.zeros(shape[:2], dtype=torch.int64)
+    for row, sentences in enumerate(texts):
+        for t, words in enumerate(sentences):
+            marked = [config.bos_id, *words, config.eos_id]
+            tokens[row, t, : len(marked)] = torch.tensor(marked)
+            lengths[row, t] = len(marked)
+    return tokens, lengths
+
+
+# ---- cache
 
 
 class LayerSlots:
@@ -58,7 +280,7 @@ class LayerSlots:
 
 
 class GestaltCache:
-    """Texts that are decoded sentence by sentence, each row at its own pace (see ``slots``).
+    """Texts that are decoded sentence by sentence, each row at its own pace.
 
     A step is one pass of one slot of every row. What a row keeps does not grow with its text: the
     slots of its open sentence, and M sentence vectors with their projections.

@@ -116,6 +116,7 @@ class ThoughtGestaltLM(LanguageModel):
         matrix = self.network.output_matrix
 
         def consume(step: SentenceStep, h: Tensor) -> tuple[Tensor, Tensor]:
+            """Returns the losses of a step's states (P, D): the weighted sum, each kind's sum."""
             return _kind_losses(h, matrix, step.targets, step.target_kind, weights)
 
         if not steps:
@@ -198,6 +199,7 @@ class ThoughtGestaltLM(LanguageModel):
         greedy = torch.zeros_like(log_prob, dtype=torch.bool)
 
         def consume(step: SentenceStep, h: Tensor) -> None:
+            """Writes the scores of a step's states (P, D) to their slots."""
             log_prob[step.source] = token_log_probs(h, matrix, step.targets)
             if wants("entropy"):
                 entropy[step.source] = token_entropies(h, matrix)

@@ -1,6 +1,6 @@
 """The control that computes as much without choosing: every token copied n times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_models.layers import KVCache
 from lightning_models.optim import OptimizerConfig
-from lightning_models.thoughtbubbles.streams import score_dtype
+from lightning_models.thoughtbubbles.forking import score_dtype
 from lightning_models.transformer import TransformerLM
 from lightning_models.transformer.network import TransformerConfig, TransformerNetwork
 
@@ -95,31 +95,14 @@ class CopyLM(TransformerLM):
         """
         super().__init__(config, optimizer, compile)
 
+    @property
+    def slots_per_token(self) -> int:
+        """Copies of a token."""
+        return self.config.copies
+
     def build_network(self) -> CopyNetwork:
         """Returns a freshly initialised network."""
         return CopyNetwork(self.config)
-
-    def init_cache(
-        self,
-        prompts: Tensor,
-        lengths: Tensor,
-        max_new_tokens: int,
-        streams: Sequence[tuple[int, int]] = (),
-    ) -> KVCache:
-        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
-        copies = self.config.copies
-        cache = self.network.new_cache(len(prompts), copies * (prompts.shape[1] + max_new_tokens))
-        if prompts.shape[1] > 1:
-            self.network(prompts[:, :-1], cache)
-            cache.advance(copies * (lengths - 1))
-        return cache
-
-    def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
-        h = self.network(tokens[:, None], cache)
-        cache.advance(self.config.copies)
-        logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
-        return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
 
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the FLOPs per token of ``context`` tokens, n copies each, by part."""

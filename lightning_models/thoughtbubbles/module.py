@@ -19,10 +19,14 @@ from lightning_models.output_layer import (
     mixture_log_probs,
 )
 from lightning_models.outputs import Likelihood, LossOutput, Scores, Term
-from lightning_models.thoughtbubbles.cache import PrefixCache, StreamCache
 from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
 from lightning_models.thoughtbubbles.forking import ForkLayer
-from lightning_models.thoughtbubbles.network import Decoded, ThoughtbubblesNetwork
+from lightning_models.thoughtbubbles.network import (
+    Decoded,
+    PrefixCache,
+    StreamCache,
+    ThoughtbubblesNetwork,
+)
 
 
 class ThoughtbubblesLM(LanguageModel):

@@ -41,6 +41,11 @@ class TransformerLM(LanguageModel):
         """
         super().__init__(config, optimizer, compile)
 
+    @property
+    def slots_per_token(self) -> int:
+        """Entries of the decoding cache that a token takes."""
+        return 1
+
     def build_network(self) -> TransformerNetwork:
         """Returns a freshly initialised network."""
         return TransformerNetwork(self.config)
@@ -77,16 +82,17 @@ class TransformerLM(LanguageModel):
     ) -> KVCache:
         """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
         self.check_context(int(lengths.max()) + max_new_tokens - 1)  # the last is not read again
-        cache = self.network.new_cache(len(prompts), prompts.shape[1] + max_new_tokens)
+        slots = self.slots_per_token
+        cache = self.network.new_cache(len(prompts), slots * (prompts.shape[1] + max_new_tokens))
         if prompts.shape[1] > 1:
             self.network(prompts[:, :-1], cache)
-            cache.advance(lengths - 1)
+            cache.advance(slots * (lengths - 1))
         return cache
 
     def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
         h = self.network(tokens[:, None], cache)
-        cache.advance(1)
+        cache.advance(self.slots_per_token)
         logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
         return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
 

@@ -7,7 +7,7 @@ import torch
 from lightning_models import LatentThoughtLM
 from lightning_models.latent_thought import LatentThoughtConfig
 from lightning_models.latent_thought.module import SCORED, TRAINED
-from lightning_models.latent_thought.noise import Noise, Purpose
+from lightning_models.latent_thought.posterior import Noise, Purpose
 from tests.reference import latent_thought as reference
 
 V = 11

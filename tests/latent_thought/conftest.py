@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_models.latent_thought import encoders, network
+from lightning_models.latent_thought import network
 from lightning_models.layers import Rope
 from lightning_models.transformer import network as transformer_network
 
@@ -19,7 +19,7 @@ def exact_rope_tables(positions, head_dim, base=10000.0):
 @pytest.fixture
 def exact(monkeypatch):
     """Positions, tables and weights in float64, instead of float32; noise has float32's values."""
-    for module in (network, encoders, transformer_network):
+    for module in (network, transformer_network):
         monkeypatch.setattr(module, "rope_tables", exact_rope_tables)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_models import LatentThoughtLM
 from lightning_models.flops import TRAINING_FACTOR, head_flops
 from lightning_models.latent_thought import LatentThoughtConfig
-from lightning_models.latent_thought.compute import before_latents
+from lightning_models.latent_thought.network import before_latents
 from lightning_models.latent_thought.reading import Reading
 from lightning_models.layers import recording
 from lightning_models.runtime import gradients_on

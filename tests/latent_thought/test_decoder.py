@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_models import LatentThoughtConfig, TransformerLM
-from lightning_models.latent_thought.cross_attention import latent_positions
+from lightning_models.latent_thought.network import latent_positions
 from lightning_models.transformer import TransformerConfig
 from tests.latent_thought.cases import (
     SIZES,

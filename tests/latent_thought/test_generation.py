@@ -5,7 +5,7 @@ import torch
 
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.latent_thought.module import WRITTEN
-from lightning_models.latent_thought.noise import Noise, Purpose
+from lightning_models.latent_thought.posterior import Noise, Purpose
 from lightning_models.layers import recording
 from tests.latent_thought.cases import build, random_latents, reference_of, rows_of
 from tests.reference import latent_thought as reference

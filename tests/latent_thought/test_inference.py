@@ -3,8 +3,13 @@
 import pytest
 import torch
 
-from lightning_models.latent_thought.noise import Noise, Purpose
-from lightning_models.latent_thought.posterior import InnerLoop, divergence_floor, infer
+from lightning_models.latent_thought.posterior import (
+    InnerLoop,
+    Noise,
+    Purpose,
+    divergence_floor,
+    infer,
+)
 from lightning_models.latent_thought.reading import Reading
 from lightning_models.runtime import gradients_on
 from tests.latent_thought.cases import (

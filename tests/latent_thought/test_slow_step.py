@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_models.latent_thought.noise import Purpose
-from lightning_models.latent_thought.posterior import InnerLoop, divergence_floor
+from lightning_models.latent_thought.posterior import InnerLoop, Purpose, divergence_floor
 from tests.latent_thought.cases import (
     TRAINING,
     alone,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from filelock import FileLock
 
-from studies.runner import CommandError, Progress, RunFolder, execute, run_study, stop_running
+from studies.runner import CommandError, RunFolder, StudyProgress, execute, run_study, stop_running
 from studies.study import StudyError
 
 
@@ -160,14 +160,14 @@ def test_checkpoints_and_validations_are_as_frequent(study):
 def test_the_time_left_follows_costs_then_measured_times(study, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("studies.runner.time.monotonic", lambda: now[0])
-    progress, left = Progress(study.seeded()), []
+    progress, left = StudyProgress(study.seeded()), []
     for run, seconds in zip(study.seeded(), (60.0, 120.0, 60.0, 120.0), strict=True):
         progress.begin(run)
         now[0] += seconds
         progress.end(run, executed=True)
         left.append(progress.left())
     assert left == [60.0 * (3 + 1 + 3), 60.0 + 120.0, 120.0, None]
-    progress = Progress(study.seeded())
+    progress = StudyProgress(study.seeded())
     progress.begin(study.seeded()[0])
     progress.end(study.seeded()[0], executed=False)
     assert progress.left() is None

@@ -11,7 +11,7 @@ from callbacks import ResumeState
 from datamodules.base import BatchLoader, TrainingSource
 from datamodules.reasoning.module import Wording
 from lightning_models import OptimizerConfig
-from lightning_models.thinking_states.baselines import CoconutLM, CoTLM, ICoTLM, NoCoTLM
+from lightning_models.thinking_states import CoconutLM, CoTLM, ICoTLM, NoCoTLM
 
 V = 16
 EOS, PREFIX, SEPARATOR = 0, (3, 4), (5,)

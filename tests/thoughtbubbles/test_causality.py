@@ -159,12 +159,12 @@ def test_an_empty_row_gives_others_no_wrong_gradients(case):
 
 def test_small_windows_of_scores_are_unfolded_in_parts(monkeypatch):
     """The same streams, whatever number of scores is held at once."""
-    from lightning_models.thoughtbubbles import allocation
+    from lightning_models.thoughtbubbles import forking
 
     model, batch = build(**CAUSAL["window-2L"]), rows_of([LONG, 8, 3])
     whole = stream_counts(model, batch)
     for limit in (1, 100, 333):
-        monkeypatch.setattr(allocation, "WINDOW_ELEMENTS", limit)
+        monkeypatch.setattr(forking, "WINDOW_ELEMENTS", limit)
         for mine, expected in zip(stream_counts(model, batch), whole, strict=True):
             assert torch.equal(mine, expected)
 

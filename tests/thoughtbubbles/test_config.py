@@ -94,7 +94,7 @@ def test_budgets_of_other_lengths(kappa, length, dynamic, fixed):
     """Appendix E.1: the ratio stays (rounded up, and not by float noise), or the number does."""
     import torch
 
-    from lightning_models.thoughtbubbles.allocation import row_budgets
+    from lightning_models.thoughtbubbles.forking import row_budgets
 
     for budget, expected in (("dynamic", dynamic), ("fixed", fixed)):
         chosen = config(kappa=kappa, budget=budget)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_models.generation import SamplingConfig, generate
-from lightning_models.thoughtbubbles.cache import PrefixCache, StreamCache
+from lightning_models.thoughtbubbles.network import PrefixCache, StreamCache
 from tests.thoughtbubbles.cases import (
     THRESHOLDS,
     build,

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from tests.training.conftest import checkpoint_folder, load
-from training.records import RunRecord, free_path, git_commit
+from training.records import SaveRunRecord, free_path, git_commit
 
 
 def test_the_record_names_command_commit_and_versions(trained):
@@ -139,7 +139,7 @@ def test_checkpoints_without_an_id_go_on_in_their_folder(fit, own_run):
 def test_all_ranks_take_the_id_of_the_first():
     strategy = SimpleNamespace(broadcast=lambda value: "of rank 0")
     trainer = SimpleNamespace(strategy=strategy, log_dir=None, loggers=[], is_global_zero=False)
-    record, checkpoint = RunRecord(None, None), {}
+    record, checkpoint = SaveRunRecord(None, None), {}
     record.setup(trainer, None, "fit")
     record.on_save_checkpoint(trainer, None, checkpoint)
     assert checkpoint["run"]["id"] == "of rank 0"

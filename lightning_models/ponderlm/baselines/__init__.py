@@ -14,24 +14,3 @@ repeated blocks; scores and FLOPs by step  ``shared.RepeatedNetwork``, ``shared.
 PonderLM-2 is in ``ponderlm.module``: PonderLM-3 is built on it. The plain decoder, as deep or
 deeper, is ``transformer.TransformerLM``.
 """
-
-from lightning_models.ponderlm.baselines.mixture_of_recursions import MoRConfig, MoRLM
-from lightning_models.ponderlm.baselines.simple import (
-    LoopedConfig,
-    LoopedLM,
-    PauseConfig,
-    PauseLM,
-    PonderLM1,
-    PonderLM1Config,
-)
-
-__all__ = [
-    "LoopedConfig",
-    "LoopedLM",
-    "MoRConfig",
-    "MoRLM",
-    "PauseConfig",
-    "PauseLM",
-    "PonderLM1",
-    "PonderLM1Config",
-]

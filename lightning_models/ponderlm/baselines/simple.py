@@ -1,6 +1,5 @@
 """Looped decoders, pause tokens and PonderLM-1: every token takes the same additional steps."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,31 +160,14 @@ class PauseLM(DepthLM):
         """
         super().__init__(config, optimizer, compile)
 
+    @property
+    def slots_per_token(self) -> int:
+        """The token's own slot and its pauses."""
+        return self.config.thinking_steps + 1
+
     def build_network(self) -> PauseNetwork:
         """Returns a freshly initialised network."""
         return PauseNetwork(self.config)
-
-    def init_cache(
-        self,
-        prompts: Tensor,
-        lengths: Tensor,
-        max_new_tokens: int,
-        streams: Sequence[tuple[int, int]] = (),
-    ) -> KVCache:
-        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
-        slots = self.config.thinking_steps + 1
-        cache = self.network.new_cache(len(prompts), slots * (prompts.shape[1] + max_new_tokens))
-        if prompts.shape[1] > 1:
-            self.network(prompts[:, :-1], cache)
-            cache.advance(slots * (lengths - 1))
-        return cache
-
-    def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after the pauses of ``tokens`` (B,); all are ready."""
-        h = self.network(tokens[:, None], cache)
-        cache.advance(self.config.thinking_steps + 1)
-        logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
-        return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
 
     def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
         """Returns the forward FLOPs per token by part, with ``steps`` pauses after it.
@@ -334,6 +316,7 @@ class _ExpectedEmbedding(torch.autograd.Function):
     def forward(
         ctx: Any, h: Tensor, output_matrix: Tensor, input_matrix: Tensor, dtype: torch.dtype
     ) -> Tensor:
+        """Returns the expected embeddings (rows, D) of states (rows, D)."""
         ctx.save_for_backward(h, output_matrix, input_matrix)
         ctx.dtype = dtype
         states, scores, table = (x.to(dtype) for x in (h, output_matrix, input_matrix))
@@ -346,6 +329,7 @@ class _ExpectedEmbedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the gradients of states and matrices; logits are computed again."""
         h, output_matrix, input_matrix = ctx.saved_tensors
         with torch.autocast(h.device.type, enabled=False):
             grads = _gradients(h, output_matrix, input_matrix, grad_outputs[0], ctx.dtype)

@@ -16,18 +16,3 @@ a backbone from another checkpoint         ``curricula.load_backbone``
 base of the four                           ``text.TextLM``
 =========================================  =====================================================
 """
-
-from lightning_models.thinking_states.baselines.coconut import CoconutConfig, CoconutLM
-from lightning_models.thinking_states.baselines.curricula import ICoTConfig, ICoTLM
-from lightning_models.thinking_states.baselines.text import CoTConfig, CoTLM, NoCoTConfig, NoCoTLM
-
-__all__ = [
-    "CoTConfig",
-    "CoTLM",
-    "CoconutConfig",
-    "CoconutLM",
-    "ICoTConfig",
-    "ICoTLM",
-    "NoCoTConfig",
-    "NoCoTLM",
-]
