@@ -8,11 +8,12 @@ place               what it holds
 ``load``            models, data and tokenizers of checkpoints, and the provenance of results
 ``output``          tables, and files that are whole or not there
 ``cost``            what a score costs: FLOPs, steps and wall time
-``figures``         figures and their CSV tables as whole files
-``runs``            runs and checkpoints: places, labels, logged numbers
-``run_metrics``     sizes, training cost, likelihood and tasks of a run
+``runs``            runs and checkpoints: places, names, labels, logs
+``run_metrics``     the table of runs: sizes, training cost, likelihood, tasks
+``report``          report of a comparison: checks, columns, tables, page
 ``views``           curves, FLOPs and result files, without a score
-``report``          report of a comparison: checks, columns, tables, figure, page
+``tables``          frames as tables for people: text, Markdown, HTML
+``figures``         figures from frames, and pictures and CSV as whole files
 ``generate``        command: continuations of prompts
 ``importing``       command: a checkpoint from ``transformers`` weights
 ``scoring``         sums over a corpus, and the numbers that follow from them

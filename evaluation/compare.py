@@ -3,42 +3,119 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.arguments import Split, add_which_argument
-from evaluation.figures import check_csv, check_picture, write_frame, write_picture
+from evaluation.arguments import Split
+from evaluation.figures import (
+    check_csv,
+    check_picture,
+    compare_figure,
+    write_frame,
+    write_picture,
+)
 from evaluation.load import Device, Precision, pick_device
 from evaluation.report import (
     FIGURE,
-    ComparisonReport,
-    as_markdown,
-    as_page,
-    as_text,
     check_folder,
-    compare_figure,
-    curves_frame,
-    drawn_rows,
     make_report,
-    rows_frame,
+    report_markdown,
+    report_page,
+    report_text,
+    rows_table,
+    runs_table,
     write_folder,
 )
 from evaluation.run_metrics import (
-    ReportRow,
+    ANSWERS,
+    BITS,
+    NATS,
     ResultFile,
-    RunMetrics,
     ScoringOptions,
-    make_rows,
+    logged_points,
     measure,
     named_results,
+    runs_frame,
 )
-from evaluation.runs import SKIP, LeftOut, RunRecord, find_compared, left_out_or_raise
+from evaluation.runs import RunRecord, find_compared, reason_or_raise
 from evaluation.views import view_compute, view_curves, view_results
+from lightning_models.checkpoint import Which
 from lightning_models.recipe import import_packages
 
 View = Literal["report", "curves", "compute", "results"]
 DEFAULT_OUTPUT = "runs/comparison"
+OF_RUNS = ("report", "curves", "compute")
+"""Views that read runs."""
+
+
+class CompareOption(NamedTuple):
+    """An option that some views have."""
+
+    views: tuple[str, ...]
+    type: Any
+    default: Any
+    help: str
+
+
+OPTIONS = {
+    "which": CompareOption(
+        OF_RUNS,
+        Which,
+        "last",
+        "Of a folder's run the furthest checkpoint (last), or the best one by the value that "
+        "the training ranked them by (best). Files cannot be named with best.",
+    ),
+    "label": CompareOption(
+        OF_RUNS,
+        str | None,
+        None,
+        "Keys of the models' config that name the rows, separated by commas, or model for the "
+        "class. Found where models of one class differ in one or two.",
+    ),
+    "skip_unreadable": CompareOption(
+        OF_RUNS,
+        bool,
+        False,
+        "Leave out runs that cannot be read or scored, and say so, rather than stop.",
+    ),
+    "title": CompareOption(
+        ("report",), str | None, None, "Heading of the report (null: how many runs)."
+    ),
+    "introduction": CompareOption(
+        ("report",), str, "", "A paragraph to stand below the heading of the report."
+    ),
+    "results": CompareOption(
+        ("report",),
+        list[str],
+        [],
+        "JSON files of evaluate.py tasks or perplexity about these checkpoints, or patterns. "
+        "Those in the folders of a run are found.",
+    ),
+    "split": CompareOption(("report",), Split, "val", "Held-out documents to score."),
+    "batch_size": CompareOption(
+        ("report",), int | None, None, "Rows per batch (null: as trained)."
+    ),
+    "limit_batches": CompareOption(("report",), int | None, None, "Score that many batches only."),
+    "device": CompareOption(("report",), Device, "auto", "Where to run; auto takes a GPU if any."),
+    "precision": CompareOption(("report",), Precision, "32", "bf16 rounds the matrix products."),
+    "scalar": CompareOption(("curves",), str, "val/loss", "Logged value to draw, such as val/ppl."),
+    "context": CompareOption(
+        ("compute",),
+        int | None,
+        None,
+        "Tokens of a sequence; null: those of the windows of the training.",
+    ),
+    "set": CompareOption(
+        ("compute",),
+        dict[str, Any],
+        {},
+        "Fields of the models' config to change, also those that decide shapes, e.g. "
+        "--set.num_layers 12: no weights are read.",
+    ),
+}
+"""Options by name; ``check_options`` refuses those of another view."""
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -58,7 +135,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="report: score all, and check what they have in common. curves: a logged value over "
         "tokens and FLOPs. compute: what FLOPs are spent on. results: result files side by side.",
     )
-    add_which_argument(parser)
     parser.add_argument(
         "--output",
         type=str | None,
@@ -68,77 +144,38 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "and compute a figure, .svg or .png, with its numbers as .csv; of results a .csv file.",
     )
     parser.add_argument(
-        "--label",
-        type=str | None,
-        default=None,
-        help="Keys of the models' config that name the rows, separated by commas, or model for the "
-        "class. Found where models of one class differ in one or two.",
-    )
-    parser.add_argument(
-        SKIP,
-        action="store_true",
-        help="Leave out runs that cannot be read or scored, and say so, rather than stop.",
-    )
-    parser.add_argument(
         "--packages",
         type=list[str],
         default=[],
         help="Packages to import first, where models or data are classes of your own.",
     )
-    _add_report_arguments(parser)
-    parser.add_argument(
-        "--scalar", type=str, default="val/loss", help="Of curves: logged value, such as val/ppl."
-    )
-    parser.add_argument(
-        "--context",
-        type=int | None,
-        default=None,
-        help="Of compute: tokens of a sequence; null: those of the windows of the training.",
-    )
-    parser.add_argument(
-        "--set",
-        type=dict[str, Any],
-        default={},
-        help="Of compute: fields of the models' config to change, also those that decide shapes, "
-        "e.g. --set.num_layers 12: no weights are read.",
-    )
+    for name, option in OPTIONS.items():
+        of = "" if option.views == OF_RUNS else f"Of {' and '.join(option.views)}: "
+        how: dict[str, Any] = {"type": option.type}
+        if option.type is bool:
+            how = {"action": "store_true"}
+        elif option.type == list[str]:
+            how = {"type": str, "nargs": "*"}
+        parser.add_argument(f"--{name}", default=option.default, help=of + option.help, **how)
 
 
-def _add_report_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--title",
-        type=str | None,
-        default=None,
-        help="Heading of the report (null: how many runs).",
-    )
-    parser.add_argument(
-        "--introduction", type=str, default="", help="A paragraph to stand below the heading."
-    )
-    parser.add_argument(
-        "--results",
-        type=str,
-        nargs="*",
-        default=[],
-        help="JSON files of evaluate.py tasks or perplexity about these checkpoints, or patterns. "
-        "Those in the folders of a run are found.",
-    )
-    parser.add_argument("--split", type=Split, default="val", help="Held-out documents to score.")
-    parser.add_argument(
-        "--batch_size", type=int | None, default=None, help="Rows per batch (null: as trained)."
-    )
-    parser.add_argument(
-        "--limit_batches", type=int | None, default=None, help="Score that many batches only."
-    )
-    parser.add_argument(
-        "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
-    )
-    parser.add_argument(
-        "--precision", type=Precision, default="32", help="bf16 rounds the matrix products."
-    )
+def check_options(settings: Namespace) -> None:
+    """Checks that no option is given that the view does not use.
+
+    Raises:
+        ValueError: if one is; it names the views that use it.
+    """
+    for name, option in OPTIONS.items():
+        if settings.view not in option.views and settings[name] != option.default:
+            raise ValueError(
+                f"{name} is an option of --view {' and '.join(option.views)}; leave it out with "
+                f"--view {settings.view}"
+            )
 
 
 def run(settings: Namespace) -> None:
     """Prints the view that is asked for, and writes its files."""
+    check_options(settings)
     import_packages(settings.packages)
     if settings.view == "report":
         _run_report(settings)
@@ -155,8 +192,8 @@ def run(settings: Namespace) -> None:
     else:
         changes, context = settings["set"], settings.context
         print(view_compute(runs, changes, context, settings.label, picture))
-    for one in left_out:
-        print(f"left out: {one.name}: {one.reason}")
+    for name, reason in left_out.items():
+        print(f"left out: {name}: {reason}")
 
 
 def _run_report(settings: Namespace) -> None:
@@ -171,44 +208,88 @@ def _run_report(settings: Namespace) -> None:
         settings.device,
     )
     skip = settings.skip_unreadable
-    runs, left_out = find_compared(settings.runs, skip=skip, which=settings.which)
-    measured, more = _measure_all(runs, how, named_results(settings.results, runs), skip=skip)
-    rows = make_rows(measured, settings.label)
+    found, left_out = find_compared(settings.runs, skip=skip, which=settings.which)
+    lines, more = _measure_all(found, how, named_results(settings.results, found), skip=skip)
+    runs = runs_frame(lines, settings.label)
     report = make_report(
-        rows, [*left_out, *more], title=settings.title, introduction=settings.introduction
+        runs, left_out | more, title=settings.title, introduction=settings.introduction
     )
-    print(as_text(report))
-    write_folder(folder, lambda place: _write(place, report, rows))
+    print(report_text(report))
+
+    def write(place: Path) -> None:
+        svg = None
+        if report.has_figure:
+            svg = _write_figure(place, runs, found)
+        write_frame(place / "report.csv", rows_table(runs))
+        write_frame(place / "runs.csv", runs_table(runs))
+        (place / "report.md").write_text(report_markdown(report), encoding="utf-8")
+        (place / "report.html").write_text(report_page(report, svg), encoding="utf-8")
+
+    write_folder(folder, write)
     print(f"\nwritten to {folder}")
 
 
 def _measure_all(
     runs: Sequence[RunRecord], how: ScoringOptions, named: Sequence[ResultFile], *, skip: bool
-) -> tuple[list[RunMetrics], list[LeftOut]]:
-    """Returns what is known of each run, and the runs that are left out.
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Returns the line of each run, and the runs that are left out with the reason.
 
     Raises:
         ValueError: if one cannot be scored and ``skip`` is false, or none can.
     """
-    measured, left_out = [], []
+    lines, left_out = [], {}
     for number, one in enumerate(runs, start=1):
         print(f"run {number} of {len(runs)}: {one.name}", file=sys.stderr)
+        path = str(one.checkpoint.path)
         try:
-            measured.append(measure(one, how, named))
+            lines.append(measure(one, how, named))
         except ValueError as error:
-            left_out.append(left_out_or_raise(str(one.checkpoint.path), error, skip=skip))
-    if not measured:
-        raise ValueError(f"runs: none of them can be scored; {left_out[0].reason}")
-    return measured, left_out
+            left_out[path] = reason_or_raise(path, error, skip=skip)
+    if not lines:
+        reason = next(iter(left_out.values()))
+        raise ValueError(f"runs: none of them can be scored; {reason}")
+    return lines, left_out
 
 
-def _write(place: Path, report: ComparisonReport, rows: Sequence[ReportRow]) -> None:
-    svg = None
-    if report.has_figure:
-        write_picture(compare_figure(drawn_rows(rows)), place / FIGURE)
-        svg = (place / FIGURE).read_bytes()
-        write_frame(place / "curves.csv", curves_frame(rows))
-    write_frame(place / "report.csv", rows_frame(report.frame))
-    write_frame(place / "runs.csv", report.frame)
-    (place / "report.md").write_text(as_markdown(report), encoding="utf-8")
-    (place / "report.html").write_text(as_page(report, svg), encoding="utf-8")
+# ---- figure
+
+
+SCALARS = {BITS: "val/bpb", NATS: "val/loss"}
+"""What is logged of a loss."""
+
+
+def loss_key(runs: pd.DataFrame) -> str:
+    """Returns the loss that is drawn: bits per byte where all have it, else nats per token."""
+    return BITS if runs[BITS].notna().all() else NATS
+
+
+def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFrame:
+    """Returns the points of the figure's lines: what validations logged up to the checkpoint.
+
+    Args:
+        runs: the table of runs, those with a loss of text.
+        records: of these runs and maybe of others.
+
+    Returns:
+        ``run``, ``label``, ``steps``, ``tokens``, ``training_flops`` and the logged loss.
+    """
+    scalar, logs = SCALARS[loss_key(runs)], {record.name: record.scalars for record in records}
+    curves = []
+    for line in runs.to_dict("records"):
+        points = logged_points(line, logs[line["run"]].get(scalar, {}), scalar)
+        points = points[points["steps"] <= line["steps"]].rename(
+            columns={"flops": "training_flops"}
+        )
+        points.insert(0, "run", line["run"])
+        points.insert(1, "label", line["label"])
+        curves.append(points)
+    return pd.concat(curves)
+
+
+def _write_figure(place: Path, runs: pd.DataFrame, records: Sequence[RunRecord]) -> bytes:
+    """Writes the figure and its points; returns it. Answers to questions have no place in it."""
+    drawn = runs[runs["counted"] != ANSWERS]
+    curves = curves_frame(drawn, records)
+    write_picture(compare_figure(drawn, curves, loss_key(drawn)), place / FIGURE)
+    write_frame(place / "curves.csv", curves)
+    return (place / FIGURE).read_bytes()

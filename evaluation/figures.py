@@ -1,13 +1,21 @@
-"""Figures and their CSV tables as whole files; colours, marks and axes that figures share."""
+"""Figures of compare, its views, sweep and scaling from frames; pictures and CSV as whole files."""
 
-from collections.abc import Sequence
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from evaluation.output import check_target, write_atomically
+from evaluation.runs import Labels, is_number
+from evaluation.tables import KINDS
 from lightning_models.outputs import Likelihood
+
+if TYPE_CHECKING:
+    from evaluation.scaling import FittedCurve
 
 FORMATS = (".svg", ".png")
 DPI = 150
@@ -21,6 +29,9 @@ MARKS: dict[Likelihood, str] = {
     "noncausal": "(noncausal)",
 }
 """What follows the label of a likelihood, by its kind."""
+
+
+# ---- files
 
 
 def check_picture(target: str, key: str = "output") -> Path:
@@ -57,6 +68,68 @@ def table_path(picture: Path) -> Path:
     return picture.with_suffix(".csv")
 
 
+def write_picture(figure: Any, path: Path) -> None:
+    """Writes a figure; the same one makes the same file.
+
+    Args:
+        figure: of matplotlib.
+        path: where to; its ending is the format.
+    """
+    import matplotlib as mpl
+
+    form: dict[str, Any] = {"format": path.suffix.removeprefix("."), "dpi": DPI}
+    with mpl.rc_context({"svg.hashsalt": "evaluation"}):
+        write_atomically(path, lambda file: figure.savefig(file, metadata={"Date": None}, **form))
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Writes rows as CSV, see ``write_frame``."""
+    write_frame(path, pd.DataFrame(rows, columns=list(header), dtype=object))
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Writes a table as CSV, atomically; numbers keep all their digits, None is an empty cell."""
+    write_atomically(path, lambda target: frame.to_csv(target, index=False, lineterminator="\n"))
+
+
+# ---- what figures share
+
+
+def make_panels(
+    size: tuple[float, float], number: int = 1, **options: Any
+) -> tuple[Any, list[Any]]:
+    """Returns a figure of matplotlib, and its panels from left to right.
+
+    Args:
+        size: width and height in inches.
+        number: of panels.
+        **options: of ``Figure.subplots``.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, list(figure.subplots(1, number, squeeze=False, **options)[0])
+
+
+def add_legend(figure: Any, named: Mapping[str, Any], columns: int = LEGEND_COLUMNS) -> None:
+    """Adds a legend above the panels.
+
+    Args:
+        figure: of matplotlib.
+        named: what is shown, by its name.
+        columns: at most.
+    """
+    place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(named), columns)}
+    figure.legend(
+        list(named.values()), list(map(plain_text, named)), frameon=False, fontsize=9, **place
+    )
+
+
+def plain_text(text: str) -> str:
+    """Returns text in which a dollar sign does not start a formula."""
+    return text.replace("$", r"\$")
+
+
 def label_sizes(axis: Any) -> None:
     """Labels a logarithmic x axis of sizes, such as 2k or 10M, at least twice.
 
@@ -84,7 +157,7 @@ def label_sizes(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def dress_costs(axes: Any, name: str) -> None:
+def set_costs(axes: Any, name: str) -> None:
     """Sets up a logarithmic x axis of sizes and a grid.
 
     Args:
@@ -99,25 +172,322 @@ def dress_costs(axes: Any, name: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def write_picture(figure: Any, path: Path) -> None:
-    """Writes a figure; the same one makes the same file.
+# ---- comparison: loss against tokens, training FLOPs and inference FLOPs
+
+
+COSTS_OF_LOSS = {
+    "training_tokens": ("training tokens", "tokens"),
+    "flops": ("training FLOPs", "training_flops"),
+    "inference_flops_per_token": ("inference FLOPs per token", None),
+}
+"""Columns of the table of runs: what panels are called, and the column of the curves."""
+LOSS_TITLES = {
+    "bits_per_byte": "loss (bits per byte)",
+    "nats_per_token": "loss (nats per token)",
+}
+KIND_DASHES = {"exact": "-", "lower_bound": "--", "estimate": ":", "noncausal": "-."}
+LOSS_LEGEND_COLUMNS = 3
+
+
+def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
+    """Returns three panels over one loss; lines are of validations, large points of the scores.
+
+    Runs of a row share a colour, kinds of likelihood have dashes and hollow points of their own.
 
     Args:
-        figure: of matplotlib.
-        path: where to; its ending is the format.
+        runs: the table of runs, of those with a loss of text, at least one.
+        curves: ``run``, ``tokens``, ``training_flops`` and, as the last column, the loss.
+        key: of ``LOSS_TITLES``, the column of the loss.
     """
-    import matplotlib as mpl
+    figure, axes = make_panels((12, 4.8), len(COSTS_OF_LOSS), sharey=True)
+    panels: dict[str, Any] = dict(zip(COSTS_OF_LOSS, axes, strict=True))
+    named: dict[str, Any] = {}
+    for number, (label, row) in enumerate(runs.groupby("label", sort=False)):
+        colour = COLOURS[number % len(COLOURS)]
+        kind = row["likelihood"].iloc[0]
+        look = {"color": colour, "linestyle": KIND_DASHES[kind]}
+        for name in row["run"]:
+            _draw_curve(panels, curves[curves["run"] == name], len(row) == 1, **look)
+        shown = label if kind == "exact" else f"{label} ({KINDS[kind]})"
+        named[shown] = _draw_scores(panels, row, row[key], hollow=kind != "exact", **look)
+    for column, panel in panels.items():
+        set_costs(panel, COSTS_OF_LOSS[column][0])
+    axes[0].set_ylabel(LOSS_TITLES[key])
+    add_legend(figure, named, LOSS_LEGEND_COLUMNS)
+    return figure
 
-    form: dict[str, Any] = {"format": path.suffix.removeprefix("."), "dpi": DPI}
-    with mpl.rc_context({"svg.hashsalt": "evaluation"}):
-        write_atomically(path, lambda file: figure.savefig(file, metadata={"Date": None}, **form))
+
+def _draw_curve(panels: Mapping[str, Any], curve: pd.DataFrame, alone: bool, **style: Any) -> None:
+    style |= {"linewidth": 1.4 if alone else 0.8, "alpha": 1.0 if alone else 0.7}
+    style |= {"marker": ".", "markersize": 3}
+    if len(curve) == 1:  # no line, and the large point of the score may cover it
+        style |= {"marker": "x", "markersize": 9, "zorder": 4}
+    for column, (_, cost) in COSTS_OF_LOSS.items():
+        if cost is not None and len(curve):
+            panels[column].plot(list(curve[cost]), list(curve.iloc[:, -1]), **style)
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes rows as CSV, see ``write_frame``."""
-    write_frame(path, pd.DataFrame(rows, columns=list(header), dtype=object))
+def _draw_scores(
+    panels: Mapping[str, Any], row: pd.DataFrame, losses: pd.Series, *, hollow: bool, **style: Any
+) -> Any:
+    """Draws the means of a row with the range of its seeds; returns what the legend shows."""
+    mean = statistics.fmean(losses)
+    error = [[mean - min(losses)], [max(losses) - mean]]
+    style |= {"marker": "o", "markersize": 7, "capsize": 3}
+    style |= {"markerfacecolor": "white" if hollow else style["color"]}
+    shown: Any = None
+    for column, panel in panels.items():
+        costs = row[column].dropna()
+        if len(costs):
+            shown = panel.errorbar([statistics.fmean(costs)], [mean], yerr=error, zorder=3, **style)
+    return shown
 
 
-def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """Writes a table as CSV, atomically; numbers keep all their digits, None is an empty cell."""
-    write_atomically(path, lambda target: frame.to_csv(target, index=False, lineterminator="\n"))
+# ---- curves: a logged value over training tokens and FLOPs (Fig. 5 of the Latent-Thought paper)
+
+
+DASHES = ("-", "--", ":", "-.")
+UNITS = {"loss": "nats per token", "bpb": "bits per byte"}
+
+
+def curves_figure(points: pd.DataFrame, labels: Labels, scalar: str) -> Any:
+    """Returns a panel over training tokens and one over training FLOPs, both logarithmic.
+
+    The first key of the labels has a colour, from dark to light where it is a number, the second a
+    dash; runs of one label share both.
+
+    Args:
+        points: ``run``, ``label``, ``tokens``, ``flops`` and the scalar, run after run.
+        labels: of the runs, in the order of their first points.
+        scalar: tag of the value; perplexities have a logarithmic axis too.
+    """
+    figure, panels = make_panels((10, 4.4), 2, sharey=True)
+    curves, styles = points.groupby("run", sort=False), _styles(labels)
+    named: dict[str, Any] = {}
+    runs = list(points["run"].unique())
+    for number in labels.order():
+        curve = curves.get_group(runs[number])
+        for panel, cost in zip(panels, ("tokens", "flops"), strict=True):
+            look = {"marker": ".", "markersize": 4, "linewidth": 1.2, **styles[number]}
+            (line,) = panel.plot(list(curve[cost]), list(curve[scalar]), **look)
+            named.setdefault(curve["label"].iloc[0], line)
+    for panel, name in zip(panels, ("training tokens", "training FLOPs"), strict=True):
+        set_costs(panel, name)
+    if "ppl" in scalar:
+        panels[0].set_yscale("log")
+    unit = UNITS.get(scalar.rpartition("/")[2])
+    panels[0].set_ylabel(scalar if unit is None else f"{scalar} ({unit})")
+    add_legend(figure, named)
+    return figure
+
+
+def _styles(labels: Labels) -> list[dict[str, Any]]:
+    """Returns colour and dash of each run."""
+    order = labels.order()
+    firsts = list(dict.fromkeys(labels.values[number][0] for number in order))
+    rests = list(dict.fromkeys(labels.values[number][1:] for number in order))
+    colours = _colours(firsts)
+    return [
+        {
+            "color": colours[firsts.index(values[0])],
+            "linestyle": DASHES[rests.index(values[1:]) % len(DASHES)],
+        }
+        for values in labels.values
+    ]
+
+
+def _colours(values: Sequence[Any]) -> list[Any]:
+    """Returns a colour a value."""
+    if len(values) > 2 and all(map(is_number, values)):
+        from matplotlib import colormaps
+
+        scale = colormaps["viridis"]
+        return [scale(0.9 * place / (len(values) - 1)) for place in range(len(values))]
+    return [COLOURS[place % len(COLOURS)] for place in range(len(values))]
+
+
+# ---- compute: what the FLOPs of models are spent on (Fig. 3 of the Latent-Thought paper)
+
+
+PART_COLOURS = {
+    "output": "#8a8f98",
+    "self_attention": "#2f6db3",
+    "cross_attention": "#d97b29",
+    "feed_forward": "#3f9c6b",
+}
+OTHER_PARTS = ("#a2518f", "#b8a12c", "#4fb0c6", "#c44e52")
+"""Colours of a method's own parts, in turn."""
+LEAST_SHOWN = 0.05
+"""Smaller shares have no room for their number."""
+
+
+def compute_figure(counts: pd.DataFrame) -> Any:
+    """Returns a bar a model, divided by what one pass of it is spent on.
+
+    Args:
+        counts: ``label``, ``parameters``, ``flops_training`` and a ``share_PART`` a part, 0 to 1,
+            from left to right; models from top to bottom.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    figure, (axes,) = make_panels((8, 1.4 + 0.5 * len(counts)))
+    left, others = [0.0] * len(counts), itertools.cycle(OTHER_PARTS)
+    shares = [key for key in counts if key.startswith("share_")]
+    for key in shares:
+        part, widths = key.removeprefix("share_"), list(counts[key])
+        look = {"color": PART_COLOURS.get(part) or next(others), "label": part.replace("_", " ")}
+        bars = axes.barh(range(len(counts)), widths, 0.7, left, **look)
+        texts = [f"{100 * width:.0f} %" if width >= LEAST_SHOWN else "" for width in widths]
+        axes.bar_label(bars, texts, label_type="center", color="white", fontsize=8)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    short = EngFormatter(sep="", places=1).format_eng
+    names = [
+        f"{plain_text(model.label)}\n{short(model.parameters)} parameters, "
+        f"{short(model.flops_training)} training FLOPs/token"
+        for model in counts.itertuples()
+    ]
+    axes.set_yticks(range(len(counts)), names)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel="share of the FLOPs of one pass")
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(shares), frameon=False, fontsize=9)
+    return figure
+
+
+# ---- sweep: perplexity against the steps and FLOPs that checkpoints take
+
+
+SWEEP_COSTS = {
+    "executed_steps": "additional steps per token",
+    "flops_per_token_6nd": "FLOPs per token, 6 N (1 + steps)",
+    "generation_flops_per_token": "FLOPs per generated token",
+    "flops_per_token": "FLOPs per scored token",
+}
+"""Axes with a Pareto frontier, and what they are called."""
+STEPS = "thinking_steps"
+"""Field of a model's config: K, the additional steps that a token may take at most."""
+SWEEP_AXES = {**SWEEP_COSTS, STEPS: "thinking steps K (additional steps per token at most)"}
+"""What loss is drawn against; over K it is that in nats (Fig. 6 of the PonderLM-3 paper)."""
+MARKERS = {"exact": "o", "lower_bound": "v", "estimate": "s", "noncausal": "X"}
+"""Of points, by the kind of their likelihood."""
+GREY = "#333a44"
+WIDE = 10.0
+"""From this ratio of the largest to the smallest FLOPs on, their axis is logarithmic."""
+
+
+def sweep_figure(points: pd.DataFrame, against: Sequence[str], measure: str = "perplexity") -> Any:
+    """Returns a panel an axis: a line a ``line``, a point a checkpoint and setting.
+
+    Points of different kinds of likelihood share neither line, nor marker, nor frontier.
+
+    Args:
+        points: of a sweep.
+        against: keys of ``SWEEP_AXES``, from left to right.
+        measure: column that is drawn over costs: perplexity or nats_per_token.
+    """
+    figure, panels = make_panels((1 + 4 * len(against), 4.4), len(against))
+    named: dict[str, Any] = {}
+    for panel, key in zip(panels, against, strict=True):
+        height = measure if key in SWEEP_COSTS else "nats_per_token"
+        for number, (line, members) in enumerate(points.groupby("line", sort=False)):
+            named[str(line)] = _draw_line(
+                panel, members, key, height, COLOURS[number % len(COLOURS)]
+            )
+        kinds = points.groupby("likelihood", sort=False) if key in SWEEP_COSTS else ()
+        for kind, members in kinds:
+            best = members[members[f"frontier_{key}"]].sort_values([key, height])
+            look = {"color": GREY, "linestyle": ":", "zorder": 0, "drawstyle": "steps-post"}
+            rings = {"marker": MARKERS[kind], "markersize": 9, "markerfacecolor": "none"}
+            (drawn,) = panel.plot(list(best[key]), list(best[height]), **look, **rings)
+            named[f"Pareto frontier {MARKS[kind]}".rstrip()] = drawn
+        _set_axes(panel, key, height, points[key])
+    add_legend(figure, named)
+    return figure
+
+
+def _draw_line(panel: Any, members: pd.DataFrame, key: str, height: str, colour: str) -> Any:
+    members = members.sort_values([key, height, "note"])
+    marker = MARKERS[members["likelihood"].iloc[0]]
+    style = {"marker": marker, "markersize": 4, "linewidth": 1.2, "color": colour}
+    (line,) = panel.plot(list(members[key]), list(members[height]), **style)
+    if key != STEPS or any(members["dials"]):
+        offset: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points"}
+        for x, y, note in members[[key, height, "note"]].itertuples(index=False):
+            panel.annotate(note, (x, y), fontsize=7, color=colour, **offset)
+    return line
+
+
+def _set_axes(panel: Any, key: str, height: str, values: pd.Series) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    panel.set_xlabel(SWEEP_AXES[key])
+    panel.set_ylabel("perplexity" if height == "perplexity" else "loss (nats per token)")
+    panel.margins(0.1)
+    if "flops" in key and max(values) >= WIDE * min(values):
+        panel.set_xscale("log")
+        label_sizes(panel.xaxis)
+    else:
+        panel.xaxis.set_major_locator(MaxNLocator(6, integer=key == STEPS))
+        if "flops" in key:
+            panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    panel.tick_params(labelsize=8)
+    panel.grid(alpha=0.3)
+
+
+# ---- scaling: curves through results of several sizes
+
+
+SIZES = {
+    "train_tokens": ("tokens of the training text D", "D"),
+    "parameters": ("non-embedding parameters N", "N"),
+}
+"""Sizes: what the axis is called, and the letter of the exponent."""
+GROUP_COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#9a5fb0", "#8a8f98", "#b8433f")
+GROUP_MARKERS = "osD^vP"
+Y_TICKS = 5
+
+
+def scaling_figure(
+    runs: pd.DataFrame, fits: Mapping[str, "FittedCurve"], size: str, value: str
+) -> Any:
+    """Returns values over size where their curves are lines: a point a run, a line a group.
+
+    Args:
+        runs: ``group``, ``x`` and ``y``; of a group smallest first.
+        fits: the curve of each group.
+        size: what x is, a key of ``SIZES``.
+        value: what y is, the key of the values.
+    """
+    figure, (axes,) = make_panels((5.6, 4.2))
+    title, letter = SIZES[size]
+    for number, (name, own) in enumerate(runs.groupby("group", sort=False)):
+        colour, fit = GROUP_COLOURS[number % len(GROUP_COLOURS)], fits[str(name)]
+        line = np.geomspace(own["x"].iloc[0], own["x"].iloc[-1], 50)
+        axes.plot(line, [fit.value_at(x) for x in line], linewidth=1.5, color=colour)
+        sign = rf"$\alpha_{letter}$" if fit.law == "power" else "slope"
+        label = f"{plain_text(str(name))}: {sign} = {fit.slope:.3f}"
+        style: dict[str, Any] = {"marker": GROUP_MARKERS[number % len(GROUP_MARKERS)]}
+        axes.plot(own["x"], own["y"], linestyle="", color=colour, label=label, **style)
+    axes.set_xscale("log")
+    if all(fit.law == "power" for fit in fits.values()):
+        _log_values(axes, runs["y"])
+    label_sizes(axes.xaxis)
+    axes.set_xlabel(title)
+    axes.set_ylabel(
+        LOSS_TITLES["nats_per_token"] if value == "nats_per_token" else value.replace("_", " ")
+    )
+    axes.tick_params(which="both", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _log_values(axes: Any, values: pd.Series) -> None:
+    """Sets a logarithmic scale of y with readable ticks."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_yscale("log")
+    ticks = np.unique(np.geomspace(min(values), max(values), Y_TICKS).round(2))
+    axes.set_yticks(ticks, [f"{tick:.2f}" for tick in ticks])
+    axes.yaxis.set_minor_locator(NullLocator())

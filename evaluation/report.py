@@ -1,35 +1,39 @@
-"""Report of a comparison: checks, columns, tables, figure; as text, Markdown, CSV and HTML."""
+"""Report of a comparison: checks, columns, tables, notes; as text, Markdown, CSV and HTML.
+
+All of it is made from the table of runs (``run_metrics.runs_frame``).
+"""
 
 import base64
 import html
 import os
 import re
 import shutil
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
-from evaluation.figures import COLOURS, dress_costs
-from evaluation.run_metrics import (
-    ANSWERS,
-    KINDS,
-    LoggedPoint,
-    ReportRow,
-    RunMetrics,
-    logged_points,
-    same_seeds,
-)
-from evaluation.runs import LeftOut
+from evaluation.run_metrics import ANSWERS, BITS, NATS
 from evaluation.scoring import PERPLEXITY_KEYS
+from evaluation.tables import (
+    KINDS,
+    TableColumn,
+    as_aligned,
+    as_html,
+    as_markdown,
+    escape_markdown,
+    show_mean,
+    si,
+)
 
 # ---- checks: what the runs have in common
 
 
 State = Literal["matched", "differs", "not known"]
+Verdict = tuple[State, str]
+"""Whether runs share a property; the value that all share, or the values with their runs."""
 
 CLOSE_TOKENS, CLOSE_PARAMETERS, CLOSE_FLOPS = 0.01, 0.05, 0.05
 """How far the largest may be above the smallest where runs are called matched."""
@@ -40,119 +44,101 @@ DEFAULT_PRECISION = "32-true"
 HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 
 
-@dataclass(frozen=True)
-class RunCheck:
-    """One property that runs may share."""
+def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns what the runs share or not, what makes numbers incomparable first.
 
-    what: str
-    state: State
-    detail: str
-    """The value that all share, or the values with the runs that have them."""
+    Args:
+        runs: the table of runs.
 
-    def as_text(self) -> str:
-        """Returns the check in one line."""
-        return f"{self.state}: {self.what}: {self.detail}"
-
-
-Fact = Callable[[RunMetrics], Any]
-
-
-def make_checks(measured: Sequence[RunMetrics]) -> list[RunCheck]:
-    """Returns what the runs share or not, what makes numbers incomparable first."""
-    return [
-        _equal("training text", measured, lambda one: one.text),
-        _parts("data order", measured, lambda one: one.order),
-        _equal("tokenizer", measured, lambda one: one.tokenizer),
-        _close("tokens trained on", measured, lambda one: one.training.tokens, CLOSE_TOKENS),
-        _equal("optimiser steps", measured, lambda one: one.training.steps, ","),
-        _close("parameters", measured, lambda one: one.training.parameters, CLOSE_PARAMETERS),
-        _close("training FLOPs", measured, lambda one: one.training.flops, CLOSE_FLOPS, ".3g"),
-        _parts("held-out text that is scored", measured, _held_out),
-        _equal("text of the training is still there", measured, _still_there),
-        _equal("targets that nats per token count", measured, lambda one: one.counted),
-        _equal("kind of likelihood", measured, lambda one: KINDS[one.likelihood]),
-        _equal("context when scoring", measured, _context),
-        _equal("precision of training", measured, _precision),
-        _equal("code version", measured, lambda one: _version(one, "commit")),
-        _equal("torch version", measured, lambda one: _version(one, "torch")),
-        *_tasks(measured),
-    ]
+    Returns:
+        ``state`` and ``detail`` of each property, see ``Verdict``.
+    """
+    runs = runs.set_index("run")
+    there = runs["same_text"].map({True: "yes", False: "no, it has changed since"})
+    checks = {
+        "training text": equal(runs["text"]),
+        "data order": same_parts(runs["order"]),
+        "tokenizer": equal(runs["tokenizer"]),
+        "tokens trained on": close(runs["training_tokens"], CLOSE_TOKENS),
+        "optimiser steps": equal(runs["steps"], ","),
+        "parameters": close(runs["parameters"], CLOSE_PARAMETERS),
+        "training FLOPs": close(runs["flops"], CLOSE_FLOPS, ".3g"),
+        "held-out text that is scored": same_parts(runs["scored"].map(_held_out)),
+        "text of the training is still there": equal(there),
+        "targets that nats per token count": equal(runs["counted"]),
+        "kind of likelihood": equal(runs["likelihood"].map(KINDS)),
+        "context when scoring": equal(runs.apply(_context, axis=1)),
+        "precision of training": equal(runs.apply(_precision, axis=1)),
+        "code version": equal(runs["commit"].map(_short_hash)),
+        "torch version": equal(runs["torch"]),
+    }
+    for name in dict.fromkeys(name for tasks in runs["tasks"] for name in tasks):
+        asked = {run: x[name]["how"] for run, x in runs["tasks"].items() if name in x}
+        checks[f"task {name}"] = same_parts(pd.Series(asked))
+    return pd.DataFrame.from_dict(checks, orient="index", columns=["state", "detail"])
 
 
-def _tasks(measured: Sequence[RunMetrics]) -> list[RunCheck]:
-    """Returns whether the runs that have a task were asked alike."""
-    names = dict.fromkeys(name for one in measured for name in one.tasks)
-    return [_task(name, [one for one in measured if name in one.tasks]) for name in names]
+def _held_out(scored: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: scored[key] for key in ("text", "split", "bytes")}
 
 
-def _task(name: str, having: Sequence[RunMetrics]) -> RunCheck:
-    return _parts(f"task {name}", having, lambda one: one.tasks[name].how)
+def _context(run: pd.Series) -> str:
+    if run["reads"] == "windows":
+        return f"windows of {run['context']} tokens"
+    return "whole documents" if run["reads"] == "sentences" else "questions"
 
 
-def _held_out(one: RunMetrics) -> dict[str, Any]:
-    content = one.score.content
-    return {"text": one.text, "split": content["data"]["split"], "bytes": content["bytes"]}
+def _precision(run: pd.Series) -> str | None:
+    return str(run["precision"] or DEFAULT_PRECISION) if run["recorded"] else None
 
 
-def _still_there(one: RunMetrics) -> str:
-    return "yes" if one.same_text else "no, it has changed since"
-
-
-def _context(one: RunMetrics) -> str:
-    reads = one.run.outline.reads
-    if reads == "windows":
-        return f"windows of {one.score.context} tokens"
-    return "whole documents" if reads == "sentences" else "questions"
-
-
-def _precision(one: RunMetrics) -> str | None:
-    if not one.run.record.settings:
-        return None
-    return str(one.run.record.get("trainer", "precision") or DEFAULT_PRECISION)
-
-
-def _version(one: RunMetrics, name: str) -> str | None:
+def _short_hash(commit: str | None) -> str | None:
     """Returns a version, the hash of a commit cut to 12 digits; None where it is not known."""
-    version = one.run.record.versions.get(name)
-    return None if version is None else HASH.sub(r"\1", version)
+    return None if commit is None else HASH.sub(r"\1", commit)
 
 
-def _equal(what: str, measured: Sequence[RunMetrics], fact: Fact, form: str = "") -> RunCheck:
-    """Returns whether all runs have one value; None is one that is not known."""
+def equal(values: pd.Series, form: str = "") -> Verdict:
+    """Returns whether all runs have one value; None is one that is not known.
+
+    Args:
+        values: by name of the run.
+        form: format of numbers.
+    """
     groups: dict[Any, list[str]] = {}
-    for one in measured:
-        groups.setdefault(fact(one), []).append(one.name)
+    for name, value in values.items():
+        groups.setdefault(None if pd.isna(value) else value, []).append(str(name))
     known = [value for value in groups if value is not None]
     if len(known) > 1:
-        return RunCheck(what, "differs", _listed(groups, form))
+        return "differs", _listed(groups, form)
     if None in groups:
-        return RunCheck(what, "not known", _listed(groups, form) if known else "of any run")
-    return RunCheck(what, "matched", _shown(known[0], form))
+        return "not known", _listed(groups, form) if known else "of any run"
+    return "matched", _shown(known[0], form)
 
 
-def _close(
-    what: str, measured: Sequence[RunMetrics], fact: Fact, within: float, form: str = ","
-) -> RunCheck:
+def close(values: pd.Series, within: float, form: str = ",") -> Verdict:
     """Returns whether the values of all runs are nearly the same."""
-    exact = _equal(what, measured, fact, form)
-    values = [value for value in map(fact, measured) if value is not None]
-    if exact.state != "differs" or max(values) > (1 + within) * min(values):
-        return exact
-    state: State = "not known" if len(values) < len(measured) else "matched"
-    return RunCheck(what, state, f"within {within:.0%}: {exact.detail}")
+    state, detail = equal(values, form)
+    known = values.dropna()
+    if state != "differs" or max(known) > (1 + within) * min(known):
+        return state, detail
+    state = "not known" if len(known) < len(values) else "matched"
+    return state, f"within {within:.0%}: {detail}"
 
 
-def _parts(what: str, measured: Sequence[RunMetrics], fact: Fact) -> RunCheck:
-    """Returns whether all runs have the same values, by key; tells those that differ."""
-    every: list[Mapping[str, Any]] = [fact(one) for one in measured]
-    keys = list(dict.fromkeys(key for one in every for key in one))
-    different = [key for key in keys if len({str(one.get(key)) for one in every}) > 1]
+def same_parts(values: pd.Series) -> Verdict:
+    """Returns whether all runs have the same values, by key; names those that differ.
+
+    Args:
+        values: a dict for each name of a run.
+    """
+    keys = list(dict.fromkeys(key for one in values for key in one))
+    different = [key for key in keys if len({str(one.get(key)) for one in values}) > 1]
     if not different:
-        return RunCheck(what, "matched", _joined(every[0], keys))
+        return "matched", _joined(values.iloc[0], keys)
     groups: dict[str, list[str]] = {}
-    for one, values in zip(measured, every, strict=True):
-        groups.setdefault(_joined(values, different), []).append(one.name)
-    return RunCheck(what, "differs", _listed(groups))
+    for name, one in values.items():
+        groups.setdefault(_joined(one, different), []).append(str(name))
+    return "differs", _listed(groups)
 
 
 def _joined(values: Mapping[str, Any], keys: Sequence[str]) -> str:
@@ -177,304 +163,203 @@ def _shown(value: Any, form: str = "") -> str:
     return str(value) if plain else format(value, form)
 
 
-# ---- the table of runs
+# ---- columns, and the CSV files
 
 
 TOKEN = {"all": "token", "lexical": "lexical token", ANSWERS: "answer token"}
 """What nats are per, by what is counted."""
 PREFERRED = ("acc", "acc,none", "acc_norm", "acc_norm,none", "accuracy", "exact_match")
 """The metric of a task that the report shows, if it has one of them; the CSV files have all."""
-PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 FACTS = ("run", "label", "seed", "checkpoint", "which", "model", "likelihood", "counted", "causal")
-"""Columns of a run that are no measured number."""
+"""Columns of ``runs.csv`` that are no measured number."""
 MOST_COLUMNS = 8
 """Of one table of the report, so that it fits a page."""
-
-
-def si(value: float) -> str:
-    """Returns a number in three digits and a prefix, such as 12.3 G."""
-    power = 0
-    while abs(value) >= 999.5 and power < len(PREFIXES) - 1:
-        value, power = value / 1000, power + 1
-    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-    return f"{value:.{digits}f} {PREFIXES[power]}".rstrip()
-
-
+LOSS, SIZE, COST, TASKS = "Loss", "Size and training", "Inference", "Tasks"
 WHOLE, TWO, THREE, FOUR = "{:,.0f}".format, "{:.2f}".format, "{:.3f}".format, "{:.4f}".format
 
 
-@dataclass(frozen=True)
-class ReportColumn:
-    """How a report shows a number of the table of runs."""
-
-    title: str
-    show: Callable[[float], str]
-    part: str
-    """Heading of the table that has it; empty: the CSV files alone have it."""
-
-    def cell(self, values: pd.Series) -> str:
-        """Returns the mean, and between which values the seeds lie; empty without a number."""
-        if not len(values := values.dropna()):
-            return ""
-        low, high = self.show(min(values)), self.show(max(values))
-        mean = self.show(statistics.mean(values))
-        return mean if low == high else f"{mean} ({low} to {high})"
-
-
-def _ending(counted: str) -> str:
-    return "" if counted == "all" else f"_{counted}"
-
-
-def _likelihood_columns() -> dict[str, ReportColumn]:
+def _likelihood_columns() -> dict[str, TableColumn]:
     """Returns columns of which none has two kinds of likelihood, or two kinds of tokens."""
-    columns, part = {}, "Loss"
+    columns = {}
     for kind, name in KINDS.items():
         for counted, token in TOKEN.items():
-            end = _ending(counted)
-            nats = ReportColumn(f"nats/{token} ({name})", FOUR, part)
-            columns[f"nats_per_token_{kind}{end}"] = nats
-            perplexity = ReportColumn(f"perplexity ({name})", TWO, "")
-            columns[f"{PERPLEXITY_KEYS[kind]}{end}"] = perplexity
+            end = "" if counted == "all" else f"_{counted}"
+            columns[f"{NATS}_{kind}{end}"] = TableColumn(f"nats/{token} ({name})", FOUR, LOSS)
+            columns[f"{PERPLEXITY_KEYS[kind]}{end}"] = TableColumn(f"perplexity ({name})", TWO)
     for end, of in (("", ""), (f"_{ANSWERS}", " of answers")):
         for kind, name in KINDS.items():
-            title = f"bits/byte{of} ({name})"
-            columns[f"bits_per_byte_{kind}{end}"] = ReportColumn(title, FOUR, part)
+            columns[f"{BITS}_{kind}{end}"] = TableColumn(f"bits/byte{of} ({name})", FOUR, LOSS)
     return columns
 
 
-SIZE, COST = "Size and training", "Inference"
 COLUMNS = {
-    "parameters": ReportColumn("parameters", WHOLE, SIZE),
-    "non_embedding_parameters": ReportColumn("outside embeddings", WHOLE, ""),
-    "steps": ReportColumn("optimiser steps", WHOLE, ""),
-    "training_tokens": ReportColumn("training tokens", WHOLE, SIZE),
-    "training_flops_per_token": ReportColumn("training FLOPs/token", si, SIZE),
-    "training_flops_per_token_published": ReportColumn(
+    "parameters": TableColumn("parameters", WHOLE, SIZE),
+    "non_embedding_parameters": TableColumn("outside embeddings", WHOLE),
+    "steps": TableColumn("optimiser steps", WHOLE),
+    "training_tokens": TableColumn("training tokens", WHOLE, SIZE),
+    "training_flops_per_token": TableColumn("training FLOPs/token", si, SIZE),
+    "training_flops_per_token_published": TableColumn(
         "training FLOPs/token, as its paper counts", si, SIZE
     ),
-    "training_flops": ReportColumn("training FLOPs", si, SIZE),
-    "nominal_training_flops_per_token": ReportColumn("planned training FLOPs/token", si, SIZE),
-    "nominal_training_flops": ReportColumn("planned training FLOPs", si, SIZE),
+    "training_flops": TableColumn("training FLOPs", si, SIZE),
+    "nominal_training_flops_per_token": TableColumn("planned training FLOPs/token", si, SIZE),
+    "nominal_training_flops": TableColumn("planned training FLOPs", si, SIZE),
     **_likelihood_columns(),
-    "executed_steps": ReportColumn("extra steps/token", TWO, COST),
-    "inference_flops_per_token": ReportColumn("inference FLOPs/token, generating", si, COST),
-    "scoring_flops_per_token": ReportColumn("inference FLOPs/token, scoring", si, COST),
-    "tokens_per_second": ReportColumn("training tokens/s", WHOLE, SIZE),
-    "val_accuracy": ReportColumn("right answers (val)", THREE, "Loss"),
+    "executed_steps": TableColumn("extra steps/token", TWO, COST),
+    "inference_flops_per_token": TableColumn("inference FLOPs/token, generating", si, COST),
+    "scoring_flops_per_token": TableColumn("inference FLOPs/token, scoring", si, COST),
+    "tokens_per_second": TableColumn("training tokens/s", WHOLE, SIZE),
+    "val_accuracy": TableColumn("right answers (val)", THREE, LOSS),
 }
 """Numbers of a run by their keys, in the order of the CSV files; those of tasks follow."""
 
 
-def generating(one: RunMetrics) -> float:
-    """Returns the FLOPs per token of text that a run's model writes."""
-    return one.score.generation_flops * one.score.markers
+def number_keys(runs: pd.DataFrame) -> list[str]:
+    """Returns the columns of ``COLUMNS`` and of tasks that some run has a number of."""
+    found = runs.columns[runs.notna().any()]
+    tasks = [f"{task}_{key}" for task, names in _metrics(runs).items() for key in names]
+    return [key for key in COLUMNS if key in found] + list(dict.fromkeys(tasks))
 
 
-def run_values(one: RunMetrics) -> dict[str, float | int | None]:
-    """Returns the numbers of a run under the keys of ``COLUMNS`` and of its tasks."""
-    training, content, markers = one.training, one.score.content, one.score.markers
-    kind, end = one.likelihood, _ending(one.counted)
-    bits_end = end if one.counted == ANSWERS else ""
-    scoring = content.get("flops_per_token")
-    nominal = "nominal_" if training.planned else ""
-    values = {
-        "parameters": training.parameters,
-        "non_embedding_parameters": training.non_embedding,
-        "steps": training.steps,
-        "training_tokens": training.tokens,
-        f"{nominal}training_flops_per_token": training.flops_per_token,
-        "training_flops_per_token_published": training.published_per_token,
-        f"{nominal}training_flops": training.flops,
-        f"nats_per_token_{kind}{end}": content["nats_per_token"],
-        f"{PERPLEXITY_KEYS[kind]}{end}": content[PERPLEXITY_KEYS[kind]],
-        f"bits_per_byte_{kind}{bits_end}": content["bits_per_byte"],
-        "executed_steps": content.get("executed_steps"),
-        "inference_flops_per_token": generating(one),
-        "scoring_flops_per_token": None if scoring is None else scoring * markers,
-        "tokens_per_second": training.tokens_per_second,
-        "val_accuracy": training.accuracy,
-    }
-    tasks = {
-        f"{task}_{metric}": value
-        for task, result in one.tasks.items()
-        for metric, value in result.metrics.items()
-    }
-    return {**values, **tasks}
+def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the content of ``runs.csv``: a line a run, ``FACTS`` and the numbers there are."""
+    return runs[[*FACTS, *number_keys(runs)]]
 
 
-def runs_frame(rows: Sequence[ReportRow]) -> pd.DataFrame:
-    """Returns the table of runs: a line a run, ``FACTS`` and the numbers that some run has."""
-    lines = [
-        {
-            "run": member.name,
-            "label": row.label,
-            "seed": seed,
-            "checkpoint": _place(member),
-            "which": member.run.checkpoint.which,
-            "model": member.run.model,
-            "likelihood": member.likelihood,
-            "counted": member.counted,
-            "causal": member.score.content["causal"],
-            **run_values(member),
-        }
-        for row in rows
-        for member, seed in zip(row.members, row.seeds, strict=True)
-    ]
-    found = dict.fromkeys(key for line in lines for key, v in line.items() if v is not None)
-    own = [key for key in COLUMNS if key in found]
-    tasks = [key for key in found if key not in COLUMNS and key not in FACTS]
-    return pd.DataFrame(lines, columns=[*FACTS, *own, *tasks], dtype=object)
-
-
-def rows_frame(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns a line a row: its facts, and mean, smallest and largest value of each number."""
+def rows_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the content of ``report.csv``: a line a row, its facts, and mean and range."""
     lines = []
-    for label, members in runs.groupby("label", sort=False):
-        first = members.iloc[0]
-        line = {"label": label, "model": first["model"], "runs": " ".join(members["run"])}
-        line |= {"seeds": " ".join(members["seed"]), "num_seeds": len(members)}
+    for label, row in runs.groupby("label", sort=False):
+        first = row.iloc[0]
+        line = {"label": label, "model": first["model"], "runs": " ".join(row["run"])}
+        line |= {"seeds": " ".join(row["seed"]), "num_seeds": len(row)}
         line |= {key: first[key] for key in ("likelihood", "counted", "causal")}
-        for key in runs.columns.difference(FACTS, sort=False):
-            values = members[key].dropna()
+        for key in number_keys(runs):
+            values = row[key].dropna()
             known = len(values) > 0
             line[key] = sum(values) / len(values) if known else None
-            line[f"{key}_min"], line[f"{key}_max"] = (
-                (min(values), max(values)) if known else (None, None)
-            )
+            line[f"{key}_min"] = min(values) if known else None
+            line[f"{key}_max"] = max(values) if known else None
         lines.append(line)
     return pd.DataFrame(lines, dtype=object)
 
 
-def _place(one: RunMetrics) -> str:
-    """Returns where its checkpoint lies, relative to the working folder if it lies below."""
-    path, here = one.run.checkpoint.path.resolve(), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+def _metrics(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Returns the metrics of each task that any run has."""
+    metrics: dict[str, dict[str, None]] = {}
+    for tasks in runs["tasks"]:
+        for task, result in tasks.items():
+            metrics.setdefault(task, {}).update(dict.fromkeys(result["metrics"]))
+    return {task: list(names) for task, names in metrics.items()}
 
 
-# ---- figure: loss against tokens, training FLOPs and inference FLOPs
+# ---- tables
 
 
-PANELS = {
-    "tokens": "training tokens",
-    "training_flops": "training FLOPs",
-    "inference_flops": "inference FLOPs per token",
-}
-BITS, NATS = "bits_per_byte", "nats_per_token"
-SCALARS = {BITS: "val/bpb", NATS: "val/loss"}
-"""What is logged of a loss."""
-TITLES = {BITS: "loss (bits per byte)", NATS: "loss (nats per token)"}
-KIND_DASHES = {"exact": "-", "lower_bound": "--", "estimate": ":", "noncausal": "-."}
-LOSS_LEGEND_COLUMNS = 3
+def shown_tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Returns tables as people read them, by heading: a line a row of the report, means of it."""
+    columns = dict(COLUMNS)
+    for task, names in _metrics(runs).items():
+        metric = next((name for name in PREFERRED if name in names), names[0])
+        columns[f"{task}_{metric}"] = TableColumn(f"{task} ({metric})", THREE, TASKS)
+    rows = runs.groupby("label", sort=False)
+    parts = {SIZE: {"seeds": rows.size().astype(str)}}
+    for key in number_keys(runs):
+        if key in columns and (column := columns[key]).part:
+            cells = {label: show_mean(row, column.show) for label, row in rows[key]}
+            parts.setdefault(column.part, {})[column.title] = pd.Series(cells)
+    parts.setdefault(LOSS, {})["causal"] = rows["causal"].first().map({True: "yes", False: "no"})
+    tables = {}
+    for part, cells in parts.items():
+        table = pd.DataFrame(cells, index=runs["label"].unique())
+        for start in range(0, table.shape[1], MOST_COLUMNS):
+            heading = f"{part}, continued {start // MOST_COLUMNS}" if start else part
+            tables[heading] = table.iloc[:, start : start + MOST_COLUMNS]
+    return tables
 
 
-def drawn_rows(rows: Sequence[ReportRow]) -> list[ReportRow]:
-    """Returns the rows that a loss of text can be drawn of: not those that answer questions."""
-    return [row for row in rows if row.first.counted != ANSWERS]
+def shown_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns a line a run, as text: where it lies, and what it was scored on."""
+    return pd.DataFrame(
+        {
+            "row": runs["label"],
+            "seed": runs["seed"],
+            "steps": runs["steps"].map("{:,}".format),
+            "held-out text that was scored": runs.apply(_scored_on, axis=1),
+            "scores": runs["source"],
+            "checkpoint": runs["checkpoint"],
+        }
+    ).set_axis(list(runs["run"]))
 
 
-def loss_key(rows: Sequence[ReportRow]) -> str:
-    """Returns the loss that is drawn: bits per byte where all have it, else nats per token."""
-    members = [member for row in rows for member in row.members]
-    known = all(member.score.content.get(BITS) is not None for member in members)
-    return BITS if known else NATS
+def _scored_on(run: pd.Series) -> str:
+    """Returns which text a score is of, and how it was cut."""
+    scored = run["scored"]
+    part = f"{scored['batches']} of {scored['of_batches']} batches"
+    reads = {"windows": f"windows of {run['context']}", "sentences": "whole documents"}
+    size = "" if scored["bytes"] is None else f", {scored['bytes']:,} bytes"
+    return (
+        f"{scored['text']}, {scored['split']}: {part}, "
+        f"{reads.get(run['reads'], 'questions')}, {scored['tokens']:,} targets "
+        f"({run['counted']}){size}, precision {scored['precision']}"
+    )
 
 
-def curve_of(one: RunMetrics, key: str) -> list[LoggedPoint]:
-    """Returns what validations have logged of a loss, up to the checkpoint."""
-    points = logged_points(one.training, one.run.scalars.get(SCALARS[key], {}))
-    return [point for point in points if point.steps <= one.training.steps]
+# ---- notes: how to read the numbers
 
 
-def curves_frame(rows: Sequence[ReportRow]) -> pd.DataFrame:
-    """Returns the points of the figure's lines: run, label, steps, tokens, FLOPs and loss."""
-    drawn = drawn_rows(rows)
-    key = loss_key(drawn)
-    lines = [
-        (member.name, row.label, *point)
-        for row in drawn
-        for member in row.members
-        for point in curve_of(member, key)
+def make_notes(runs: pd.DataFrame) -> list[str]:
+    """Returns how to read the numbers that are there, a sentence or two each."""
+    rows, keys = runs.groupby("label", sort=False), number_keys(runs)
+    kinds, scored = set(runs["likelihood"]), list(runs["scored"])
+    asked = [task["how"] for tasks in runs["tasks"] for task in tasks.values()]
+    few = any((how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked)
+    conditions = {
+        "Bound: the model's likelihood is known from below only, so its loss is at most the "
+        "number shown; it has columns of its own and is not to be compared with exact ones.": (
+            "lower_bound" in kinds
+        ),
+        "Not causal: a token's score may depend on later tokens; the loss of the text written "
+        "from left to right is another (evaluate.py perplexity --mode autoregressive).": (
+            "noncausal" in kinds
+        ),
+        "Nats per token count different targets in different rows, so they have columns of "
+        "their own; bits per byte count all targets and the bytes of the text.": (
+            runs["counted"].nunique() > 1
+        ),
+        "Where sentences are marked, tokens are those of the text, and the FLOPs of the "
+        "markers are shared among them.": any(runs["markers"] > 1),
+        "Some runs were scored on a part of the split only: see the table of all runs.": any(
+            one["batches"] < one["of_batches"] for one in scored
+        ),
+        "Some tasks were scored on a part of their examples only: see below.": few,
+        "Planned FLOPs: where texts decide what a training step computes, training FLOPs are "
+        "those of a full budget of streams; the step may have computed less.": (
+            "nominal_training_flops" in keys
+        ),
+        "Tokens per second are those logged in training, on whatever machine that was.": (
+            "tokens_per_second" in keys
+        ),
+    }
+    return [
+        "Means over seeds, in brackets the smallest and the largest value."
+        if max(rows.size()) > 1
+        else "One seed a row: nothing is known about the spread.",
+        *(note for label, row in rows if (note := _same_seeds(str(label), list(row["seed"])))),
+        *(note for note, holds in conditions.items() if holds),
+        "FLOPs are counted, not measured; a multiply-add is two.",
     ]
-    header = ["run", "label", "steps", "tokens", "training_flops", SCALARS[key]]
-    return pd.DataFrame(lines, columns=header, dtype=object)
 
 
-def compare_figure(rows: Sequence[ReportRow]) -> Any:
-    """Returns three panels over one loss; lines are of validations, large points of the scores.
-
-    Runs of a row share a colour, kinds of likelihood have dashes and hollow points of their own.
-
-    Args:
-        rows: with a loss of text, at least one.
-    """
-    from matplotlib.figure import Figure
-
-    key = loss_key(rows)
-    figure = Figure(figsize=(12, 4.8), layout="constrained")
-    panels = dict(zip(PANELS, figure.subplots(1, len(PANELS), sharey=True), strict=True))
-    named: dict[str, Any] = {}
-    for number, row in enumerate(rows):
-        colour = COLOURS[number % len(COLOURS)]
-        for member in row.members:
-            _draw_curve(panels, member, key, colour, alone=len(row.members) == 1)
-        named[_name(row)] = _draw_scores(panels, row, key, colour)
-    for name, panel in panels.items():
-        dress_costs(panel, PANELS[name])
-    panels["tokens"].set_ylabel(TITLES[key])
-    plain = [text.replace("$", r"\$") for text in named]  # it would start a formula
-    place: dict[str, Any] = {
-        "loc": "outside upper center",
-        "ncols": min(len(named), LOSS_LEGEND_COLUMNS),
-    }
-    figure.legend(list(named.values()), plain, frameon=False, fontsize=9, **place)
-    return figure
-
-
-def _name(row: ReportRow) -> str:
-    kind = row.first.likelihood
-    return row.label if kind == "exact" else f"{row.label} ({KINDS[kind]})"
-
-
-def _draw_curve(panels: Any, one: RunMetrics, key: str, colour: str, *, alone: bool) -> None:
-    curve = curve_of(one, key)
-    if not curve:
-        return
-    style: dict[str, Any] = {"color": colour, "linestyle": KIND_DASHES[one.likelihood]}
-    style |= {"linewidth": 1.4 if alone else 0.8, "alpha": 1.0 if alone else 0.7}
-    style |= {"marker": ".", "markersize": 3}
-    if len(curve) == 1:  # no line, and the large point of the score may cover it
-        style |= {"marker": "x", "markersize": 9, "zorder": 4}
-    for name, cost in (("tokens", "tokens"), ("training_flops", "flops")):
-        x = [getattr(point, cost) for point in curve]
-        panels[name].plot(x, [point.value for point in curve], **style)
-
-
-def _draw_scores(panels: Any, row: ReportRow, key: str, colour: str) -> Any:
-    """Draws the means of a row with the range of its seeds; returns what the legend shows."""
-    losses = [float(member.score.content[key]) for member in row.members]
-    mean = statistics.fmean(losses)
-    error = [[mean - min(losses)], [max(losses) - mean]]
-    exact = row.first.likelihood == "exact"
-    style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 7, "capsize": 3}
-    style |= {"linestyle": KIND_DASHES[row.first.likelihood], "markerfacecolor": colour}
-    if not exact:
-        style["markerfacecolor"] = "white"
-    shown: Any = None
-    for name, values in _costs(row).items():
-        if values:
-            x = [statistics.fmean(values)]
-            shown = panels[name].errorbar(x, [mean], yerr=error, zorder=3, **style)
-    return shown
-
-
-def _costs(row: ReportRow) -> dict[str, list[float]]:
-    """Returns what each panel is over, of the members for which it is known."""
-    trained = [member.training for member in row.members]
-    return {
-        "tokens": [float(t.tokens) for t in trained if t.tokens is not None],
-        "training_flops": [t.flops for t in trained if t.flops is not None],
-        "inference_flops": [generating(member) for member in row.members],
-    }
+def _same_seeds(label: str, seeds: Sequence[str]) -> str:
+    """Returns a sentence if two runs of a row have the same known seed."""
+    known = [seed for seed in seeds if not seed.startswith("?")]
+    if len(set(known)) == len(known):
+        return ""
+    return (
+        f"{label}: two of its runs have the same seed ({', '.join(seeds)}), so their spread says "
+        "nothing about seeds."
+    )
 
 
 # ---- report, as text and Markdown
@@ -497,22 +382,20 @@ class ComparisonReport:
     title: str
     introduction: str
     """A paragraph, or nothing."""
-    notes: list[str]
-    """How to read the numbers, a sentence or two each."""
-    checks: list[RunCheck]
-    frame: pd.DataFrame
-    """The table of runs."""
-    tables: dict[str, pd.DataFrame]
+    checks: pd.DataFrame
+    tables: Mapping[str, pd.DataFrame]
     """Means over the seeds of a row, as text; by heading."""
+    notes: Sequence[str]
     runs: pd.DataFrame
-    """A line a run, as text: where it lies, and what it was scored on."""
-    left_out: list[LeftOut]
+    """A line a run, as text."""
+    left_out: Mapping[str, str]
+    """Runs that could not be read or scored, and why."""
     has_figure: bool
 
 
 def make_report(
-    rows: Sequence[ReportRow],
-    left_out: Sequence[LeftOut],
+    runs: pd.DataFrame,
+    left_out: Mapping[str, str],
     *,
     title: str | None = None,
     introduction: str = "",
@@ -520,198 +403,54 @@ def make_report(
     """Returns the report.
 
     Args:
-        rows: what is compared, in order.
-        left_out: runs that could not be read or scored.
+        runs: the table of runs.
+        left_out: runs that could not be read or scored, and why.
         title: its heading; None: how many runs there are.
         introduction: a paragraph.
     """
-    members = [member for row in rows for member in row.members]
-    runs = "1 run" if len(members) == 1 else f"{len(members)} runs"
-    frame = runs_frame(rows)
+    number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     return ComparisonReport(
-        title=f"Comparison of {runs}" if title is None else title,
+        title=f"Comparison of {number}" if title is None else title,
         introduction=introduction,
-        notes=_notes(rows, frame),
-        checks=make_checks(members),
-        frame=frame,
-        tables=shown_tables(frame, members),
-        runs=_runs_shown(rows),
-        left_out=list(left_out),
-        has_figure=bool(drawn_rows(rows)),
+        checks=make_checks(runs),
+        tables=shown_tables(runs),
+        notes=make_notes(runs),
+        runs=shown_runs(runs),
+        left_out=left_out,
+        has_figure=any(runs["counted"] != ANSWERS),
     )
 
 
-def shown_tables(frame: pd.DataFrame, members: Sequence[RunMetrics]) -> dict[str, pd.DataFrame]:
-    """Returns tables as people read them, by heading: a line a row of the report.
-
-    Args:
-        frame: the table of runs.
-        members: its runs; their tasks have one metric each.
-    """
-    columns = COLUMNS | _task_columns(members)
-    parts: dict[str, dict[str, list[str]]] = {}
-    groups = [group for _, group in frame.groupby("label", sort=False)]
-    for key, column in columns.items():
-        if column.part and key in frame:
-            part = parts.setdefault(column.part, {})
-            part[column.title] = [column.cell(group[key]) for group in groups]
-    first = {"seeds": [str(len(group)) for group in groups]}
-    causal = {"causal": ["yes" if group["causal"].iloc[0] else "no" for group in groups]}
-    parts[SIZE] = {**first, **parts.get(SIZE, {})}
-    parts["Loss"] = {**parts.get("Loss", {}), **causal}
-    labels = list(dict.fromkeys(frame["label"]))
-    return {
-        heading: pd.DataFrame(dict(some), index=labels)
-        for part, cells in parts.items()
-        for heading, some in _pages(part, list(cells.items()))
-    }
-
-
-def _pages(part: str, cells: list[tuple[str, list[str]]]) -> list[tuple[str, list[Any]]]:
-    """Returns columns in tables of at most ``MOST_COLUMNS``, with a heading each."""
-    starts = range(0, len(cells), MOST_COLUMNS)
-    return [
-        (part if not start else f"{part}, continued {number}", cells[start : start + MOST_COLUMNS])
-        for number, start in enumerate(starts)
-    ]
-
-
-def _task_columns(members: Sequence[RunMetrics]) -> dict[str, ReportColumn]:
-    """Returns a column a task, of the metric that the report shows."""
-    metrics: dict[str, dict[str, None]] = {}
-    for one in members:
-        for task, result in one.tasks.items():
-            metrics.setdefault(task, {}).update(dict.fromkeys(result.metrics))
-    chosen = {
-        task: next((name for name in PREFERRED if name in names), next(iter(names)))
-        for task, names in metrics.items()
-    }
-    return {f"{t}_{m}": ReportColumn(f"{t} ({m})", THREE, "Tasks") for t, m in chosen.items()}
-
-
-def _runs_shown(rows: Sequence[ReportRow]) -> pd.DataFrame:
-    lines = {
-        member.name: {
-            "row": row.label,
-            "seed": seed,
-            "steps": f"{member.training.steps:,}",
-            "held-out text that was scored": _scored_on(member),
-            "scores": member.score.source,
-            "checkpoint": _place(member),
-        }
-        for row in rows
-        for member, seed in zip(row.members, row.seeds, strict=True)
-    }
-    return pd.DataFrame.from_dict(lines, orient="index")
-
-
-def _scored_on(one: RunMetrics) -> str:
-    """Returns which text a score is of, and how it was cut."""
-    content, settings = one.score.content, one.score.settings
-    part = f"{settings['batches']} of {settings['of_batches']} batches"
-    reads = {"windows": f"windows of {one.score.context}", "sentences": "whole documents"}
-    size = "" if content["bytes"] is None else f", {content['bytes']:,} bytes"
-    return (
-        f"{one.text}, {content['data']['split']}: {part}, "
-        f"{reads.get(one.run.outline.reads, 'questions')}, {content['tokens']:,} targets "
-        f"({one.counted}){size}, precision {settings['precision']}"
-    )
-
-
-def aligned(table: pd.DataFrame) -> str:
-    """Returns a table of texts in aligned columns, ``-`` where a cell is empty."""
-    return table.replace("", "-").to_markdown(
-        tablefmt="plain", disable_numparse=True, stralign="left"
-    )
-
-
-def as_text(report: ComparisonReport) -> str:
+def report_text(report: ComparisonReport) -> str:
     """Returns checks, tables and notes for the terminal."""
     parts = [
-        "\n".join(check.as_text() for check in report.checks),
-        *(f"{heading}\n{aligned(table)}" for heading, table in report.tables.items()),
+        "\n".join(
+            f"{state}: {what}: {detail}" for what, state, detail in report.checks.itertuples()
+        ),
+        *(f"{heading}\n{as_aligned(table)}" for heading, table in report.tables.items()),
         "\n".join(f"note: {note}" for note in report.notes),
-        "\n".join(f"left out: {one.name}: {one.reason}" for one in report.left_out),
+        "\n".join(f"left out: {name}: {reason}" for name, reason in report.left_out.items()),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def as_markdown(report: ComparisonReport) -> str:
+def report_markdown(report: ComparisonReport) -> str:
     """Returns the report as Markdown; the figure is a file next to it."""
-    figure = f"![{ALT}]({FIGURE})\n\n{CAPTION}"
+    safe, checks = escape_markdown, report.checks.itertuples()
     parts = [
         f"# {report.title}",
         *([report.introduction] if report.introduction else []),
-        *(f"## {heading}\n\n{_markdown(table)}" for heading, table in report.tables.items()),
-        "\n".join(f"- {_escaped(note)}" for note in report.notes),
-        *([f"## Curves\n\n{figure}"] if report.has_figure else []),
+        *(f"## {heading}\n\n{as_markdown(table)}" for heading, table in report.tables.items()),
+        "\n".join(f"- {safe(note)}" for note in report.notes),
+        *([f"## Curves\n\n![{ALT}]({FIGURE})\n\n{CAPTION}"] if report.has_figure else []),
         "## What the runs have in common",
-        "\n".join(f"- **{c.state}**: {c.what}: {_escaped(c.detail)}" for c in report.checks),
-        f"## Every run\n\n{_markdown(report.runs)}",
+        "\n".join(f"- **{state}**: {what}: {safe(detail)}" for what, state, detail in checks),
+        f"## Every run\n\n{as_markdown(report.runs)}",
     ]
     if report.left_out:
-        lines = (f"- {_escaped(one.name)}: {_escaped(one.reason)}" for one in report.left_out)
+        lines = (f"- {safe(name)}: {safe(reason)}" for name, reason in report.left_out.items())
         parts.append("## Left out\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown(table: pd.DataFrame) -> str:
-    texts = table.rename(index=_escaped).map(_escaped)
-    return texts.to_markdown(disable_numparse=True, stralign="left")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _notes(rows: Sequence[ReportRow], frame: pd.DataFrame) -> list[str]:
-    """Returns how to read the numbers that are there."""
-    several = any(len(row.members) > 1 for row in rows)
-    notes = [
-        "Means over seeds, in brackets the smallest and the largest value."
-        if several
-        else "One seed a row: nothing is known about the spread.",
-        *same_seeds(rows),
-    ]
-    kinds = {row.first.likelihood for row in rows}
-    if "lower_bound" in kinds:
-        notes.append(
-            "Bound: the model's likelihood is known from below only, so its loss is at most the "
-            "number shown; it has columns of its own and is not to be compared with exact ones."
-        )
-    if "noncausal" in kinds:
-        notes.append(
-            "Not causal: a token's score may depend on later tokens; the loss of the text written "
-            "from left to right is another (evaluate.py perplexity --mode autoregressive)."
-        )
-    if len({row.first.counted for row in rows}) > 1:
-        notes.append(
-            "Nats per token count different targets in different rows, so they have columns of "
-            "their own; bits per byte count all targets and the bytes of the text."
-        )
-    if any(member.score.markers > 1 for row in rows for member in row.members):
-        notes.append(
-            "Where sentences are marked, tokens are those of the text, and the FLOPs of the "
-            "markers are shared among them."
-        )
-    how = [member.score.settings for row in rows for member in row.members]
-    if any(settings["batches"] < settings["of_batches"] for settings in how):
-        notes.append(
-            "Some runs were scored on a part of the split only: see the table of all runs."
-        )
-    asked = [task.how for row in rows for member in row.members for task in member.tasks.values()]
-    if any((how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked):
-        notes.append("Some tasks were scored on a part of their examples only: see below.")
-    if "nominal_training_flops" in frame:
-        notes.append(
-            "Planned FLOPs: where texts decide what a training step computes, training FLOPs are "
-            "those of a full budget of streams; the step may have computed less."
-        )
-    if "tokens_per_second" in frame:
-        notes.append(
-            "Tokens per second are those logged in training, on whatever machine that was."
-        )
-    return [*notes, "FLOPs are counted, not measured; a multiply-add is two."]
 
 
 # ---- HTML page
@@ -745,70 +484,52 @@ figure { margin: 1rem 0; } figure img { width: 100%; height: auto; }
 """
 
 
-def as_page(report: ComparisonReport, svg: bytes | None) -> str:
+def report_page(report: ComparisonReport, svg: bytes | None) -> str:
     """Returns the report as one HTML file: no network, no script, no other file.
 
     Args:
         report: what it shows.
         svg: the figure; None: there is none.
     """
-    notes = "".join(f"<li>{_safe(note)}</li>" for note in report.notes)
+    safe, checks = html.escape, report.checks.itertuples()
     parts = [
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>",
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f'<meta name="generator" content="{GENERATOR}">',
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{_safe(report.title)}</title>\n<style>{STYLE}</style></head><body>",
-        f"<h1>{_safe(report.title)}</h1>",
-        *([f"<p>{_safe(report.introduction)}</p>"] if report.introduction else []),
-        *(f"<h2>{_safe(heading)}</h2>{_table(t, _cell)}" for heading, t in report.tables.items()),
-        f"<ul class='note'>{notes}</ul>",
+        f"<title>{safe(report.title)}</title>\n<style>{STYLE}</style></head><body>",
+        f"<h1>{safe(report.title)}</h1>",
+        *([f"<p>{safe(report.introduction)}</p>"] if report.introduction else []),
+        *(f"<h2>{safe(name)}</h2>{as_html(t, 'numbers')}" for name, t in report.tables.items()),
+        _list("note", map(safe, report.notes)),
         *([] if svg is None else ["<h2>Curves</h2>", _figure(svg)]),
         "<h2>What the runs have in common</h2>",
-        _checks(report),
+        _list(
+            "checks",
+            (
+                f"<span class='state {state.replace(' ', '-')}'>{state}</span>"
+                f"<b>{safe(what)}</b>: {safe(detail)}"
+                for what, state, detail in checks
+            ),
+        ),
         "<h2>Every run</h2>",
-        _table(report.runs, _safe, "text"),
-        *([_left_out(report)] if report.left_out else []),
+        as_html(report.runs, "text"),
     ]
+    if report.left_out:
+        lines = (f"<b>{safe(name)}</b>: {safe(why)}" for name, why in report.left_out.items())
+        parts.append("<h2>Left out</h2>" + _list("left-out", lines))
     return "\n".join([*parts, "</body></html>", ""])
 
 
-def _table(table: pd.DataFrame, show: Callable[[str], str], kind: str = "numbers") -> str:
-    """Returns a table that scrolls by itself where the page is narrower."""
-    safe = table.map(show).rename(index=_safe, columns=_safe)
-    with pd.option_context("display.max_colwidth", None):
-        return f"<div class='wide'>{safe.to_html(escape=False, border=0, classes=kind)}</div>"
-
-
-def _cell(text: str) -> str:
-    """Returns a mean with the range of the seeds in a line below."""
-    mean, bracket, rest = text.partition(" (")
-    spread = f"<span class='range'>({_safe(rest)}</span>" if bracket else ""
-    return _safe(mean) + spread
+def _list(kind: str, items: Iterable[str]) -> str:
+    lines = "\n".join(f"<li>{item}</li>" for item in items)
+    return f"<ul class='{kind}'>{lines}</ul>"
 
 
 def _figure(svg: bytes) -> str:
     data = base64.b64encode(svg).decode("ascii")
-    image = f'<img alt="{_safe(ALT)}" src="data:image/svg+xml;base64,{data}">'
-    return f"<figure>{image}<figcaption>{_safe(CAPTION)}</figcaption></figure>"
-
-
-def _checks(report: ComparisonReport) -> str:
-    lines = (
-        f"<li><span class='state {check.state.replace(' ', '-')}'>{check.state}</span>"
-        f"<b>{_safe(check.what)}</b>: {_safe(check.detail)}</li>"
-        for check in report.checks
-    )
-    return "<ul class='checks'>" + "\n".join(lines) + "</ul>"
-
-
-def _left_out(report: ComparisonReport) -> str:
-    lines = (f"<li><b>{_safe(x.name)}</b>: {_safe(x.reason)}</li>" for x in report.left_out)
-    return "<h2>Left out</h2><ul>" + "\n".join(lines) + "</ul>"
-
-
-def _safe(text: str) -> str:
-    return html.escape(text, quote=True)
+    image = f'<img alt="{html.escape(ALT)}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{image}<figcaption>{html.escape(CAPTION)}</figcaption></figure>"
 
 
 # ---- output folder

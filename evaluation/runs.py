@@ -3,10 +3,11 @@
 import glob
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from evaluation.load import build_outline
@@ -20,12 +21,12 @@ from lightning_models.checkpoint import (
     read_checkpoint,
 )
 
-# ---- logged scalars
+# ---- log and record of a run
 
 
 PATTERN = "events.out.tfevents.*"
-FLOPS_TAG = "throughput/flops_per_token"
-"""FLOPs per token of a training step, by the model's own count on the batches it met."""
+NO_VERSION = ("run", "command")
+"""Names on top of a record that are no versions."""
 
 
 def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
@@ -46,52 +47,38 @@ def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
     }
 
 
-# ---- config.yaml of a run
+def read_record(folder: Path | None) -> dict[str, Any]:
+    """Returns what a training run was started with, by ``config.yaml``; None: not known.
 
-
-NO_VERSION = ("run", "command")
-"""Names on top of a record that are no versions."""
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What a training run was started with; empty where there is no record."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Content of ``config.yaml``: seed_everything, trainer, model, data and so on."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of code and libraries, by name; of a resumed run all of them."""
-
-    def get(self, *keys: str) -> Any:
-        """Returns a setting by its path, such as ``("trainer", "precision")``; None without it."""
-        value: Any = self.settings
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
-
-
-def read_record(folder: Path | None) -> RunConfig:
-    """Returns the record in a log folder.
-
-    A resumed run has several: settings are those of the first, versions those of all.
+    Keys: ``recorded`` (whether there is a record), ``seed_everything``, ``precision`` and
+    ``accumulate_grad_batches`` of the trainer, and the versions ``commit`` and ``torch``. A resumed
+    run has several records: settings are those of the first, versions those of all.
 
     Args:
         folder: log folder; None: there is none.
     """
-    if folder is None:
-        return RunConfig()
-    first, files = folder / "config.yaml", sorted(folder.glob("config*.yaml"))
-    seen: dict[str, dict[str, None]] = {}
-    for file in files:
-        for name, version in read_versions(file).items():
-            seen.setdefault(name, {})[version] = None
-    return RunConfig(_settings(first), {name: " and ".join(found) for name, found in seen.items()})
+    files = [] if folder is None else sorted(folder.glob("config*.yaml"))
+    settings = {} if folder is None else _settings(folder / "config.yaml")
+    trainer = settings.get("trainer")
+    trainer = trainer if isinstance(trainer, Mapping) else {}
+    versions = [_versions(file) for file in files]
+    seen = {
+        name: dict.fromkeys(each[name] for each in versions if name in each)
+        for name in ("commit", "torch")
+    }
+    return {
+        "recorded": bool(settings),
+        "seed_everything": settings.get("seed_everything"),
+        "precision": trainer.get("precision"),
+        "accumulate_grad_batches": trainer.get("accumulate_grad_batches"),
+        **{name: " and ".join(found) or None for name, found in seen.items()},
+    }
 
 
-def read_versions(record: Path) -> dict[str, str]:
-    """Returns the versions on top of the ``config.yaml`` of a training run; empty without one."""
+def _versions(record: Path) -> dict[str, str]:
+    """Returns the versions of code and libraries on top of a record."""
     versions = {}
-    for line in record.read_text(encoding="utf-8").splitlines() if record.is_file() else []:
+    for line in record.read_text(encoding="utf-8").splitlines():
         name, colon, value = line.removeprefix("# ").partition(": ")
         if not (colon and line.startswith("# ")):
             break
@@ -164,12 +151,16 @@ def _shared(rows: Sequence[Sequence[str]]) -> int:
     return count
 
 
-def _paths(word: str, key: str = "runs") -> list[Path]:
-    path = place_of(word, key)
-    found = [path] if path.exists() else [Path(p) for p in glob.glob(str(path), recursive=True)]
+def matching(path: Path) -> list[Path]:
+    """Returns a file or folder that exists, else those that the path matches as a pattern."""
+    return [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+
+
+def _paths(word: str, key: str) -> list[Path]:
+    found = matching(place_of(word, key))
     if not found:
         raise ValueError(f"{key} ({word}): there is no such file or folder")
-    return sorted(found)
+    return found
 
 
 def _logs_below(path: Path) -> list[Path]:
@@ -213,16 +204,10 @@ class Labels:
     values: tuple[tuple[Any, ...], ...]
     """Of each run, one value a key; or its name."""
     note: str | None = None
-    """What to tell where names had to do."""
-    marks: tuple[str, ...] = ()
-    """What stands after the label of each run, such as ``(bound)``; empty: nothing."""
+    """Why names stand in for labels, if they do."""
 
     def texts(self) -> list[str]:
         """Returns the label of each run, such as ``inner_steps 16, num_layers 3``."""
-        marks = self.marks or ("",) * len(self.values)
-        return [f"{text} {mark}".rstrip() for text, mark in zip(self._texts(), marks, strict=True)]
-
-    def _texts(self) -> list[str]:
         if not self.keys:
             return [str(name) for (name,) in self.values]
         return [
@@ -309,6 +294,47 @@ def _rank(value: Any) -> tuple[bool, float, str]:
     return (False, float(value), "") if is_number(value) else (True, 0.0, str(value))
 
 
+def label_rows(firsts: pd.DataFrame, keys: str | None) -> list[str]:
+    """Returns a label for each row of a report, all different.
+
+    Args:
+        firsts: a run of each row: ``run``, ``row`` (its name on the command line, or None),
+            ``model`` and ``model_recipe``.
+        keys: of the models' config, separated by commas; None: the name on the command line, else
+            the class of the model, and what rows of one class differ in.
+
+    Raises:
+        ValueError: if no model has such a key.
+    """
+    names, recipes = list(firsts["run"]), list(firsts["model_recipe"])
+    if keys is not None:
+        return _unique(label_runs(recipes, names, keys).texts(), names)
+    texts = dict(firsts["row"])
+    for _, alike in firsts[firsts["row"].isna()].groupby("model", sort=False):
+        found = _of_one_class(list(alike["model_recipe"]), list(alike["run"]))
+        texts |= dict(zip(alike.index, found, strict=True))
+    return _unique(list(texts.values()), names)
+
+
+def _of_one_class(recipes: Sequence[Recipe], names: Sequence[str]) -> list[str]:
+    """Returns what distinguishes models of one class: one or two keys, or the names."""
+    kind = recipes[0]["class_path"].rpartition(".")[2]
+    if len(recipes) == 1:
+        return [kind]
+    keys = differing([recipe["init_args"].get("config", {}) for recipe in recipes])
+    if not 0 < len(keys) <= MOST_KEYS:
+        return [f"{kind} ({name})" for name in names]
+    return _unique(label_runs(recipes, names, ",".join([MODEL, *keys])).texts(), names)
+
+
+def _unique(texts: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns the texts, with the name of a run after those that are not unique."""
+    return [
+        text if texts.count(text) == 1 else f"{text} ({name})"
+        for text, name in zip(texts, names, strict=True)
+    ]
+
+
 # ---- run records
 
 
@@ -327,7 +353,8 @@ class RunRecord:
     """The model without weights."""
     log: Path | None
     """Folder with TensorBoard files; None where there is none next to the checkpoint."""
-    record: RunConfig
+    record: Mapping[str, Any]
+    """What it was started with, see ``read_record``."""
     scalars: Mapping[str, Mapping[int, float]]
     """What was logged, by tag and step; steps count from 0."""
     row: str | None = None
@@ -339,18 +366,10 @@ class RunRecord:
         return type(self.outline).__name__
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A run that is not compared."""
-
-    name: str
-    reason: str
-
-
 def find_compared(
     words: Sequence[str], *, skip: bool, which: Which = "last"
-) -> tuple[list[RunRecord], list[LeftOut]]:
-    """Returns the runs that the command line names, each once, in its order; and those left out.
+) -> tuple[list[RunRecord], dict[str, str]]:
+    """Returns the runs that the command line names, each once; and why others are left out.
 
     Args:
         words: checkpoint files, folders of runs (a checkpoint of each run below it), or patterns;
@@ -358,103 +377,70 @@ def find_compared(
         skip: whether a run that cannot be read is left out.
         which: of a folder's run the furthest, or the best.
 
+    Returns:
+        Runs in the order of the words; the reason for each path that is left out.
+
     Raises:
         ValueError: if nothing is left, or one cannot be read and ``skip`` is false; it names it.
     """
     found: dict[Path, tuple[Path, Checkpoint, LanguageModel, str | None]] = {}
-    left_out = []
+    left_out: dict[str, str] = {}
     for row, place in (each for word in words for each in _places(word)):
         try:
             for checkpoint in find_checkpoints([str(place)], which=which):
                 outline = build_outline(checkpoint)
                 found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, row))
         except ValueError as error:
-            left_out.append(left_out_or_raise(str(place), error, skip=skip))
+            left_out[str(place)] = reason_or_raise(str(place), error, skip=skip)
     if not found:
         raise ValueError(f"runs ({' '.join(words)}): none of them can be read")
     names = _names([(path, type(outline)) for path, (_, _, outline, _) in found.items()])
-    names = _with_rows(names, [row for *_, row in found.values()])
-    parts = zip(names, found.values(), strict=True)
-    return [_run(name, *part) for name, part in parts], left_out
+    rows = [row for *_, row in found.values()]
+    runs = []
+    for name, (place, checkpoint, outline, row) in zip(names, found.values(), strict=True):
+        if row is not None and rows.count(row) == 1:
+            name = row
+        near = (place, checkpoint.path.parent, checkpoint.path.parent.parent)
+        log = next((path for path in near if path.is_dir() and any(path.glob(PATTERN))), None)
+        scalars = {} if log is None else read_scalars(log)
+        runs.append(RunRecord(name, checkpoint, outline, log, read_record(log), scalars, row))
+    return runs, left_out
 
 
-def left_out_or_raise(name: str, error: ValueError, *, skip: bool) -> LeftOut:
-    """Returns the run as left out.
+def reason_or_raise(name: str, error: ValueError, *, skip: bool) -> str:
+    """Returns why a run is left out.
 
     Raises:
         ValueError: if runs are not to be left out.
     """
     if not skip:
-        told = str(error).rstrip(". ")
-        raise ValueError(f"runs ({name}): {told}; or leave it out with {SKIP}") from error
-    return LeftOut(name, " ".join(str(error).split()))
+        reason = str(error).rstrip(". ")
+        raise ValueError(f"runs ({name}): {reason}; or leave it out with {SKIP}") from error
+    return " ".join(str(error).split())
 
 
 def _places(word: str) -> list[tuple[str | None, Path]]:
     """Returns checkpoint files and log folders of a word, each with the name of its row.
 
-    If there are none, the word's path, to be complained of.
+    If there are none, the word's path, which then is refused as a run.
     """
     row, text = split_name(word)
     path = place_of(text, "runs")
-    paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
-    places = [place for found in paths for place in (_logs_below(found) or [found])]
+    places = [place for found in matching(path) for place in (_logs_below(found) or [found])]
     return [(row, place) for place in places or [path]]
 
 
-def _with_rows(names: Sequence[str], rows: Sequence[str | None]) -> list[str]:
-    """Returns names of runs: that of the row where the command line gives it to one run alone."""
-    return [
-        row if row is not None and rows.count(row) == 1 else name
-        for name, row in zip(names, rows, strict=True)
-    ]
-
-
-def _run(
-    name: str, place: Path, checkpoint: Checkpoint, outline: LanguageModel, row: str | None
-) -> RunRecord:
-    near = (place, checkpoint.path.parent, checkpoint.path.parent.parent)
-    log = next((folder for folder in near if folder.is_dir() and any(folder.glob(PATTERN))), None)
-    scalars = {} if log is None else read_scalars(log)
-    return RunRecord(name, checkpoint, outline, log, read_record(log), scalars, row)
-
-
 def _names(places: Sequence[tuple[Path, type]]) -> list[str]:
-    """Returns what tells checkpoints apart, without the folders that every run has."""
+    """Returns what distinguishes checkpoints, without the folders that every run has."""
     paths = [path for path, _ in places]
-    short = [Path(*_telling(path, kind)) for path, kind in places]
+    short = [Path(*_own_parts(path, kind)) for path, kind in places]
     if len(set(short)) < len(short):
         return short_names(paths)
     return [short[0].name] if len(short) == 1 else short_names(short)
 
 
-def _telling(path: Path, kind: type) -> list[str]:
+def _own_parts(path: Path, kind: type) -> list[str]:
     """Returns the parts of a path that a run did not choose by itself."""
     layout = path.parent.name == "checkpoints"
     parts = path.parent.parts if layout else path.with_suffix("").parts
     return [part for part in parts if not (_LAYOUT.fullmatch(part) or part == kind.__name__)]
-
-
-# ---- amount of training
-
-
-def window_tokens(checkpoint: Checkpoint, model: LanguageModel) -> float | None:
-    """Returns the tokens of an optimiser step on all ranks, padding included.
-
-    The mean over the steps done, as the last one of an epoch may have fewer micro-batches. None
-    where rows are not windows of a fixed length.
-    """
-    recipe, progress = checkpoint.data_recipe, micro_batches(checkpoint)
-    rows = None if recipe is None else recipe["init_args"].get("batch_size")
-    if rows is None or not progress or not checkpoint.step or model.reads != "windows":
-        return None
-    ranks = checkpoint.data_state.get("order", {}).get("world_size", 1)
-    return float(progress / checkpoint.step * ranks * rows * model.config.block_size)
-
-
-def micro_batches(checkpoint: Checkpoint) -> int:
-    """Returns the micro-batches that each rank has trained on; 0 where it is not known."""
-    value: Any = checkpoint.content
-    for key in ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "processed"):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return int(value or 0)

@@ -1,19 +1,24 @@
-"""``evaluate.py scaling``: curves through the results of runs of several sizes."""
+"""``evaluate.py scaling``: curves through the results of runs of several sizes.
 
-import glob
+A frame has a line a result: ``group`` (its curve), ``file``, ``x`` (size), ``y`` (the value that is
+fitted), the multipliers, and what results should agree in.
+"""
+
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
+import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.figures import label_sizes
-from evaluation.output import check_target, format_columns, read_json, write_atomically, write_json
-from evaluation.runs import split_name
+from evaluation.figures import DPI, scaling_figure
+from evaluation.output import check_target, read_json, write_atomically, write_json
+from evaluation.run_metrics import NATS
+from evaluation.runs import is_number, matching, split_name
+from evaluation.tables import TableColumn, as_aligned, show_columns
 
 # ---- fitted curves
 
@@ -40,6 +45,12 @@ class FittedCurve:
         nan or infinite for a curve that is flat or nearly.
         """
         return _exp(self.intercept / self.slope) if self.slope else math.nan
+
+    def as_dict(self) -> dict[str, float]:
+        """Returns what says the curve, under the keys of the JSON file."""
+        if self.law == "power":
+            return {"exponent": self.slope, "constant": self.constant, "r2": self.r2}
+        return {"slope": self.slope, "intercept": self.intercept, "r2": self.r2}
 
     def value_at(self, x: float) -> float:
         """Returns y at a size."""
@@ -78,8 +89,7 @@ def fit_curve(x: Sequence[float], values: Sequence[float], law: Law = "power") -
     return FittedCurve(law, -slope, intercept, 1 - rest / total if total else math.nan)
 
 
-@dataclass(frozen=True)
-class Multipliers:
+class Multipliers(NamedTuple):
     """How many times its own size a baseline would need for the value of a run (m_D or m_N)."""
 
     measured: float
@@ -98,43 +108,27 @@ def multipliers(baseline: FittedCurve, own: FittedCurve, x: float, value: float)
     return Multipliers(baseline.size_for(value) / x, baseline.size_for(own.value_at(x)) / x)
 
 
-# ---- runs from result files
+# ---- results of several sizes
 
 
 Axis = Literal["tokens", "parameters"]
 
 AXIS_KEYS: dict[str, str] = {"tokens": "train_tokens", "parameters": "parameters"}
 """Axis -> key of the result files that has the size."""
-LOSS_KEY = "nats_per_token"
 SAME_FOR_ALL = ("split", "tokens", "counted", "likelihood", "pairs", "names")
 """What results must agree in for their values to be comparable."""
 
 _UNKNOWN = {
     "train_tokens": "score the checkpoint where its training text is prepared (data.cache_dir)",
     "parameters": "score the checkpoint again",
-    LOSS_KEY: "give results of evaluate.py perplexity --output",
+    NATS: "give results of evaluate.py perplexity --output",
 }
 
 
-@dataclass(frozen=True)
-class ScalingRun:
-    """One result: a model of some size and what was measured of it."""
-
-    group: str
-    """Runs of one group share a curve."""
-    file: str
-    x: float
-    """Training tokens or parameters."""
-    y: float
-    """The value that is fitted; by default nats per token."""
-    content: Mapping[str, Any]
-    """The whole result."""
-
-
-def read_runs(
-    words: Sequence[str], axis: Axis, y: str = LOSS_KEY, law: Law = "power"
-) -> list[ScalingRun]:
-    """Returns the runs that the command line names, in its order.
+def read_results(
+    words: Sequence[str], axis: Axis, y: str = NATS, law: Law = "power"
+) -> pd.DataFrame:
+    """Returns the results that the command line names: group after group, smallest first.
 
     Args:
         words: ``[NAME=]FILE`` or ``[NAME=]PATTERN``, a pattern as in ``'runs/tg_*/test.json'``. The
@@ -144,48 +138,58 @@ def read_runs(
         law: of the curve; values of a power law are positive.
 
     Raises:
-        ValueError: if a file is missing or is no result, or a number in it is missing, or not
-            positive and must be.
+        ValueError: if a file is missing or is no result, a number in it is missing, or not positive
+            and must be, or a group has fewer than two different sizes.
     """
-    runs = []
-    for word in words:
-        name, pattern = split_name(word)
-        runs += [_read_run(path, name, axis, y, law) for path in _files(pattern)]
-    return runs
+    lines = [
+        _read_result(path, name, axis, y, law)
+        for name, pattern in map(split_name, words)
+        for path in _files(pattern)
+    ]
+    runs = pd.DataFrame(lines, dtype=object)
+    groups = [group.sort_values("x") for _, group in runs.groupby("group", sort=False)]
+    for group in groups:
+        name, size, file = group[["group", "x", "file"]].iloc[0]
+        if group["x"].nunique() < 2:
+            raise ValueError(
+                f"runs: {name} has one size only ({size:,.0f}), and a curve needs at least 2; add "
+                f"results, or group them otherwise: NAME={file}"
+            )
+    return pd.concat(groups, ignore_index=True)
 
 
 def _files(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_dir():
         raise ValueError(f"runs ({pattern}) is a folder; name its result files, as '{path}/*.json'")
-    found = [path] if path.is_file() else [Path(p) for p in glob.glob(str(path), recursive=True)]
+    found = matching(path)
     if not found:
         raise ValueError(
             f"runs ({pattern}): there is no such file; give results of evaluate.py perplexity "
             "--output"
         )
-    return sorted(found)
+    return found
 
 
-def _read_run(path: Path, name: str | None, axis: Axis, y: str, law: Law) -> ScalingRun:
-    content = _content(path)
+def _read_result(path: Path, name: str | None, axis: Axis, y: str, law: Law) -> dict[str, Any]:
+    content = read_json(path, "runs")
+    if not isinstance(content, dict):
+        raise ValueError(f"runs ({path}) holds no result; {_UNKNOWN[NATS]}")
     group = content.get("model") if name is None else name
     if not isinstance(group, str):
         raise ValueError(f"runs ({path}) does not say its model; name its group: NAME={path}")
-    x = _number(content, AXIS_KEYS[axis], path, positive=True)
-    return ScalingRun(
-        group, str(path), x, _number(content, y, path, positive=law == "power"), content
-    )
+    data = content.get("data")
+    content = {**content, "split": data.get("split") if isinstance(data, dict) else None}
+    return {
+        **{key: content.get(key) for key in (*SAME_FOR_ALL, *AXIS_KEYS.values())},
+        "group": group,
+        "file": str(path),
+        "x": _number(content, AXIS_KEYS[axis], path, positive=True),
+        "y": float(_number(content, y, path, positive=law == "power")),
+    }
 
 
-def _content(path: Path) -> dict[str, Any]:
-    content = read_json(path, "runs")
-    if not isinstance(content, dict):
-        raise ValueError(f"runs ({path}) holds no result; {_UNKNOWN[LOSS_KEY]}")
-    return content
-
-
-def _number(content: Mapping[str, Any], key: str, path: Path, *, positive: bool) -> float:
+def _number(content: Mapping[str, Any], key: str, path: Path, *, positive: bool) -> int | float:
     """Returns a number of a result.
 
     Raises:
@@ -195,115 +199,30 @@ def _number(content: Mapping[str, Any], key: str, path: Path, *, positive: bool)
     if value is None:
         cure = _UNKNOWN.get(key, "give results that have it, or another --y")
         raise ValueError(f"runs ({path}) does not know its {key}; {cure}")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or (positive and value <= 0):
+    if not is_number(value) or not math.isfinite(value) or (positive and value <= 0):
         wanted = "a number above 0, as its logarithm is fitted" if positive else "a finite number"
         cure = "leave this run out" if key in _UNKNOWN else "leave this run out, or set --law log"
         raise ValueError(f"runs ({path}): {key} ({value!r}) must be {wanted}; {cure}")
-    return float(value)
+    number: int | float = value
+    return number
 
 
-def grouped(runs: Iterable[ScalingRun]) -> dict[str, list[ScalingRun]]:
-    """Returns the runs of each group, smallest first; groups in order of appearance.
-
-    Raises:
-        ValueError: if a group has fewer than two different sizes.
-    """
-    groups: dict[str, list[ScalingRun]] = {}
-    for run in runs:
-        groups.setdefault(run.group, []).append(run)
-    for name, members in groups.items():
-        if len({run.x for run in members}) < 2:
-            raise ValueError(
-                f"runs: {name} has one size only ({members[0].x:,.0f}), and a curve needs at least "
-                f"2; add results, or group them otherwise: NAME={members[0].file}"
-            )
-    return {name: sorted(members, key=lambda run: run.x) for name, members in groups.items()}
-
-
-def doubts(groups: Mapping[str, Sequence[ScalingRun]], axis: Axis) -> list[str]:
+def doubts(runs: pd.DataFrame, axis: Axis) -> list[str]:
     """Returns what the runs differ in that they should share, a clause each."""
-    runs = [run for members in groups.values() for run in members]
-    found = [_difference("the runs", key, runs) for key in SAME_FOR_ALL]
     fixed = AXIS_KEYS["parameters" if axis == "tokens" else "tokens"]
-    found += [_difference(f"the runs of {name}", fixed, own) for name, own in groups.items()]
-    return [clause for clause in found if clause is not None]
+    compared = [("the runs", runs, key) for key in SAME_FOR_ALL]
+    compared += [
+        (f"the runs of {name}", group, fixed) for name, group in runs.groupby("group", sort=False)
+    ]
+    clauses = []
+    for whose, some, key in compared:
+        values = sorted({str(value) for value in some[key] if value is not None})
+        if len(values) > 1:
+            clauses.append(f"{whose} differ in {key}: {', '.join(values)}")
+    return clauses
 
 
-def _difference(whose: str, key: str, runs: Sequence[ScalingRun]) -> str | None:
-    values = {str(value) for run in runs if (value := _fact(run, key)) is not None}
-    return f"{whose} differ in {key}: {', '.join(sorted(values))}" if len(values) > 1 else None
-
-
-def _fact(run: ScalingRun, key: str) -> Any:
-    data = run.content.get("data")
-    return data.get(key) if key == "split" and isinstance(data, dict) else run.content.get(key)
-
-
-# ---- figure
-
-
-COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#9a5fb0", "#8a8f98", "#b8433f")
-MARKERS = "osD^vP"
-LABELS = {"tokens": "tokens of the training text D", "parameters": "non-embedding parameters N"}
-EXPONENTS = {"tokens": "D", "parameters": "N"}
-Y_TICKS = 5
-
-
-def scaling_figure(
-    groups: Mapping[str, Sequence[ScalingRun]],
-    fits: Mapping[str, FittedCurve],
-    axis: Axis,
-    y: str = LOSS_KEY,
-) -> Any:
-    """Returns values over size where their curves are lines: a point a run, a line a group.
-
-    Args:
-        groups: runs of each group, smallest first.
-        fits: the curve of each group.
-        axis: what x is.
-        y: key of the values.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
-    ax = figure.subplots()
-    for number, (name, runs) in enumerate(groups.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        sizes, fit = np.array([run.x for run in runs]), fits[name]
-        line = np.geomspace(sizes[0], sizes[-1], 50)
-        ax.plot(line, [fit.value_at(x) for x in line], linewidth=1.5, color=colour)
-        shown = name.replace("$", r"\$")  # would start a formula
-        sign = rf"$\alpha_{EXPONENTS[axis]}$" if fit.law == "power" else "slope"
-        label = f"{shown}: {sign} = {fit.slope:.3f}"
-        style: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "linestyle": ""}
-        ax.plot(sizes, [run.y for run in runs], color=colour, label=label, **style)
-    ax.set_xscale("log")
-    if all(fit.law == "power" for fit in fits.values()):
-        _log_values(ax, [run.y for runs in groups.values() for run in runs])
-    label_sizes(ax.xaxis)
-    ax.set_xlabel(LABELS[axis])
-    ax.set_ylabel("loss (nats per token)" if y == LOSS_KEY else y.replace("_", " "))
-    ax.tick_params(which="both", labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=9)
-    return figure
-
-
-def _log_values(ax: Any, values: Sequence[float]) -> None:
-    """Sets a logarithmic scale of y with readable ticks."""
-    from matplotlib.ticker import NullLocator
-
-    ax.set_yscale("log")
-    ticks = np.unique(np.geomspace(min(values), max(values), Y_TICKS).round(2))
-    ax.set_yticks(ticks, [f"{tick:.2f}" for tick in ticks])
-    ax.yaxis.set_minor_locator(NullLocator())
-
-
-# ---- command
-
-
-DPI = 150
+# ---- report
 
 
 @dataclass(frozen=True)
@@ -311,116 +230,102 @@ class ScalingReport:
     """The curve of each group, and what its runs save against a baseline."""
 
     axis: Axis
-    groups: dict[str, list[ScalingRun]]
-    """Runs of each group, smallest first."""
-    fits: dict[str, FittedCurve]
+    runs: pd.DataFrame
+    """Of ``read_results``, and ``MULTIPLIERS``, which are None for the baseline."""
+    fits: Mapping[str, FittedCurve]
     """The curve of each group."""
     baseline: str | None
     """The group that the others are compared with; None: no comparison."""
-    notes: list[str]
+    notes: Sequence[str]
     """What the runs differ in that they should share."""
-    y: str = LOSS_KEY
+    y: str = NATS
     """Key of the values."""
-
-    def multipliers(self, run: ScalingRun) -> Multipliers | None:
-        """Returns the multipliers of a run; None for those of the baseline or without one."""
-        if self.baseline in (None, run.group):
-            return None
-        assert self.baseline is not None
-        return multipliers(self.fits[self.baseline], self.fits[run.group], run.x, run.y)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values under the keys of the JSON file."""
+        keys = {"file": "file", "x": AXIS_KEYS[self.axis], "y": self.y}
+        shown = self.runs[[*keys, *MULTIPLIERS]].rename(columns=keys)
         return {
             "x": AXIS_KEYS[self.axis],
             "y": self.y,
             "baseline": self.baseline,
             "fits": {
                 name: {
-                    **_numbers_of(fit),
-                    "runs": [self._run_as_dict(run) for run in self.groups[name]],
+                    **fit.as_dict(),
+                    "runs": shown[self.runs["group"] == name].to_dict("records"),
                 }
                 for name, fit in self.fits.items()
             },
-            "notes": self.notes,
-        }
-
-    def _run_as_dict(self, run: ScalingRun) -> dict[str, Any]:
-        found = self.multipliers(run)
-        return {
-            "file": run.file,
-            AXIS_KEYS[self.axis]: run.content[AXIS_KEYS[self.axis]],
-            self.y: run.y,
-            "multiplier": None if found is None else found.measured,
-            "multiplier_of_fits": None if found is None else found.fitted,
+            "notes": list(self.notes),
         }
 
     def as_table(self) -> str:
         """Returns the curves, the runs and the notes for people."""
-        columns = list(_numbers_of(next(iter(self.fits.values()))))
-        curves = [["", "runs", *columns[:2], "R^2"]]
-        for name, fit in self.fits.items():
-            slope, place, r2 = _numbers_of(fit).values()
-            numbers = (f"{slope:.4f}", f"{place:.4g}", f"{r2:.4f}")
-            curves.append([name, str(len(self.groups[name])), *numbers])
-        members = [run for group in self.groups.values() for run in group]
-        header = ["", AXIS_KEYS[self.axis], self.y, "multiplier", "multiplier_of_fits"]
-        rows = [[key.replace("_", " ") for key in header], *map(self._row, members)]
+        fits = pd.DataFrame([fit.as_dict() for fit in self.fits.values()], index=list(self.fits))
+        fits.insert(0, "runs", self.runs["group"].value_counts())
+        slope, place = fits.columns[1:3]
+        curves = {
+            "runs": TableColumn("runs"),
+            slope: TableColumn(slope, FOUR),
+            place: TableColumn(place, "{:.4g}".format),
+            "r2": TableColumn("R^2", FOUR),
+        }
+        columns = {
+            "x": TableColumn(AXIS_KEYS[self.axis].replace("_", " "), "{:,.0f}".format),
+            "y": TableColumn(self.y.replace("_", " "), FOUR),
+            **{key: TableColumn(key.replace("_", " "), "{:.3f}".format) for key in MULTIPLIERS},
+        }
+        runs = self.runs.set_index("group").rename_axis(None)
+        tables = [as_aligned(show_columns(*pair)) for pair in ((fits, curves), (runs, columns))]
         notes = [f"note: {note}" for note in self.notes]
-        return "\n".join([format_columns(curves), "", format_columns(rows), *notes])
-
-    def _row(self, run: ScalingRun) -> list[str]:
-        found = self.multipliers(run)
-        factors = ("-", "-") if found is None else (f"{found.measured:.3f}", f"{found.fitted:.3f}")
-        return [run.group, f"{run.x:,.0f}", f"{run.y:.4f}", *factors]
+        return "\n".join([tables[0], "", tables[1], *notes])
 
 
-def _numbers_of(fit: FittedCurve) -> dict[str, float]:
-    """Returns what says a curve, under the keys of the JSON file."""
-    if fit.law == "power":
-        return {"exponent": fit.slope, "constant": fit.constant, "r2": fit.r2}
-    return {"slope": fit.slope, "intercept": fit.intercept, "r2": fit.r2}
+FOUR = "{:.4f}".format
+MULTIPLIERS = ("multiplier", "multiplier_of_fits")
 
 
 def fit_scaling(
-    runs: Sequence[ScalingRun],
+    runs: pd.DataFrame,
     axis: Axis,
     baseline: str | None = None,
     *,
-    y: str = LOSS_KEY,
+    y: str = NATS,
     law: Law = "power",
 ) -> ScalingReport:
     """Returns the curves of the groups of runs.
 
     Args:
-        runs: at least two sizes of each group.
+        runs: of ``read_results``.
         axis: what their ``x`` is.
         baseline: group whose curve the others are measured by; None: none.
         y: key of their values.
         law: of the curves.
 
     Raises:
-        ValueError: if a group is too small, or the baseline is no group.
+        ValueError: if the baseline is no group.
     """
-    groups = grouped(runs)
+    groups = dict(iter(runs.groupby("group", sort=False)))
     if baseline is not None and baseline not in groups:
         raise ValueError(f"baseline ({baseline}) is no group; there are {', '.join(groups)}")
-    fits = {
-        name: fit_curve([run.x for run in own], [run.y for run in own], law)
-        for name, own in groups.items()
-    }
-    return ScalingReport(axis, groups, fits, baseline, _notes(groups, fits, axis, y), y)
-
-
-def _notes(
-    groups: Mapping[str, Sequence[ScalingRun]], fits: Mapping[str, FittedCurve], axis: Axis, y: str
-) -> list[str]:
-    what = "the loss" if y == LOSS_KEY else y
+    fits = {name: fit_curve(list(own["x"]), list(own["y"]), law) for name, own in groups.items()}
+    factors: list[tuple[float | None, float | None]] = [
+        (None, None)
+        if baseline in (None, run.group)
+        else multipliers(fits[str(baseline)], fits[run.group], run.x, run.y)
+        for run in runs.itertuples()
+    ]
+    found = pd.DataFrame(factors, columns=list(MULTIPLIERS), dtype=object)
+    what = "the loss" if y == NATS else y
     rising = [name for name, fit in fits.items() if fit.slope <= 0]
-    return [
-        *doubts(groups, axis),
+    notes = [
+        *doubts(runs, axis),
         *(f"{what} of {name} does not fall with {AXIS_KEYS[axis]}" for name in rising),
     ]
+    return ScalingReport(axis, pd.concat([runs, found], axis=1), fits, baseline, notes, y)
+
+
+# ---- command
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -443,7 +348,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     parser.add_argument(
         "--y",
         type=str,
-        default=LOSS_KEY,
+        default=NATS,
         help="Key of the number to fit in the result files, such as reversed_target of reversal.",
     )
     parser.add_argument(
@@ -468,11 +373,13 @@ def run(settings: Namespace) -> None:
     target = None if settings.output is None else check_target(settings.output)
     picture = None if settings.plot is None else check_target(settings.plot, "plot")
     how = {"y": settings.y, "law": settings.law}
-    runs = read_runs(settings.runs, settings.x, **how)
-    report = fit_scaling(runs, settings.x, settings.baseline, **how)
+    report = fit_scaling(
+        read_results(settings.runs, settings.x, **how), settings.x, settings.baseline, **how
+    )
     print(report.as_table())
     if target is not None:
         write_json(target, report.as_dict())
     if picture is not None:
-        figure = scaling_figure(report.groups, report.fits, settings.x, settings.y)
+        size = AXIS_KEYS[settings.x]
+        figure = scaling_figure(report.runs, report.fits, size, settings.y)
         write_atomically(picture, lambda path: figure.savefig(path, format="png", dpi=DPI))

@@ -1,15 +1,17 @@
 """``evaluate.py sweep``: perplexity of checkpoints against the steps and FLOPs they take.
 
 Dials are fields of configs that decide how much a trained model computes; which fields those are, a
-config declares (``SequenceConfig.dials``).
+config declares (``SequenceConfig.dials``). A frame has a line a point: a checkpoint at settings of
+its dials, with its likelihood and its costs.
 """
 
 import itertools
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
+import pandas as pd
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from datamodules import LanguageDataModule
@@ -20,13 +22,14 @@ from evaluation.arguments import (
     data_recipe,
 )
 from evaluation.figures import (
-    COLOURS,
-    LEGEND_COLUMNS,
     MARKS,
+    STEPS,
+    SWEEP_AXES,
+    SWEEP_COSTS,
     check_picture,
-    label_sizes,
+    sweep_figure,
     table_path,
-    write_csv,
+    write_frame,
     write_picture,
 )
 from evaluation.load import (
@@ -38,8 +41,8 @@ from evaluation.load import (
     pick_device,
     prepare,
 )
-from evaluation.output import format_columns
 from evaluation.perplexity import PerplexityReport, measure_perplexity
+from evaluation.run_metrics import NATS
 from evaluation.runs import (
     MODEL,
     MOST_KEYS,
@@ -50,9 +53,9 @@ from evaluation.runs import (
     short_names,
 )
 from evaluation.scoring import PERPLEXITY_KEYS
+from evaluation.tables import TableColumn, as_aligned, show_columns
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe
-from lightning_models.outputs import Likelihood
 from lightning_models.recipe import import_packages
 
 # ---- dials
@@ -68,13 +71,12 @@ OPTIONS = {
 """Dials that have an option of their own, and its name; all others are turned by ``--dial``."""
 
 
-@dataclass(frozen=True)
-class DialValues:
+class DialValues(NamedTuple):
     """Values of a dial as they were typed."""
 
     option: str
     """The option and its text, for messages."""
-    texts: tuple[str, ...]
+    texts: Sequence[str]
     """At least one."""
 
 
@@ -112,14 +114,16 @@ def typed_dials(settings: Namespace) -> dict[str, DialValues]:
         words.append((name, "dial", values))
     found: dict[str, DialValues] = {}
     for name, option, values in words:
-        texts = tuple(part.strip() for part in values.strip("[]").split(",") if part.strip())
+        texts = dict.fromkeys(
+            part.strip() for part in values.strip("[]").split(",") if part.strip()
+        )
         if not texts:
             raise ValueError(
                 f"{option} ({values}) has no values of {name}; separate them by commas"
             )
         if name in found:
             raise ValueError(f"{option}: {name} is given twice; put its values into one list")
-        found[name] = DialValues(f"{option} ({values})", tuple(dict.fromkeys(texts)))
+        found[name] = DialValues(f"{option} ({values})", list(texts))
     return found
 
 
@@ -164,11 +168,7 @@ def check_declared(models: Sequence[LanguageModel], dials: Mapping[str, DialValu
             )
 
 
-# ---- variants and points
-
-
-STEPS = "thinking_steps"
-"""Field of a model's config: K, the additional steps that a token may take at most."""
+# ---- variants: checkpoints at settings of their dials
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class SweepVariant:
 
     checkpoint: Checkpoint
     name: str
-    """What tells its checkpoint from the others."""
+    """What distinguishes its checkpoint from the others."""
     changes: Mapping[str, Any]
     """Fields of its config that are not as in training."""
     dials: Mapping[str, Any]
@@ -185,40 +185,14 @@ class SweepVariant:
     outline: LanguageModel
     """The model without weights."""
 
-    @property
-    def thinking_steps(self) -> int:
-        """K; 0 for models without additional steps."""
-        return int(getattr(self.outline.config, STEPS, 0))
 
-
-@dataclass(frozen=True)
-class SkippedPoint:
+class SkippedPoint(NamedTuple):
     """A checkpoint at settings of its dials that it cannot take."""
 
     name: str
-    """What tells its checkpoint from the others."""
+    """What distinguishes its checkpoint from the others."""
     dials: Mapping[str, Any]
     reason: str
-
-    def __str__(self) -> str:
-        """Returns the line that is printed."""
-        return f"skipped: {self.name} at {shown_dials(self.dials)}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """What a variant has reached, and what a token costs it."""
-
-    variant: SweepVariant
-    label: str
-    """Points of one label are a line of the figure."""
-    report: PerplexityReport
-
-    def value(self, key: str) -> float:
-        """Returns the number of an axis of the figure, see ``sweep_figure.AXES``."""
-        if key == STEPS:
-            return float(self.variant.thinking_steps)
-        return self.report.cost.as_dict()[key]
 
 
 def shown_dials(dials: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
@@ -237,7 +211,7 @@ def find_variants(
 ) -> tuple[list[SweepVariant], list[SkippedPoint]]:
     """Returns each checkpoint at each combination of the dials that its model has.
 
-    Next to them the combinations that a checkpoint cannot take, with the reason.
+    Also the combinations that a checkpoint cannot take, with the reason.
 
     Args:
         checkpoints: in their order.
@@ -346,174 +320,112 @@ def _differences(recipes: Sequence[Recipe], dials: Sequence[str]) -> list[str]:
     return [key for key in found if key not in dials]
 
 
-def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the numbers of the points (cost, loss) that no other one beats, cheapest first.
-
-    A point beats another if it is nowhere worse and somewhere better.
-    """
-    order = sorted(range(len(points)), key=points.__getitem__)
-    best: list[int] = []
-    for number in order:
-        if (
-            not best
-            or points[number][1] < points[best[-1]][1]
-            or points[number] == points[best[-1]]
-        ):
-            best.append(number)
-    return best
+# ---- points
 
 
-# ---- figure
+def point_line(variant: SweepVariant, label: str, report: PerplexityReport) -> dict[str, Any]:
+    """Returns the line of a point: what it is, its likelihood, and its costs.
 
-
-Measure = Literal["perplexity", "loss"]
-
-AXES = {
-    "executed_steps": "additional steps per token",
-    "flops_per_token_6nd": "FLOPs per token, 6 N (1 + steps)",
-    "generation_flops_per_token": "FLOPs per generated token",
-    "flops_per_token": "FLOPs per scored token",
-    STEPS: "thinking steps K (additional steps per token at most)",
-}
-"""What loss is drawn against, and what that is called."""
-COSTS = tuple(key for key in AXES if key != STEPS)
-"""Axes with a Pareto frontier; over K the loss is that in nats, as in Fig. 6."""
-MARKERS = {"exact": "o", "lower_bound": "v", "estimate": "s", "noncausal": "X"}
-"""Of points, by the kind of their likelihood."""
-GREY = "#333a44"
-WIDE = 10.0
-"""From this ratio of the largest to the smallest FLOPs on, their axis is logarithmic."""
-
-
-def sweep_figure(
-    points: Sequence[SweepPoint], against: Sequence[str], measure: Measure = "perplexity"
-) -> Any:
-    """Returns a panel an axis: a line a label, a point a checkpoint and setting.
-
-    Points of different kinds of likelihood share neither line, nor marker, nor frontier.
+    ``note`` is what stands next to it in the figure: its dials, or its K.
 
     Args:
-        points: what was measured.
-        against: keys of ``AXES``, from left to right.
-        measure: what costs are drawn under.
+        variant: what was scored.
+        label: of its checkpoint.
+        report: the score.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1 + 4 * len(against), 4.4), layout="constrained")
-    panels = figure.subplots(1, len(against), squeeze=False)[0]
-    named: dict[str, Any] = {}
-    marks: Mapping[str, str] = {str(kind): mark for kind, mark in MARKS.items()}
-    for panel, key in zip(panels, against, strict=True):
-        for number, (label, members) in enumerate(lines_of(points).items()):
-            named[label] = _draw(panel, members, key, measure, COLOURS[number % len(COLOURS)])
-        for kind, members in by_kind(points).items() if key in COSTS else ():
-            name = f"Pareto frontier {marks[kind]}".rstrip()
-            named[name] = _draw_frontier(panel, members, key, measure, MARKERS[kind])
-        _dress(panel, key, measure, [point.value(key) for point in points])
-    plain = [text.replace("$", r"\$") for text in named]  # it would start a formula
-    place: dict[str, Any] = {
-        "loc": "outside upper center",
-        "ncols": min(len(plain), LEGEND_COLUMNS),
+    steps = int(getattr(variant.outline.config, STEPS, 0))
+    note = f"K={steps}" if steps else ""
+    if variant.dials:
+        note = shown_dials(variant.dials, variant.outline.config.dials)
+    return {
+        "checkpoint": variant.checkpoint.path,
+        "name": variant.name,
+        "label": f"{label} {MARKS[variant.outline.likelihood]}".rstrip(),
+        STEPS: steps,
+        "dials": dict(variant.dials),
+        "note": note,
+        "likelihood": report.likelihood,
+        "causal": report.causal,
+        NATS: report.totals.nats_per_token,
+        "perplexity": report.totals.perplexity,
+        **report.cost.as_dict(),
     }
-    place |= {"ncols": min(len(plain), LEGEND_COLUMNS), "frameon": False, "fontsize": 9}
-    figure.legend(list(named.values()), plain, **place)
-    return figure
 
 
-def by_kind(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
-    """Returns the points by the kind of their likelihood."""
-    kinds: dict[str, list[SweepPoint]] = {}
-    for point in points:
-        kinds.setdefault(point.report.likelihood, []).append(point)
-    return kinds
+def points_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Returns the points with the ``line`` each is on, and whether it is on a ``frontier_COST``.
+
+    Points on the Pareto frontier of a cost have no other point of the same kind of likelihood that
+    is nowhere worse in cost and perplexity and somewhere better.
+    """
+    points = pd.DataFrame(list(lines), dtype=object)
+    points["line"] = _lines(points)
+    for cost in SWEEP_COSTS:
+        kinds = points.groupby("likelihood")[[cost, "perplexity"]]
+        best = [number for _, kind in kinds for number in frontier(kind)]
+        points[f"frontier_{cost}"] = points.index.isin(best)
+    return points
 
 
-def lines_of(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
-    """Returns the points of each line: those of a label and a kind of likelihood.
+def frontier(points: pd.DataFrame) -> list[int]:
+    """Returns the index of the points (cost, loss) that no other one beats, cheapest first.
+
+    A point beats another if it is nowhere worse and somewhere better; equal points share a place.
+    """
+    cost, loss = points.columns
+    ordered = points.astype(float).sort_values([cost, loss], kind="stable")
+    falls = ~(ordered[loss] >= ordered[loss].cummin().shift())  # also the first
+    same = (ordered == ordered.where(falls).ffill()).all(axis=1)
+    return list(ordered.index[same])
+
+
+def _lines(points: pd.DataFrame) -> list[str]:
+    """Returns the line of the figure of each point: those of a label and a kind of likelihood.
 
     Where dials were turned, a line is one checkpoint along the last of them, at one setting of the
     others and one K; checkpoints that share a label then have their names after it.
     """
-    lines: dict[tuple[str, ...], list[SweepPoint]] = {}
-    for point in points:
-        variant, name = point.variant, ""
-        fixed = dict(list(variant.dials.items())[:-1])
-        if variant.dials:
-            name = variant.name
-            if variant.thinking_steps and STEPS not in variant.dials:
-                fixed = {"K =": variant.thinking_steps, **fixed}
-        text = ", ".join(part for part in (point.label, shown_dials(fixed)) if part)
-        lines.setdefault((text, name, point.report.likelihood), []).append(point)
-    texts = [text for text, _, _ in lines]
-    return {
-        text if texts.count(text) == 1 else f"{text} ({name or kind})": members
-        for (text, name, kind), members in lines.items()
+    keys = []
+    facts = points[["label", "name", "likelihood", STEPS, "dials"]]
+    for label, name, kind, steps, dials in facts.itertuples(index=False):
+        fixed = dict(list(dials.items())[:-1])
+        if dials and steps and STEPS not in dials:
+            fixed = {"K =": steps, **fixed}
+        text = ", ".join(part for part in (label, shown_dials(fixed)) if part)
+        keys.append((text, name if dials else "", kind))
+    texts = [text for text, _, _ in dict.fromkeys(keys)]
+    return [
+        text if texts.count(text) == 1 else f"{text} ({name or kind})" for text, name, kind in keys
+    ]
+
+
+def loss_key(kind: str) -> str:
+    """Returns what a loss is called whose likelihood is of that kind."""
+    return NATS if kind == "exact" else f"{NATS}_{kind}"
+
+
+def points_table(points: pd.DataFrame) -> pd.DataFrame:
+    """Returns the content of the CSV file: a line a point.
+
+    Losses and perplexities stand under the names of their kind, dials under their own; cells of
+    what a point has not are empty. ``seconds`` is the wall time of scoring.
+    """
+    dials = pd.DataFrame(list(points["dials"]), dtype=object).drop(columns=STEPS, errors="ignore")
+    kinds = list(points["likelihood"].unique())
+    names = {NATS: loss_key, "perplexity": PERPLEXITY_KEYS.__getitem__}
+    losses = {
+        name(kind): points[key].where(points["likelihood"] == kind)
+        for key, name in names.items()
+        for kind in kinds
     }
-
-
-def height(point: SweepPoint, key: str, measure: Measure = "perplexity") -> float:
-    """Returns what is drawn over an axis: ``measure``, but over K nats per token."""
-    totals = point.report.totals
-    as_perplexity = key in COSTS and measure == "perplexity"
-    return totals.perplexity if as_perplexity else totals.nats_per_token
-
-
-def _draw(
-    panel: Any, members: Sequence[SweepPoint], key: str, measure: Measure, colour: str
-) -> Any:
-    places = sorted(
-        (point.value(key), height(point, key, measure), _note(point)) for point in members
-    )
-    x, y, notes = zip(*places, strict=True)
-    style = {"marker": MARKERS[members[0].report.likelihood], "markersize": 4, "linewidth": 1.2}
-    (line,) = panel.plot(x, y, color=colour, **style)
-    turned = any(point.variant.dials for point in members)
-    for left, low, note in zip(x, y, notes, strict=True):
-        if key != STEPS or turned:
-            offset: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points"}
-            panel.annotate(note, (left, low), fontsize=7, color=colour, **offset)
-    return line
-
-
-def _note(point: SweepPoint) -> str:
-    """Returns what stands next to a point: its dials, or its K."""
-    variant = point.variant
-    if variant.dials:
-        return shown_dials(variant.dials, variant.outline.config.dials)
-    return f"K={variant.thinking_steps}" if variant.thinking_steps else ""
-
-
-def _draw_frontier(
-    panel: Any, points: Sequence[SweepPoint], key: str, measure: Measure, marker: str
-) -> Any:
-    """Draws steps through the points that no other one beats, and a ring around each."""
-    places = [(point.value(key), height(point, key, measure)) for point in points]
-    x, y = zip(*(places[number] for number in frontier(places)), strict=True)
-    style: dict[str, Any] = {"color": GREY, "linestyle": ":", "zorder": 0}
-    rings: dict[str, Any] = {"marker": marker, "markersize": 9, "markerfacecolor": "none"}
-    (line,) = panel.plot(x, y, drawstyle="steps-post", **style, **rings)
-    return line
-
-
-def _dress(panel: Any, key: str, measure: Measure, values: Sequence[float]) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    as_perplexity = key in COSTS and measure == "perplexity"
-    panel.set_xlabel(AXES[key])
-    panel.set_ylabel("perplexity" if as_perplexity else "loss (nats per token)")
-    panel.margins(0.1)
-    if "flops" in key and max(values) >= WIDE * min(values):
-        panel.set_xscale("log")
-        label_sizes(panel.xaxis)
-    else:
-        panel.xaxis.set_major_locator(MaxNLocator(6, integer=key == STEPS))
-        if "flops" in key:
-            panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-    panel.tick_params(labelsize=8)
-    panel.grid(alpha=0.3)
-
-
-# ---- table
+    parts = [
+        points[["checkpoint", "label", STEPS]],
+        dials,
+        points[["likelihood", "causal"]],
+        pd.DataFrame(losses),
+        points[[*SWEEP_COSTS, *(f"frontier_{cost}" for cost in SWEEP_COSTS), "seconds"]],
+    ]
+    return pd.concat(parts, axis=1)
 
 
 SHORT = {
@@ -525,95 +437,39 @@ SHORT = {
 """What the printed table calls the costs."""
 
 
-def as_rows(points: Sequence[SweepPoint]) -> list[list[Any]]:
-    """Returns a row a point after a header, with all digits.
-
-    Losses and perplexities stand under the names of their kind, dials under their own; cells of
-    what a point has not are empty. ``frontier_...`` says whether no other point of the same kind of
-    likelihood has both less cost and less perplexity; ``seconds`` is the wall time of scoring.
-    """
-    dials, kinds, best = _dials(points), _kinds(points), _frontiers(points)
-    header = ["checkpoint", "label", STEPS, *dials, "likelihood", "causal"]
-    header += [loss_key(kind) for kind in kinds] + [PERPLEXITY_KEYS[kind] for kind in kinds]
-    header += [*COSTS, *(f"frontier_{key}" for key in COSTS), "seconds"]
-    rows: list[list[Any]] = [header]
-    for number, point in enumerate(points):
-        variant, report = point.variant, point.report
-        row: list[Any] = [variant.checkpoint.path, point.label, variant.thinking_steps]
-        row += [variant.dials.get(key) for key in dials]
-        row += [report.likelihood, report.causal]
-        for value in (report.totals.nats_per_token, report.totals.perplexity):
-            row += [value if kind == report.likelihood else None for kind in kinds]
-        row += [point.value(key) for key in COSTS]
-        rows.append([*row, *(number in best[key] for key in COSTS), report.cost.seconds])
-    return rows
-
-
-def as_table(
-    points: Sequence[SweepPoint], note: str | None, skipped: Sequence[SkippedPoint] = ()
-) -> str:
+def shown_points(points: pd.DataFrame, note: str | None) -> str:
     """Returns likelihoods and costs for people; a star is on the Pareto frontier of its cost.
 
     Args:
         points: what was measured.
-        note: what to tell of the labels.
-        skipped: settings that checkpoints cannot take.
+        note: what to add about the labels.
     """
-    dials, kinds, best = _dials(points), _kinds(points), _frontiers(points)
-    names = [loss_key(kind).replace("_", " ") for kind in kinds]
-    names += [PERPLEXITY_KEYS[kind].replace("_", " ") for kind in kinds]
-    rows = [["", "thinking steps", *dials, *names, *(SHORT[key] for key in COSTS), "seconds"]]
-    for number, point in enumerate(points):
-        totals, own = point.report.totals, point.report.likelihood
-        row = [point.label, str(point.variant.thinking_steps or "-")]
-        row += [_cell(point.variant.dials.get(key)) for key in dials]
-        for value in (totals.nats_per_token, totals.perplexity):
-            row += [_cell(value if kind == own else None) for kind in kinds]
-        stars = {key: " *" if number in best[key] else "" for key in COSTS}
-        row += [f"{point.value(key):.4g}{stars[key]}" for key in COSTS]
-        rows.append([*row, f"{point.report.cost.seconds:.3g}"])
-    of_kind = " of its kind of likelihood" if len(kinds) > 1 else ""
+    table = points_table(points)
+    for cost in SWEEP_COSTS:
+        stars = points[f"frontier_{cost}"].map({True: " *", False: ""})
+        table[cost] = points[cost].map("{:.4g}".format) + stars
+    table[STEPS] = points[STEPS].where(points[STEPS] > 0).astype(object)
+    hidden = ("checkpoint", "label", "likelihood", "causal", "seconds")
+    keys = [key for key in table if key not in hidden and not key.startswith("frontier_")]
+    columns = {key: TableColumn(SHORT.get(key, key.replace("_", " ")), _readable) for key in keys}
+    columns["seconds"] = TableColumn("seconds", "{:.3g}".format)
+    shown = show_columns(table.set_index("label").rename_axis(None), columns)
+    of_kind = " of its kind of likelihood" if points["likelihood"].nunique() > 1 else ""
     notes = [f"*: no other one{of_kind} has both less cost and less perplexity"]
-    if any(point.variant.thinking_steps for point in points):
+    if any(points[STEPS]):
         notes.append("thinking steps: additional steps per token at most, K of the papers")
     notes += [f"note: {note}"] if note else []
-    return "\n".join([format_columns(rows), *notes, *map(str, skipped)])
+    return "\n".join([as_aligned(shown), *notes])
 
 
-def loss_key(kind: str) -> str:
-    """Returns what a loss is called whose likelihood is of that kind."""
-    return "nats_per_token" if kind == "exact" else f"nats_per_token_{kind}"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
+def _readable(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _dials(points: Sequence[SweepPoint]) -> list[str]:
-    """Returns the dials that are turned; K has a column of its own."""
-    turned = dict.fromkeys(key for point in points for key in point.variant.dials)
-    return [key for key in turned if key != STEPS]
-
-
-def _kinds(points: Sequence[SweepPoint]) -> list[str]:
-    kinds = dict.fromkeys(point.report.likelihood for point in points)
-    return list(kinds)
-
-
-def _frontiers(points: Sequence[SweepPoint]) -> dict[str, set[int]]:
-    """Returns the numbers of the points on the frontier of each cost, within their kind."""
-    place = {id(point): number for number, point in enumerate(points)}
-    found: dict[str, set[int]] = {key: set() for key in COSTS}
-    for key, best in found.items():
-        for members in by_kind(points).values():
-            costs = [(point.value(key), height(point, key)) for point in members]
-            best |= {place[id(members[number])] for number in frontier(costs)}
-    return found
-
-
 # ---- command
+
+
+Measure = Literal["perplexity", "loss"]
 
 
 def checkpoints_in(argv: Sequence[str]) -> list[Checkpoint]:
@@ -646,8 +502,8 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     parser.add_argument(
         "--against",
         type=str,
-        default=",".join(COSTS),
-        help=f"Panels of the figure, separated by commas: {', '.join(AXES)}.",
+        default=",".join(SWEEP_COSTS),
+        help=f"Panels of the figure, separated by commas: {', '.join(SWEEP_AXES)}.",
     )
     parser.add_argument(
         "--measure",
@@ -679,17 +535,22 @@ def run(settings: Namespace) -> None:
     variants, skipped = find_variants(checkpoints, settings["set"], dials)
     labels = label_variants(variants, settings.label, list(dials))
     data = _shared_data(variants, settings)
-    points: list[SweepPoint] = []
+    lines = []
     for variant, label in zip(variants, labels.texts(), strict=True):
-        found = _measure(variant, label, data, settings)
-        points += [found] if isinstance(found, SweepPoint) else []
-        skipped += [found] if isinstance(found, SkippedPoint) else []
-    if not points:
+        found = _score(variant, data, settings)
+        if isinstance(found, SkippedPoint):
+            skipped.append(found)
+        else:
+            lines.append(point_line(variant, label, found))
+    if not lines:
         raise ValueError(skipped[-1].reason)
-    print(as_table(points, labels.note, skipped))
-    header, *rows = as_rows(points)
-    write_csv(table_path(picture), header, rows)
-    write_picture(sweep_figure(points, against, settings.measure), picture)
+    points = points_frame(lines)
+    print(shown_points(points, labels.note))
+    for point in skipped:
+        print(f"skipped: {point.name} at {shown_dials(point.dials)}: {point.reason}")
+    write_frame(table_path(picture), points_table(points))
+    height = "perplexity" if settings.measure == "perplexity" else NATS
+    write_picture(sweep_figure(points, against, height), picture)
 
 
 def _axes(typed: str) -> list[str]:
@@ -700,8 +561,8 @@ def _axes(typed: str) -> list[str]:
     """
     chosen = [part.strip() for part in typed.strip("[]").split(",")]
     for key in chosen:
-        if key not in AXES:
-            raise ValueError(f"against ({key}) is none of {', '.join(AXES)}")
+        if key not in SWEEP_AXES:
+            raise ValueError(f"against ({key}) is none of {', '.join(SWEEP_AXES)}")
     return chosen
 
 
@@ -744,17 +605,17 @@ def _check_all(variants: Sequence[SweepVariant], check: Callable[[SweepVariant],
             ) from error
 
 
-def _measure(
-    variant: SweepVariant, label: str, data: LanguageDataModule, settings: Namespace
-) -> SweepPoint | SkippedPoint:
-    """Returns a point, or why a checkpoint whose dials were turned cannot be scored there.
+def _score(
+    variant: SweepVariant, data: LanguageDataModule, settings: Namespace
+) -> PerplexityReport | SkippedPoint:
+    """Returns the score, or why a checkpoint whose dials were turned cannot be scored there.
 
     Raises:
         ValueError: if one that was left as it is cannot be scored.
     """
     model = build_model(variant.checkpoint, variant.changes).to(pick_device(settings.device))
     try:
-        report = measure_perplexity(
+        return measure_perplexity(
             variant.checkpoint,
             model,
             data,
@@ -766,10 +627,3 @@ def _measure(
         if not variant.dials:
             raise
         return SkippedPoint(variant.name, variant.dials, str(error))
-    return SweepPoint(variant, _marked(label, model), report)
-
-
-def _marked(label: str, model: LanguageModel) -> str:
-    """Returns the label with the kind of the likelihood after it where that is not exact."""
-    marks: Mapping[Likelihood, str] = MARKS
-    return f"{label} {marks[model.likelihood]}".rstrip()

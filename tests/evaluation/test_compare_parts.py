@@ -1,27 +1,16 @@
-"""Parts of a comparison: numbers for people, checks, record, figure, folder."""
+"""Parts of a comparison: checks, columns, tasks, numbers for people, figure, folder."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from evaluation.report import (
-    COLUMNS,
-    FILES,
-    GENERATOR,
-    ReportColumn,
-    _close,
-    _equal,
-    _parts,
-    check_folder,
-    compare_figure,
-    curve_of,
-    run_values,
-    si,
-    write_folder,
-)
-from evaluation.run_metrics import ReportRow, TrainingCost
-from evaluation.runs import read_record
+from evaluation.compare import curves_frame
+from evaluation.figures import compare_figure
+from evaluation.report import FILES, GENERATOR, check_folder, close, equal, same_parts, write_folder
+from evaluation.run_metrics import describe_score, describe_training, logged_points, tasks_in
+from evaluation.tables import show_mean, si
 from lightning_models import ThoughtbubblesLM
 from lightning_models.thoughtbubbles import ThoughtbubblesConfig
 
@@ -41,15 +30,24 @@ def test_large_numbers_have_three_digits(value, expected):
     assert si(value) == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2.0], "1.5 (1.0 to 2.0)"),
+        ([1.0, 1.01], "1.0"),
+        ([None, 2.0], "2.0"),
+        ([None], ""),
+    ],
+)
+def test_a_cell_has_the_range_where_there_is_one(values, expected):
+    assert show_mean(pd.Series(values, dtype=object), "{:.1f}".format) == expected
+
+
 # ---- checks
 
 
 def named(*values):
-    return [SimpleNamespace(name=f"r{n}", value=value) for n, value in enumerate(values)]
-
-
-def value_of(one):
-    return one.value
+    return pd.Series(values, [f"r{n}" for n in range(len(values))], dtype=object)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +62,7 @@ def value_of(one):
     ],
 )
 def test_values_are_matched_or_told_with_their_runs(values, state, detail):
-    check = _equal("it", named(*values), value_of)
-    assert (check.state, check.detail) == (state, detail)
-    assert check.as_text() == f"{state}: it: {detail}"
+    assert equal(named(*values)) == (state, detail)
 
 
 @pytest.mark.parametrize(
@@ -81,66 +77,116 @@ def test_values_are_matched_or_told_with_their_runs(values, state, detail):
     ],
 )
 def test_sizes_may_differ_by_five_percent(values, state):
-    assert _close("size", named(*values), value_of, 0.05).state == state
+    assert close(named(*values), 0.05)[0] == state
 
 
-def test_only_the_keys_that_differ_are_told():
+def test_only_the_keys_that_differ_are_named():
     orders = named({"seed": 0, "rows": "a"}, {"seed": 0, "rows": "b"}, {"seed": 0, "tokens": 1234})
-    check = _parts("order", orders, value_of)
-    assert (check.state, check.detail) == (
-        "differs",
-        "rows a (r0) | rows b (r1) | tokens 1,234 (r2)",
-    )
-    check = _parts("order", orders[:1], value_of)
-    assert (check.state, check.detail) == ("matched", "seed 0, rows a")
+    assert same_parts(orders) == ("differs", "rows a (r0) | rows b (r1) | tokens 1,234 (r2)")
+    assert same_parts(orders[:1]) == ("matched", "seed 0, rows a")
+
+
+# ---- results of tasks: of the model as trained, and said where asked otherwise
+
+
+ASKED = {"mode": "blockwise", "precision": "32", "set": {}}
+
+
+def result(accuracy, examples=10, settings=ASKED):
+    task = {"metrics": {"acc": accuracy}, "examples": examples, "of_examples": 100}
+    return Path("x.json"), {"settings": settings, "tasks": {"piqa_local": task}}
+
+
+def test_the_file_with_the_most_examples_counts():
+    files = [result(0.5, examples=100), result(0.9, examples=5)]
+    for order in (files, files[::-1]):
+        assert tasks_in(order)["piqa_local"]["metrics"] == {"acc": 0.5}
+
+
+def test_changed_models_are_left_out():
+    assert tasks_in([result(0.5, settings={**ASKED, "set": {"inner_steps": 0}})]) == {}
+
+
+def test_tasks_of_a_group_with_a_mean_are_left_out():
+    content = {
+        "blimp": {"metrics": {"acc": 0.6}, "tasks": ["island", "agreement"]},
+        "island": {"metrics": {"acc": 0.5}},
+        "agreement": {"metrics": {"acc": 0.7}},
+        "no_mean": {"metrics": {}, "tasks": ["other"]},
+        "other": {"metrics": {"acc": 0.1}},
+    }
+    file = (Path("x.json"), {"settings": ASKED, "tasks": content})
+    assert set(tasks_in([file])) == {"blimp", "other"}
 
 
 # ---- columns
 
 
-def run(likelihood="exact", loss=1.0, counted="all", name="run", scalars=None, **training):
-    """A run as far as columns and figure read it."""
-    sizes = {"parameters": 10, "non_embedding": 5, "steps": 10, "tokens": 1000, "positions": 1200}
-    sizes |= {"flops_per_position": 6.0, "published_per_position": None}
-    sizes |= {"planned": False}
-    content = {
-        "nats_per_token": loss,
-        "bits_per_byte": loss / 2,
-        "perplexity": 2.0,
-        "ppl_bound": 2.0,
-        "flops_per_token": 2.0,
-        "causal": True,
-    }
-    score = SimpleNamespace(
-        content=content, likelihood=likelihood, generation_flops=2.0, markers=1.2
+class Outline:
+    """As much of a model as columns read."""
+
+    reads, adaptive_training = "windows", False
+    config = SimpleNamespace(block_size=32)
+    published = None
+
+    def parameters(self):
+        return iter(())
+
+    def modules(self):
+        return iter(())
+
+    network = None
+
+    def flops_per_token(self, context, training=False):
+        return 6.0 if training else 2.0
+
+    def published_flops_per_token(self, context):
+        return self.published
+
+
+def run(scalars=None, name="run", **model):
+    """A run of 10 steps of 120 positions."""
+    outline = Outline()
+    vars(outline).update(model)
+    total = {"fit_loop": {"epoch_loop.batch_progress": {"total": {"processed": 10}}}}
+    checkpoint = SimpleNamespace(
+        step=10,
+        content={"loops": total},
+        data_state={},
+        data_recipe={"init_args": {"batch_size": 4}},
     )
     return SimpleNamespace(
-        name=name,
-        run=SimpleNamespace(scalars=scalars or {}, model="X"),
-        training=TrainingCost(**{**sizes, "tokens_per_second": None, "accuracy": None, **training}),
-        score=score,
-        tasks={},
-        likelihood=likelihood,
-        counted=counted,
+        name=name, outline=outline, checkpoint=checkpoint, scalars=scalars or {}, model="X"
     )
+
+
+MARKED = SimpleNamespace(
+    tokenizer=SimpleNamespace(special_ids=[0, 1], eos_id=0),
+    counts=lambda split: SimpleNamespace(tokens=1280, documents=0),
+)
+"""Data of which a fifth are markers."""
+
+
+def trained(**model):
+    return describe_training(run(**model), MARKED, 1024)
 
 
 def test_flops_are_per_token_of_text():
-    values = run_values(run(published_per_position=12.0))
-    assert values["training_flops"] == 1200 * 6
-    assert values["training_flops_per_token"] == pytest.approx(7.2)
-    assert values["training_flops_per_token_published"] == pytest.approx(14.4)
-    assert values["inference_flops_per_token"] == pytest.approx(2.4)
+    values = trained(published=12.0)
+    assert values["training_tokens"] == 1024
+    assert values["training_flops"] == values["flops"] == 1280 * 6
+    assert values["training_flops_per_token"] == pytest.approx(7.5)
+    assert values["training_flops_per_token_published"] == pytest.approx(15)
     assert values["tokens_per_second"] is None
 
 
 def test_planned_training_flops_have_columns_of_their_own():
     """Under causal allocations texts decide what a step of Thoughtbubbles computes."""
-    values = run_values(run(planned=True))
-    assert values["nominal_training_flops"] == 1200 * 6
-    assert values["nominal_training_flops_per_token"] == pytest.approx(7.2)
+    values = trained(adaptive_training=True)
+    assert values["nominal_training_flops"] == values["flops"] == 1280 * 6
+    assert values["nominal_training_flops_per_token"] == pytest.approx(7.5)
     assert not {"training_flops", "training_flops_per_token"} & set(values)
-    assert not any(key.startswith("nominal") for key in run_values(run()))
+    assert not any(key.startswith("nominal") for key in trained())
 
 
 @pytest.mark.parametrize(
@@ -167,29 +213,21 @@ def test_training_flops_are_planned_where_texts_decide(allocation, in_evaluation
     assert ThoughtbubblesLM(config).adaptive_training is planned
 
 
+def scored(likelihood="exact", loss=1.0):
+    keys = {"nats_per_token": loss, "bits_per_byte": loss / 2, "perplexity": 2.0, "ppl_bound": 2.0}
+    counted = {"counted": "all", "causal": True, "likelihood": likelihood}
+    flops = {"flops_per_token": 2.0, "generation_flops_per_token": 2.0}
+    return describe_score(run(), {**keys, **counted, **flops}, 32, 1.25)
+
+
 def test_a_bound_has_a_column_of_its_own():
-    keys = ("nats_per_token", "bits_per_byte")
+    keys = ("nats_per_token_", "bits_per_byte_")
     exact, bound = (
-        {key: v for key, v in run_values(one).items() if key.startswith(keys)}
-        for one in (run(), run("lower_bound"))
+        {key: v for key, v in scored(kind).items() if key.startswith(keys)}
+        for kind in ("exact", "lower_bound")
     )
     assert exact == {"nats_per_token_exact": 1.0, "bits_per_byte_exact": 0.5}
     assert bound == {"nats_per_token_lower_bound": 1.0, "bits_per_byte_lower_bound": 0.5}
-    assert COLUMNS["nats_per_token_lower_bound"].title == "nats/token (bound)"
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([1.0, 2.0], "1.5 (1.0 to 2.0)"),
-        ([1.0, 1.01], "1.0"),
-        ([None, 2.0], "2.0"),
-        ([None], ""),
-    ],
-)
-def test_a_cell_has_the_range_where_there_is_one(values, expected):
-    column = ReportColumn("x", "{:.1f}".format, "part")
-    assert column.cell(pd.Series(values, dtype=object)) == expected
 
 
 # ---- figure
@@ -198,61 +236,51 @@ def test_a_cell_has_the_range_where_there_is_one(values, expected):
 LOG = {"val/bpb": {4: 3.0, 9: 2.0, 14: 1.0}}
 
 
-def test_curves_end_with_the_checkpoint():
-    assert curve_of(run(scalars=LOG), "bits_per_byte") == [
-        (5, 500, 3600, 3.0),
-        (10, 1000, 7200, 2.0),
+def frame(*rows, scalars=LOG):
+    """The table of runs and their curves, from (label, likelihood, loss)."""
+    lines = [
+        {"run": f"r{n}", "label": label, **trained(), **scored(kind, loss)}
+        for n, (label, kind, loss) in enumerate(rows)
     ]
-    assert curve_of(run(scalars=LOG, tokens=None), "bits_per_byte") == []
+    runs = pd.DataFrame(lines, dtype=object)
+    return runs, curves_frame(runs, [run(scalars, name) for name in runs["run"]])
+
+
+def test_curves_end_with_the_checkpoint():
+    _, curves = frame(("one", "exact", 1.0))
+    assert curves.to_numpy().tolist() == [
+        ["r0", "one", 5, 512.0, 3840.0, 3.0],
+        ["r0", "one", 10, 1024.0, 7680.0, 2.0],
+    ]
+    unknown = {"training_tokens": None, "flops": None, "steps": 10}
+    assert logged_points(unknown, LOG["val/bpb"], "x").empty
 
 
 def test_a_line_a_run_and_a_point_a_row():
-    seeds = ReportRow("plain", (run(loss=2.0, scalars=LOG), run(loss=3.0, scalars=LOG)))
-    bound = ReportRow("latent", (run("lower_bound", loss=4.0, scalars=LOG),))
-    figure = compare_figure([seeds, bound])
+    rows = ("plain", "exact", 2.0), ("plain", "exact", 3.0), ("latent", "lower_bound", 4.0)
+    figure = compare_figure(*frame(*rows), "bits_per_byte")
     tokens, flops, inference = figure.axes
     curves = [line for line in tokens.lines if len(line.get_xdata()) == 2]
     assert [line.get_linestyle() for line in curves] == ["-", "-", "--"]
     assert len({line.get_color() for line in curves}) == 2
-    assert curves[0].get_linewidth() < curves[2].get_linewidth()
     points = [line for line in inference.lines if line.get_marker() == "o"]
     assert [list(line.get_ydata()) for line in points] == [[1.25], [2.0]]
-    assert [line.get_xdata()[0] for line in points] == pytest.approx([2.4, 2.4])
+    assert [line.get_xdata()[0] for line in points] == pytest.approx([2.5, 2.5])
     assert points[1].get_markerfacecolor() == "white"
-    assert [axes.get_xscale() for axes in figure.axes] == 3 * ["log"]
     assert tokens.get_ylabel() == "loss (bits per byte)"
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["plain", "latent (bound)"]
-    assert list(flops.lines[0].get_xdata()) == [3600, 7200]
+    assert list(flops.lines[0].get_xdata()) == [3840, 7680]
 
 
 def test_a_run_with_one_validation_is_seen():
-    log = {"val/bpb": {9: 2.0}}
-    figure = compare_figure([ReportRow("one", (run(loss=5.0, scalars=log),))])
+    figure = compare_figure(
+        *frame(("one", "exact", 5.0), scalars={"val/bpb": {9: 2.0}}), "bits_per_byte"
+    )
     points = [line for line in figure.axes[0].lines if list(line.get_ydata()) == [2.0]]
     (score,) = (line for line in figure.axes[0].lines if line.get_marker() == "o")
     assert all(line.get_markersize() > score.get_markersize() for line in points)
     assert points[0].get_zorder() > score.get_zorder()
-
-
-# ---- record
-
-
-def test_a_resumed_run_has_the_settings_of_its_start_and_all_versions(tmp_path):
-    (tmp_path / "config.yaml").write_text("# run: x\n# commit: a\n# torch: 2\nseed_everything: 3\n")
-    (tmp_path / "config_40.yaml").write_text("# commit: b\n# torch: 2\nseed_everything: 4\n")
-    record = read_record(tmp_path)
-    assert record.versions == {"commit": "a and b", "torch": "2"}
-    assert record.get("seed_everything") == 3
-    assert record.get("seed_everything", "deeper") is None
-
-
-@pytest.mark.parametrize("text", [None, "a: [", "- 1", "a: !!python/object:os.x {}"])
-def test_what_is_no_record_says_nothing(tmp_path, text):
-    if text is not None:
-        (tmp_path / "config.yaml").write_text(text)
-    assert read_record(tmp_path).settings == {}
-    assert read_record(None).versions == {}
 
 
 # ---- folder

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from evaluation.scaling import fit_curve, fit_scaling, multipliers, read_runs, scaling_figure
+from evaluation.figures import scaling_figure
+from evaluation.scaling import fit_curve, fit_scaling, multipliers, read_results
 
 TABLE_2 = {
     "tokens": {
@@ -150,33 +151,31 @@ def test_a_loss_that_does_not_fall_has_no_multipliers(result, evaluates, tmp_pat
     assert [run["multiplier"] for run in fits["Rising"]["runs"]] == [None, None]
 
 
+def fitted(words):
+    """The report on results over tokens."""
+    return fit_scaling(read_results(list(map(str, words)), "tokens"), "tokens")
+
+
 def test_runs_are_grouped_by_class_or_by_name(result):
     plain = [result(f"plain{x}", train_tokens=x) for x in (10, 30, 20)]
     other = result("other", model="ThoughtGestaltLM", train_tokens=40)
-    report = fit_scaling(read_runs([*map(str, plain)], "tokens"), "tokens")
-    assert [run.x for run in report.groups["TransformerLM"]] == [10, 20, 30]
-    words = [f"mine={plain[0]}", f"mine={other}", *map(str, plain[1:])]
-    report = fit_scaling(read_runs(words, "tokens"), "tokens")
-    assert {name: len(runs) for name, runs in report.groups.items()} == {
-        "mine": 2,
-        "TransformerLM": 2,
-    }
+    runs = fitted(plain).runs
+    assert list(runs["x"]) == [10, 20, 30]
+    assert set(runs["group"]) == {"TransformerLM"}
+    runs = fitted([f"mine={plain[0]}", f"mine={other}", *plain[1:]]).runs
+    assert list(runs["group"]) == ["mine", "mine", "TransformerLM", "TransformerLM"]
 
 
 def test_an_equals_sign_in_a_path_names_no_group(result, monkeypatch):
-    path = result("step=20")
+    path, other = result("step=20"), result("other", train_tokens=9)
     monkeypatch.chdir(path.parent)
-    assert [run.group for run in read_runs(["step=20.json", str(path)], "tokens")] == [
-        "TransformerLM",
-        "TransformerLM",
-    ]
+    assert list(fitted(["step=20.json", other]).fits) == ["TransformerLM"]
 
 
 def test_what_makes_losses_incomparable_is_told(result):
     first = result("first", train_tokens=10, data={"split": "val"})
     second = result("second", train_tokens=20, counted="all", parameters=2000)
-    notes = fit_scaling(read_runs([str(first), str(second)], "tokens"), "tokens").notes
-    assert notes == [
+    assert fitted([first, second]).notes == [
         "the runs differ in split: test, val",
         "the runs differ in counted: all, lexical",
         "the runs of TransformerLM differ in parameters: 1000, 2000",
@@ -207,18 +206,17 @@ def test_the_probe_over_data_is_fitted(result, evaluates, tmp_path):
         assert (f"note: {y} of TG does not fall" in printed) == (sign < 0)
         (largest,) = (r for r in written["fits"]["TG"]["runs"] if r["train_tokens"] == 50_000_000)
         assert largest[y] == pytest.approx(sign * (9 - 0.263 * math.log(50e6)))
-    runs = read_runs(words, "tokens", "reversed_margin", "log")
+    runs = read_results(words, "tokens", "reversed_margin", "log")
     report = fit_scaling(runs, "tokens", y="reversed_margin", law="log")
-    (ax,) = scaling_figure(report.groups, report.fits, "tokens", "reversed_margin").axes
+    (ax,) = scaling_figure(report.runs, report.fits, "train_tokens", "reversed_margin").axes
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear")
     assert ax.get_ylabel() == "reversed margin"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_probes_of_other_pairs_are_told(result):
-    files = [str(result(f"p{n}", train_tokens=n, pairs=n)) for n in (200, 100)]
-    notes = fit_scaling(read_runs(files, "tokens"), "tokens").notes
-    assert "the runs differ in pairs: 100, 200" in notes
+    files = [result(f"p{n}", train_tokens=n, pairs=n) for n in (200, 100)]
+    assert "the runs differ in pairs: 100, 200" in fitted(files).notes
 
 
 @pytest.mark.parametrize(
@@ -277,8 +275,8 @@ def test_the_picture_has_a_line_and_the_runs_of_every_group(table_2, evaluates, 
     words = table_2("parameters")
     evaluates("scaling", *words, "--x", "parameters", "--plot", tmp_path / "fit.png")
     assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
-    report = fit_scaling(read_runs(words, "parameters"), "parameters")
-    (ax,) = scaling_figure(report.groups, report.fits, "parameters").axes
+    report = fit_scaling(read_results(words, "parameters"), "parameters")
+    (ax,) = scaling_figure(report.runs, report.fits, "parameters", "nats_per_token").axes
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     points = [line for line in ax.lines if len(line.get_xdata()) == 4]
     assert [list(line.get_xdata()) for line in points] == [TABLE_2["parameters"]["x"]] * 2

@@ -1,4 +1,4 @@
-"""Runs are found by folder, file and pattern."""
+"""Runs are found by folder, file and pattern, named by what differs, and their logs are read."""
 
 import csv
 import json
@@ -7,7 +7,15 @@ import shutil
 import pytest
 import torch
 
-from evaluation.runs import find_checkpoints, find_compared, short_names
+from evaluation.runs import (
+    find_checkpoints,
+    find_compared,
+    label_runs,
+    read_record,
+    read_scalars,
+    short_names,
+)
+from training.runtime import EventLog
 
 EVENTS = "events.out.tfevents.1.host.2.0"
 
@@ -137,3 +145,105 @@ def test_every_command_refuses_a_best_that_there_is_not(fails, run, runs, verb):
     file = next(run.rglob("best-step=1.ckpt"))
     line = fails(verb, *VERBS[verb], file, "--which", "best")
     assert f"{file} is one file; give the folder of the run" in line
+
+
+# ---- labels
+
+
+def recipe(name="LatentLM", **config):
+    return {"class_path": f"lightning_models.{name}", "init_args": {"config": config}}
+
+
+def texts(recipes, keys=None):
+    names = [f"run {number}" for number in range(len(recipes))]
+    return label_runs(recipes, names, keys).texts()
+
+
+def test_one_differing_key_is_the_label():
+    runs = [recipe(dim=8, inner_steps=steps) for steps in (16, 64)]
+    assert texts(runs) == ["inner_steps 16", "inner_steps 64"]
+
+
+def test_two_differing_keys_are_the_label():
+    runs = [recipe(inner_steps=1, rate=0.30), recipe(inner_steps=1, rate=None), recipe(rate=1)]
+    assert texts(runs[:2]) == ["rate 0.3", "rate -"]
+    runs = [recipe(inner_steps=n, layers=m) for n, m in ((1, 2), (1, 3), (4, 2))]
+    assert texts(runs)[2] == "inner_steps 4, layers 2"
+
+
+def test_the_class_counts_as_a_key_and_stands_alone():
+    runs = [recipe(inner_steps=4), recipe("TransformerLM")]
+    assert texts(runs) == ["LatentLM", "TransformerLM"]
+    assert texts(runs, "model,inner_steps") == ["LatentLM, inner_steps 4", "TransformerLM"]
+    assert texts([recipe(), recipe()], "model") == ["LatentLM", "LatentLM"]
+    assert texts([recipe()]) == ["LatentLM"]
+
+
+def test_names_do_where_nothing_or_too_much_differs():
+    assert texts([recipe(dim=8), recipe(dim=8)]) == ["run 0", "run 1"]
+    runs = [recipe(a=n, b=n, c=n, d=0) for n in (1, 2)]
+    labels = label_runs(runs, ["x", "y"])
+    assert labels.texts() == ["x", "y"]
+    assert labels.note == "the models differ in a, b, c; --label KEY,... chooses"
+    assert texts(runs, "b") == ["b 1", "b 2"]
+
+
+def test_numbers_are_ordered_by_size_and_lists_are_compared():
+    runs = [recipe(steps=steps) for steps in (64, None, 8, 16.5)]
+    assert label_runs(runs, list("abcd")).order() == [2, 3, 0, 1]
+    assert texts([recipe(layers=[1]), recipe(layers=[1, 2])]) == ["layers [1]", "layers [1, 2]"]
+
+
+def test_an_unknown_key_is_refused_with_those_that_differ():
+    with pytest.raises(ValueError, match=r"label \(steps\) is no key .* they differ in inner"):
+        texts([recipe(inner=1), recipe(inner=2)], "steps")
+
+
+# ---- log and record
+
+
+def log(folder, values, purge_step=None):
+    logger = EventLog(folder.parent, name="", version=folder.name, purge_step=purge_step)
+    for step, value in values.items():
+        logger.log_metrics({"val/bpb": value}, step)
+    logger.finalize("success")
+
+
+def test_of_a_resumed_run_the_later_values_count(tmp_path):
+    log(tmp_path / "run", {0: 4.0, 1: 3.0, 2: 9.0})
+    log(tmp_path / "run", {2: 2.5, 3: 2.0}, purge_step=2)
+    values = read_scalars(tmp_path / "run")["val/bpb"]
+    assert values == {0: 4.0, 1: 3.0, 2: 2.5, 3: 2.0}
+
+
+def test_every_tag_is_read_and_of_a_folder_without_files_none(tmp_path):
+    logger = EventLog(tmp_path, name="", version="run")
+    for step in range(11_000):  # TensorBoard keeps 10,000 by default
+        logger.log_metrics({"train/loss": float(step)}, step)
+    logger.log_metrics({"val/loss": 2.0}, 10_999)
+    logger.finalize("success")
+    scalars = read_scalars(tmp_path / "run")
+    assert scalars["train/loss"] == {step: float(step) for step in range(11_000)}
+    assert scalars["val/loss"] == {10_999: 2.0}
+    assert read_scalars(tmp_path) == {}
+
+
+def test_a_resumed_run_has_the_settings_of_its_start_and_all_versions(tmp_path):
+    (tmp_path / "config.yaml").write_text("# run: x\n# commit: a\n# torch: 2\nseed_everything: 3\n")
+    (tmp_path / "config_40.yaml").write_text("# commit: b\n# torch: 2\nseed_everything: 4\n")
+    assert read_record(tmp_path) == {
+        "recorded": True,
+        "seed_everything": 3,
+        "precision": None,
+        "accumulate_grad_batches": None,
+        "commit": "a and b",
+        "torch": "2",
+    }
+
+
+@pytest.mark.parametrize("text", [None, "a: [", "- 1", "a: !!python/object:os.x {}"])
+def test_what_is_no_record_is_not_known(tmp_path, text):
+    if text is not None:
+        (tmp_path / "config.yaml").write_text(text)
+    unknown = {**dict.fromkeys(read_record(None)), "recorded": False}
+    assert read_record(tmp_path) == read_record(None) == unknown

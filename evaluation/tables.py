@@ -1,0 +1,101 @@
+"""Tables of frames as people read them: titles, formats, means over seeds; text, Markdown, HTML."""
+
+import html
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+KINDS = {
+    "exact": "exact",
+    "lower_bound": "bound",
+    "estimate": "estimate",
+    "noncausal": "not causal",
+}
+"""Kinds of likelihoods in the order of rows, and what columns and legends call them."""
+PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+
+
+class TableColumn(NamedTuple):
+    """What people read of a column of a frame."""
+
+    title: str
+    show: Callable[[Any], str] = str
+    """Returns a value that is there as text."""
+    part: str = ""
+    """Heading of the table of a report that has it; empty: the CSV files alone have it."""
+
+
+def si(value: float) -> str:
+    """Returns a number in three digits and a prefix, such as 12.3 G."""
+    power = 0
+    while abs(value) >= 999.5 and power < len(PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {PREFIXES[power]}".rstrip()
+
+
+def show_mean(values: pd.Series, show: Callable[[float], str]) -> str:
+    """Returns the mean, and between which values the seeds lie; empty without a number."""
+    if not len(values := values.dropna()):
+        return ""
+    low, high, mean = (show(of(values)) for of in (min, max, statistics.mean))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def show_columns(frame: pd.DataFrame, columns: Mapping[str, TableColumn]) -> pd.DataFrame:
+    """Returns the columns that a frame has, as text under their titles; None and nan are empty.
+
+    Args:
+        frame: a line for each line of the table.
+        columns: by key of the frame, in their order.
+    """
+    return pd.DataFrame(
+        {
+            column.title: ["" if _missing(value) else column.show(value) for value in frame[key]]
+            for key, column in columns.items()
+            if key in frame
+        },
+        index=frame.index,
+    )
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value
+
+
+def as_aligned(table: pd.DataFrame) -> str:
+    """Returns a table of texts in aligned columns, ``-`` where a cell is empty."""
+    return table.replace("", "-").to_markdown(
+        tablefmt="plain", disable_numparse=True, stralign="left"
+    )
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """Returns a table of texts in Markdown."""
+    texts = table.rename(index=escape_markdown).map(escape_markdown)
+    return texts.to_markdown(disable_numparse=True, stralign="left")
+
+
+def escape_markdown(text: str) -> str:
+    """Returns text for a cell or a line of a list."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def as_html(table: pd.DataFrame, kind: str) -> str:
+    """Returns a table of texts in HTML, which scrolls by itself where the page is narrower.
+
+    Args:
+        table: its texts are escaped; the range after a mean has a line of its own.
+        kind: class of the table: ``numbers`` or ``text``.
+    """
+    cells = table.map(_html_mean if kind == "numbers" else html.escape)
+    safe = cells.rename(index=html.escape, columns=html.escape)
+    with pd.option_context("display.max_colwidth", None):
+        return f"<div class='wide'>{safe.to_html(escape=False, border=0, classes=kind)}</div>"
+
+
+def _html_mean(text: str) -> str:
+    mean, bracket, rest = map(html.escape, text.partition(" ("))
+    return mean + (f"<span class='range'>({rest}</span>" if bracket else "")

@@ -1,0 +1,571 @@
+"""Views of compare: curves from nothing but run folders, what FLOPs are spent on, result files."""
+
+import json
+import re
+import shutil
+
+import pandas as pd
+import pytest
+import torch
+from compared_runs import dress, place, read
+from methods import BLOCK, METHODS
+
+from datamodules import LocalText, Sentences
+from evaluation.figures import compute_figure, curves_figure
+from evaluation.load import build_model, build_outline
+from evaluation.runs import label_runs
+from evaluation.views import compute_frame, count_compute
+from lightning_models import (
+    LanguageModel,
+    OptimizerConfig,
+    ThoughtbubblesLM,
+    ThoughtGestaltLM,
+    TransformerConfig,
+    TransformerLM,
+)
+from lightning_models.checkpoint import read_checkpoint
+from lightning_models.flops import attention_flops, head_flops
+from training.runtime import EventLog
+
+CURVES = ("compare", "--view", "curves")
+COMPUTE = ("compare", "--view", "compute")
+RESULTS = ("compare", "--view", "results")
+
+
+@pytest.mark.parametrize(
+    ("view", "options", "views"),
+    [
+        ("curves", ("--context", 8), "context is an option of --view compute"),
+        ("curves", ("--split", "test"), "split is an option of --view report"),
+        ("curves", ("--set.dim", 8), "set is an option of --view compute"),
+        ("compute", ("--scalar", "val/ppl"), "scalar is an option of --view curves"),
+        ("compute", ("--results", "x.json"), "results is an option of --view report"),
+        ("results", ("--skip_unreadable",), "skip_unreadable is an option of --view report and cu"),
+        ("results", ("--which", "best"), "which is an option of --view report and curves and comp"),
+        ("results", ("--label", "dim"), "label is an option of"),
+        ("report", ("--scalar", "val/ppl"), "scalar is an option of --view curves"),
+        ("report", ("--context", 8), "context is an option of --view compute"),
+    ],
+)
+def test_options_of_another_view_are_refused(fails, tmp_path, view, options, views):
+    line = fails("compare", tmp_path / "none", "--view", view, *options)
+    assert views in line
+    assert f"leave it out with --view {view}" in line
+
+
+# ---- curves
+
+
+ROWS, TOKENS = 4, 32  # of the checkpoints' data: batch_size, block_size
+LOSSES = {9: 4.5, 19: 4.0, 29: 3.75}
+
+
+def flops(**changes):
+    """Training FLOPs per token of the checkpoint's model."""
+    sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "vocab_size": 257, "block_size": TOKENS}
+    model = TransformerLM(TransformerConfig(**{**sizes, **changes}))
+    model.configure_model()
+    return model.flops_per_token(TOKENS, training=True)
+
+
+@pytest.fixture
+def make_run(checkpoint_path, tmp_path):
+    """Writes a run folder as train.py does, of a changed config, with curves of val/loss."""
+
+    def make(name, losses=LOSSES, edit=lambda content: None, **config):
+        logger = EventLog(tmp_path / "runs" / name, name="TransformerLM", default_hp_metric=False)
+        for step, loss in losses.items():
+            logger.log_metrics({"val/loss": loss, "val/ppl": 2**loss, "epoch": 0.0}, step)
+        logger.finalize("success")
+        content = torch.load(checkpoint_path, weights_only=True)
+        content["recipe"]["model"]["init_args"]["config"].update(config)
+        edit(content)
+        path = tmp_path / "runs" / name / "TransformerLM" / "version_0" / "checkpoints"
+        path.mkdir(parents=True)
+        torch.save(content, path / "last.ckpt")
+        return path.parent
+
+    return make
+
+
+@pytest.fixture
+def draw(evaluates, tmp_path):
+    """Draws the runs; returns what is printed, and the rows of the CSV file."""
+
+    def run(*options, output="figure.svg"):
+        printed = evaluates(*CURVES, tmp_path / "runs", "--output", tmp_path / output, *options)
+        return printed, read((tmp_path / output).with_suffix(".csv"))
+
+    return run
+
+
+def test_the_points_are_what_was_logged(make_run, draw, tmp_path):
+    make_run("deep", {9: 4.25, 19: 3.5}, num_layers=6)
+    make_run("flat", LOSSES)
+    printed, rows = draw()
+    assert [row["label"] for row in rows] == 2 * ["num_layers 6"] + 3 * ["num_layers 2"]
+    assert [row["run"] for row in rows] == 2 * ["deep"] + 3 * ["flat"]
+    assert [int(row["steps"]) for row in rows] == [10, 20, 10, 20, 30]
+    assert [float(row["val/loss"]) for row in rows] == [4.25, 3.5, *LOSSES.values()]
+    assert [float(row["tokens"]) for row in rows] == [
+        steps * ROWS * TOKENS for steps in (10, 20, 10, 20, 30)
+    ]
+    assert float(rows[1]["flops"]) == 20 * ROWS * TOKENS * flops(num_layers=6)
+    assert float(rows[4]["flops"]) == 30 * ROWS * TOKENS * flops()
+    _, first, second = printed.splitlines()  # in the order of their layers
+    assert first.split()[:6] == ["num_layers", "2", "flat", "3", "3,840", f"{flops():.4g}"]
+    assert second.split()[-1] == "3.5"
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
+
+
+def test_the_same_runs_make_the_same_files(make_run, draw, tmp_path):
+    make_run("one")
+    for name in ("a.svg", "b.svg"):
+        draw(output=name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_other_scalars_labels_and_formats(make_run, draw, tmp_path):
+    make_run("a", dropout=0.1, num_layers=3, ffn_dim=8)
+    make_run("b", dropout=0.2, num_layers=4, ffn_dim=9)
+    printed, rows = draw("--scalar", "val/ppl", "--label", "dropout", output="figure.png")
+    assert [float(row["val/ppl"]) for row in rows[:3]] == pytest.approx(
+        [2**loss for loss in LOSSES.values()], rel=1e-6
+    )
+    assert rows[0]["label"] == "dropout 0.1"
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    printed, rows = draw()
+    assert rows[0]["label"] == "a"
+    assert "note: the models differ in num_layers, ffn_dim, dropout" in printed
+
+
+def test_ranks_and_accumulated_batches_count(make_run, draw):
+    def edit(content):
+        content["LocalText"]["order"]["world_size"] = 3
+        total = content["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
+        total["processed"] = 2 * content["global_step"]
+
+    make_run("run", {0: 1.0}, edit)
+    _, (row,) = draw()
+    assert float(row["tokens"]) == 2 * 3 * ROWS * TOKENS
+
+
+def test_a_real_run(quiet_trainer, corpus, evaluates, tmp_path):
+    data = LocalText(**corpus)
+    sizes = {"vocab_size": data.vocab_size, "block_size": TOKENS, "num_layers": 1, "dim": 16}
+    model = TransformerLM(TransformerConfig(**sizes, num_heads=2), OptimizerConfig(warmup=0))
+    log = EventLog(tmp_path, name="TransformerLM", default_hp_metric=False)
+    steps = {"max_steps": 2, "accumulate_grad_batches": 2, "log_every_n_steps": 1}
+    checks = {"val_check_interval": 2, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    trainer = quiet_trainer(**steps, **checks, logger=log, default_root_dir=tmp_path)
+    trainer.fit(model, data)
+    trainer.save_checkpoint(f"{log.log_dir}/checkpoints/last.ckpt")
+    evaluates(*CURVES, log.log_dir, "--output", tmp_path / "figure.svg")
+    rows = read(tmp_path / "figure.csv")
+    assert [int(row["steps"]) for row in rows] == [1, 2]
+    assert [float(row["tokens"]) for row in rows] == [2 * ROWS * TOKENS, 4 * ROWS * TOKENS]
+    assert float(rows[1]["val/loss"]) == trainer.callback_metrics["val/loss"].item()
+    assert float(rows[1]["flops"]) == 4 * ROWS * TOKENS * flops(num_layers=1, dim=16)
+
+
+def test_runs_of_sentences_are_drawn_as_the_report_draws_them(
+    corpus, train_checkpoint, draw, evaluates, tmp_path
+):
+    path = place(tmp_path / "runs", "gestalt", "ThoughtGestaltLM")
+    plain = {key: v for key, v in corpus.items() if key not in ("batch_size", "block_size")}
+    options = {"splitter": "spans:29", "max_sentence_tokens": 29, "max_sentences": 5}
+    data = Sentences(corpus=LocalText(**plain), batch_size=4, batch_tokens=300, **options)
+    sizes = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
+    train_checkpoint(path, data, ThoughtGestaltLM, **sizes)
+    dress(path, seed=1, **{"throughput/flops_per_token": 3.0})
+    _, rows = draw("--scalar", "val/bpb")
+    evaluates("compare", tmp_path / "runs", "--output", tmp_path / "report")
+    drawn = read(tmp_path / "report" / "curves.csv")
+    assert len(rows) == len(drawn) == 2
+    for key, other in (("tokens", "tokens"), ("flops", "training_flops"), ("val/bpb", "val/bpb")):
+        assert [float(row[key]) for row in rows] == [float(row[other]) for row in drawn]
+
+
+def test_of_questions_nothing_is_drawn(write_method, fails, tmp_path):
+    path = place(tmp_path / "runs", "states", "ThinkingStatesLM")
+    shutil.copy(write_method("thinking-states"), path)
+    dress(path, seed=1)
+    line = fails(*CURVES, tmp_path / "runs", "--output", tmp_path / "figure.svg")
+    assert f"runs ({path.parents[1]}): its training tokens or FLOPs are not known" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--output", "figure.pdf"], "must end in .svg or .png"),
+        (["--output", "none/figure.svg"], "the folder none does not exist"),
+        (["--scalar", "val/lost"], "scalar (val/lost) was not logged by"),
+        (["--scalar", "val/lost"], "it has val/loss, val/ppl"),
+        (["--label", "width"], "label (width) is no key of the models' config"),
+        (["--packages", "[not_there]"], "cannot import 'not_there'"),
+    ],
+)
+def test_wrong_options_of_curves_end_in_one_line(
+    make_run, fails, tmp_path, monkeypatch, options, expected
+):
+    monkeypatch.chdir(tmp_path)
+    options = [*options, *([] if "--output" in options else ["--output", "figure.svg"])]
+    assert expected in fails(*CURVES, make_run("run"), *options)
+    assert not list(tmp_path.glob("figure*"))
+
+
+@pytest.mark.filterwarnings("ignore:skipping a damaged checkpoint")
+def test_wrong_runs_of_curves_end_in_one_line(make_run, fails, tmp_path):
+    folder, output = make_run("run"), ("--output", tmp_path / "figure.svg")
+    assert "there is no such file or folder" in fails(*CURVES, tmp_path / "none", *output)
+    assert "was not logged by" in fails(*CURVES, folder, *output, "--scalar", "val/none")
+    (folder / "checkpoints" / "last.ckpt").write_bytes(b"half")
+    assert "there is no whole checkpoint below" in fails(*CURVES, folder, *output)
+    shutil.rmtree(folder / "checkpoints")
+    assert "there is no whole checkpoint below" in fails(*CURVES, folder, *output)
+
+
+def test_rows_that_are_named_keep_their_names(make_run, evaluates, tmp_path):
+    folders = [make_run(name) for name in ("one", "two")]
+    words = [f"{name}={folder}" for name, folder in zip("ab", folders, strict=True)]
+    evaluates(*CURVES, *words, "--output", tmp_path / "figure.svg")
+    assert {row["label"] for row in read(tmp_path / "figure.csv")} == {"a", "b"}
+
+
+LATENT = {"inner_steps": 2, "positions": "rope", "norm": "rms", "activation": "swiglu"}
+
+
+@pytest.mark.parametrize(
+    ("scalar", "mark"),
+    [("val/loss", " (bound)"), ("val/ppl", " (bound)"), ("train/loss", " (estimate)"), ("x/y", "")],
+)
+def test_bounds_are_marked(make_run, draw, scalar, mark):
+    def to_latent(content):
+        content["recipe"]["model"]["class_path"] = "lightning_models.LatentThoughtLM"
+
+    paths = [make_run("exact"), make_run("latent", edit=to_latent, **LATENT)]
+    for path in paths:
+        log = EventLog(path.parents[1], name="TransformerLM", version="version_0")
+        log.log_metrics({"train/loss": 5.0, "x/y": 1.0}, 3)
+        log.finalize("success")
+    printed, rows = draw("--scalar", scalar, "--label", "model")
+    assert {row["label"] for row in rows} == {"TransformerLM", f"LatentThoughtLM{mark}"}
+    assert f"LatentThoughtLM{mark}  " in printed
+    _, rows = draw("--scalar", scalar)  # the runs' names
+    (label,) = {row["label"] for row in rows if row["label"].startswith("latent")}
+    assert label.endswith(mark)
+
+
+def drawn(points, values=((1,),), keys=("steps",)):
+    """The figure of one run a value of the keys, all of one curve (tokens, FLOPs, value)."""
+    recipes = [
+        {"class_path": "X", "init_args": {"config": dict(zip(keys, value, strict=True))}}
+        for value in values
+    ]
+    labels = label_runs(recipes, [str(value) for value in values], ",".join(keys))
+    curve = pd.DataFrame(points, columns=["tokens", "flops", "val/ppl"])
+    curves = [curve.assign(run=n, label=text) for n, text in enumerate(labels.texts())]
+    return curves_figure(pd.concat(curves), labels, "val/ppl")
+
+
+def test_the_figure_has_tokens_and_flops_on_logarithmic_axes():
+    tokens, flops_panel = drawn([(10, 20.0, 3.0), (2000, 4000.0, 2.5)]).axes
+    assert [axes.get_xscale() for axes in (tokens, flops_panel)] == ["log", "log"]
+    assert tokens.get_yscale() == "log"  # of a perplexity
+    assert list(tokens.lines[0].get_xdata()) == [10, 2000]
+    assert list(flops_panel.lines[0].get_xydata().flat) == [20.0, 3.0, 4000.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(1.5e9, 1.8e10), (1.2e9, 1.9e9), (1e6, 1e6), (2e7, 9e7), (1.1e3, 9.9e4), (3, 4e9), (91, 92)],
+)
+def test_sizes_are_labelled_at_least_twice(low, high):
+    figure = drawn([(low, 3 * low, 3.0), (high, 3 * high, 2.5)])
+    figure.canvas.draw()
+    for axes in figure.axes:
+        left, right = axes.get_xlim()
+        ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        shown = [text.get_text() for tick, text in ticks if left <= tick <= right]
+        assert 2 <= len(shown) <= 12
+        assert all(shown)
+        assert len(set(shown)) == len(shown)
+
+
+def test_runs_of_one_label_look_alike_and_others_do_not():
+    values = [(16, 3), (16, 6), (64, 3), (32, 3), (16, 3)]
+    figure = drawn([(10, 20.0, 3.0), (2000, 4000.0, 2.5)], values, ("steps", "layers"))
+    looks = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert looks[0] == looks[1]  # steps 16 with 3 layers, twice
+    assert len(set(looks)) == 4
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == [f"steps {a}, layers {b}" for a, b in ((16, 3), (16, 6), (32, 3), (64, 3))]
+
+
+# ---- compute
+
+
+SIZES = {"vocab_size": 257, "block_size": 32, "num_layers": 2, "dim": 32, "num_heads": 2}
+ONE_PASS = [method for method in METHODS if issubclass(method.model, TransformerLM)]
+
+
+class LatentLM(TransformerLM):
+    """A decoder that reads latents in every layer, in several passes forth and back."""
+
+    def published_flops_per_token(self, context):
+        return 7.0 * context
+
+    def flops_by_part(self, context):
+        latents = {"cross_attention": 1000.0, "encoder": 24.0}
+        return super().flops_by_part(context) | latents
+
+    def flops_per_token(self, context, training=False):
+        one_pass = sum(self.flops_by_part(context).values())
+        return one_pass * (3 * 4 + (3 if training else 1))
+
+
+def built(kind=TransformerLM, **changes):
+    model = kind(TransformerConfig(**{**SIZES, **changes}))
+    model.configure_model()
+    return model
+
+
+@pytest.mark.parametrize("method", ONE_PASS, ids=lambda method: method.name)
+def test_the_parts_of_plain_decoders_add_up(method):
+    model = method.build()
+    count = count_compute(model, BLOCK)
+    assert count["flops_one_pass"] == pytest.approx(model.flops_per_token(BLOCK), rel=1e-12)
+    assert min(count["parts"].values()) > 0
+
+
+def test_the_parts_are_the_matrices_they_are_named_for():
+    model = built(activation="swiglu", bias=False, ffn_dim=64)
+    parts = model.flops_by_part(16)
+    config = model.config
+    assert parts["output"] == head_flops(config) == 2 * 32 * 320
+    assert parts["self_attention"] == 2 * 2 * 4 * 32**2 + attention_flops(config, 16)
+    assert parts["feed_forward"] == 2 * 2 * 3 * 32 * 64
+    assert set(parts) == {"output", "self_attention", "feed_forward"}
+
+
+def test_a_count_has_the_models_own_totals():
+    model = built()
+    count = count_compute(model)
+    assert count["context"] == 32
+    assert count["parameters"] == sum(p.numel() for p in model.parameters())
+    assert count["flops_forward"] == model.flops_per_token(32)
+    assert count["flops_training"] == model.flops_per_token(32, training=True)
+    assert count_compute(model, 8)["flops_forward"] < count["flops_forward"]
+
+
+def test_parts_of_a_methods_own_follow_the_common_ones():
+    frame = compute_frame([count_compute(built()), count_compute(built(LatentLM))], ["a", "b"])
+    shares = [key.removeprefix("share_") for key in frame if key.startswith("share_")]
+    common = ["output", "self_attention", "cross_attention", "feed_forward"]
+    assert shares == [*common, "encoder"]
+    plain, latent = frame.to_dict("records")
+    assert plain["share_cross_attention"] == 0
+    assert latent["flops_one_pass"] == plain["flops_one_pass"] + 1024
+    assert latent["flops_forward"] == 13 * latent["flops_one_pass"]
+    assert latent["flops_training"] == 15 * latent["flops_one_pass"]
+    assert sum(latent[f"share_{part}"] for part in shares) == pytest.approx(1)
+
+
+class SilentLM(TransformerLM):
+    """Says nothing of its parts."""
+
+    flops_by_part = LanguageModel.flops_by_part
+
+    def flops_per_token(self, context, training=False):
+        return 1.0
+
+
+def test_a_model_without_parts_is_named():
+    with pytest.raises(ValueError, match="SilentLM does not count its FLOPs by part"):
+        count_compute(built(SilentLM))
+
+
+FORKING = [method for method in METHODS if method.model is ThoughtbubblesLM]
+GESTALTS = [method for method in METHODS if method.model is ThoughtGestaltLM]
+
+
+@pytest.mark.parametrize("method", [*FORKING, *GESTALTS], ids=lambda method: method.name)
+@pytest.mark.parametrize("context", [5, BLOCK, 200])
+def test_the_parts_of_one_scoring_pass_add_up(method, context):
+    model = method.build()
+    count = count_compute(model, context)
+    assert count["flops_one_pass"] == pytest.approx(count["flops_forward"], rel=1e-12)
+    assert min(count["parts"].values()) > 0
+
+
+def test_forks_are_a_part_of_their_own(write_method, evaluates):
+    printed = evaluates(*COMPUTE, write_method("thoughtbubbles"), "--context", "32")
+    parts = ["output", "self attention", "feed forward", "forking"]
+    assert re.split("  +", printed.splitlines()[1].rstrip())[-4:] == parts
+
+
+def test_sentences_are_counted_at_a_context_that_is_given(write_method, evaluates, tmp_path):
+    path, output = write_method("thought-gestalt"), tmp_path / "gestalt.svg"
+    evaluates(*COMPUTE, path, "--context", "320", "--output", output)
+    (row,) = read(tmp_path / "gestalt.csv")
+    assert float(row["flops_one_pass"]) == pytest.approx(float(row["flops_forward"]))
+    assert float(row["share_cross_attention"]) > 0
+    assert float(row["share_sentence_head"]) > 0
+
+
+def test_a_model_of_documents_needs_a_context():
+    (method,) = [method for method in METHODS if method.name == "thought-gestalt"]
+    with pytest.raises(ValueError, match=r"context: ThoughtGestaltLM .* give --context N"):
+        count_compute(method.build())
+
+
+def test_an_outline_counts_like_the_model(checkpoint_path):
+    checkpoint = read_checkpoint(checkpoint_path)
+    outline, whole = build_outline(checkpoint), build_model(checkpoint)
+    assert {parameter.device.type for parameter in outline.parameters()} == {"meta"}
+    assert count_compute(outline) == count_compute(whole)
+
+
+def test_the_table_and_the_figure(checkpoint_path, edited, evaluates, tmp_path):
+    def deepen(content):
+        content["recipe"]["model"]["init_args"]["config"]["num_layers"] = 6
+
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    shutil.copy(edited(deepen), runs / "deep.ckpt")
+    shutil.copy(checkpoint_path, runs / "flat.ckpt")
+    output = tmp_path / "shares.svg"
+    printed = evaluates(*COMPUTE, runs / "*.ckpt", "--output", output)
+    deep, flat = read(tmp_path / "shares.csv")
+    assert (deep["label"], flat["label"]) == ("num_layers 6", "num_layers 2")
+    for row, layers in ((deep, 6), (flat, 2)):
+        expected = count_compute(built(num_layers=layers))
+        parts, whole = expected.pop("parts"), expected["flops_one_pass"]
+        for key, value in expected.items():
+            assert value is None or float(row[key]) == value
+        assert float(row["flops_output"]) == parts["output"]
+        assert float(row["share_feed_forward"]) == parts["feed_forward"] / whole
+    lines = printed.splitlines()
+    assert lines[2].startswith("num_layers 6")
+    assert f"{expected['flops_training']:.4g}" in lines[3]
+    assert f"{100 * parts['output'] / whole:.1f} %" in lines[3]
+    assert "<svg" in output.read_text()
+
+
+def test_a_papers_own_count_stands_beside_ours():
+    counts = [count_compute(built()), count_compute(built(LatentLM))]
+    frame = compute_frame(counts, ["plain", "latent"])
+    assert list(frame["flops_as_published"]) == [None, 224.0]
+    assert list(frame["flops_training"]) == [count["flops_training"] for count in counts]
+    assert "flops_as_published" not in compute_frame(counts[:1], ["plain"])
+
+
+def test_sizes_can_be_changed_as_no_weights_are_read(checkpoint_path, evaluates, tmp_path):
+    output = tmp_path / "big.png"
+    options = ("--set.num_layers", "12", "--set.dim", "512", "--context", "1024")
+    printed = evaluates(*COMPUTE, checkpoint_path, *options, "--output", output)
+    (row,) = read(tmp_path / "big.csv")
+    expected = count_compute(build_outline(read_checkpoint(checkpoint_path), {"dim": 512}), 1024)
+    assert float(row["flops_output"]) == expected["parts"]["output"]
+    assert float(row["flops_feed_forward"]) == 6 * expected["parts"]["feed_forward"]
+    assert "TransformerLM" in printed
+    assert output.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bars_are_the_shares():
+    counts = compute_frame([count_compute(built()), count_compute(built(LatentLM))], ["a", "b"])
+    (axes,) = compute_figure(counts).axes
+    widths = [[bar.get_width() for bar in bars] for bars in axes.containers]
+    shares = [list(counts[key]) for key in counts if key.startswith("share_")]
+    assert [pytest.approx(row) for row in shares] == widths
+    last = axes.containers[-1][1]
+    assert last.get_x() + last.get_width() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--context", "0"], "context (0) must be at least 1"),
+        (["--output", "shares.pdf"], "must end in .svg or .png"),
+        (["--label", "width"], "label (width) is no key"),
+        (["--set.dimm", "3"], "has no option config.dimm"),
+        (["--set.num_heads", "5"], "num_heads (5) must divide dim"),
+    ],
+)
+def test_wrong_options_of_compute_end_in_one_line(checkpoint_path, fails, options, expected):
+    assert expected in fails(*COMPUTE, checkpoint_path, *options)
+
+
+def test_a_missing_checkpoint_ends_in_one_line(fails, tmp_path):
+    assert "there is no such file or folder" in fails(*COMPUTE, tmp_path / "none.ckpt")
+    line = fails(*COMPUTE, tmp_path)
+    assert f"runs ({tmp_path}): there is no whole checkpoint below this folder" in line
+    assert "name the folder of a run or a checkpoint file" in line
+
+
+EVERY_CLASS = list({method.model: method for method in reversed(METHODS)}.values())[::-1]
+
+
+@pytest.mark.parametrize("method", EVERY_CLASS, ids=lambda method: method.name)
+def test_every_method_is_counted_or_says_that_it_is_not(method, write_method, evaluates, fails):
+    path = write_method(method.name)
+    command = (*COMPUTE, path, "--context", 40)
+    if method.model.reads == "reasoning":
+        line = fails(*command)
+        assert f"{method.model.__name__} does not count its FLOPs by part" in line
+        return
+    printed = evaluates(*command)
+    assert printed == evaluates(*command)
+    model = build_model(read_checkpoint(path))
+    assert f"{model.flops_per_token(40, training=True):.4g}" in printed
+
+
+# ---- results
+
+
+RESULT = {
+    "mode": "blockwise",
+    "nats_per_token": 3.5,
+    "perplexity": 33.1154,
+    "causal": True,
+    "flops_per_token": 1.5e6,
+    "checkpoint": "runs/x.ckpt",
+    "data": {"split": "val"},
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, changes in {
+        "plain": {},
+        "forking": {"perplexity": None, "ppl_noncausal": 30.0, "causal": False},
+    }.items():
+        (tmp_path / name).mkdir()
+        result = {key: v for key, v in {**RESULT, **changes}.items() if v is not None}
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+    return [str(tmp_path / name / "result.json") for name in ("plain", "forking")]
+
+
+def test_one_row_a_file_and_a_column_for_every_number(files, evaluates, tmp_path):
+    target = tmp_path / "table.csv"
+    header, plain, forking = evaluates(*RESULTS, *files, "--output", target).splitlines()
+    assert "checkpoint" not in header
+    assert plain.split() == ["plain", "blockwise", "3.5", "33.115", "yes", "1.5e+06", "-"]
+    assert forking.split() == ["forking", "blockwise", "3.5", "-", "no", "1.5e+06", "30"]
+    assert header.index("perplexity") == plain.index("33.115") == forking.index("- ")
+    rows = read(target)
+    assert [row["result"] for row in rows] == ["plain", "forking"]
+    assert [row["perplexity"] for row in rows] == ["33.1154", ""]
+    assert rows[1]["ppl_noncausal"] == "30.0"
+
+
+@pytest.mark.parametrize("content", [None, "no json", "[1]"])
+def test_a_file_without_a_result_is_one_clear_line(tmp_path, fails, content):
+    path = tmp_path / "result.json"
+    if content is not None:
+        path.write_text(content)
+    line = fails(*RESULTS, path)
+    assert line.startswith("error: runs")
+    assert str(path) in line
