@@ -161,10 +161,6 @@ class HubCorpus(TextDataModule):
         """Returns the places on the hub; None where your files are read."""
         return None if self.is_local else self._progress
 
-    def notes(self) -> list[str]:
-        """Returns where the text differs from what papers train on, a sentence each."""
-        return [] if self.is_local else self._progress.notes()
-
     def stored_documents(self) -> Iterator[tuple[Split, str]]:
         """Yields the documents of all splits, noting where they are on the hub."""
         documents = self.labelled_documents()
@@ -256,9 +252,7 @@ class OpenWebText(HubCorpus):
     it is read: validation is then the *first* `val_documents` documents, training begins after
     them, and the log and meta.json say so. Your own files always hold out the last ones.
 
-    Hub: Skylion007/openwebtext, as parquet files; at a time when it is a script, the hub's own
-    conversion, which has only the beginning of it and so takes a token cap. Files: parquet or jsonl
-    with the field ``text``.
+    Hub: Skylion007/openwebtext. Files: parquet or jsonl with the field ``text``.
 
     Args:
         val_documents: Documents held out for validation, where there are no val_files.
@@ -302,12 +296,11 @@ class OpenWebText(HubCorpus):
     def notes(self) -> list[str]:
         """Returns where the text differs from what papers train on, a sentence each."""
         if not self._from_the_head or not self._val_documents:
-            return super().notes()
+            return []
         return [
             f"With train_tokens from the hub the first {self._val_documents} documents validate, "
             "not the last ones as without a cap or with data_files: validation losses of the two "
             "do not compare.",
-            *super().notes(),
         ]
 
     def expects(self, split: Split) -> bool:
@@ -501,7 +494,6 @@ class Pile(HubCorpus):
             "(meta.pile_set_name) and without validation and test sets: shares of its documents "
             "stand in for them. Numbers of papers on the original Pile do not compare; pass its "
             "files as data_files for those.",
-            *super().notes(),
         ]
 
     def check_file(self, path: Path) -> None:

@@ -6,10 +6,8 @@ first document, and everything is read at it.
 
 import contextlib
 import errno
-import gzip
 import json
 import re
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,13 +18,11 @@ from datamodules.readers import text_of
 from datamodules.store import Split
 from datamodules.tokenizers import first_line
 
-# Which commit and which files are read
-
 CONVERSION = "refs/convert/parquet"  # the hub's own conversion of a data set, a branch next to it
 _TIMEOUT = 10  # seconds for a question to the hub: `datasets` tries for 20 before it gives up
-_DATA = re.compile(r"\.(parquet|arrow|jsonl?|ndjson|csv|txt)(\.(gz|zst|bz2|xz))?$")
-# Of the conversion: <configuration>/<split>/0000.parquet; of a large one the first 5 GB are all.
-_CONVERTED = re.compile(r"(?P<config>[^/]+)/(?P<partial>partial-)?(?P<split>[^/]+)/\d+\.parquet")
+_ROWS = 64  # rows fetched at once; a paper of peS2o has up to a megabyte
+_REPOSITORIES = "hf://datasets/"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,115 +50,20 @@ class HubSplit:
         return {key: value for key, value in vars(self).items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pin:
-    """What is read of a split.
-
-    Attributes:
-        name: Repository.
-        commit: Its commit.
-        files: Glob of parquet files in it, where it is the hub's conversion; None: the repository
-            describes itself.
-        partial: Whether the conversion has only the beginning of the split.
-    """
-
-    name: str
-    commit: str
-    files: str | None = None
-    partial: bool = False
-
-    def notes(self) -> list[str]:
-        """Returns what a user should know of these files, a sentence each."""
-        if self.files is None:
-            return []
-        part = ", which has only the beginning of the split" if self.partial else ""
-        return [f"{self.name} is read from the hub's conversion to parquet{part}."]
-
-
-class NotLoadableError(Exception):
-    """A repository without files that can be loaded; the message says what it has instead."""
-
-
-def find(source: HubSplit) -> Pin:
-    """Asks the hub for the commit and the files of a split.
-
-    A repository that is a script, or has no data files, is read from the hub's own conversion.
-
-    Raises:
-        NotLoadableError: It has no conversion, or not of that split.
-        Exception: As `huggingface_hub` raises them, without a network for example.
-    """
-    info = dataset_info(source.name, source.revision)
-    names = [file.rfilename for file in info.siblings or ()]
-    if source.files is not None:
-        return Pin(name=source.name, commit=info.sha)
-    if _loads_itself(source.name, names):
-        return Pin(name=source.name, commit=info.sha)
-    if any(map(_CONVERTED.fullmatch, names)):  # asked for as the revision
-        return _converted(source, info.sha, names)
-    if source.revision is not None:
-        raise NotLoadableError(
-            f"at the revision {source.revision!r} it is a script, or has no data files. Set "
-            f"data.revision to null, {CONVERSION!r}, or a commit with parquet files"
-        )
-    info = _conversion_of(source.name)
-    return _converted(source, info.sha, [file.rfilename for file in info.siblings or ()])
-
-
 def dataset_info(name: str, revision: str | None = None) -> Any:
-    """Returns what the hub tells of a data set: ``sha`` and the files (``siblings``)."""
+    """Returns what the hub says of a data set: ``sha`` and the files (``siblings``)."""
     import huggingface_hub
 
     return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_TIMEOUT)
 
 
 def unreachable(name: str) -> Exception | None:
-    """Returns why the hub cannot tell about a data set, None if it can."""
+    """Returns why the hub cannot be asked about a data set, None if it can."""
     try:
         dataset_info(name)
     except Exception as error:
         return error
     return None
-
-
-def _loads_itself(name: str, files: Iterable[str]) -> bool:
-    """Returns whether `datasets` can load a repository: one with a script it refuses outright."""
-    names = set(files)
-    if f"{name.rpartition('/')[2]}.py" in names or any(map(_CONVERTED.fullmatch, names)):
-        return False
-    return any(map(_DATA.search, names))
-
-
-def _conversion_of(name: str) -> Any:
-    from huggingface_hub.errors import RevisionNotFoundError
-
-    try:
-        return dataset_info(name, CONVERSION)
-    except RevisionNotFoundError as error:
-        raise NotLoadableError(
-            "it is a script, which `datasets` no longer runs, or has no data files, and the hub "
-            "has no conversion of it to parquet"
-        ) from error
-
-
-def _converted(source: HubSplit, commit: str, files: Iterable[str]) -> Pin:
-    """Returns the place of a split in the hub's conversion, whole if there is a whole one."""
-    found = [match for match in map(_CONVERTED.fullmatch, files) if match]
-    fitting = [
-        match
-        for match in found
-        if match["split"] == source.split and source.config in (None, match["config"])
-    ]
-    configs = {match["config"] for match in fitting}
-    if len(configs) != 1:
-        wanted = source.split if source.config is None else f"{source.config}/{source.split}"
-        there = ", ".join(sorted({f"{m['config']}/{m['split']}" for m in found})) or "nothing"
-        raise NotLoadableError(
-            f"the hub's conversion of it has no (or no single) split {wanted!r}; it has {there}"
-        )
-    partial = all(match["partial"] for match in fitting)
-    folder = f"{configs.pop()}/{'partial-' if partial else ''}{source.split}"
-    return Pin(name=source.name, commit=commit, files=f"{folder}/*.parquet", partial=partial)
 
 
 # Why a data set cannot be read, and what helps
@@ -184,69 +85,71 @@ def explained(
         revision: What the user set, None: nothing.
         cure: How to give a copy of one's own, in words that go on with "or".
     """
-    what, help_ = _cause(error, revision)
+    what, help_ = _cause(error)
     # `datasets` wraps what happens while it writes its cache; its own words say nothing.
     said = next((e for e in _chain(error) if "Generation" not in type(e).__name__), error)
     reason = f"{type(said).__name__}: {first_line(said)}".removesuffix(".")
+    what = what.format(revision=revision)
     return CorpusUnavailableError(f"{corpus}: {place} {what} ({reason}). {cure}, or {help_}.")
 
 
-def _cause(error: Exception, revision: str | None) -> tuple[str, str]:
+# Names of error classes, of whatever HTTP library the hub's client uses (httpx, aiohttp, requests),
+# and pieces of messages; then what is wrong, and what helps besides a copy of one's own.
+_NETWORK = {"ConnectionError", "TimeoutError", "TransportError", "ClientConnectionError"}
+_CAUSES: list[tuple[set[str], tuple[str, ...], str, str]] = [
+    (
+        {*_NETWORK, "LocalEntryNotFoundError"},
+        (),
+        "cannot be read from the Hugging Face hub",
+        "set HF_HOME to a cache that holds it, or try again with a network: finished shards are "
+        "kept",
+    ),
+    (
+        {"RevisionNotFoundError"},
+        ("Revision '",),
+        "has no revision {revision!r} on the Hugging Face hub",
+        "set data.revision to a commit, branch or tag of it, or to null for the newest",
+    ),
+    (
+        {"RepositoryNotFoundError", "DatasetNotFoundError", "DisabledRepoError"},
+        (),
+        "is not open to you on the Hugging Face hub: it is gated, private, or gone",
+        "ask for access on its page there and log in (hf auth login, or HF_TOKEN)",
+    ),
+    (
+        set(),
+        ("Dataset scripts are no longer supported",),
+        "cannot be loaded as the Hugging Face hub has it",
+        "set data.revision to a commit that has data files",
+    ),
+    (
+        {"ArrowInvalid", "BadGzipFile", "EOFError", "JSONDecodeError", "UnicodeDecodeError"}
+        | {"ChecksumVerificationError", "SplitsVerificationError"},
+        ("while decompressing",),
+        "has a damaged file, on the Hugging Face hub or in HF_HOME",
+        "delete its files in HF_HOME and try again: finished shards are kept",
+    ),
+    (
+        {"FileNotFoundError", "EntryNotFoundError"},
+        ("BuilderConfig '", "Unknown split", "Bad split"),
+        "is laid out otherwise on the Hugging Face hub than this version expects",
+        "set data.revision to an older commit of it",
+    ),
+]
+
+
+def _cause(error: Exception) -> tuple[str, str]:
     """Returns what is wrong, and what helps besides a copy of one's own."""
-    import pyarrow
-    from datasets import exceptions as library
-    from huggingface_hub import errors as hub
-
     chain = list(_chain(error))
+    names = {kind.__name__ for link in chain for kind in type(link).__mro__}
     words = " ".join(map(str, chain))
-
-    def among(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(link, kinds) for link in chain)
-
     if any(getattr(link, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for link in chain):
         return "does not fit on this disk", "set HF_HOME to a folder with more room"
-    if any(map(_is_network, chain)):
-        return (
-            "cannot be read from the Hugging Face hub",
-            "set HF_HOME to a cache that holds it, or try again with a network: finished shards "
-            "are kept",
-        )
-    if among(hub.RevisionNotFoundError) or "Revision '" in words:
-        return (
-            f"has no revision {revision!r} on the Hugging Face hub",
-            "set data.revision to a commit, branch or tag of it, or to null for the newest",
-        )
-    if among(hub.RepositoryNotFoundError, library.DatasetNotFoundError, hub.DisabledRepoError):
-        return (
-            "is not open to you on the Hugging Face hub: it is gated, private, or gone",
-            "ask for access on its page there and log in (hf auth login, or HF_TOKEN)",
-        )
-    if among(NotLoadableError) or "Dataset scripts are no longer supported" in words:
-        return (
-            "cannot be loaded as the Hugging Face hub has it",
-            "set data.revision to a commit that has data files",
-        )
-    damaged = (
-        pyarrow.ArrowInvalid,
-        zlib.error,
-        gzip.BadGzipFile,
-        EOFError,
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-        library.ChecksumVerificationError,
-        library.SplitsVerificationError,
-    )
-    if among(*damaged):
-        return (
-            "has a damaged file, on the Hugging Face hub or in HF_HOME",
-            "delete its files in HF_HOME and try again: finished shards are kept",
-        )
-    laid_out = ("BuilderConfig '", "Unknown split", "Bad split")
-    if among(FileNotFoundError, hub.EntryNotFoundError) or any(w in words for w in laid_out):
-        return (
-            "is laid out otherwise on the Hugging Face hub than this version expects",
-            "set data.revision to an older commit of it",
-        )
+    if any(map(_is_overload, chain)):
+        names |= _NETWORK
+    for kinds, phrases, what, help_ in _CAUSES:
+        if names & kinds or any(phrase in words for phrase in phrases):
+            return what, help_
     return "could not be read", "try again: finished shards are kept"
 
 
@@ -260,23 +163,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
-def _is_network(error: BaseException) -> bool:
-    """Returns whether an error comes from the way to the hub, or its being overloaded."""
-    if isinstance(error, ConnectionError | TimeoutError):  # also OfflineModeIsEnabled
-        return True
+def _is_overload(error: BaseException) -> bool:
+    """Returns whether an error is the hub's answer that it has too much to do."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(status, int):
-        return status == 429 or status >= 500
-    # Of whatever HTTP library the hub's client uses: httpx, aiohttp (streaming), requests.
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"TransportError", "ClientConnectionError", "LocalEntryNotFoundError"})
+    return isinstance(status, int) and (status == 429 or status >= 500)
 
 
 # The texts
-
-_ROWS = 64  # rows fetched at once; a paper of peS2o has up to a megabyte
-_REPOSITORIES = "hf://datasets/"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +181,7 @@ class Place:
         documents: Documents in them: rows that are not blank.
         stream: State of a streamed data set, which finds the row without reading those in front of
             it; None where rows have numbers, or at the beginning.
-        skipped: Rows in front of the stretch that this stream was told to skip.
+        skipped: Rows in front of the stretch that this stream skips.
         finished: Whether that was all.
     """
 
@@ -313,9 +206,8 @@ class HubTexts:
     def __init__(self, source: HubSplit, *, streaming: bool, corpus: str, cure: str) -> None:
         self._source, self._streaming = source, streaming
         self._corpus, self._cure = corpus, cure
-        self._pin: Pin | None = None
+        self._commit: str | None = None
         self._data: Any = None
-        self._reachable = False
         self._begun: dict[str, Place] = {}
         self._places: dict[str, Place] = {}
 
@@ -327,30 +219,23 @@ class HubTexts:
         """
         return len(self._opened())
 
-    # Which revision
-
-    def pin(self, stored: Mapping[str, Any] | None = None) -> Pin:
-        """Returns what is read: as stored, or, asked once, as the hub has it now.
+    def pin(self, stored: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Returns name and commit of what is read: as stored, or, asked once, the hub's newest.
 
         Raises:
-            CorpusUnavailableError: The hub cannot tell, and no cache can.
+            CorpusUnavailableError: Neither the hub nor a cache has it.
         """
+        source = self._source
         if stored is not None:
-            self._pin = Pin(**stored)
-        if self._pin is None:
+            self._commit = stored["commit"]
+        if self._commit is None:
             with self._explaining():
-                self._pin = self._find()
-        return self._pin
+                reason = unreachable(source.name)
+                known = dataset_info(source.name, source.revision) if reason is None else None
+                self._commit = known.sha if known else self._cached(reason).hash
+        return {"name": source.name, "commit": self._commit}
 
-    def _find(self) -> Pin:
-        reason = unreachable(self._source.name)
-        if reason is None:
-            self._reachable = True
-            return find(self._source)
-        commit = self._cached(reason).hash
-        return Pin(name=self._source.name, commit=commit)
-
-    def _cached(self, reason: Exception) -> Any:
+    def _cached(self, reason: Exception | None) -> Any:
         """Returns the data set in the cache, which holds whole ones, where there is no hub.
 
         Raises:
@@ -358,7 +243,8 @@ class HubTexts:
         """
         import datasets
 
-        source, wanted = self._source, self._pin.commit if self._pin else self._source.revision
+        source, wanted = self._source, self._commit or self._source.revision
+        assert reason is not None
         with _offline():
             try:
                 builder = datasets.load_dataset_builder(source.name, source.config)
@@ -434,7 +320,6 @@ class HubTexts:
                 row += len(texts)
                 if row == end:
                     return
-            self._refuse_the_end_of_a_part(row)
 
     def _text(self, value: str) -> str:
         """Returns the text of a row, or of a line of a jsonl file."""
@@ -442,54 +327,33 @@ class HubTexts:
             return value
         return text_of(json.loads(value), "text", self._source.name) if value.strip() else ""
 
-    def _refuse_the_end_of_a_part(self, row: int) -> None:
-        if self._pin is not None and self._pin.partial:
-            raise CorpusUnavailableError(
-                f"{self._corpus}: the hub's conversion of {self._source.name} has only the first "
-                f"{row} rows. {self._cure}, or set data.train_tokens so low that they suffice."
-            )
-
     # Opening
 
     def _opened(self) -> Any:
         if self._data is None:
-            pin = self.pin()
+            commit = self.pin()["commit"]
             with self._explaining():
-                self._data = self._open(pin)
+                reason = unreachable(self._source.name)
+                if reason is None:
+                    self._data = self._load(commit)
+                else:
+                    with _offline():
+                        self._data = _whole(self._cached(reason), self._source.split)
         return self._data
 
-    def _open(self, pin: Pin) -> Any:
-        reason = None if self._reachable else unreachable(self._source.name)
-        if reason is not None:
-            with _offline():
-                return _whole(self._cached(reason), self._source.split)
-        if pin.partial and not self._streaming:
-            self._refuse_the_whole_of_a_part()
-        return self._load(pin)
-
-    def _refuse_the_whole_of_a_part(self) -> None:
-        raise CorpusUnavailableError(
-            f"{self._corpus}: {self._source.name} is a script, which `datasets` no longer runs, "
-            f"and the hub's conversion of it has only its beginning. {self._cure}, or set "
-            "data.train_tokens."
-        )
-
-    def _load(self, pin: Pin) -> Any:
+    def _load(self, commit: str) -> Any:
         import datasets
 
         source = self._source
-        files = source.files or pin.files
-        if files is None:
-            builder = datasets.load_dataset_builder(source.name, source.config, revision=pin.commit)
-            if builder.hash != pin.commit:  # `datasets` takes any cached one if the hub stumbles
-                raise ConnectionError(f"got the revision {builder.hash}, not {pin.commit}")
+        if source.files is None:
+            builder = datasets.load_dataset_builder(source.name, source.config, revision=commit)
+            if builder.hash != commit:  # `datasets` takes any cached one if the hub stumbles
+                raise ConnectionError(f"got the revision {builder.hash}, not {commit}")
         else:
             # As lines: the library's json loader wants one schema in all files, and fails where a
             # field that we do not need is null in one and a date in the next.
-            builder = datasets.load_dataset_builder(
-                "text" if source.files else "parquet",
-                data_files={source.split: f"{_REPOSITORIES}{source.name}@{pin.commit}/{files}"},
-            )
+            files = f"{_REPOSITORIES}{source.name}@{commit}/{source.files}"
+            builder = datasets.load_dataset_builder("text", data_files={source.split: files})
         if self._streaming:
             return builder.as_streaming_dataset(split=source.split)
         return _whole(builder, source.split)
@@ -574,12 +438,7 @@ class HubProgress:
     def pin(self, stored: Mapping[str, Any] | None) -> dict[str, Any]:
         """Settles the commit of each split; see `prepare.Remote`."""
         pins = {} if stored is None else stored
-        return {split: asdict(t.pin(pins.get(split))) for split, t in self._texts.items()}
-
-    def notes(self) -> list[str]:
-        """Returns what a user should know of the files that are read, a sentence each."""
-        pins: list[Pin] = [texts.pin() for texts in self._texts.values()]
-        return list(dict.fromkeys(note for pin in pins for note in pin.notes()))
+        return {split: texts.pin(pins.get(split)) for split, texts in self._texts.items()}
 
     def go_to(self, place: Mapping[str, Any]) -> None:
         """Goes to a place that `place` returned."""

@@ -247,70 +247,14 @@ def test_a_tokenizer_that_is_trained_before_does_not_move_the_place(tmp_path, hu
     assert rows == texts_of(whole, "train")
 
 
-# Scripts and conversions
-
-
-def script(hub, name) -> None:
-    """Makes a repository one that `datasets` refuses."""
-    repository = hub.repository(name)
-    (repository / f"{name.rpartition('/')[2]}.py").write_text("raise SystemExit")
-    (repository / "subsets").mkdir()
-    (repository / "subsets" / "urlsf_subset00.tar").write_bytes(b"")
-
-
-def conversion(hub, name, folder, texts) -> None:
-    repository = hub.repository(name, commit=9, branch="refs/convert/parquet")
-    for i in range(2):
-        half = len(texts) // 2
-        write_parquet(repository / folder / f"000{i}.parquet", texts[i * half :][:half])
-
-
-@pytest.mark.parametrize("cap", [None, 400])
-def test_a_script_is_read_from_the_hubs_conversion(tmp_path, hub, cap):
-    script(hub, OWT)
-    conversion(hub, OWT, "plain_text/train", PAGES)
-    data = prepared(OpenWebText, tmp_path, val_documents=6, train_tokens=cap)
-    held_out, rest = (PAGES[-6:], PAGES[:-6]) if cap is None else (PAGES[:6], PAGES[6:])
-    taken = texts_of(data, "train")
-    assert texts_of(data, "val") == held_out
-    assert taken == rest[: len(taken)]
-    assert cap or taken == rest
-    origin = data._store.meta["origin"]["train"]
-    assert origin["commit"] == f"{9:040x}"
-    assert origin["files"] == "plain_text/train/*.parquet"
-    assert "conversion to parquet" in " ".join(data._store.meta["notes"])
-    named = prepared(OpenWebText, tmp_path, val_documents=6, revision="refs/convert/parquet")
-    assert texts_of(named, "val") == PAGES[-6:]
-
-
-@pytest.mark.usefixtures("small_sections")
-def test_a_conversion_of_a_part_takes_a_cap_that_it_meets(tmp_path, hub):
-    script(hub, OWT)
-    conversion(hub, OWT, "plain_text/partial-train", PAGES)
-    capped = prepared(OpenWebText, tmp_path, val_documents=6, train_tokens=400)
-    assert texts_of(capped, "train")[0] == PAGES[6]
-    assert "only the beginning" in " ".join(capped._store.meta["notes"])
-    with pytest.raises(CorpusUnavailableError, match=r"only its beginning.*set data.train_tokens"):
-        prepared(OpenWebText, tmp_path, val_documents=6)
-    with pytest.raises(
-        CorpusUnavailableError, match=r"only the first 60 rows.*train_tokens so low"
-    ):
-        prepared(OpenWebText, tmp_path, val_documents=6, train_tokens=10**6)
-
-
-def test_a_script_without_conversion_is_told_as_such(tmp_path, hub):
-    script(hub, OWT)
+def test_a_script_is_named_as_such(tmp_path, hub):
+    repository = hub.repository(OWT)
+    (repository / "openwebtext.py").write_text("raise SystemExit")
     with pytest.raises(CorpusUnavailableError) as error:
         prepared(OpenWebText, tmp_path, val_documents=6)
-    assert "no longer runs" in str(error.value)
-    assert "has no conversion" in str(error.value)
+    assert "scripts are no longer supported" in str(error.value)
+    assert "set data.revision to a commit that has data files" in str(error.value)
     assert "network" not in str(error.value)
-    assert "HF_HOME" not in str(error.value)
-    with pytest.raises(CorpusUnavailableError, match="Set data.revision to null"):
-        prepared(OpenWebText, tmp_path, val_documents=6, revision=f"{1:040x}")
-    conversion(hub, OWT, "plain_text/test", PAGES)
-    with pytest.raises(CorpusUnavailableError, match=r"no \(or no single\) split 'train'.*/test"):
-        prepared(OpenWebText, tmp_path, val_documents=6)
 
 
 # What differs from the papers
