@@ -24,8 +24,8 @@ What a text mentions:
 | ``40 cents`` | 40, 2/5 | 100 |
 | ``3/4``, ``three quarters`` | 3/4, 3, 4 | what is left (1/4, 1) |
 | ``1 1/2``, ``2 and a half`` | the sum, and its parts | |
-| ``seven``, ``twenty-five``, ``two hundred and six``, ``a thousand`` | the number | |
-| ``3 million``, ``two dozen`` | the product, and its parts | |
+| ``seven``, ``twenty-five``, ``a thousand`` | the number | |
+| ``3 million``, ``two hundred``, ``two dozen`` | the product, and its parts | |
 | words of `STATED` (twice, half, dozen, ...) | theirs | |
 | words of `IMPLIED` (week, foot, cent, ...) | | theirs |
 """
@@ -37,143 +37,44 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
-# ---- what words say about numbers
-
-
-_UNITS = "one two three four five six seven eight nine"
-_TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-UNITS = {word: value for value, word in enumerate(_UNITS.split(), start=1)}
-TEENS = {word: value for value, word in enumerate(_TEENS.split(), start=10)}
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-TENS = {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
-SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-"""May stand after a number in digits or words, or after "a"."""
-
-DENOMINATORS = {
-    "half": 2,
-    "halve": 2,
-    "third": 3,
-    "quarter": 4,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "seventh": 7,
-    "eighth": 8,
-    "ninth": 9,
-    "tenth": 10,
-}
-"""After a numerator ("a", "one", "two thirds") a fraction."""
-
-_STATED: dict[str, list[int | str]] = {
-    "zero": [0],
-    "half": ["1/2", 2, 1],
-    "halve": ["1/2", 2, 1],
-    "quarter": ["1/4", 4, 1],
-    "once": [1],
-    "twice": [2],
-    "double": [2],
-    "twofold": [2],
-    "couple": [2],
-    "pair": [2],
-    "both": [2],
-    "twin": [2],
-    "thrice": [3],
-    "triple": [3],
-    "threefold": [3],
-    "triplet": [3],
-    "trio": [3],
-    "quadruple": [4],
-    "quintuple": [5],
-    "dozen": [12],
-}
-STATED = {word: tuple(map(Fraction, values)) for word, values in _STATED.items()}
-"""Words that say a number by themselves; it may be multiplied by, or divided by."""
-
-_IMPLIED: dict[str, list[int | str]] = {
-    # time
-    "minute": [60],
-    "hour": [60, 3600, 24],
-    "day": [24, 7, 30, 365],
-    "week": [7, 52, 4, 5],
-    "weekend": [2],
-    "weekday": [5],
-    "workday": [5],
-    "fortnight": [14],
-    "month": [30, 4, 12, 31, 28],
-    "year": [12, 365, 52, 366],
-    "annual": [12, 365, 52],
-    "decade": [10],
-    "century": [100],
-    "february": [28, 29],
-    **{word: [30] for word in ("april", "june", "september", "november")},
-    **{word: [31] for word in ("january", "march", "july", "august", "october", "december")},
-    # money
-    "dollar": [100],
-    "cent": [100, "1/100"],
-    "penny": [1, "1/100", 100],
-    "nickel": [5, "1/20", 20],
-    "dime": [10, "1/10"],
-    "quarter": [25],
-    "percent": [100],
-    "percentage": [100],
-    # length, weight, volume
-    "inch": [12],
-    "foot": [12, 3],
-    "feet": [12, 3],
-    "yard": [3, 36],
-    "mile": [5280],
-    "centimeter": [100, 10],
-    "cm": [100, 10],
-    "meter": [100, 1000],
-    "kilometer": [1000],
-    "km": [1000],
-    "gram": [1000],
-    "kilogram": [1000],
-    "kg": [1000],
-    "liter": [1000],
-    "ml": [1000],
-    "ounce": [16, 8, 32, 128],
-    "pound": [16, 2000],
-    "ton": [2000, 1000],
-    "cup": [16, 8, 2],
-    "pint": [16, 2, 8],
-    "quart": [4, 32, 2],
-    "gallon": [4, 128, 16, 8],
-    # shapes and bodies
-    "triangle": [3],
-    "square": [4, 2],
-    "rectangle": [2, 4],
-    "rectangular": [2, 4],
-    "cube": [6],
-    "pentagon": [5],
-    "hexagon": [6],
-    "octagon": [8],
-    "circle": [2, 360],
-    "perimeter": [2, 4],
-    "average": [2, 3],
-    "dog": [4],
-    "cat": [4],
-    "cow": [4],
-    "horse": [4],
-    "chicken": [2],
-    "spider": [8],
-    "insect": [6],
-    "finger": [10],
-    "parent": [2],
-    # wheels
-    "bicycle": [2],
-    "bike": [2],
-    "tricycle": [3],
-    "car": [4],
-}
-IMPLIED = {word: tuple(map(Fraction, values)) for word, values in _IMPLIED.items()}
-"""What a word lets a reader know without saying it: 12 for a year, 100 for a percentage."""
-
-
 # ---- which numbers a text mentions
 
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+def _table(text: str) -> dict[str, tuple[Fraction, ...]]:
+    """Returns the values of the words of a table, such as "twice 2, half 1/2 2"."""
+    rows = (row.split() for row in text.split(","))
+    return {word: tuple(map(Fraction, values)) for word, *values in rows}
+
+
+STATED = _table("""
+    half 1/2 2 1, halve 1/2 2 1, quarter 1/4 4 1, once 1, twice 2, double 2, couple 2, pair 2,
+    both 2, twin 2, thrice 3, triple 3, triplet 3, quadruple 4, dozen 12
+""")
+"""Words that say a number by themselves; it may be multiplied by, or divided by."""
+
+IMPLIED = _table("""
+    minute 60, hour 60 24, day 24 7 30 365, week 7 52 4 5, weekend 2, month 12 30 4,
+    year 12 365 52, decade 10, century 100, dollar 100, cent 100 1/100, penny 1/100,
+    nickel 5 1/20, dime 10 1/10, quarter 25, percent 100, percentage 100, average 2 3,
+    inch 12, foot 12 3, feet 12 3, yard 3 36, ounce 16, pound 16, gallon 4 16,
+    square 4, triangle 3, bicycle 2, car 4, parent 2
+""")
+"""What a word lets a reader know without saying it: 12 for a year, 100 for a percentage.
+
+Words of both tables are in the singular and without endings.
+"""
+
+_ONES = (
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_CARDINALS = {word: value for value, word in enumerate(_ONES.split(), start=1)}
+_CARDINALS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
+_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth"
+_PARTS = {"half": 2, "halve": 2, "quarter": 4}
+_PARTS |= {word: value for value, word in enumerate(_ORDINALS.split(), start=3)}
 
 
 def _any(words: Iterable[str]) -> str:
@@ -181,16 +82,16 @@ def _any(words: Iterable[str]) -> str:
     return f"(?:{'|'.join(sorted(words, key=len, reverse=True))})"
 
 
-_UNIT, _SCALE, _PART = _any(UNITS), _any([*SCALES, "dozen"]), _any(DENOMINATORS)
-_LARGE = _any(scale for scale in SCALES if scale != "hundred")
-_SMALL = rf"(?:{_any(TENS)}(?:[-\s]{_UNIT}\b)?|{_any(TEENS)}|{_UNIT})"
-_HUNDREDS = rf"(?:(?:{_SMALL}|a)[-\s]hundred\b(?:(?:\sand)?\s{_SMALL}\b)?|{_SMALL})"
-_THOUSANDS = rf"(?:{_HUNDREDS}|a)[-\s]{_LARGE}\b(?:,?(?:\sand)?\s{_HUNDREDS}\b)?"
-_CARDINAL = rf"(?:{_THOUSANDS}|{_HUNDREDS}|a(?=\s{_PART}))"
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+_SCALE, _PART = _any(_SCALES), _any(_PARTS)
+_CARDINAL = (
+    rf"(?:{_any(_TENS.split())}[-\s]{_any(_ONES.split()[:9])}|{_any(_CARDINALS)}"
+    rf"|a(?=[-\s](?:{_PART}|{_SCALE})\b))"
+)
 _NUMBER = re.compile(
     rf"(?:(?<![\w.])(?P<digits>{_DIGITS})(?:\s?/\s?(?P<below>{_DIGITS}))?"
     rf"|\b(?P<words>{_CARDINAL})\b)"
-    r"(?:(?P<percent>\s?%|[-\s]percent\b)|(?P<cents>\s?¢|[-\s]cents?\b))?",
+    r"(?:(?P<percent>\s?%|[-\s]percent\b)|(?P<cents>\s?\u00a2|[-\s]cents?\b))?",
     re.IGNORECASE,
 )
 _FOLLOWING = re.compile(  # what makes another number of the one in front
@@ -200,29 +101,8 @@ _FOLLOWING = re.compile(  # what makes another number of the one in front
     rf"|[-\s](?:and\s)?(?P<above>\d+)/(?P<below>\d+)",
     re.IGNORECASE,
 )
-_HALF_DOZEN = re.compile(r"\bhalf[-\s](?:a[-\s])?dozen\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+|[$%]")
-_ENDINGS = ("", "s", "es", "d", "ed", "ly")
-
-
-def _forms(word: str) -> Iterator[str]:
-    """Yields a word of the tables with its endings."""
-    yield from (word + ending for ending in _ENDINGS)
-    yield word.removesuffix("e") + "ing"
-    yield word.removesuffix("y") + "ies"
-
-
-def _meanings() -> dict[str, list[tuple[Fraction, bool]]]:
-    """Returns, for every form of a word of the tables, its values and whether it states them."""
-    found: dict[str, list[tuple[Fraction, bool]]] = {"$": [], "%": []}
-    for table, stated in ((STATED, True), (IMPLIED, False)):
-        for word, values in table.items():
-            for form in dict.fromkeys(_forms(word)):
-                found.setdefault(form, []).extend((value, stated) for value in values)
-    return {**found, "$": found["dollar"], "%": found["percent"]}
-
-
-_MEANINGS = _meanings()
+_SIGNS = {"$": "dollar", "%": "percent"}
 
 
 @dataclass(frozen=True)
@@ -254,27 +134,33 @@ def mentions_of(text: str) -> list[Mention]:
 
 def _numbers(text: str) -> Iterator[Mention]:
     for match in _NUMBER.finditer(text):
-        value = _cardinal(match["words"]) if match["words"] else number(match["digits"])
+        words = (match["words"] or "").lower()
+        value = _cardinal(words) if words else number(match["digits"])
         following = _FOLLOWING.match(text, match.end())
         if match["percent"]:
             yield from _percent(value, match.end())
         elif match["cents"]:
             yield from (Mention(v, match.end()) for v in (value, value / 100))
-        elif (match["words"] or "").lower() != "a":
-            yield Mention(value, match.end("words" if match["words"] else "digits"))
+        elif words != "a":
+            yield Mention(value, match.end("words" if words else "digits"))
         if match["below"] and number(match["below"]):
             yield from _fraction(value, number(match["below"]), match.end())
         if following is not None:
             yield from _composed(value, following)
 
 
+def _cardinal(words: str) -> Fraction:
+    """Returns the value of "seven", "twenty-five", or 1 for "a"."""
+    return Fraction(sum(_CARDINALS.get(word, 1) for word in re.findall("[a-z]+", words)))
+
+
 def _composed(value: Fraction, following: re.Match[str]) -> Iterator[Mention]:
     """Yields what a number means together with what stands after it."""
     end = following.end()
     if following["scale"]:
-        yield Mention(value * {**SCALES, "dozen": 12}[following["scale"].lower()], end)
+        yield Mention(value * _SCALES[following["scale"].lower()], end)
     elif following["part"]:
-        yield from _fraction(value, Fraction(DENOMINATORS[following["part"].lower()]), end)
+        yield from _fraction(value, Fraction(_PARTS[following["part"].lower()]), end)
     elif following["half"]:
         yield Mention(value + Fraction(1, 2), end)
     elif int(following["below"]):
@@ -296,26 +182,22 @@ def _percent(value: Fraction, end: int) -> Iterator[Mention]:
         yield Mention(implied, end, stated=False)
 
 
-def _cardinal(words: str) -> Fraction:
-    """Returns the value of a number in words, e.g. of "two hundred and six"."""
-    total, group = 0, 0
-    for word in re.findall("[a-z]+", words.lower()):
-        if word == "hundred":
-            group = max(group, 1) * 100
-        elif word in SCALES:
-            total, group = total + max(group, 1) * SCALES[word], 0
-        else:
-            group += UNITS.get(word) or TEENS.get(word) or TENS.get(word) or 0
-    return Fraction(max(total + group, 1))  # "a"
-
-
 def _words(text: str) -> Iterator[Mention]:
     """Yields what single words say and imply."""
-    for match in _HALF_DOZEN.finditer(text):
-        yield Mention(Fraction(6), match.end())
     for match in _WORD.finditer(text):
-        for value, stated in _MEANINGS.get(match[0].lower(), ()):
-            yield Mention(value, match.end(), stated)
+        word = match[0].lower()
+        word = _SIGNS.get(word, word)
+        for form in _stems(word):
+            yield from (Mention(value, match.end()) for value in STATED.get(form, ()))
+            yield from (
+                Mention(value, match.end(), stated=False) for value in IMPLIED.get(form, ())
+            )
+
+
+def _stems(word: str) -> set[str]:
+    """Returns a word without endings: "halves", "doubled", "tripling", "yearly"."""
+    bare = {word.removesuffix(ending) for ending in ("", "s", "es", "d", "ed", "ly")}
+    return bare | {word.removesuffix("ing") + "e"}
 
 
 # ---- the rule

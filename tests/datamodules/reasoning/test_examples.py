@@ -1,8 +1,13 @@
-"""A question with markers, and with them written into it."""
+"""A question with markers, and the token after which all in front of each has been read."""
 
+import random
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
 from datamodules.reasoning import Example
+from datamodules.reasoning.examples import align, marker_tokens, spread
 
 
 def test_an_example_and_its_marked_text():
@@ -38,3 +43,139 @@ def test_broken_examples(change, message):
     Example(**right)
     with pytest.raises(ValueError, match=message):
         Example(**{**right, **change})
+
+
+# ---- the token of each step
+
+
+def sizes_of(*tokens: str) -> np.ndarray:
+    return np.array([len(token.encode()) for token in tokens])
+
+
+def placed(marked: str, *tokens: str) -> list[int]:
+    """Places of the markers of a text that consists of these tokens."""
+    example = Example.from_marked(marked, ["s"] * marked.count("<T>"), "a")
+    assert example.query == "".join(tokens)
+    return align(example.query, example.markers, sizes_of(*tokens)).places.tolist()
+
+
+# ---- one marker
+
+
+def test_the_papers_query():
+    marked = "A coin's state is heads.<T> Alice flips,<T> then Bob flips.<T> What's the state?"
+    tokens = ["A", " coin", "'s", " state", " is", " heads", ".", " Alice", " flips", ","]
+    tokens += [" then", " Bob", " flips", ".", " What's", " the", " state", "?"]
+    assert placed(marked, *tokens) == [7, 10, 14]  # the EOS in front is 0
+
+
+def test_a_marker_inside_a_token_belongs_to_that_token():
+    assert placed("one t<T>wo three", "one", " two", " three") == [2]
+    assert placed("one two<T>-three", "one", " two-three") == [2]
+
+
+def test_spaces_in_front_of_a_marker_do_not_count():
+    tokens = ("one", " two", " three")
+    assert placed("one <T>two three", *tokens) == placed("one<T> two three", *tokens) == [1]
+    assert placed("one  \n<T>two", "one", "  \n", "two") == [1]
+
+
+def test_what_follows_from_nothing_belongs_to_the_token_in_front_of_the_query():
+    assert placed("<T>one two", "one", " two") == [0]
+    assert placed(" <T>one", " one") == [0]
+
+
+def test_a_marker_at_the_end_belongs_to_the_last_token():
+    assert placed("one two<T>", "one", " two") == [2]
+    assert placed("one two \n<T>", "one", " two", " \n") == [2]
+
+
+def test_characters_of_several_bytes():
+    assert placed("\u00fc\u4f60<T>\u597d", "\u00fc", "\u4f60", "\u597d") == [2]
+    # byte-level tokens may cut a character: it is read after the last of its bytes
+    sizes = np.array([2, 1, 2, 3, 1])  # u umlaut, then three and one bytes of two characters
+    assert marker_tokens("\u00fc\u4f60\u597d", [1, 2, 3], sizes).tolist() == [1, 3, 4]
+
+
+# ---- several markers
+
+
+def test_consecutive_markers_go_to_successive_tokens_from_the_first_one():
+    tokens = ("one", " two", " three", " four")
+    assert placed("one<T><T><T> two three four", *tokens) == [1, 2, 3]
+    assert placed("one<T> <T>two<T> three four", *tokens) == [1, 2, 3]
+
+
+def test_a_row_of_steps_moves_later_ones_on_but_no_further_than_it_must():
+    tokens = tuple("abcdefg")
+    assert placed("a<T><T><T>b<T>cde<T>fg", *tokens) == [1, 2, 3, 4, 5]
+    assert placed("a<T><T>bcde<T>fg", *tokens) == [1, 2, 5]
+
+
+def test_what_would_lie_behind_the_end_is_joined_at_the_last_token():
+    assert placed("ab<T>c<T><T><T>", "a", "b", "c") == [2, 3, 3, 3]
+    assert placed("<T><T><T>a", "a") == [0, 1, 1]
+
+
+def test_shifts_say_how_far_a_step_was_moved():
+    found = align("abcde", (1, 1, 2, 5, 5), np.ones(5, dtype=np.int64))
+    assert found.places.tolist() == [1, 2, 3, 5, 5]
+    assert found.shifts.tolist() == [0, 1, 1, 0, 0]
+
+
+def test_no_steps():
+    found = align("abc", (), np.array([3]))
+    assert found.places.dtype == np.int64
+    assert found.places.shape == found.shifts.shape == (0,)
+
+
+def test_spreading_what_is_far_apart_changes_nothing():
+    own = np.array([0, 3, 7])
+    assert spread(own, last=7).tolist() == own.tolist()
+
+
+# ---- against a slow version
+
+
+def slow_places(query, markers, tokens):
+    """Reads the query token by token, and gives each step the first token that is free."""
+    places = []
+    for marker in markers:
+        front, read, token = query[:marker].rstrip().encode(), b"", 0
+        while len(read) < len(front):
+            read += tokens[token]
+            token += 1
+        while token in places and token < len(tokens):
+            token += 1
+        places.append(max(token, *places) if places else token)
+    return places
+
+
+def random_case(rng):
+    query = "".join(
+        rng.choice(["a", "b", " ", ".", "\u00e9", "\u4f60", "\U0001f600"])
+        for _ in range(rng.randint(1, 12))
+    )
+    raw = query.encode()
+    cuts = sorted({0, len(raw), *(rng.randrange(len(raw) + 1) for _ in range(rng.randint(0, 9)))})
+    tokens = [raw[a:b] for a, b in pairwise(cuts)]
+    markers = sorted(rng.randint(0, len(query)) for _ in range(rng.randint(0, 6)))
+    return query, markers, tokens
+
+
+def test_any_text_any_tokens():
+    rng = random.Random(0)
+    for _ in range(500):
+        query, markers, tokens = random_case(rng)
+        sizes = np.array([len(token) for token in tokens])
+        found = align(query, markers, sizes)
+        places = found.places.tolist()
+        assert places == slow_places(query, markers, tokens), (query, markers, tokens)
+        assert places == sorted(places)
+        assert all(a < b or b == len(tokens) for a, b in pairwise(places))
+        read = np.cumsum([0, *sizes])[found.places]
+        needed = [len(query[:marker].rstrip().encode()) for marker in markers]
+        assert all(read >= needed)
+        own = marker_tokens(query, markers, sizes)
+        assert (found.shifts == found.places - own).all()
+        assert (found.shifts >= 0).all()

@@ -1,0 +1,308 @@
+"""Word problems as data: files, the hub, placed steps, what is counted, and the published files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules import ReasoningGSM8K
+from datamodules.gsm8k import Problem, Problems
+from datamodules.reasoning import gsm8k
+from datamodules.reasoning.gsm8k import (
+    MarkedProblems,
+    Solved,
+    offsets,
+    question_of,
+    read_solved,
+    same_number,
+)
+
+NUMBERS = range(2, 32)
+
+ROWS = [
+    {
+        "question": f"Ann has {n} cats. Bob has twice as many. How many in all?",
+        "answer": f"Bob: {n}*2=<<{n}*2={2 * n}>>{2 * n}.\n"
+        f"Sum: <<{n}+{2 * n}={3 * n}>>{3 * n},000\n#### {3 * n},000",
+    }
+    for n in NUMBERS
+]
+
+MARKED = "Ann has {n} cats. Bob has twice as many.<T> How many in all?<T>"
+
+
+def equations(n):
+    return [f"<<{n}*2={2 * n}>>", f"<<{n}+{2 * n}={3 * n}>>"]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def train_file(tmp_path):
+    return write(tmp_path / "train.jsonl", ROWS)
+
+
+@pytest.fixture
+def make(tmp_path, train_file):
+    """Returns a function that makes prepared data."""
+
+    def build(**options):
+        defaults = {"data_files": train_file, "cache_dir": str(tmp_path / "cache"), "num_proc": 1}
+        data = ReasoningGSM8K(**{"batch_size": 4, **defaults, **options})
+        data.prepare_data()
+        data.setup()
+        return data
+
+    return build
+
+
+# ---- problems and answers
+
+
+def test_problems_of_both_formats(tmp_path):
+    path = Path(write(tmp_path / "a.jsonl", ROWS[:2]))
+    first, _ = read_solved(path, "files")
+    assert first == Solved(ROWS[0]["question"], tuple(equations(2)), "6000")
+    augmented = tmp_path / "a.txt"
+    augmented.write_text("A || B?||<<1+1=2>> <<2*.5=1>> #### 1\n\nWhy?|| #### 1,200\n")
+    assert list(read_solved(augmented, "files"))[1:] == [Solved("Why?", (), "1200")]
+    assert next(read_solved(augmented, "files")).question == "A"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.txt", "Why?", "line 1: expected 'question|| *"),
+        ("a.txt", "ok||<<1=1>> #### 1\n||<<1=1>> #### 1", "line 2: expected 'question"),
+        ("a.txt", "Why?||<<1=1>>", "line 1: expected 'question"),
+        ("a.txt", "\n", r"files \(.*a\.txt\) is empty"),
+        ("a.txt", None, "there is no such file"),
+        ("a.jsonl", '{"question": "a"}', "line 1: expected an object with the texts 'question'"),
+        ("a.parquet", "", "not from parquet"),
+    ],
+)
+def test_files_that_hold_no_problems(tmp_path, name, content, expected):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=expected.replace("||", r"\|\|")):
+        list(read_solved(path, "files"))
+
+
+def test_another_solution_is_another_problem():
+    one = Solved("a", ("b", "c"), "1")
+    assert one.identity == Solved("a", ("b", "c"), "2").identity
+    others = [Solved("a", ("bc",), "1"), Solved("ab", ("c",), "1"), Solved("a", ("c", "b"), "1")]
+    assert len({one.identity, *(other.identity for other in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        (" 1200", True),
+        ("$1,200.00.", True),
+        ("1200.0", True),
+        ("12e2", True),
+        ("1200 cats", False),
+        ("-1200", False),
+        ("", False),
+    ],
+)
+def test_answers_are_compared_as_numbers(text, right):
+    assert same_number(text, " 1200") is right
+
+
+def test_answers_that_are_no_numbers_are_compared_as_text():
+    assert same_number(" a half ", "a half")
+    assert not same_number("0.1", "0.10000000000000001")
+
+
+# ---- an aligned file
+
+
+def aligned_rows():
+    rows = [{"query": MARKED.format(n=n), "thinking": equations(n)} for n in NUMBERS]
+    rows[3]["query"] = rows[3]["query"].replace("cats", "dogs")  # of n=5: another problem
+    rows[4]["thinking"] = ["<<1=1>>", "<<2=2>>"]
+    rows[5]["query"] += "<T>"
+    return rows
+
+
+def test_an_aligned_file_places_training_problems_and_drops_the_rest(make, tmp_path):
+    aligned = write(tmp_path / "aligned.jsonl", aligned_rows())
+    data = make(aligned_file=aligned, val_fraction=0.2, test_fraction=0.1)
+    report = data.report()
+    lost = [ROWS[i]["question"] for i in (3, 4, 5)]
+    gone = [p.question for p in data.problems("train") if p.question in lost]
+    assert report["train"]["left out, not in the aligned file"] == len(gone) > 0
+    assert report["train"]["aligned file: lines"] == len(ROWS)
+    assert report["train"]["aligned file: lines with another number of markers than steps"] == 1
+    assert report["train"]["examples kept"] == len(list(data.problems("train"))) - len(gone)
+    found = list(data.examples("train"))
+    assert all(e.marked().endswith("twice as many.<T> How many in all?<T>") for e in found)
+    for split in ("val", "test"):  # are never left out
+        assert report[split]["examples read"] == len(list(data.problems(split)))
+        assert report[split]["examples placed by the aligned file"] > 0
+    assert data.recipe()["init_args"]["aligned_file"] == aligned
+    assert data.fingerprint != make(val_fraction=0.2, test_fraction=0.1).fingerprint
+
+
+def test_an_aligned_file_that_places_nothing_is_an_error(make, tmp_path):
+    aligned = write(tmp_path / "aligned.jsonl", aligned_rows()[3:4])
+    with pytest.raises(ValueError, match=r"no examples.*Is data\.aligned_file about these"):
+        make(aligned_file=aligned)
+    with pytest.raises(ValueError, match=r"aligned_file='nowhere': there is no such file"):
+        make(aligned_file="nowhere")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [["a"], {"query": "a"}, {"query": 1, "thinking": []}, {"query": "a", "thinking": [1]}],
+)
+def test_lines_that_are_no_alignments(tmp_path, row):
+    with pytest.raises(ValueError, match="line 1: expected an object with the text 'query'"):
+        MarkedProblems(Path(write(tmp_path / "a.jsonl", [row])))
+
+
+def test_offsets_of_markers():
+    assert offsets("ab<T>c<T><T>") == (2, 3, 3)
+    assert offsets("abc") == ()
+
+
+# ---- the data module
+
+
+def test_splits_are_shares_or_files(make, tmp_path, train_file):
+    data = make(val_fraction=0.2, test_fraction=0.1)
+    sizes = {split: len(data.stored(split)) for split in ("train", "val", "test")}
+    assert sum(sizes.values()) == len(ROWS)
+    assert sizes["val"] == 6
+    questions = [p.question for split in sizes for p in data.problems(split)]
+    assert sorted(questions) == sorted(row["question"] for row in ROWS)
+    test = write(tmp_path / "test.jsonl", [{**ROWS[0], "question": "Another 2?"}])
+    data = make(test_files=test, val_fraction=0.0)
+    assert [len(data.stored(split)) for split in sizes] == [len(ROWS), 0, 1]
+    assert not data.expects("val")
+    assert data.recipe()["init_args"]["test_files"] == test
+    with pytest.raises(ValueError, match="in data_files and in test_files"):
+        make(test_files=train_file)
+    with pytest.raises(ValueError, match=r"val_files name files, and data_files none"):
+        ReasoningGSM8K(val_files=test)
+
+
+def test_the_hub_is_read_without_files(tmp_path, monkeypatch):
+    def fetch(split, *, cure):
+        rows = ROWS[:20] if split == "train" else ROWS[20:]
+        return Problems([Problem(**row) for row in rows], {"hub": "openai/gsm8k", "split": split})
+
+    monkeypatch.setattr(gsm8k, "fetch_problems", fetch)
+    data = ReasoningGSM8K(val_fraction=0.2, test_fraction=0.5, cache_dir=str(tmp_path))
+    data.prepare_data()
+    data.setup()
+    assert [len(data.stored(split)) for split in ("train", "val", "test")] == [15, 5, 10]
+    assert data.origin["test"] == {"hub": "openai/gsm8k", "split": "test"}
+
+
+def test_examples_have_placed_equations_and_plain_answers(make):
+    data = make(val_fraction=0.0, test_fraction=0.0)
+    example = next(iter(data.examples("train")))
+    assert example.marked() == "Ann has 2 cats. Bob has twice<T><T> as many. How many in all?"
+    assert example.steps == ("<<2*2=4>>", "<<2+4=6>>")
+    assert (example.answer, example.group) == (" 6000", 2)
+    report = data.report()["train"]
+    assert report["rule: steps decided alone"] == 2 * len(ROWS)
+    assert report["rule: steps decided by a tie"] == report["rule: steps missing an operand"] == 0
+    assert report["rule: examples decided alone"] == len(ROWS)
+    clause = make(place_at="clause", last_step_at_end=True, val_fraction=0.0, test_fraction=0.0)
+    assert next(iter(clause.examples("train"))).marked() == MARKED.format(n=2)
+    assert clause.fingerprint != data.fingerprint
+
+
+def test_problems_without_equations_stay(make, tmp_path):
+    rows = [{"question": "Why?", "answer": "So.\n#### 1"}, *ROWS[:3]]
+    data = make(data_files=write(tmp_path / "b.jsonl", rows), val_fraction=0.0, test_fraction=0.0)
+    assert data.report()["train"]["examples without steps"] == 1
+    assert next(iter(data.examples("train"))).steps == ()
+
+
+def test_the_question_can_be_told_in_front_as_well(make):
+    data = make(question_first=True, val_fraction=0.0, test_fraction=0.0)
+    example = next(iter(data.examples("train")))
+    assert example.marked() == (
+        "How many in all? Ann has 2 cats. Bob has twice<T><T> as many. How many in all?"
+    )
+    assert question_of("Mr. X has $1.50. How much is it to Mr. Y, at 2.5 a piece?  ") == (
+        "How much is it to Mr. Y, at 2.5 a piece?"
+    )
+    assert question_of("Is it so? Tell me.") == ""
+    assert question_of("") == ""
+
+
+# ---- the published problems
+
+
+COPY = Path(__file__).parents[4] / "shared" / "data"
+TEST, VALID = COPY / "gsm8k" / "test.jsonl", COPY / "gsm8k_aug" / "valid.txt"
+
+published = pytest.mark.skipif(
+    not COPY.is_dir(), reason="there is no copy of GSM8K next to the project"
+)
+
+
+def prepared(cache, train, test, **options):
+    data = ReasoningGSM8K(
+        data_files=str(train),
+        test_files=str(test),
+        val_fraction=0.0,
+        block_size=2048,
+        cache_dir=str(cache),
+        num_proc=1,
+        **options,
+    )
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def beginning(path, folder, lines=40):
+    """A copy of the first lines of a file."""
+    copy = folder / path.name
+    copy.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    return copy
+
+
+@published
+def test_all_problems_are_kept_and_nearly_all_steps_placed(tmp_path):
+    report = prepared(tmp_path, TEST, VALID).report()
+    assert report["train"]["examples kept"] == 1319
+    assert report["test"]["examples kept"] == 500
+    for split in ("train", "test"):
+        steps = [report[split][f"rule: steps {v}"] for v in ("decided alone", "decided by a tie")]
+        assert sum(steps) / report[split]["steps"] > 0.9
+
+
+@published
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])
+def test_problems_round_trip(tmp_path, tokenizer):
+    files = [beginning(path, tmp_path) for path in (TEST, VALID)]
+    data = prepared(tmp_path, *files, tokenizer=tokenizer, batch_size=40)
+    decode = data.tokenizer.decode
+    for split in ("train", "test"):
+        batch = data.evaluation_source(split).batch(0)
+        rows = {key: batch[key].numpy() for key in batch}
+        for i, example in enumerate(data.examples(split)):
+            query = rows["query"][i, 1 : rows["query_lengths"][i]].tolist()
+            assert decode(query) == example.query
+            assert (
+                decode(rows["targets"][i][rows["targets"][i] >= 0].tolist()[:-1]) == example.answer
+            )
+            lengths = rows["step_lengths"][i]
+            steps = [rows["steps"][i, r, : lengths[r]] for r in np.flatnonzero(lengths)]
+            assert tuple(decode(step.tolist()) for step in steps) == example.steps
+            places = rows["step_places"][i, : len(example.steps)]
+            for place, marker in zip(places, example.markers, strict=True):
+                assert decode(query[:place]).startswith(example.query[:marker].rstrip())
