@@ -28,7 +28,6 @@ OWN_TASKS = PROJECT / "configs" / "tasks"
 FEWSHOT_SEED = 1234
 """Seed of the drawn examples, the harness' own default."""
 
-_EVALUATE = "evaluate"
 _IDENTITY = "identity"
 
 
@@ -42,17 +41,12 @@ def installed_evaluate() -> Iterator[None]:
     ``python evaluate.py`` puts the project's folder first on ``sys.path``; metrics of the harness
     import the package by name.
     """
-    path, own = list(sys.path), sys.modules.get(_EVALUATE)
-    shadows = own is not None and getattr(own, "__file__", None) == str(PROJECT / f"{_EVALUATE}.py")
-    if shadows:
-        del sys.modules[_EVALUATE]
+    path = list(sys.path)
     sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == PROJECT)  # last; else as it was
     try:
         yield
     finally:
         sys.path[:] = path
-        if shadows and own is not None:
-            sys.modules[_EVALUATE] = own
 
 
 @contextlib.contextmanager

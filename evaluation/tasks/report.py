@@ -1,7 +1,6 @@
 """Results of the harness with kinds of likelihood and costs: as JSON, as tables, row by row."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_eval.utils import make_table
@@ -9,57 +8,14 @@ from lm_eval.utils import make_table
 from evaluation.cost import Cost, Nominal, price_steps
 from evaluation.output import format_columns
 from evaluation.scoring import PERPLEXITY_KEYS
-from evaluation.tasks.adapter import LogLikelihood, RollingLogLikelihood, Work
+from evaluation.tasks.adapter import Facts, LogLikelihood, RollingLogLikelihood, Work
 from lightning_models import LanguageModel
 from lightning_models.outputs import Likelihood
 
 _NO_FILTER = "none"
 
-WEAKER: tuple[Likelihood, ...] = ("exact", "lower_bound", "estimate", "noncausal")
-"""Kinds of likelihood, each says less than the one before: what several of them together are."""
-
 Score = dict[str, Any]
 """Numbers of a task or group under the keys of the JSON file, see ``task_scores``."""
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Sums over log-likelihoods.
-
-    Attributes:
-        scored: Scored tokens.
-        read: Tokens read.
-        flops: Forward FLOPs.
-        nominal_flops: Forward FLOPs as the configuration plans.
-        steps: Additional steps of the scored tokens; None where the model records none.
-        requests: How many log-likelihoods these are.
-        kinds: Kinds of those that score anything, each once.
-        causal: Whether all are causal; None where there are none.
-    """
-
-    scored: int
-    read: int
-    flops: float
-    nominal_flops: float
-    steps: float | None
-    requests: int
-    kinds: tuple[Likelihood, ...]
-    causal: bool | None
-
-    @classmethod
-    def of(cls, answers: Iterable[Any]) -> "Spent":
-        """Returns the sums over those answers that carry facts."""
-        facts = [a.facts for a in answers if isinstance(a, LogLikelihood | RollingLogLikelihood)]
-        return cls(
-            scored=sum(f.scored for f in facts),
-            read=sum(f.read for f in facts),
-            flops=sum(f.flops for f in facts),
-            nominal_flops=sum(f.nominal_flops for f in facts),
-            steps=_sum_of_known(f.steps for f in facts),
-            requests=len(facts),
-            kinds=tuple(dict.fromkeys(f.likelihood for f in facts if f.scored)),
-            causal=all(f.causal for f in facts) if facts else None,
-        )
 
 
 def _sum_of_known(values: Iterable[float | None]) -> float | None:
@@ -86,28 +42,45 @@ def task_scores(
     scores = {}
     for name in (*groups, *samples):
         members = [name] if name in samples else _leaves(name, groups)
-        spent = Spent.of(
+        facts = facts_of(
             answer
             for member in members
             for example in samples[member]
             for tries in example["resps"]
             for answer in tries
         )
+        kinds = kinds_of(facts)
         counts = [results["n-samples"][member] for member in members]
         scores[name] = {
-            **_metrics(results["results"].get(name, {}), spent),
-            "likelihood": " and ".join(spent.kinds) or None,
-            "causal": spent.causal,
+            **_metrics(results["results"].get(name, {}), weakest(kinds)),
+            "likelihood": " and ".join(kinds) or None,
+            "causal": all(one.causal for one in facts) if facts else None,
             "examples": sum(count["effective"] for count in counts),
             "of_examples": sum(count["original"] for count in counts),
             "num_fewshot": results["n-shot"].get(name),
             "version": results["versions"].get(name),
-            "scored_tokens": spent.scored,
-            "read_tokens": spent.read,
-            **_cost(spent, [work[m] for m in members if m in work], model).as_dict(),
+            "scored_tokens": sum(one.scored for one in facts),
+            "read_tokens": sum(one.read for one in facts),
+            **_cost(facts, [work[m] for m in members if m in work], model).as_dict(),
             **({} if name in samples else {"tasks": members}),
         }
     return scores
+
+
+def facts_of(answers: Iterable[Any]) -> list[Facts]:
+    """Returns the facts of those answers that carry them: log-likelihoods."""
+    return [a.facts for a in answers if isinstance(a, LogLikelihood | RollingLogLikelihood)]
+
+
+def kinds_of(facts: Iterable[Facts]) -> list[Likelihood]:
+    """Returns the kinds of likelihood of those that score anything, each once."""
+    return list(dict.fromkeys(one.likelihood for one in facts if one.scored))
+
+
+def weakest(kinds: Iterable[Likelihood]) -> Likelihood:
+    """Returns the kind that says least, which is what several of them together are."""
+    order: tuple[Likelihood, ...] = ("exact", "lower_bound", "estimate", "noncausal")
+    return max(kinds, key=order.index, default="exact")
 
 
 def _leaves(name: str, groups: Mapping[str, Any]) -> list[str]:
@@ -115,9 +88,8 @@ def _leaves(name: str, groups: Mapping[str, Any]) -> list[str]:
     return [leaf for part in inner for leaf in part]
 
 
-def _metrics(numbers: Mapping[str, Any], spent: Spent) -> dict[str, dict[str, Any]]:
+def _metrics(numbers: Mapping[str, Any], kind: Likelihood) -> dict[str, dict[str, Any]]:
     """Returns the harness' ``metric,filter`` numbers and their errors by one name each."""
-    kind = max(spent.kinds, key=WEAKER.index, default="exact")
     metrics, errors = {}, {}
     for key, value in numbers.items():
         metric, comma, filtered = key.partition(",")
@@ -132,28 +104,31 @@ def _metrics(numbers: Mapping[str, Any], spent: Spent) -> dict[str, dict[str, An
     return {"metrics": metrics, "standard_errors": errors}
 
 
-def _cost(spent: Spent, parts: list[Work], model: LanguageModel) -> Cost:
+def _cost(facts: Sequence[Facts], parts: Sequence[Work], model: LanguageModel) -> Cost:
     """Returns the price of a token in a context as long as the requests are on average.
 
     A request is what is read for a log-likelihood, or a prompt and its continuation; FLOPs are
     those of a token that was read, or of one that was written.
     """
-    if spent.requests:
-        length = -(-spent.read // spent.requests)
-        steps = None if spent.steps is None else spent.steps / max(1, spent.scored)
+    read, tokens = sum(one.read for one in facts), 0.0
+    if facts:
+        length = -(-read // len(facts))
+        taken = _sum_of_known(one.steps for one in facts)
+        tokens += sum(one.scored for one in facts)
     else:
-        written = sum(part.written_tokens for part in parts)
-        tokens = sum(part.prompt_tokens for part in parts) + written
-        length = round(tokens / max(1, sum(part.prompts for part in parts)))
         taken = _sum_of_known(part.written_steps for part in parts)
-        steps = None if taken is None else taken / max(1.0, written)
+        tokens += sum(part.written_tokens for part in parts)
+        prompts = sum(part.prompt_tokens for part in parts)
+        length = round((prompts + tokens) / max(1, sum(part.prompts for part in parts)))
     length = max(1, length)
-    thinking = price_steps(model, length, steps)
-    nominal = None
+    thinking = price_steps(model, length, None if taken is None else taken / max(1, tokens))
+    flops, nominal = thinking.generation_flops, None
+    planned = model.flops_per_token(length)
+    if read:
+        flops = sum(one.flops for one in facts) / read
+        planned = sum(one.nominal_flops for one in facts) / read
     if model.adaptive:
-        planned = spent.nominal_flops / spent.read if spent.read else model.flops_per_token(length)
         nominal = Nominal(planned, model.passes_per_token(length) - 1)
-    flops = spent.flops / spent.read if spent.read else thinking.generation_flops
     return Cost(flops, thinking, sum(part.seconds for part in parts), nominal)
 
 

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from task_data import write_folder
+from task_data import request, write_folder
 
 from datamodules import tokenizer_from_state
 from evaluation.load import build_model
@@ -70,12 +70,6 @@ def test_log_likelihoods_of_all_local_tasks(both, data, num_fewshot):
         for key in (key for key in values if "," in key and "stderr" not in key):
             value = values[key]
             assert own_scores[name][key] == pytest.approx(value, rel=1e-4), (name, key)
-
-
-def request(*args):
-    from lm_eval.api.instance import Instance
-
-    return Instance(request_type="x", doc={}, arguments=args, idx=0, metadata=("task", 0, 1))
 
 
 def test_rolling_log_likelihoods(both):

@@ -3,11 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from task_data import write_folder
 
-from evaluation.tasks.harness import PROJECT, installed_evaluate
+from evaluation.tasks.harness import PROJECT
 
 METRIC = '''
 """A metric that uses the package, as some of the harness' do."""
@@ -49,21 +48,3 @@ def test_metrics_of_the_package_are_found(checkpoint_path, tmp_path):
     assert done.returncode == 0, done.stderr
     cells = [cell.strip() for cell in done.stdout.splitlines()[2].split("|")]
     assert (cells[1], cells[5], float(cells[7])) == ("package", "acc", 1)
-
-
-def test_the_project_is_left_as_it_was(monkeypatch):
-    """A module of ours under that name is put aside, and put back."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("evaluate", PROJECT / "evaluate.py")
-    ours = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "evaluate", ours)
-    monkeypatch.syspath_prepend(str(PROJECT))
-    path = list(sys.path)
-    with installed_evaluate():
-        assert "evaluate" not in sys.modules
-        found = importlib.util.find_spec("evaluate")
-        assert Path(found.origin).parent != PROJECT
-        assert Path(found.origin).name == "__init__.py"
-    assert sys.modules["evaluate"] is ours
-    assert sys.path == path

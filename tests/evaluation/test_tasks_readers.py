@@ -1,7 +1,6 @@
 """Texts as tokens: what is given, what is scored, and where long ones are cut."""
 
 import pytest
-import torch
 
 from datamodules import SentenceTokenizer, load_tokenizer
 from datamodules.sentences.splitters import parse_splitter
@@ -158,12 +157,6 @@ def test_models_get_the_reader_of_their_rows():
         reader_of(Model("sentences"), BYTES)
     with pytest.raises(ValueError, match="answers questions .reasoning rows.*evaluate.py reason"):
         reader_of(Model("reasoning"), BYTES)
-
-
-def test_scored_values_are_taken_at_the_place_that_predicts():
-    reader = WindowReader(BYTES, None)
-    piece = reader.piece("ab", "cd")
-    assert reader.scored_of(torch.arange(3.0)[None], [piece])[0].tolist() == [1.0, 2.0]
 
 
 def test_whole_texts_have_draws_of_their_own():

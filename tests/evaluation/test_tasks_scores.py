@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from methods import METHODS
+from task_data import request
 
 from datamodules import SentenceTokenizer, load_tokenizer
 from datamodules.sentences.splitters import parse_splitter
@@ -35,12 +36,6 @@ def tokenizer_of(model):
     if size == PLAIN.vocab_size:
         return PLAIN
     return SentenceTokenizer(PLAIN, parse_splitter("rules"), max_sentence_tokens=13)
-
-
-def request(*args):
-    from lm_eval.api.instance import Instance
-
-    return Instance(request_type="x", doc={}, arguments=args, idx=0, metadata=("task", 0, 1))
 
 
 def harness_model(model, tokenizer, **options):
@@ -209,24 +204,19 @@ def facts(scored, likelihood):
 def test_what_scores_nothing_has_no_kind():
     """An empty answer is certain whatever the model; it makes estimates of others no less."""
     from evaluation.tasks.adapter import LogLikelihood
-    from evaluation.tasks.report import Spent
+    from evaluation.tasks.report import facts_of, kinds_of
 
-    spent = Spent.of(
-        [
-            LogLikelihood(0.0, True, facts(0, "exact")),
-            LogLikelihood(-3.0, False, facts(2, "estimate")),
-        ]
-    )
-    assert spent.kinds == ("estimate",)
-    assert (spent.scored, spent.requests, spent.steps) == (2, 2, None)
+    sure = LogLikelihood(0.0, True, facts(0, "exact"))
+    answers = [sure, LogLikelihood(-3.0, False, facts(2, "estimate")), "a written text"]
+    assert len(facts_of(answers)) == 2
+    assert kinds_of(facts_of(answers)) == ["estimate"]
 
 
 def test_several_kinds_are_the_one_that_says_least():
-    from evaluation.tasks.report import WEAKER
+    from evaluation.tasks.report import weakest
 
-    kinds = ("exact", "estimate", "lower_bound")
-    assert max(kinds, key=WEAKER.index) == "estimate"
-    assert max((*kinds, "noncausal"), key=WEAKER.index) == "noncausal"
+    assert weakest(["exact", "estimate", "lower_bound"]) == "estimate"
+    assert weakest(["estimate", "noncausal"]) == "noncausal"
 
 
 def test_answers_survive_a_cache_file():
