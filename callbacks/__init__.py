@@ -28,7 +28,7 @@ What they are made of, no callbacks:
 
 | File or folder | What it holds |
 |---|---|
-| ``analysis/`` | what all analyses have in common: turns, batches, files, figures, pages |
+| ``analysis/`` | the analyses, their base and their reports: files, figures, pages |
 | ``reasoning/`` | questions, what is right, thoughts; for ``evaluate.py reason``, too |
 | ``hooks`` | one set of hooks for validations and tests, the trainer's state, random states |
 """
@@ -37,41 +37,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from callbacks.analysis.forks import ForkAnalysis as ForkAnalysis
+    from callbacks.analysis.gates import GateAnalysis as GateAnalysis
+    from callbacks.analysis.posterior import PosteriorAnalysis as PosteriorAnalysis
+    from callbacks.analysis.steps import StepAllocation as StepAllocation
+    from callbacks.analysis.thoughts import ThoughtTrace as ThoughtTrace
     from callbacks.answer_accuracy import AnswerAccuracy as AnswerAccuracy
     from callbacks.checkpointing import PendingValidation as PendingValidation
     from callbacks.checkpointing import SaveCheckpoints as SaveCheckpoints
-    from callbacks.fork_analysis import ForkAnalysis as ForkAnalysis
-    from callbacks.gate_analysis import GateAnalysis as GateAnalysis
     from callbacks.nonfinite import GradientNorm as GradientNorm
     from callbacks.nonfinite import NonFinite as NonFinite
     from callbacks.nonfinite import NonFiniteError as NonFiniteError
-    from callbacks.posterior_analysis import PosteriorAnalysis as PosteriorAnalysis
     from callbacks.predictions import Predictions as Predictions
     from callbacks.progress import Progress as Progress
     from callbacks.resume import KeepOptimizerSettings as KeepOptimizerSettings
     from callbacks.resume import ResumeState as ResumeState
     from callbacks.resume import ScheduleChange as ScheduleChange
     from callbacks.samples import Samples as Samples
-    from callbacks.step_allocation import StepAllocation as StepAllocation
     from callbacks.termination import Terminated as Terminated
     from callbacks.termination import Termination as Termination
-    from callbacks.thought_trace import ThoughtTrace as ThoughtTrace
     from callbacks.throughput import Throughput as Throughput
 
 _NAMES = {
+    "callbacks.analysis.forks": "ForkAnalysis",
+    "callbacks.analysis.gates": "GateAnalysis",
+    "callbacks.analysis.posterior": "PosteriorAnalysis",
+    "callbacks.analysis.steps": "StepAllocation",
+    "callbacks.analysis.thoughts": "ThoughtTrace",
     "callbacks.answer_accuracy": "AnswerAccuracy",
     "callbacks.checkpointing": "PendingValidation SaveCheckpoints",
-    "callbacks.fork_analysis": "ForkAnalysis",
-    "callbacks.gate_analysis": "GateAnalysis",
     "callbacks.nonfinite": "GradientNorm NonFinite NonFiniteError",
-    "callbacks.posterior_analysis": "PosteriorAnalysis",
     "callbacks.predictions": "Predictions",
     "callbacks.progress": "Progress",
     "callbacks.resume": "KeepOptimizerSettings ResumeState ScheduleChange",
     "callbacks.samples": "Samples",
-    "callbacks.step_allocation": "StepAllocation",
     "callbacks.termination": "Terminated Termination",
-    "callbacks.thought_trace": "ThoughtTrace",
     "callbacks.throughput": "Throughput",
     "evaluation.tasks.callback": "TaskScores",
 }

@@ -9,8 +9,7 @@ from typing import Any
 import lightning as L
 import torch.distributed as dist
 
-from callbacks.analysis import check_least
-from callbacks.hooks import EvaluationHooks, gather, undisturbed
+from callbacks.hooks import EvaluationHooks, check_least, gather, undisturbed
 from callbacks.reasoning.questions import (
     REASONING,
     Question,

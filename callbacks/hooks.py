@@ -84,6 +84,12 @@ class EvaluationHooks(L.Callback):
         return self.of_tests if trainer.testing else not trainer.sanity_checking
 
 
+def check_least(name: str, value: float | None, least: int) -> None:
+    """Raises ValueError if the argument of that name, where there is one, is below ``least``."""
+    if value is not None and value < least:
+        raise ValueError(f"{name} ({value}) must be at least {least}")
+
+
 # ---- the trainer's state that Lightning does not declare
 
 

@@ -1,32 +1,77 @@
-"""What analyses that run after validations have in common."""
+"""The base of all analyses: which batches they see, when, and where their reports go."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
+import numpy as np
+import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor, ones_like
 
-from callbacks.analysis.files import as_pixels, write_files
+from callbacks.analysis.report import AnalysisReport, as_pixels
 from callbacks.checkpointing import check_folder
-from callbacks.hooks import EvaluationHooks, gather, undisturbed
+from callbacks.hooks import EvaluationHooks, check_least, gather, undisturbed
+
+
+class Findings:
+    """Tables that are collected batch by batch, by name; those of other ranks can be appended."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._parts: defaultdict[str, list[pd.DataFrame]] = defaultdict(list)
+
+    def __bool__(self) -> bool:
+        """Whether any table has a line."""
+        return any(name in self for name in self._parts)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the table of that name has a line."""
+        return any(len(part) for part in self._parts.get(name, ()))
+
+    def add(
+        self, name: str, lines: pd.DataFrame | Mapping[str, Any] | list[dict[str, Any]]
+    ) -> None:
+        """Adds lines to the table of that name."""
+        self._parts[name].append(pd.DataFrame(lines))
+
+    def append(self, other: "Findings") -> None:
+        """Adds all lines of another's tables after its own."""
+        for name, parts in other._parts.items():
+            self._parts[name] += parts
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        """The table of that name, without lines and columns if nothing was added."""
+        parts = [part for part in self._parts.get(name, ()) if len(part)]
+        if len(parts) > 1:  # kept, so that it is done once
+            parts = self._parts[name] = [pd.concat(parts, ignore_index=True)]
+        return parts[0] if parts else pd.DataFrame()
 
 
 class Analysis(EvaluationHooks, ABC):
-    """Looks at the first batches of every n-th validation of a training, and of standalone ones.
+    """Analyses the first batches of every n-th validation of a training, and of standalone ones.
 
-    And of tests where ``of_tests`` says so. Each analysis says what it has found before the first
-    batch (``_begin``), what it looks at in a batch (``_look_at``) and how it reports (``_report``).
-    How many validations have passed is in checkpoints.
+    And of tests where ``of_tests`` is set. An analysis collects tables from batches (``_collect``)
+    and makes a report of those of all ranks (``_report``), which is written to files and handed to
+    the loggers. Some also score the batches under other settings, which is expensive (``_sweeps``).
+    Checkpoints hold how many validations have passed.
     """
 
     of_tests = False
     tag: ClassVar[str]
-    """Name of the files' folder; pictures are below it in TensorBoard."""
+    """Name of the files' folder."""
+    image_tag: ClassVar[str] = ""
+    """What figures are below in TensorBoard; empty: ``tag``."""
 
     def __init__(
-        self, every_n_validations: int, num_batches: int, output: str | None = None
+        self,
+        every_n_validations: int,
+        num_batches: int,
+        output: str | None = None,
+        sweep_every_n_validations: int = 0,
     ) -> None:
         """Chooses how often, how much, and where to.
 
@@ -34,36 +79,37 @@ class Analysis(EvaluationHooks, ABC):
             every_n_validations: of the validations within training; 0: never there.
             num_batches: of a validation.
             output: folder of the files; null: the one of that name in the run's log folder.
+            sweep_every_n_validations: of the validations within training that are analysed, which
+                also sweep over settings; 0: none there. Standalone ones always do.
 
         Raises:
             ValueError: if a number is too low.
         """
         check_least("num_batches", num_batches, 1)
         check_least("every_n_validations", every_n_validations, 0)
+        check_least("sweep_every_n_validations", sweep_every_n_validations, 0)
         self.every_n_validations = every_n_validations
         self.num_batches = num_batches
         self.output = output
+        self.sweep_every_n_validations = sweep_every_n_validations
         self._validations = 0
         self._loaded_step = 0
         self._folder = Path()
-        self._findings: Any = None
-        self._unable = False
+        self._findings: Findings | None = None
+        self._unable = self._unable_to_sweep = False
+        self._sweeps = False
 
-    # ---- what an analysis says
-
-    @abstractmethod
-    def _begin(self) -> Any:
-        """Returns findings in which there is nothing yet; others can be merged into them."""
+    # ---- for subclasses
 
     @abstractmethod
-    def _look_at(
-        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Any
+    def _collect(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
         """Adds what is found in a batch; called on all ranks, with the model in eval mode."""
 
     @abstractmethod
-    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Any) -> None:
-        """Reports the findings of all ranks; called on rank 0."""
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
+        """Returns the report of the findings of all ranks; called on rank 0."""
 
     # ---- state
 
@@ -89,7 +135,7 @@ class Analysis(EvaluationHooks, ABC):
         Raises:
             ValueError: if ``output`` cannot be written to.
         """
-        self._unable, self._loaded_step = False, 0
+        self._unable, self._unable_to_sweep, self._loaded_step = False, False, 0
         folder = trainer.log_dir  # this broadcasts it
         if not isinstance(folder, str | Path):  # no logger, or the stand-in of fast_dev_run
             folder = trainer.default_root_dir
@@ -101,7 +147,8 @@ class Analysis(EvaluationHooks, ABC):
     def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Begins an analysis if this validation's turn has come."""
         due = self._is_turn(trainer, self.every_n_validations)
-        self._findings = self._begin() if due else None
+        self._findings = Findings() if due else None
+        self._sweeps = self._is_turn(trainer, self.sweep_every_n_validations)
 
     def evaluation_batch_ends(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
@@ -111,7 +158,7 @@ class Analysis(EvaluationHooks, ABC):
             return
         if batch_idx < self.num_batches and dataloader_idx == 0:
             with undisturbed(pl_module):
-                self._look_at(trainer, pl_module, batch, self._findings)
+                self._collect(trainer, pl_module, batch, self._findings)
 
     def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Reports what all ranks have found, on rank 0."""
@@ -120,16 +167,13 @@ class Analysis(EvaluationHooks, ABC):
         own, self._findings = self._findings, None
         if own is None:
             return
-        findings = self._merged(own)
-        if trainer.is_global_zero:
-            self._report(trainer, pl_module, findings)
-
-    def _merged(self, own: Any) -> Any:
-        """Returns what all ranks have found, each its own."""
-        findings = self._begin()
+        findings = Findings()
         for each in gather(own):
-            findings.merge(each)
-        return findings
+            findings.append(each)
+        if trainer.is_global_zero and findings:
+            stage = "test" if trainer.state.fn == "test" else "val"
+            report = self._report(trainer, pl_module, findings)
+            self._publish(trainer, report, f"{stage}-step={self._step(trainer)}-")
 
     # ---- when
 
@@ -140,7 +184,7 @@ class Analysis(EvaluationHooks, ABC):
         return bool(every) and (self._validations + 1) % every == 0
 
     def _step(self, trainer: L.Trainer) -> int:
-        """Returns the optimiser step of the weights that are looked at."""
+        """Returns the optimiser step of the weights that are analysed."""
         return self._loaded_step or trainer.global_step
 
     def _log_step(self, trainer: L.Trainer) -> int:
@@ -149,36 +193,44 @@ class Analysis(EvaluationHooks, ABC):
 
     # ---- where to
 
-    def _prefix(self, trainer: L.Trainer) -> str:
-        """Returns how the names of this validation's, or test's, files begin."""
-        stage = "test" if trainer.state.fn == "test" else "val"
-        return f"{stage}-step={self._step(trainer)}-"
+    def _publish(self, trainer: L.Trainer, report: AnalysisReport, prefix: str) -> None:
+        """Writes the files of a report, and hands it to the loggers.
 
-    def _write(self, prefix: str, texts: Mapping[str, str], drawn: Mapping[str, Any]) -> None:
-        """Writes files and pictures; a full disk must not end the training."""
+        A full disk does not end the training.
+        """
+        drawn = report.drawn()
         try:
-            write_files(self._folder, prefix, texts, drawn)
+            report.write(self._folder, prefix, drawn)
         except OSError as error:
             self._warn(f"{self._folder} cannot be written to: {error}")
-
-    def _log(
-        self, trainer: L.Trainer, values: Mapping[str, float], drawn: Mapping[str, Any]
-    ) -> None:
-        """Hands scalars to all loggers, and pictures to those that take any (TensorBoard)."""
+        self._log(trainer, report.finite)
         step = self._log_step(trainer)
         for logger in trainer.loggers:
-            if values:
-                logger.log_metrics(dict(values), step)
             writer: Any = getattr(logger, "experiment", None)
-            if hasattr(writer, "add_image"):
-                for name, figure in drawn.items():
-                    pixels = as_pixels(figure)
-                    writer.add_image(f"{self.tag}/{name}", pixels, step, dataformats="HWC")
+            if not hasattr(writer, "add_image"):  # TensorBoard's has all three
+                continue
+            for name, figure in drawn.items():
+                tag = f"{self.image_tag or self.tag}/{name}"
+                writer.add_image(tag, as_pixels(figure), step, dataformats="HWC")
+            for name, values in report.histograms.items():
+                writer.add_histogram(name, values, step)
+            for name, text in report.markdown.items():
+                writer.add_text(name, text, step)
+
+    def _log(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
+        """Hands scalars to all loggers."""
+        for logger in trainer.loggers if scalars else ():
+            logger.log_metrics(dict(scalars), self._log_step(trainer))
 
     def _give_up(self, reason: str) -> None:
-        """Leaves this and later batches out, and says so."""
+        """Leaves this and later batches out, with a warning."""
         self._unable = True
         self._warn(reason)
+
+    def _give_up_sweeps(self, reason: str) -> None:
+        """Leaves sweeps out from now on, with a note."""
+        self._unable_to_sweep = True
+        rank_zero_info(f"{self._name}: {reason}")
 
     def _warn(self, message: str) -> None:
         rank_zero_warn(f"{self._name}: {message}")
@@ -189,57 +241,37 @@ class Analysis(EvaluationHooks, ABC):
         return self.tag.replace("_", " ")
 
 
-class SweepingAnalysis(Analysis):
-    """An analysis that also scores its batches under other settings, which is expensive.
-
-    It does so (``_sweeps``) at every n-th validation of a training, and at standalone ones.
-    """
-
-    def __init__(
-        self,
-        every_n_validations: int,
-        num_batches: int,
-        output: str | None,
-        sweep_every_n_validations: int,
-    ) -> None:
-        """Chooses how often, how much, and where to.
-
-        Args:
-            every_n_validations: see ``Analysis``.
-            num_batches: see ``Analysis``.
-            output: see ``Analysis``.
-            sweep_every_n_validations: of the validations within training that are analysed; 0:
-                never there.
-
-        Raises:
-            ValueError: if a number is too low.
-        """
-        super().__init__(every_n_validations, num_batches, output)
-        check_least("sweep_every_n_validations", sweep_every_n_validations, 0)
-        self.sweep_every_n_validations = sweep_every_n_validations
-        self._fixed = self._sweeps = False
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds the folder.
-
-        Raises:
-            ValueError: if ``output`` cannot be written to.
-        """
-        super().setup(trainer, pl_module, stage)
-        self._fixed = False
-
-    def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Begins an analysis if this validation's turn has come."""
-        super().evaluation_starts(trainer, pl_module)
-        self._sweeps = self._is_turn(trainer, self.sweep_every_n_validations)
-
-    def _give_up_sweeps(self, reason: str) -> None:
-        """Leaves sweeps out from now on (``_fixed``), and says so."""
-        self._fixed = True
-        rank_zero_info(f"{self._name}: {reason}")
+# ---- parts of batches
 
 
-def check_least(name: str, value: float | None, least: int) -> None:
-    """Raises ValueError if the argument of that name, where there is one, is below ``least``."""
-    if value is not None and value < least:
-        raise ValueError(f"{name} ({value}) must be at least {least}")
+def rows_of(batch: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Returns the rows from ``start`` up to ``stop`` of everything in a batch that has rows."""
+    rows = len(batch["tokens"])
+
+    def part(value: Any) -> Any:
+        has_rows = isinstance(value, Tensor | list) and len(value) == rows
+        return value[start:stop] if has_rows else value
+
+    return {key: part(value) for key, value in batch.items()}
+
+
+def first_tokens(batch: dict[str, Any], number: int) -> dict[str, Any]:
+    """Returns the first tokens of each row of a batch of windows; counts of whole rows stay."""
+    shape = batch["tokens"].shape
+
+    def part(value: Any) -> Any:
+        by_token = isinstance(value, Tensor) and value.shape[:2] == shape
+        return value[:, :number] if by_token else value
+
+    return {key: part(value) for key, value in batch.items()}
+
+
+def real_tokens(batch: dict[str, Any]) -> np.ndarray:
+    """Returns bool (B, T): where the batch has tokens rather than padding."""
+    mask: Tensor = batch.get("mask", ones_like(batch["tokens"]).bool())
+    return mask.cpu().numpy()
+
+
+def as_float64(values: Tensor) -> np.ndarray:
+    """Returns a tensor as a float64 array of the same shape."""
+    return values.detach().cpu().double().numpy()

@@ -10,17 +10,13 @@ from callbacks import (
     StepAllocation,
     ThoughtTrace,
 )
-from callbacks.analysis import SweepingAnalysis
+from callbacks.analysis.base import Analysis
+from callbacks.analysis.report import AnalysisReport
 from tests.callbacks.written import names
 from training.cli import LatentCLI
 
 
-class Found(list):
-    def merge(self, other):
-        self.extend(other)
-
-
-class Counts(SweepingAnalysis):
+class Counts(Analysis):
     """Counts the batches, and those of sweeps."""
 
     tag = "counts"
@@ -28,15 +24,12 @@ class Counts(SweepingAnalysis):
     def __init__(self, every=1, output=None, sweep_every=0):
         super().__init__(every, 2, output, sweep_every)
 
-    def _begin(self):
-        return Found()
-
-    def _look_at(self, trainer, pl_module, batch, findings):
+    def _collect(self, trainer, pl_module, batch, findings):
         assert not pl_module.training
-        findings.append("swept" if self._sweeps else "seen")
+        findings.add("batches", [{"kind": "swept" if self._sweeps else "seen"}])
 
     def _report(self, trainer, pl_module, findings):
-        self._write(self._prefix(trainer), {"found.txt": " ".join(findings)}, {})
+        return AnalysisReport(texts={"found.txt": " ".join(findings["batches"]["kind"])})
 
 
 class CountsOfTests(Counts):

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader
 ROOT = Path(__file__).parents[2]
 
 
-def trainer_of(folder, ranks, *callbacks, **options):
+def trainer_of(folder, ranks, *callbacks, precision="64-true", **options):
     return L.Trainer(
         accelerator="cpu",
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
-        precision="64-true",
+        precision=precision,
         callbacks=list(callbacks),
         logger=False,
         enable_checkpointing=False,
@@ -32,6 +32,20 @@ def trainer_of(folder, ranks, *callbacks, **options):
 
 def loader(batches, rank, ranks):
     return DataLoader(batches[rank::ranks], batch_size=None)
+
+
+def forks(folder, rank, ranks):
+    """A validation of two batches."""
+    from methods import METHODS
+
+    from callbacks import ForkAnalysis
+
+    (method,) = (method for method in METHODS if method.name == "thoughtbubbles")
+    model = method.build(num_layers=3, dim=16, num_heads=2)
+    made = [method.batch(rows, seed=seed) for seed, rows in enumerate((3, 2))]
+    options = {"precision": "32-true", "use_distributed_sampler": False}
+    trainer = trainer_of(folder, ranks, ForkAnalysis(), **options)
+    trainer.validate(model, loader(made, rank, ranks), verbose=False)
 
 
 def gates(folder, rank, ranks):
@@ -48,7 +62,7 @@ def gates(folder, rank, ranks):
     options = {"max_steps": 1, "accumulate_grad_batches": 2 // ranks, "num_sanity_val_steps": 0}
     trainer = trainer_of(folder, ranks, analysis, use_distributed_sampler=False, **options)
     trainer.fit(model, loader(made, rank, ranks), loader(made, rank, ranks))
-    (norms,) = analysis._norms.values.tolist()
+    (norms,) = analysis._norms.rows
     return norms
 
 
@@ -109,6 +123,7 @@ def thoughts(folder, rank, ranks):
 
 
 CASES = {
+    "fork_analysis": (forks, {"val-step=0-scalars.csv", "val-step=0-windows.csv"}),
     "gate_analysis": (gates, {"val-step=1-reach.csv", "val-step=1-attention.csv"}),
     "posterior_analysis": (posteriors, {"val-step=0-layers.csv", "val-step=0-sweep.csv"}),
     "step_allocation": (steps, {"val-step=0-utility.csv", "val-step=0-sweep.csv"}),

@@ -1,43 +1,35 @@
-"""What a model thinks along queries, within real trainings and validations, and by hand."""
+"""What the analysis of thoughts finds: in validations, and by hand."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from callbacks import ThoughtTrace
-from callbacks.analysis import files
-from callbacks.reasoning.thinking import RowThinking, Thought, thought_text, told
-from callbacks.thought_trace import measures
-from callbacks.thought_trace.findings import Findings, Row, ShownRow, ShownThought
-from callbacks.thought_trace.page import page
-from callbacks.thought_trace.report import Report
-from datamodules import load_tokenizer
-from lightning_models import (
-    NoCoTConfig,
-    NoCoTLM,
-    OptimizerConfig,
-    ThinkingStatesConfig,
-    ThinkingStatesLM,
+from callbacks.analysis.base import Findings
+from callbacks.analysis.report import AnalysisReport
+from callbacks.analysis.thoughts import (
+    chunks,
+    collect_thoughts,
+    groups,
+    query_tables,
+    rounds,
+    summary,
+    thought_report,
+    thoughts,
+    written_out,
 )
+from callbacks.reasoning.thinking import RowThinking, Thought, thought_text, told
+from datamodules import load_tokenizer
+from lightning_models import OptimizerConfig, ThinkingStatesConfig, ThinkingStatesLM
 from lightning_models.layers import record
 from lightning_models.thinking_states.thoughts import ChunkThought as Recorded
 from lightning_models.thinking_states.thoughts import Trace
-from tests.callbacks.written import (
-    check_second_validation,
-    check_training_is_the_same,
-    scalars,
-    table,
-)
+from tests.callbacks.written import scalars, table
 
 SIZES = {"vocab_size": 257, "block_size": 96, "num_layers": 3, "dim": 16, "num_heads": 2}
 THINKING = {**SIZES, "chunk_size": 4, "max_thought_tokens": 3}
-TABLES = {f"{name}.csv" for name in ("scalars", "chunks", "thoughts", "rounds", "groups")}
-PICTURES = {f"{name}.png" for name in ("chunks", "thoughts", "rounds", "groups")}
-TEXTS = {"text.html", "text.txt"}
 ALL = {"limit_val_batches": 1.0}
 
 
@@ -51,17 +43,16 @@ class MadeUp(ThinkingStatesLM):
         return scores
 
 
-def build(kind=ThinkingStatesLM, config=ThinkingStatesConfig, **changes):
+def build(kind=ThinkingStatesLM):
     torch.manual_seed(0)
-    sizes = THINKING if config is ThinkingStatesConfig else SIZES
-    return kind(config(**{**sizes, **changes}), OptimizerConfig(schedule="constant", warmup=0))
+    optimizer = OptimizerConfig(schedule="constant", warmup=0)
+    return kind(ThinkingStatesConfig(**THINKING), optimizer)
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
     """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(files, "as_png", lambda figure: b"")
-    monkeypatch.setattr(Report, "pictures", lambda report: {})
+    monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
 
 
 @pytest.fixture
@@ -71,24 +62,6 @@ def data(make_reasoning):
     module.prepare_data()
     module.setup("validate")
     return module
-
-
-# ---- what is written
-
-
-def test_everything_is_written_behind_every_nth_validation(data, make_trainer, tmp_path):
-    callback = ThoughtTrace(every_n_validations=2, shown_rows=2)
-    options = {"logger": TensorBoardLogger(tmp_path), "max_steps": 3, "val_check_interval": 1}
-    make_trainer(callback, **options, **ALL).fit(build(), data)
-    log = tmp_path / "lightning_logs" / "version_0"
-    folder = log / "thought_trace"
-    files = TABLES | PICTURES | TEXTS
-    events = check_second_validation(log, "thought_trace", "thoughts/", files)
-    (written,) = events.Tensors("thought_trace/text_summary")
-    (text,) = written.tensor_proto.string_val
-    shown = (folder / "val-step=2-text.txt").read_text().strip().split("\n\n")
-    assert len(shown) == 2
-    assert text.decode() == "\n\n---\n\n".join(f"    {query}" for query in shown)
 
 
 def test_numbers_are_those_of_the_recorded_thoughts(data, make_trainer, tmp_path, undrawn):
@@ -159,98 +132,94 @@ def test_a_wrong_thought_is_found_where_it_is(data, make_trainer, tmp_path, undr
     )
 
 
-def test_a_model_without_thoughts_is_told_of_once(data, make_trainer, tmp_path):
-    trainer = make_trainer(ThoughtTrace(), max_steps=2, val_check_interval=1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer.fit(build(NoCoTLM, NoCoTConfig), data)
-    told_of = [str(w.message) for w in caught if "thought trace" in str(w.message)]
-    assert len(told_of) == 1
-    assert "NoCoTLM records no thoughts" in told_of[0]
-    assert not (tmp_path / "thought_trace").exists()
-
-
-def test_training_is_the_same_with_and_without(data, make_trainer, undrawn):
-    def train(added):
-        model, callbacks = build(attention_dropout=0.2), [ThoughtTrace(num_batches=1)]
-        callbacks = callbacks if added else []
-        trainer = make_trainer(*callbacks, max_steps=2, val_check_interval=1)
-        trainer.fit(model, data)
-        return trainer, model
-
-    check_training_is_the_same(train)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("num_batches", 0), ("every_n_validations", -1), ("shown_rows", -1)]
-)
-def test_values_are_checked(name, value):
-    with pytest.raises(ValueError, match=rf"{name} \({value}\) must be at least"):
-        ThoughtTrace(**{name: value})
-
-
 # ---- by hand
 
 A, B, C = (1,), (2, 3), (4,)
+
+
+def thinking(*tokens, rounds=0):
+    """What is thought after each chunk; empty: nothing."""
+    return RowThinking(tuple(Thought(end, each) for end, each in enumerate(tokens, 1)), rounds)
+
+
+def findings_of(*rows):
+    """Findings of queries: own thoughts, gold ones or None, and the group."""
+    findings = Findings()
+    for own, gold, group in rows:
+        query, lines = query_tables(own, None if gold is None else thinking(*gold).thoughts, group)
+        findings.add("queries", [query])
+        findings.add("chunks", lines)
+    return findings
+
+
 ROWS = [
-    Row(own=((), A, (), B), gold=((), A, (), B), rounds=2, group=1),
-    Row(own=((), A, C, ()), gold=((), B, C, C), rounds=3, group=2),
-    Row(own=(C, ()), gold=((), ()), rounds=2, group=2),
-    Row(own=(A, ()), gold=None, rounds=5, group=1),
+    (thinking((), A, (), B, rounds=2), ((), A, (), B), 1),
+    (thinking((), A, C, (), rounds=3), ((), B, C, C), 2),
+    (thinking(C, (), rounds=2), ((), ()), 2),
+    (thinking(A, (), rounds=5), None, 1),
 ]
-"""Of ten chunks with gold six are right; the data know no steps of the last row."""
+"""Of ten chunks with gold seven are right; the data know no steps of the last row."""
+
+
+def tables(*rows):
+    found = findings_of(*rows)
+    return found["queries"], found["chunks"]
+
+
+def lines_of(frame):
+    return frame.to_dict("records")
 
 
 def test_summary():
-    found = measures.summary(ROWS)
-    assert found["accuracy"] == 7 / 10
-    assert found["accuracy_nontrivial"] == 3 / 5
-    assert found["missed"] == 1 / 5
-    assert found["invented"] == 1 / 5
-    assert found["trivial"] == 6 / 12
-    assert found["gold_trivial"] == 5 / 10
-    assert found["all_right"] == 1 / 3
-    assert found["rounds"] == 12 / 4
-    assert found["nontrivial"] == 6 / 4
-    assert found["longest"] == 2
-    unknown = measures.summary(ROWS[-1:])
+    expected = {
+        "accuracy": 7 / 10,
+        "accuracy_nontrivial": 3 / 5,
+        "missed": 1 / 5,
+        "invented": 1 / 5,
+        "trivial": 6 / 12,
+        "gold_trivial": 5 / 10,
+        "all_right": 1 / 3,
+        "rounds": 12 / 4,
+        "nontrivial": 6 / 4,
+        "longest": 2,
+    }
+    assert summary(*tables(*ROWS)) == pytest.approx(expected)
+    unknown = summary(*tables(ROWS[-1]))
     assert math.isnan(unknown["accuracy"])
     assert unknown["trivial"] == 0.5
+    both = findings_of(*ROWS[:1])
+    both.append(findings_of(*ROWS[1:]))  # of another rank
+    assert summary(both["queries"], both["chunks"]) == pytest.approx(expected)
 
 
 def test_chunks():
-    lines = measures.chunks(ROWS)
-    assert [line["rows"] for line in lines] == [3, 3, 2, 2]
-    assert [line["accuracy"] for line in lines] == [2 / 3, 2 / 3, 1, 1 / 2]
-    assert [line["trivial"] for line in lines] == [2 / 3, 1 / 3, 1 / 2, 1 / 2]
-    assert [line["gold_trivial"] for line in lines] == [1, 1 / 3, 1 / 2, 0]
-    assert [line["first_wrong"] for line in lines] == [1, 1, 0, 0]
-    assert [line["first_wrong_share"] for line in lines] == [1 / 3, 1 / 3, 0, 0]
-    assert [row.first_wrong for row in ROWS] == [None, 1, 0, None]
-    assert measures.chunks(ROWS[-1:]) == []
+    queries, chunk_lines = tables(*ROWS)
+    found = chunks(queries, chunk_lines).to_dict("list")
+    assert found["rows"] == [3, 3, 2, 2]
+    assert found["accuracy"] == pytest.approx([2 / 3, 2 / 3, 1, 1 / 2])
+    assert found["trivial"] == pytest.approx([2 / 3, 1 / 3, 1 / 2, 1 / 2])
+    assert found["gold_trivial"] == pytest.approx([1, 1 / 3, 1 / 2, 0])
+    assert found["first_wrong"] == [1, 1, 0, 0]
+    assert found["first_wrong_share"] == [1 / 3, 1 / 3, 0, 0]
+    assert queries["first_wrong"].fillna(-1).tolist() == [-1, 1, 0, -1]
+    assert len(chunks(*tables(ROWS[-1]))) == 0
 
 
 def test_thoughts_rounds_and_groups():
-    assert measures.thoughts(ROWS) == [
+    queries, chunk_lines = tables(*ROWS)
+    assert lines_of(thoughts(chunk_lines)) == [
         {"thought": 1, "rows": 2, "accuracy": 1 / 2},
         {"thought": 2, "rows": 2, "accuracy": 1},
         {"thought": 3, "rows": 1, "accuracy": 0},
     ]
-    assert measures.rounds(ROWS) == [
+    assert lines_of(rounds(queries)) == [
         {"rounds": 2, "rows": 2, "share": 0.5, "nontrivial": 1.5},
         {"rounds": 3, "rows": 1, "share": 0.25, "nontrivial": 2},
         {"rounds": 5, "rows": 1, "share": 0.25, "nontrivial": 1},
     ]
-    first, second = measures.groups(ROWS)
+    first, second = lines_of(groups(queries, chunk_lines))
     assert (first["group"], first["rows"], first["accuracy"], first["all_right"]) == (1, 2, 1, 1)
     assert (second["group"], second["accuracy"], second["rounds"]) == (2, 3 / 6, 2.5)
-
-
-def test_findings_of_ranks_are_merged():
-    one, two = Findings(ROWS[:1]), Findings(ROWS[1:])
-    one.merge(two)
-    assert measures.summary(one.rows) == measures.summary(ROWS)
-    assert not Findings()
 
 
 def test_batches_are_read_as_they_are():
@@ -262,19 +231,22 @@ def test_batches_are_read_as_they_are():
         "targets": torch.tensor([[100, 256], [-100, -100]]),
         "group": torch.tensor([7, -1]),
     }
-    thoughts = (Thought(1, (101,)), Thought(4, (102, 258, 103)), Thought(6, (104,)))
-    gold = RowThinking((Thought(1, ()), *thoughts[1:]))
-    found, tokenizer = Findings(), load_tokenizer("bytes")
+    own = (Thought(1, (101,)), Thought(4, (102, 258, 103)), Thought(6, (104,)))
+    gold = RowThinking((Thought(1, ()), *own[1:]))
     filling = RowThinking((Thought(0, ()),), 1)
-    found.add(batch, [RowThinking(thoughts, 2), filling], [gold, filling], tokenizer, 5)
-    assert found.rows == [Row(((101,), (102, 258, 103)), ((), (102, 258, 103)), 2, 7)]
-    (shown,) = found.shown
-    assert shown.told() == "a [T: e | not nothing]b c [T: f; g]"
-    batch["step_lengths"][:] = 0  # nothing is known, so nothing is wrong
-    found = Findings()
-    found.add(batch, [RowThinking(thoughts, 2), filling], [gold, filling], tokenizer, 5)
-    assert found.rows[0].gold is None
-    assert found.shown[0].told() == "a [T: e]b c [T: f; g]"
+    for known, right, text in (
+        (True, [False, True], "a [T: e | not nothing]b c [T: f; g]"),
+        (False, [True, True], "a [T: e]b c [T: f; g]"),  # nothing is known, so nothing is wrong
+    ):
+        batch["step_lengths"][0] = int(known)
+        found, tokenizer = Findings(), load_tokenizer("bytes")
+        pair = [RowThinking(own, 2), filling], [gold, filling]
+        collect_thoughts(found, batch, *pair, tokenizer, 5)
+        (query,) = lines_of(found["queries"])
+        assert (query["group"], query["rounds"], query["known"]) == (7, 2, known)
+        assert found["chunks"]["right"].tolist() == right
+        assert found["chunks"]["length"].tolist() == [1, 3]
+        assert found["shown"]["text"].tolist() == [text]
 
 
 def test_thoughts_stand_where_they_are_thought():
@@ -285,11 +257,11 @@ def test_thoughts_stand_where_they_are_thought():
     assert thought_text(tokenizer, (257, 104, 257, 258, 105)) == "h; i"
 
 
-def test_the_page_says_what_was_wrong():
-    shown = ShownRow(
-        ["a<b", " c", ""], [ShownThought("x", None, False), ShownThought(None, None, True)]
-    )
-    html = page("Thoughts & more", measures.chunks(ROWS), [shown])
+def test_the_page_marks_what_was_wrong():
+    found, tokenizer = findings_of(*ROWS), load_tokenizer("bytes")
+    own, gold = ((Thought(3, (120,)), Thought(5, ())), (Thought(3, ()), Thought(5, ())))
+    found.add("shown", [written_out(tokenizer, [256, *b"a<b c"], own, gold)])
+    html = thought_report("Thoughts & more", found, 1).files()["text.html"]
     assert "<title>Thoughts &amp; more</title>" in html
     assert "Row 1, 2 chunks" in html
     assert 'title="chunk 0">a&lt;b</span><span class="s2"' in html

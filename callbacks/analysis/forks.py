@@ -1,0 +1,602 @@
+"""Where a model forks, and what its forks are good for (Thoughtbubbles, arXiv 2510.00219).
+
+=============================================  =====================================================
+paper                                          where
+=============================================  =====================================================
+Fig. 4, forks against output entropy           ``windows``, ``fit_parabola``
+Fig. 5, attention to own forks                 ``ForkRecorder.attention``
+Fig. 7, streams of each token by fork layer    ``ForkRecorder.tokens``, ``tokens_figure``
+=============================================  =====================================================
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from callbacks.analysis.base import Analysis, Findings, as_float64, real_tokens, rows_of
+from callbacks.analysis.report import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    AnalysisReport,
+    Shown,
+    draw_bars,
+    finish,
+    number,
+    page,
+    panels,
+    shades,
+    token,
+)
+from callbacks.analysis.token_text import pieces, short_label
+from callbacks.hooks import check_least, tokenizer_of
+
+MEASURES = {
+    "per_token": "forks per token after the fork layer",
+    "created": "new forks per token",
+    "kept": "older forks kept, per token",
+    "deleted": "older forks deleted, per token",
+    "survival": "share of older forks that are kept",
+    "deletion": "share of older forks that are deleted",
+    "orphans": "share of new forks whose parent is deleted",
+    "score_originals": "mean P of originals",
+    "score_forks": "mean P of forks",
+    "budget_use": "streams as a share of kappa",
+    "attention_self": "attention of forked tokens' originals to themselves, per key",
+    "attention_own_forks": "their attention to the token's own forks, per key",
+    "attention_others": "their attention to other tokens' streams, per key",
+}
+"""What is measured at every fork layer, in the order in which it is reported."""
+
+WINDOW = 4
+"""Tokens of a window, as in the paper."""
+MOST_WEIGHTS = 1 << 26
+"""Attention weights of one layer to be held at once; rows are scored that many at a time."""
+STREAMS = 4
+"""Streams of a token to reckon with there."""
+MOST_POINTS = 4000  # of a scatter plot
+LINE_TOKENS, LINES = 48, 3  # of the map of tokens
+ARROW = " \N{RIGHTWARDS ARROW} "
+
+
+class ForkAnalysis(Analysis):
+    """Shows where a model forks, and what its forks are good for.
+
+    On the first batches of a validation or test it scores the text once more and reports, by fork
+    layer (numbered from 1 in the order of the network), how many streams tokens have (Fig. 7 of
+    arXiv 2510.00219), which forks survive and at which scores, how much of the budget is used,
+    and how strongly originals attend to their own forks (Fig. 5); and forks against the entropy of
+    the output in windows of 4 tokens, with the best parabola (Fig. 4).
+
+    All goes to the loggers (``forks/...``) and, as CSV, PNG and HTML with the step in their names,
+    to ``fork_analysis`` in the run's log folder (without a logger in trainer.default_root_dir).
+    Training is not touched: metrics, random states and train/eval modes stay as they are. With
+    several ranks the analysed batches are those of all; the text shown is that of rank 0. A model
+    without forks is reported once and left alone.
+    """
+
+    of_tests = True
+    tag = "fork_analysis"
+    image_tag = "forks"
+
+    def __init__(
+        self,
+        num_batches: int = 4,
+        every_n_validations: int = 1,
+        reference_ckpt: str | None = None,
+        html_rows: int = 4,
+        attention: bool = True,
+    ) -> None:
+        """Chooses what is analysed, and how often.
+
+        Args:
+            num_batches: validation batches to analyse.
+            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+                the verbs validate and test.
+            reference_ckpt: checkpoint of another model, of any method, trained with the same
+                tokenizer; forks are shown against its entropies too. null: none.
+            html_rows: rows that are written out token by token.
+            attention: whether to analyse attention weights; that runs the slow attention backend.
+        """
+        super().__init__(every_n_validations, num_batches)
+        check_least("html_rows", html_rows, 0)
+        self.reference_ckpt = reference_ckpt
+        self.html_rows = html_rows
+        self.attention = attention
+        self._reference: Any = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finds the folder and loads the reference.
+
+        Raises:
+            ValueError: if the reference cannot be read or has another vocabulary.
+        """
+        super().setup(trainer, pl_module, stage)
+        if self.reference_ckpt is not None and self._reference is None:
+            self._reference = self._load_reference(pl_module)
+
+    def _load_reference(self, pl_module: Any) -> Any:
+        reference = pl_module.from_checkpoint(self.reference_ckpt)
+        ours, theirs = pl_module.config.vocab_size, reference.config.vocab_size
+        if ours != theirs:
+            raise ValueError(
+                f"reference_ckpt ({self.reference_ckpt}) has a vocabulary of {theirs}, the model "
+                f"one of {ours}; take a checkpoint that was trained with the same tokenizer"
+            )
+        return reference
+
+    def _collect(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+    ) -> None:
+        step = self._rows_at_once(pl_module, batch["tokens"])
+        for start in range(0, len(batch["tokens"]), step):
+            part = rows_of(batch, start, start + step)
+            recorder = ForkRecorder(self.attention)
+            pl_module.recorded(part, **recorder.consumers())
+            if not recorder.forked:
+                self._give_up(
+                    f"{type(pl_module).__name__} records no forks (no method that forks, or no "
+                    "fork layers), so there is nothing to analyse"
+                )
+                return
+            tokens = recorder.tokens(part)
+            if self._reference is not None:
+                tokens = self._with_reference(pl_module.device, part, tokens)
+            findings.add("layers", recorder.sums)
+            findings.add("tokens", tokens)
+
+    def _rows_at_once(self, pl_module: Any, tokens: Tensor) -> int:
+        """Returns how many rows to score at a time; the same on all ranks."""
+        if not self.attention:
+            return len(tokens)
+        weights = pl_module.config.num_heads * (STREAMS * tokens[0].numel()) ** 2
+        return max(1, MOST_WEIGHTS // weights)
+
+    def _with_reference(
+        self, device: torch.device, batch: dict[str, Any], tokens: pd.DataFrame
+    ) -> pd.DataFrame:
+        """Returns the tokens with the reference's entropies."""
+        found: list[Tensor] = []
+        self._reference.to(device)
+        self._reference.recorded(batch, entropy=lambda entropy: found.append(entropy))
+        self._reference.cpu()
+        if not found:
+            self._warn(
+                f"{type(self._reference).__name__} of reference_ckpt records no entropies, so "
+                "there is nothing to compare with"
+            )
+            self._reference = None
+            return tokens
+        return tokens.assign(reference_entropy=as_float64(found[-1])[real_tokens(batch)])
+
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
+        stage = "test" if trainer.state.fn == "test" else "val"
+        title = f"Forks of {type(pl_module).__name__}, step {self._step(trainer)} ({stage})"
+        return fork_report(title, findings, tokenizer_of(trainer), self.html_rows)
+
+
+# ---- collecting
+
+
+class ForkRecorder:
+    """Takes what a network records in one pass: sums by fork layer, and numbers by token."""
+
+    def __init__(self, attention: bool = True) -> None:
+        """Records attention or not: with it, the network runs on the slow backend."""
+        self.sums: list[dict[str, Any]] = []
+        """Lines with ``layer`` (1-based), ``measure``, ``total`` and ``count``."""
+        self._attention = attention
+        self._latest: Any = None
+        self._layer = 0
+        self._streams: list[Tensor] = []
+        self._entropy: Tensor | None = None
+
+    @property
+    def forked(self) -> bool:
+        """Whether the network has forked at all."""
+        return self._latest is not None
+
+    def consumers(self) -> dict[str, Callable[..., None]]:
+        """Returns the functions to record with."""
+        consumers: dict[str, Callable[..., None]] = {"fork": self.fork, "entropy": self.entropy}
+        return consumers | ({"attention": self.attention} if self._attention else {})
+
+    def fork(
+        self,
+        *,
+        ordinal: int,
+        before: Any,
+        after: Any,
+        parent: Tensor,
+        is_fork: Tensor,
+        budgets: Tensor | None = None,
+    ) -> None:
+        """Takes a fork layer's decision.
+
+        Args:
+            ordinal: which fork layer, from 0.
+            before: streams in front of it, with ``token``, ``original``, ``real`` (B, N).
+            after: streams after it, with ``log_p``, ``token``, ``count``, ``num_tokens`` too.
+            parent: int64 (B, N'), indices into ``before``.
+            is_fork: bool (B, N'), whether a stream is new.
+            budgets: int64 (B,), kappa of each row; None where there is no budget.
+        """
+        self._latest, self._layer = after, ordinal + 1
+        self._streams.append(_by_token(after, after.count, after.original))
+        alive = _kept(before, after, parent, is_fork)
+        older = before.real & ~before.original
+        forks = after.real & ~after.original
+        p = after.log_p.detach().double().exp()
+        tokens, num_older = float(after.original.sum()), float(older.sum())
+        created, kept = float(is_fork.sum()), float((older & alive).sum())
+        for measure, total, count in (
+            ("per_token", forks.sum(), tokens),
+            ("created", created, tokens),
+            ("kept", kept, tokens),
+            ("deleted", num_older - kept, tokens),
+            ("survival", kept, num_older),
+            ("deletion", num_older - kept, num_older),
+            ("orphans", (is_fork & ~alive.gather(1, parent)).sum(), created),
+            ("score_originals", (p * after.original).sum(), tokens),
+            ("score_forks", (p * forks).sum(), forks.sum()),
+        ):
+            self._add(measure, total, count)
+        if budgets is not None:
+            self._add("budget_use", after.lengths.sum(), budgets[after.lengths > 0].sum())
+
+    def attention(self, *, weights: Tensor) -> None:
+        """Takes attention weights (B, H, N, N), of which only means are kept (Fig. 5).
+
+        Counted are queries that are originals of forked tokens, after the first fork layer. The
+        means are over heads, over the layers up to the next fork layer, over a query's keys, and
+        over queries.
+        """
+        streams = self._latest
+        if streams is None or weights.shape[2:] != 2 * streams.token.shape[1:]:
+            return
+        row, query = (streams.original & (streams.count > 1)).nonzero(as_tuple=True)
+        token, own_forks = streams.token[row, query], streams.count[row, query] - 1
+        seen = weights.detach()[row, :, query].double().mean(dim=1)  # (queries, N)
+        of_self = seen.gather(1, query[:, None])[:, 0]
+        of_token = (seen * (streams.token[row] == token[:, None])).sum(dim=1)
+        others = query - own_forks  # all streams further left
+        for measure, total, keys in (
+            ("attention_self", of_self, torch.ones_like(query)),
+            ("attention_own_forks", of_token - of_self, own_forks),
+            ("attention_others", seen.sum(dim=1) - of_token, others),
+        ):
+            some = keys > 0
+            self._add(measure, (total[some] / keys[some]).sum(), some.sum())
+
+    def entropy(self, *, entropy: Tensor) -> None:
+        """Takes output entropies (B, T) in nats."""
+        self._entropy = entropy.detach()
+
+    def tokens(self, batch: dict[str, Any]) -> pd.DataFrame:
+        """Returns a table with one line a real token of the batch that was scored.
+
+        ``place`` within its row, from 0; ``id``; ``streams_layer<l>``, of the token after each fork
+        layer, at least 1; after the last one ``score_original``, P of the original, and
+        ``score_forks``, the mean P of its forks, nan without any; ``entropy`` of the output, in
+        nats.
+
+        Args:
+            batch: with ``tokens`` (B, T), and ``mask`` where rows are padded.
+        """
+        real, streams = real_tokens(batch), self._latest
+        p = streams.log_p.detach().double().exp()
+        forks = _by_token(streams, p, streams.real & ~streams.original) / (self._streams[-1] - 1)
+        columns = {f"streams_layer{i}": part for i, part in enumerate(self._streams, start=1)}
+        columns |= {
+            "score_original": _by_token(streams, p, streams.original),
+            "score_forks": forks,
+            "entropy": torch.full_like(forks, torch.nan)
+            if self._entropy is None
+            else self._entropy.double(),
+        }
+        chosen = {name: values.cpu().numpy()[real] for name, values in columns.items()}
+        place = real.cumsum(axis=1)[real] - 1
+        return pd.DataFrame({"place": place, "id": batch["tokens"].cpu().numpy()[real], **chosen})
+
+    def _add(self, measure: str, total: Any, count: Any) -> None:
+        line = {"measure": measure, "total": float(total), "count": float(count)}
+        self.sums.append({"layer": self._layer, **line})
+
+
+def _kept(before: Any, after: Any, parent: Tensor, is_fork: Tensor) -> Tensor:
+    """Returns which streams (B, N) before a fork layer are there after it."""
+    kept = (after.real & ~is_fork).long()
+    return torch.zeros_like(before.token).scatter_add(1, parent, kept) > 0
+
+
+def _by_token(streams: Any, values: Tensor, chosen: Tensor) -> Tensor:
+    """Returns the sum (B, T) of each token's chosen streams' values (B, N)."""
+    out = values.new_zeros(len(values), streams.num_tokens + 1)
+    return out.scatter_add(1, streams.token, values * chosen)[:, :-1]
+
+
+# ---- numbers
+
+
+def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
+    """Returns the means named in ``MEASURES``, one line a fork layer; nan where nothing counts.
+
+    Args:
+        sums: see ``ForkRecorder.sums``.
+    """
+    found = sums.groupby(["layer", "measure"])[["total", "count"]].sum()
+    means = (found["total"] / found["count"].where(found["count"] != 0)).unstack("measure")
+    return means.reindex(columns=list(MEASURES)).reset_index()
+
+
+def with_rows(tokens: pd.DataFrame) -> pd.DataFrame:
+    """Returns the tokens with the number of their ``row``, from 0, as the first column."""
+    numbered = tokens.copy()
+    numbered.insert(0, "row", (tokens["place"] == 0).cumsum() - 1)
+    return numbered
+
+
+def windows(tokens: pd.DataFrame) -> pd.DataFrame:
+    """Returns means over windows of ``WINDOW`` tokens; what is left at a row's end is left out.
+
+    ``entropy`` of the output in nats, and ``reference_entropy`` where there is a reference;
+    ``forks`` of a token after the last fork layer; ``normalised``, these as a multiple of their
+    mean over all windows, 0 without forks.
+
+    NOTE(paper): Fig. 4 does not say what its forks are normalised by.
+
+    Args:
+        tokens: see ``with_rows``.
+    """
+    entropies = [name for name in ("entropy", "reference_entropy") if name in tokens]
+    forks = tokens.filter(like="streams_layer").iloc[:, -1] - 1
+    grouped = tokens.assign(forks=forks).groupby(["row", tokens["place"] // WINDOW])
+    found = grouped[[*entropies, "forks"]].mean()[grouped.size() == WINDOW]
+    mean = found["forks"].mean() if len(found) else 0.0
+    found["normalised"] = found["forks"] / mean if mean else found["forks"]
+    return found[["entropy", "forks", "normalised", *entropies[1:]]].reset_index(drop=True)
+
+
+def fit_parabola(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Fits ``curvature x^2 + slope x + constant`` by least squares.
+
+    Returns:
+        These three, ``r2`` (coefficient of determination, at most 1) and ``vertex`` (the x of the
+        highest or lowest point; nan for a line); nothing for fewer than three different x, or for
+        equal y.
+    """
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if len(np.unique(x)) < 3 or np.ptp(y) == 0:
+        return {}
+    curvature, slope, constant = map(float, np.polyfit(x, y, 2))
+    rest = y - np.polyval([curvature, slope, constant], x)
+    return {
+        "curvature": curvature,
+        "slope": slope,
+        "constant": constant,
+        "r2": float(1 - rest.var() / y.var()),
+        "vertex": -slope / (2 * curvature) if curvature else math.nan,
+    }
+
+
+def fork_report(title: str, findings: Findings, tokenizer: Any, html_rows: int) -> AnalysisReport:
+    """Returns the report of an analysis.
+
+    Scalars are ``forks/per_token`` and ``forks/budget_use`` after the last fork layer,
+    ``forks/layer<l>/<measure>``, and for ``entropy`` and ``reference_entropy`` its mean and the
+    parabola: ``forks/entropy/curvature``.
+
+    Args:
+        title: of the page.
+        findings: with ``layers`` and ``tokens``.
+        tokenizer: the data's; None: nothing is written out.
+        html_rows: rows that are written out.
+    """
+    measures, tokens = measures_by_layer(findings["layers"]), with_rows(findings["tokens"])
+    means = windows(tokens)
+    fits = {
+        name: fit_parabola(means[name].to_numpy(), means["normalised"].to_numpy())
+        for name in ("entropy", "reference_entropy")
+        if name in means
+    }
+    shown = _shown(tokens, tokenizer, html_rows)
+    figures = {
+        "layers": partial(layers_figure, measures, tokens),
+        "entropy": partial(entropy_figure, means, fits),
+    }
+    if len(shown):
+        figures["tokens"] = partial(tokens_figure, shown[shown["row"] == 0])
+    streams = tokens.filter(like="streams_layer")
+    return AnalysisReport(
+        scalars=_scalars(measures, means, fits),
+        tables={"windows": means, "tokens": shown},
+        figures=figures,
+        texts={"text.html": _page(title, measures, shown)},
+        histograms={
+            f"forks/layer{layer}/streams": streams.iloc[:, layer - 1].to_numpy()
+            for layer in measures["layer"]
+        },
+    )
+
+
+def _scalars(
+    measures: pd.DataFrame, means: pd.DataFrame, fits: dict[str, dict[str, float]]
+) -> dict[str, float]:
+    last = measures.iloc[-1]
+    values = {f"forks/{name}": last[name] for name in ("per_token", "budget_use")}
+    for line in measures.to_dict("records"):
+        values |= {f"forks/layer{line['layer']}/{name}": line[name] for name in MEASURES}
+    for name, fit in fits.items():
+        values[f"forks/{name}/mean"] = means[name].mean()
+        values |= {f"forks/{name}/{key}": value for key, value in fit.items()}
+    return values
+
+
+def _shown(tokens: pd.DataFrame, tokenizer: Any, rows: int) -> pd.DataFrame:
+    """Returns the tokens of the first rows with their texts."""
+    shown = tokens[tokens["row"] < (0 if tokenizer is None else rows)].copy()
+    texts = [text for _, row in shown.groupby("row") for text in pieces(tokenizer, row["id"])]
+    shown.insert(3, "text", texts)
+    return shown
+
+
+# ---- figures and page
+
+
+def entropy_figure(means: pd.DataFrame, fits: dict[str, dict[str, float]]) -> Any:
+    """Returns Fig. 4: forks in windows of tokens against the entropy of the output there.
+
+    Args:
+        means: see ``windows``.
+        fits: the parabola of each entropy; empty where there is none.
+    """
+    names = {"entropy": "this model", "reference_entropy": "the reference"}
+    figure, axes = panels(5.6 * len(fits), 4.2, len(fits), sharey=True)
+    for ax, (name, fit) in zip(axes, fits.items(), strict=True):
+        x = means[name].to_numpy()
+        _scatter(ax, x, means["normalised"].to_numpy())
+        if fit:
+            line = np.linspace(x.min(), x.max(), 100)
+            shape = "concave" if fit["curvature"] < 0 else "convex"
+            outside = "" if x.min() <= fit["vertex"] <= x.max() else ", outside"
+            label = f"parabola: {shape}, vertex at {fit['vertex']:.2f} nats{outside}"
+            curve = np.polyval([fit["curvature"], fit["slope"], fit["constant"]], line)
+            label += f", R² {fit['r2']:.3f}"
+            ax.plot(line, curve, color=ORANGE, linewidth=2, label=label, zorder=4)
+        ax.set_title(f"entropy of {names[name]}", fontsize=10)
+        finish(ax, f"mean entropy of {WINDOW} tokens (nats)")
+    axes[0].set_ylabel(f"forks of these {WINDOW} tokens / mean over all windows")
+    return figure
+
+
+def _scatter(ax: Any, x: np.ndarray, y: np.ndarray) -> None:
+    """Draws every window (or evenly many of them) and means over tenths of the windows."""
+    step = -(-len(x) // MOST_POINTS) or 1
+    ax.scatter(x[::step], y[::step], s=7, alpha=0.35, color=GREY, linewidths=0, label="windows")
+    tenths = [part for part in np.array_split(np.argsort(x), 10) if len(part)]
+    ax.errorbar(
+        [x[part].mean() for part in tenths],
+        [y[part].mean() for part in tenths],
+        yerr=[y[part].std() / len(part) ** 0.5 for part in tenths],
+        fmt="o",
+        markersize=4.5,
+        color=BLUE,
+        label="means of tenths, with standard error",
+        zorder=3,
+    )
+
+
+def tokens_figure(row: pd.DataFrame) -> Any:
+    """Returns Fig. 7: streams of the first tokens of a row after each fork layer.
+
+    Args:
+        row: the tokens of one row, with their texts.
+    """
+    row = row.iloc[: LINE_TOKENS * LINES]
+    streams = row.filter(like="streams_layer").to_numpy().T  # (fork layers, T)
+    labels = [short_label(text) for text in row["text"]]
+    layers, most = len(streams), int(streams.max())
+    starts = range(0, len(row), LINE_TOKENS)
+    figure, axes = panels(14, (0.9 + 0.3 * layers) * len(starts) + 0.4, 1, len(starts))
+    for ax, start in zip(axes, starts, strict=True):
+        part, names = streams[:, start : start + LINE_TOKENS], labels[start : start + LINE_TOKENS]
+        ax.imshow(part, cmap="Blues", vmin=0.4, vmax=most + 0.8, aspect="auto")
+        for (layer, place), count in np.ndenumerate(part):
+            color = "white" if count > 0.6 * most else "#203040"
+            ax.text(place, layer, f"{count}", ha="center", va="center", fontsize=6.5, color=color)
+        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
+        ax.set_yticks(range(layers), [f"fork layer {i + 1}" for i in range(layers)], fontsize=8)
+        ax.set_xlim(-0.5, LINE_TOKENS - 0.5)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+    figure.suptitle("streams of each token after each fork layer", fontsize=10)
+    return figure
+
+
+def layers_figure(measures: pd.DataFrame, tokens: pd.DataFrame) -> Any:
+    """Returns, by fork layer: streams per token, what became of forks, scores, attention (Fig. 5).
+
+    Args:
+        measures: see ``measures_by_layer``.
+        tokens: all analysed tokens.
+    """
+    attention = measures["attention_self"].notna().any()
+    figure, parts = panels(14 if attention else 11, 3.6, 4 if attention else 3)
+    counts = tokens.filter(like="streams_layer")
+    shares = counts.apply(lambda layer: layer.value_counts(normalize=True)).fillna(0).sort_index()
+    colors = zip(counts, measures["layer"], shades(len(measures)), strict=True)
+    named = {name: (f"fork layer {layer}", color) for name, layer, color in colors}
+    draw_bars(parts[0], shares.rename_axis("streams").reset_index(), "streams", named)
+    parts[0].set_title("share of tokens", fontsize=10)
+    finish(parts[0], "streams of a token", whole=True)
+    fate = {
+        "created": ("created", GREEN),
+        "kept": ("older, kept", BLUE),
+        "deleted": ("older, deleted", ORANGE),
+    }
+    draw_bars(parts[1], measures, "layer", fate)
+    parts[1].set_title("forks per token", fontsize=10)
+    parts[1].margins(y=0.4)  # room for the legend
+    finish(parts[1], "fork layer", whole=True, loc="upper left")
+    scores = {"score_originals": ("originals", GREY), "score_forks": ("forks", BLUE)}
+    _log_points(parts[2], measures, scores, "mean score P")
+    if attention:
+        shown = {
+            "attention_self": ("to itself", GREY),
+            "attention_own_forks": ("to own forks", BLUE),
+            "attention_others": ("to other tokens", ORANGE),
+        }
+        _log_points(parts[3], measures, shown, "attention of forked originals, per key")
+    return figure
+
+
+def _log_points(ax: Any, measures: pd.DataFrame, shown: Shown, title: str) -> None:
+    """Draws a line a measure on a logarithmic scale, as scores and attention span decades."""
+    values = measures[list(shown)].where(lambda table: table > 0)
+    for name, (label, color) in shown.items():
+        ax.plot(measures["layer"], values[name], "o-", color=color, label=label)
+    ax.set_yscale("log")
+    if values.notna().any(axis=None):
+        ax.set_ylim(values.min(axis=None) / 2, values.max(axis=None) * 4)  # room for the legend
+    ax.set_title(title, fontsize=10)
+    finish(ax, "fork layer", whole=True, loc="upper left")
+
+
+def _page(title: str, measures: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """Returns the page: a table of measures, and each token shaded by its number of streams."""
+    table = measures.set_index("layer").dropna(axis="columns", how="all").rename(columns=MEASURES).T
+    table = table.rename_axis(index="fork layer", columns=None).reset_index()
+    streams = shown.filter(like="streams_layer")
+    most = int(streams.iloc[:, -1].max()) if len(shown) else 1
+    rows = [_spans(row, list(streams)) for _, row in shown.groupby("row")]
+    meaning = "Streams of a token after the last fork layer"
+    return page(title, table, meaning, range(1, most + 1), rows)
+
+
+def _spans(row: pd.DataFrame, layers: Sequence[str]) -> list[str]:
+    """Returns the HTML of the tokens of one row."""
+    spans = []
+    for line in row.to_dict("records"):
+        streams = [line[name] for name in layers]
+        scores = f"P {number(line['score_original'])} (original)"
+        if math.isfinite(line["score_forks"]):
+            scores += f", {number(line['score_forks'])} (forks)"
+        tip = [
+            f"token {line['place']}, id {line['id']}",
+            f"streams {ARROW.join(map(str, streams))}",
+            scores,
+            f"entropy {number(line['entropy'])} nats",
+        ]
+        if "reference_entropy" in line:
+            tip.append(f"reference entropy {number(line['reference_entropy'])} nats")
+        spans.append(token(streams[-1], tip, line["text"]))
+    return spans

@@ -1,0 +1,700 @@
+"""How a model uses its memory of sentences (Thought Gestalt).
+
+The paper is *Modeling Language as a Sequence of Thoughts* (Borazjanizadeh and McClelland).
+
+=============================================  =====================================================
+paper                                          where
+=============================================  =====================================================
+Fig. 6, gradients through working memory       ``reach_lines``
+Fig. 7, g_mem over training                    ``gates``, ``GateHistory``
+Fig. 8, gradient share of each component       ``gradient_norms``, ``shares``
+=============================================  =====================================================
+
+The vector of sentence t - j has age j at sentence t: 1 is the previous sentence.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from callbacks.analysis.base import Analysis, Findings, as_float64
+from callbacks.analysis.report import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    AnalysisReport,
+    draw_lines,
+    finish,
+    panels,
+    shades,
+)
+from callbacks.hooks import check_least, log_interval
+
+USUAL_MEMORY = 40
+"""Sentences that a memory of unknown size is taken to hold."""
+
+SHOWN_COMPONENTS = {
+    "self_attention": ("within-sentence self-attention", BLUE),
+    "memory_attention": ("working-memory cross-attention", ORANGE),
+    "feed_forward": ("feed-forward (MLP)", GREEN),
+}
+COMPONENTS = {
+    "attention": "self_attention",
+    "attention_norm": "self_attention",
+    "memory_attention": "memory_attention",
+    "memory_norm": "memory_attention",
+    "feed_forward": "feed_forward",
+    "feed_forward_norm": "feed_forward",
+}
+"""The component that a sub-module of a block belongs to; the norm goes with the layer it feeds. In
+parallel blocks one norm feeds both attentions and counts as self-attention."""
+
+Place = tuple[int, str]
+"""A layer (1-based), and what of it."""
+
+_GATE = re.compile(r"(?:^|\.)blocks\.(\d+)\.memory_attention\.gate$")
+_SUBLAYER = re.compile(r"(?:^|\.)blocks\.(\d+)\.(\w+)\.")
+
+
+class GateAnalysis(Analysis):
+    """Shows how a model learns to use its memory of sentences (Thought Gestalt).
+
+    Every few optimiser steps: the gate g_mem of every layer that reads memory, after the step
+    (``gate/layer_<l>``, Fig. 7 of *Modeling Language as a Sequence of Thoughts*), and the share of
+    the gradient, before clipping, of self-attention, memory cross-attention and feed-forward layers
+    (``gradient_share/<component>``, Fig. 8; defined at ``shares``).
+
+    After validations, on the first batches of sentences, cut to a few long streams: how strongly
+    the loss of a sentence depends on the vectors of earlier ones, by age and beyond what memory
+    still holds (``gradient_reach/...``, Fig. 6 as numbers), and at which ages each layer attends
+    (``memory_attention/...``).
+
+    All goes to the loggers, pictures to TensorBoard, CSV and PNG files to ``gate_analysis`` in the
+    run's log folder (without a logger in trainer.default_root_dir); rows of the training so far are
+    part of checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up to there.
+    Training is not touched: gradients, random states and train/eval modes stay as they are. With
+    several ranks the analysed batches are those of all. A model without gates is reported once;
+    what it has nothing for is left out.
+    """
+
+    tag = "gate_analysis"
+
+    def __init__(
+        self,
+        output: str | None = None,
+        every_n_steps: int | None = None,
+        num_batches: int = 2,
+        every_n_validations: int = 1,
+        max_sentences: int | None = None,
+        max_streams: int = 4,
+        probes: int = 4,
+    ) -> None:
+        """Chooses what is analysed, and how often.
+
+        Args:
+            output: folder of the files; null: ``gate_analysis`` in the run's log folder.
+            every_n_steps: optimiser steps between two values of gates and gradient shares; null:
+                trainer.log_every_n_steps, 0: none.
+            num_batches: validation batches to analyse.
+            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+                the verb validate.
+            max_sentences: sentences of a document to analyse at most, from its first; their graphs
+                are held at once. null: one more than twice the memory size, for ages up to 2 M.
+            max_streams: documents of a batch to analyse at most, the longest.
+            probes: sentences, evenly spread over the second half of the longest document, from
+                whose loss gradients go back; each costs a backward pass.
+        """
+        super().__init__(every_n_validations, num_batches, output)
+        check_least("every_n_steps", every_n_steps, 0)
+        check_least("max_sentences", max_sentences, 2)
+        check_least("max_streams", max_streams, 1)
+        check_least("probes", probes, 1)
+        self.every_n_steps = every_n_steps
+        self.max_sentences = max_sentences
+        self.max_streams = max_streams
+        self.probes = probes
+        self._gates, self._norms = GateHistory(), GateHistory()
+        self._has_gates: bool | None = None
+        self._pending: dict[Place, float] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the rows so far, and how many validations have passed."""
+        rows = {"gates": self._gates.state(), "gradient_norms": self._norms.state()}
+        return {**super().state_dict(), **rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from the checkpoint."""
+        super().load_state_dict(state_dict)
+        self._gates = GateHistory.from_state(state_dict["gates"])
+        self._norms = GateHistory.from_state(state_dict["gradient_norms"])
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Finds the folder.
+
+        Raises:
+            ValueError: if ``output`` cannot be written to.
+        """
+        super().setup(trainer, pl_module, stage)
+        self._has_gates = None
+
+    # ---- gates and gradients, in training
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forgets rows that this training will write itself, and notes where gates begin."""
+        step = trainer.global_step
+        for rows in (self._gates, self._norms):
+            rows.forget_from(step + 1 if step else 0)
+        follows = self._looks_for_gates(pl_module) and self._interval(trainer) > 0
+        if follows and not self._gates.rows:
+            self._gates.add(step, _sentence_steps(pl_module), gates(pl_module))
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Measures the gradient, accumulated and averaged over ranks; clipping comes later."""
+        interval = self._interval(trainer)
+        if interval and (trainer.global_step + 1) % interval == 0 and self._has_gates:
+            self._pending = gradient_norms(pl_module)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Adds a row of gates, and one of gradient norms, after a step that was measured."""
+        norms, self._pending = self._pending, None
+        if norms is None:
+            return
+        step, sentence_steps = trainer.global_step, _sentence_steps(pl_module)
+        found, by_component = gates(pl_module), shares(norms)
+        self._gates.add(step, sentence_steps, found)
+        values = {f"gate/layer_{layer}": value for (layer, _), value in found.items()}
+        if by_component is not None:  # none of a step that is dropped as its gradient is not finite
+            self._norms.add(step, sentence_steps, norms)
+            values |= {f"gradient_share/{part}": share for part, share in by_component.items()}
+        self._log(trainer, values)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the rows up to the end."""
+        self._publish_run(trainer)
+
+    def _interval(self, trainer: L.Trainer) -> int:
+        return log_interval(trainer) if self.every_n_steps is None else self.every_n_steps
+
+    def _looks_for_gates(self, pl_module: L.LightningModule) -> bool:
+        """Returns whether there are gates; warns once if there are none."""
+        if self._has_gates is None:
+            self._has_gates = bool(gates(pl_module))
+            if not self._has_gates:
+                self._warn(
+                    f"{type(pl_module).__name__} has no memory gates (no method with a memory of "
+                    "sentences, or none that is read by cross-attention): gates, gradient shares "
+                    "and attention to memory are left out, and the reach of gradients too unless "
+                    "sentence vectors are recorded"
+                )
+        return self._has_gates
+
+    def _publish_run(self, trainer: L.Trainer) -> None:
+        """Writes the rows of the training so far; those of a checkpoint, where one is validated."""
+        if trainer.is_global_zero and (self._gates.rows or self._norms.rows):
+            self._publish(trainer, run_report(self._gates, self._norms), "")
+
+    # ---- reach and attention, at validations
+
+    def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Writes the rows of the training, too."""
+        if self._findings is not None:
+            self._publish_run(trainer)
+        super().evaluation_ends(trainer, pl_module)
+
+    def _collect(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+    ) -> None:
+        """Analyses a batch; if that cannot be, this and later ones are left out."""
+        has_gates, problem = self._looks_for_gates(pl_module), ""
+        try:
+            self._unable = not self._analyse(pl_module, batch, findings)
+            if self._unable and has_gates:
+                problem = f"{type(pl_module).__name__} records nothing about its memory"
+        except torch.OutOfMemoryError:
+            problem = (
+                "the graph of the analysed sentences does not fit the device; lower max_streams "
+                f"({self.max_streams}) or max_sentences ({self._sentences(pl_module)})"
+            )
+        if problem:
+            self._give_up(f"no reach and no attention any more: {problem}")
+
+    def _analyse(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> bool:
+        """Runs the batch once more, with graph; returns whether this model is worth another one."""
+        if "lengths" not in batch:
+            return False
+        found: list[tuple[list[Tensor], list[Tensor]]] = []
+
+        def take(*, vectors: list[Tensor], nll: list[Tensor], **_: Any) -> None:
+            found.append((list(vectors), list(nll)))
+
+        with torch.inference_mode(False):
+            part = cut(batch, self.max_streams, self._sentences(pl_module))
+            if not part["lengths"].any():
+                return True
+            consumers = {"sentences": take, "memory_attention": attention_consumer(findings)}
+            pl_module.recorded_loss(part, **consumers)
+            vectors, losses = found[-1] if found else ([], [])
+            for lines in reach_lines(vectors, losses, self.probes):
+                findings.add("reach", lines)
+        return bool(vectors) or bool(findings)
+
+    def _sentences(self, pl_module: L.LightningModule) -> int:
+        """Returns how many sentences of a document are analysed at most."""
+        return self.max_sentences or 2 * (_memory_size(pl_module) or USUAL_MEMORY) + 1
+
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
+        return memory_report(findings, _memory_size(pl_module))
+
+
+def _sentence_steps(pl_module: L.LightningModule) -> int:
+    """Returns the model's count of sentence steps, 0 if it has none."""
+    return int(getattr(pl_module, "sentence_steps", 0))
+
+
+def _memory_size(pl_module: L.LightningModule) -> int | None:
+    """Returns how many sentences the model's memory holds; None if its configuration is silent."""
+    return getattr(getattr(pl_module, "config", None), "memory_size", None)
+
+
+# ---- gates and gradients
+
+
+def gates(model: nn.Module) -> dict[Place, float]:
+    """Returns g_mem of every layer that reads memory, by layer; empty if there is none.
+
+    With sharded parameters all ranks have to call this.
+    """
+    found = [
+        (int(match[1]) + 1, parameter.detach())
+        for name, parameter in model.named_parameters()
+        if (match := _GATE.search(name))
+    ]
+    if not found:
+        return {}
+    values = torch.stack([_whole(gate).reshape(()) for _, gate in found]).tolist()
+    return {(layer, "gate"): value for (layer, _), value in zip(found, values, strict=True)}
+
+
+def gradient_norms(model: nn.Module) -> dict[Place, float]:
+    """Returns the 2-norm of the gradient of every component of every layer, 0 without a gradient.
+
+    Components are self-attention within sentences, cross-attention to memory with its gate, and
+    the feed-forward layer, each with the norm in front of it; embeddings, sentence head, final norm
+    and output matrix are none. With sharded parameters all ranks have to call this.
+    """
+    places: dict[Place, int] = {}
+    gradients: list[Tensor] = []
+    place_of: list[int] = []
+    for name, parameter in model.named_parameters():
+        match = _SUBLAYER.search(name)
+        if match is None or match[2] not in COMPONENTS:
+            continue
+        place = int(match[1]) + 1, COMPONENTS[match[2]]
+        index = places.setdefault(place, len(places))
+        if parameter.grad is not None:
+            gradients.append(parameter.grad)
+            place_of.append(index)
+    squares = torch.zeros(len(places), dtype=torch.float64)
+    if gradients:
+        norms = _whole(torch.stack(torch._foreach_norm(gradients)))
+        squares.index_add_(0, torch.tensor(place_of), norms.cpu().double().square())
+    return dict(zip(places, squares.sqrt().tolist(), strict=True))
+
+
+def shares(norms: Mapping[Place, float]) -> dict[str, float] | None:
+    """Returns each component's share of the gradient, by its name; they add up to 1.
+
+    A component's part is the sum of its norms over layers; see :func:`gradient_norms`. None if
+    there is no gradient, or one that is not finite.
+
+    NOTE(paper): Fig. 8 shows the fraction of "gradient magnitude", averaged across layers and over
+    training, and leaves open which norm that is, and what is averaged first. Here it is the 2-norm
+    of a layer's component before clipping; layers are summed, so a component that is in every layer
+    counts more than one that is in every other, and every logged step weighs the same.
+    """
+    total = math.fsum(norms.values())
+    if not 0 < total < math.inf:
+        return None
+    return {
+        component: math.fsum(norm for (_, part), norm in norms.items() if part == component) / total
+        for component in SHOWN_COMPONENTS
+    }
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+class GateHistory:
+    """Numbers of the places of a network, at steps of its training; a row a step."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self.places: list[Place] = []
+        self.steps: list[int] = []
+        """Optimiser steps."""
+        self.sentence_steps: list[int] = []
+        """Sentence steps so far; 0 where the model does not count them."""
+        self.rows: list[list[float]] = []
+        """One number a place each."""
+
+    def add(self, step: int, sentence_steps: int, values: Mapping[Place, float]) -> None:
+        """Adds a row; rows of other places, of a model that was built differently, are dropped."""
+        if self.places != list(values):
+            self.forget_from(0)
+            self.places = list(values)
+        self.steps.append(step)
+        self.sentence_steps.append(sentence_steps)
+        self.rows.append(list(values.values()))
+
+    def forget_from(self, step: int) -> None:
+        """Drops the rows of ``step`` and later ones, which a training is about to write again."""
+        kept = sum(each < step for each in self.steps)
+        for column in (self.steps, self.sentence_steps, self.rows):
+            del column[kept:]
+
+    def table(self) -> pd.DataFrame:
+        """Returns ``step``, ``sentence_steps``, ``layer``, ``part`` and ``value``, a line each."""
+        clock = zip(self.steps, self.sentence_steps, self.rows, strict=True)
+        lines = [
+            (step, sentence_steps, layer, part, value)
+            for step, sentence_steps, row in clock
+            for (layer, part), value in zip(self.places, row, strict=True)
+        ]
+        return pd.DataFrame(lines, columns=["step", "sentence_steps", "layer", "part", "value"])
+
+    def shares(self) -> pd.DataFrame:
+        """Returns ``step``, ``sentence_steps`` and the share of each component, a line a step."""
+        found = [shares(dict(zip(self.places, row, strict=True))) or {} for row in self.rows]
+        table = pd.DataFrame(found, columns=list(SHOWN_COMPONENTS))
+        table.insert(0, "step", self.steps)
+        table.insert(1, "sentence_steps", self.sentence_steps)
+        return table
+
+    def state(self) -> dict[str, Any]:
+        """Returns plain values, as checkpoints hold them."""
+        return {
+            "places": [list(place) for place in self.places],
+            "steps": list(self.steps),
+            "sentence_steps": list(self.sentence_steps),
+            "rows": [list(row) for row in self.rows],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "GateHistory":
+        """Returns what ``state`` was taken from."""
+        history = cls()
+        history.places = [(int(layer), str(part)) for layer, part in state["places"]]
+        history.steps, history.sentence_steps = list(state["steps"]), list(state["sentence_steps"])
+        history.rows = [list(row) for row in state["rows"]]
+        return history
+
+
+# ---- reach and attention by age
+
+
+def attention_consumer(findings: Findings) -> Callable[..., None]:
+    """Returns what takes ``memory_attention``: weights (P, M_t) over memory, oldest first.
+
+    Lines of ``attention`` are by ``layer`` (1-based) and ``age``: ``total`` weight and ``count`` of
+    slots; lines of ``entropy`` have the ``total`` entropy of these slots' weights in nats.
+    """
+
+    def take(*, layer: int, weights: Tensor, **_: Any) -> None:
+        weights = weights.detach().double()
+        total = weights.sum(dim=0).flip(0).cpu().numpy()
+        age, count = np.arange(1, len(total) + 1), float(len(weights))
+        findings.add(
+            "attention", pd.DataFrame({"age": age, "total": total}).assign(layer=layer, count=count)
+        )
+        entropy = float(torch.special.entr(weights).sum())
+        findings.add("entropy", [{"layer": layer, "total": entropy}])
+
+    return take
+
+
+def reach_lines(
+    vectors: Sequence[Tensor], losses: Sequence[Tensor], probes: int
+) -> list[pd.DataFrame]:
+    """Returns how strongly losses depend on earlier sentence vectors, from ``probes`` sentences.
+
+    These lie at equal distances in the second half, the last sentence is one of them: so nearly
+    all ages are seen from each. The gradient d nll[t] / d s_t-j counts every way there is: through
+    memory, BOS, and all younger sentences. ``.grad`` stays as it is.
+
+    Args:
+        vectors: (A_t, D) of each sentence step, with graph; later ones have the first rows.
+        losses: summed loss of each sentence step, scalars with graph.
+        probes: from how many sentences.
+
+    Returns:
+        A table a probe t with ``age``, ``total`` (the gradient's 2-norm, nats per unit of a
+        sentence vector, added over streams that have a sentence t) and ``count`` of these streams.
+    """
+    last = len(vectors) - 1
+    chosen = {round(last * (1 + part / probes) / 2) for part in range(1, probes + 1)} - {0}
+    tables = []
+    for t in sorted(chosen) if last > 0 else ():
+        gradients = torch.autograd.grad(
+            losses[t], list(vectors[:t]), retain_graph=True, materialize_grads=True
+        )
+        rows = len(vectors[t])
+        norms = [each[:rows].float().norm(dim=-1).sum() for each in gradients]
+        total = as_float64(torch.stack(norms).flip(0))
+        tables.append(
+            pd.DataFrame({"age": np.arange(1, t + 1), "total": total, "count": float(rows)})
+        )
+    return tables
+
+
+def by_age(lines: pd.DataFrame) -> pd.DataFrame:
+    """Returns sums over lines by ``age``, from 1, and what follows from them; empty without lines.
+
+    Args:
+        lines: with ``age``, ``total`` and ``count``; counts never grow with age.
+
+    Returns:
+        ``age``, ``total``, ``count``, ``mean`` (of the summands that there are), ``spread`` (mean
+        over all, a missing summand counting as 0) and ``even`` (what ``spread`` would be if each
+        summand were 1 / (its highest age)).
+    """
+    if not len(lines):
+        return pd.DataFrame(columns=["age", "total", "count", "mean", "spread", "even"])
+    table = lines.groupby("age")[["total", "count"]].sum().reset_index()
+    number, counts = table["count"].iloc[0], table["count"]
+    highest = counts - counts.shift(-1, fill_value=0.0)  # how many end at this age
+    even = (highest / table["age"])[::-1].cumsum()[::-1] / number
+    return table.assign(mean=table["total"] / counts, spread=table["total"] / number, even=even)
+
+
+def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
+    """Returns the share in [0, 1] of the reach that is at ages beyond ``memory_size``.
+
+    It is that of the mean norms' sum; nan if no age is as high, or no gradient reaches back.
+
+    Args:
+        reach: see :func:`by_age`.
+        memory_size: M; None: unknown, and the result nan.
+    """
+    means = reach["mean"]
+    if memory_size is None or len(means) <= memory_size or not means.any():
+        return math.nan
+    return float(means[reach["age"] > memory_size].sum() / means.sum())
+
+
+def attention_by_layer(findings: Findings) -> pd.DataFrame:
+    """Returns :func:`by_age` of each layer's attention, with its ``layer``; empty without any."""
+    lines = findings["attention"]
+    tables = [
+        by_age(part).assign(layer=layer)
+        for layer, part in (lines.groupby("layer") if len(lines) else ())
+    ]
+    return pd.concat(tables, ignore_index=True) if tables else by_age(lines).assign(layer=0)
+
+
+def attention_summary(findings: Findings) -> pd.DataFrame:
+    """Returns of each ``layer`` the ``mean_age`` of what it reads and its ``entropy`` in nats.
+
+    The age, in sentences, is weighted by attention; the entropy is that of a slot's weights (mean
+    over heads) over memory, a mean over slots.
+    """
+    table = attention_by_layer(findings)
+    if not len(table):
+        return pd.DataFrame(columns=["layer", "mean_age", "entropy"])
+    by_layer = table.assign(mean_age=table["age"] * table["spread"]).groupby("layer")
+    entropy = findings["entropy"].groupby("layer")["total"].sum() / by_layer["count"].first()
+    return pd.DataFrame({"mean_age": by_layer["mean_age"].sum(), "entropy": entropy}).reset_index()
+
+
+def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[str, Any]:
+    """Returns the longest streams of a batch of sentences, and of these the first sentences.
+
+    Tensors (B, S, ...) are cut in both, tensors (B, ...) in the first; the rest stays. What is cut
+    is a copy, which takes part in graphs even if the batch was made in inference mode.
+
+    Args:
+        batch: with ``lengths`` (B, S), 0 after a stream's last sentence.
+        max_streams: streams to keep.
+        max_sentences: sentences of each to keep.
+    """
+    lengths: Tensor = batch["lengths"]
+    numbers = (lengths > 0).sum(dim=1)
+    rows = numbers.argsort(descending=True, stable=True)[:max_streams]
+    sentences = min(max_sentences, int(numbers.max()))
+
+    def part(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.shape[:1] != lengths.shape[:1]:
+            return value
+        chosen = value[rows]
+        return chosen[:, :sentences] if value.shape[1:2] == lengths.shape[1:] else chosen
+
+    return {key: part(value) for key, value in batch.items()}
+
+
+# ---- reports
+
+
+def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport:
+    """Returns the report of a validation.
+
+    Scalars are ``memory_attention/layer_<l>/mean_age`` (sentences) and ``.../entropy`` (nats),
+    ``gradient_reach/age_1`` (nats per unit of a sentence vector) and
+    ``gradient_reach/beyond_memory``, the share of the reach that is beyond the memory's size.
+
+    Args:
+        findings: with ``reach``, ``attention`` and ``entropy``, or without.
+        memory_size: M; None: unknown.
+    """
+    reach, attention = by_age(findings["reach"]), attention_by_layer(findings)
+    summary = attention_summary(findings)
+    scalars = {
+        f"memory_attention/layer_{line['layer']}/{name}": line[name]
+        for line in summary.to_dict("records")
+        for name in ("mean_age", "entropy")
+    }
+    figures: dict[str, Callable[[], Any]] = {}
+    if len(reach):
+        scalars["gradient_reach/age_1"] = reach["mean"].iloc[0]
+        scalars["gradient_reach/beyond_memory"] = beyond(reach, memory_size)
+        figures["reach"] = partial(reach_figure, reach, memory_size)
+    if len(attention):
+        figures["attention"] = partial(attention_figure, attention, summary)
+    in_memory = "" if memory_size is None else (reach["age"] <= memory_size).astype(int)
+    names = {"spread": "weight", "mean": "weight_if_there", "count": "slots"}
+    columns = ["layer", "age", "weight", "weight_if_there", "slots"]
+    tables = {
+        "reach": reach.assign(
+            gradient_norm=reach["mean"], streams=reach["count"].astype(int), in_memory=in_memory
+        )[["age", "gradient_norm", "streams", "in_memory"]],
+        "attention": attention.rename(columns=names).astype({"slots": int})[columns],
+    }
+    return AnalysisReport(scalars=scalars, tables=tables, figures=figures)
+
+
+def run_report(gate_rows: GateHistory, norm_rows: GateHistory) -> AnalysisReport:
+    """Returns the report of a training so far: gates, gradient norms and shares, and Figs. 7, 8."""
+    values, norms, by_component = gate_rows.table(), norm_rows.table(), norm_rows.shares()
+    figures: dict[str, Callable[[], Any]] = {}
+    if len(values):
+        figures["gates"] = partial(gates_figure, values)
+    if len(norms):
+        figures["gradient_share"] = partial(shares_figure, by_component)
+    tables = {
+        "gates": values.drop(columns="part").rename(columns={"value": "gate"}),
+        "gradient_norms": norms.rename(columns={"part": "component", "value": "norm"}),
+        "gradient_share": by_component,
+    }
+    return AnalysisReport(tables=tables, figures=figures)
+
+
+def _clock(table: pd.DataFrame) -> tuple[str, str]:
+    """Returns the column that figures have as x axis, and its label."""
+    if table["sentence_steps"].any():
+        return "sentence_steps", "sentence steps"
+    return "step", "optimiser steps"
+
+
+def gates_figure(values: pd.DataFrame) -> Any:
+    """Returns Fig. 7: g_mem of every layer over training.
+
+    Args:
+        values: of gates, see ``GateHistory.table``; at least one line.
+    """
+    figure, (ax,) = panels(6.4, 4.0, 1)
+    clock, label = _clock(values)
+    layers = list(values.groupby("layer"))
+    for color, (layer, part) in zip(shades(len(layers)), layers, strict=True):
+        draw_lines(ax, part, clock, {"value": (f"layer {layer}", color)}, _style(part))
+    ax.axhline(1.0, color=GREY, linewidth=1, linestyle=":", zorder=0)
+    finish(ax, label, "memory gate $g_{mem}$")
+    return figure
+
+
+def shares_figure(by_component: pd.DataFrame) -> Any:
+    """Returns Fig. 8: the gradient share of each component, mean over the steps, and over training.
+
+    Args:
+        by_component: see ``GateHistory.shares``; at least one line.
+    """
+    figure, (pie, over) = panels(11, 3.8, 2)
+    shown = {n: pair for n, pair in SHOWN_COMPONENTS.items() if by_component[n].any()}
+    means = by_component[list(shown)].mean()
+    colors = [color for _, color in shown.values()]
+    pie.pie(means, colors=colors, startangle=90, autopct="%.0f%%", wedgeprops={"edgecolor": "w"})
+    pie.set_title(f"mean over {len(by_component)} steps", fontsize=10)
+    clock, label = _clock(by_component)
+    draw_lines(over, by_component, clock, shown, _style(by_component))
+    over.set_ylim(0, 1)
+    finish(over, label, "share of the gradient")
+    return figure
+
+
+def _style(table: pd.DataFrame) -> str:
+    """Returns a line's style: a marker where there is one point only."""
+    return "o" if len(table) == 1 else "-"
+
+
+def reach_figure(reach: pd.DataFrame, memory_size: int | None) -> Any:
+    """Returns Fig. 6 as numbers: how far back the gradient of a sentence's loss reaches.
+
+    Args:
+        reach: mean norms by age, see :func:`by_age`; at least of age 1.
+        memory_size: M, after which sentences have left memory; None: it is not marked.
+    """
+    figure, (ax,) = panels(6.4, 4.0, 1)
+    means, last = reach["mean"], len(reach)
+    if means.any():
+        ax.set_yscale("log")
+        means = means.where(means > 0)  # a logarithm has no place for gradients of exactly zero
+    ax.plot(reach["age"], means, "o-", color=BLUE, markersize=3)
+    if memory_size is not None and last > memory_size:
+        label = f"beyond memory (M = {memory_size})"
+        ax.axvspan(memory_size + 0.5, last + 0.5, color=GREY, alpha=0.15, linewidth=0, label=label)
+    exactly = "" if means.any() else ", all exactly 0"
+    finish(ax, "age j of the sentence", "norm of d nll$_t$ / d s$_{t-j}$" + exactly)
+    return figure
+
+
+def attention_figure(attention: pd.DataFrame, summary: pd.DataFrame) -> Any:
+    """Returns the weight of every age in memory, layer by layer, as a map and as lines.
+
+    Args:
+        attention: see ``attention_by_layer``; at least one layer.
+        summary: see ``attention_summary``.
+    """
+    grid = attention.pivot(index="layer", columns="age", values="spread").fillna(0)
+    layers, most = len(grid), int(grid.columns.max())
+    figure, (ax, lines) = panels(12, 1.8 + 0.35 * max(6, layers), 2)
+    extent = (0.5, most + 0.5, layers - 0.5, -0.5)
+    image = ax.imshow(grid.to_numpy(), cmap="Blues", vmin=0, aspect="auto", extent=extent)
+    ax.set_yticks(range(layers), [f"layer {layer}" for layer in grid.index])
+    figure.colorbar(image, ax=ax, label="attention weight")
+    ages = summary.set_index("layer")["mean_age"]
+    for color, (layer, part) in zip(shades(layers), attention.groupby("layer"), strict=True):
+        label = f"layer {layer}, mean age {ages[layer]:.1f}"
+        draw_lines(lines, part, "age", {"spread": (label, color)}, ".-")
+    first = attention[attention["layer"] == grid.index[0]]
+    draw_lines(lines, first, "age", {"even": ("even over what is there", GREY)}, ":")
+    lines.set_ylim(bottom=0)
+    finish(lines, "age of the sentence in memory", "attention weight")
+    finish(ax, "age of the sentence in memory")
+    return figure

@@ -1,0 +1,163 @@
+"""How fast parallel (Jacobi) iterations come to what sequential inference computes.
+
+That is Fig. 8 of *PonderLM-3* (arXiv 2603.02023); ``StepAllocation`` reports it.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from callbacks.analysis.base import real_tokens
+from callbacks.analysis.report import BLUE, GREY, ORANGE, draw_lines, finish, panels
+from callbacks.hooks import dialled, has_dial
+
+NOISE = 32.0
+"""Rounding errors: up to that many units in the last place of a typical state mean nothing."""
+TF32_EPS = 2.0**-10
+LEAST_POINTS = 3
+"""That an exponential is fitted to; it goes through any two."""
+
+
+def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd.DataFrame:
+    """Returns how far iterations 0..``iterations`` are from sequential inference (Fig. 8).
+
+    No slot is left out meanwhile: ``tau`` is 0 where there is such a setting. States are those of
+    all slots, 0 too.
+
+    Args:
+        model: in eval mode.
+        batch: few and short rows, as sequential inference is slow.
+        iterations: refinement passes.
+
+    Returns:
+        A line an ``iteration`` n: the ``squares`` of h^(n) - h*, and ``fixed`` of h*, summed over
+        the ``number`` of real tokens, slots and coordinates, and ``eps`` of the arithmetic; none
+        for a model that does not have both ways of inference, or records no states.
+    """
+    if not (has_dial(model, "inference") and has_dial(model, "eval_iterations")):
+        return pd.DataFrame()
+    mask = torch.from_numpy(real_tokens(batch))
+    fixed: list[Tensor] = []
+    lines: list[dict[str, float]] = []
+    common: dict[str, float] = {}
+
+    def take(*, states: Tensor, **_: Any) -> None:
+        fixed.append(states.detach().cpu().double()[mask])
+        squares = float(fixed[0].square().sum())
+        common.update(fixed=squares, number=fixed[0].numel(), eps=_eps(states))
+
+    def compare(*, states: Tensor, iteration: int, **_: Any) -> None:
+        distance = states.detach().cpu().double()[mask] - fixed[0]
+        lines.append({"iteration": iteration, "squares": float(distance.square().sum()), **common})
+
+    with _settings(model, inference="sequential"):
+        model.recorded(batch, states=take)
+    if fixed:
+        with _settings(model, inference="jacobi", eval_iterations=iterations):
+            model.recorded(batch, states=compare)
+    return pd.DataFrame(lines)
+
+
+@contextlib.contextmanager
+def _settings(model: Any, **values: Any) -> Iterator[None]:
+    """Temporarily gives the configuration these values, and stops no token early."""
+    if has_dial(model, "tau"):
+        values["tau"] = 0.0
+    with contextlib.ExitStack() as stack:
+        for name, value in values.items():
+            stack.enter_context(dialled(model, name, value))
+        yield
+
+
+def _eps(states: Tensor) -> float:
+    """Returns the machine epsilon of what states are computed in; called while they are."""
+    kind = states.device.type
+    dtypes = [states.dtype]
+    if torch.is_autocast_enabled(kind):
+        dtypes.append(torch.get_autocast_dtype(kind))
+    eps = max(torch.finfo(dtype).eps for dtype in dtypes)
+    coarse = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return max(eps, TF32_EPS) if coarse and states.dtype == torch.float32 else eps
+
+
+class IterationFit(NamedTuple):
+    """``start * rate^n``, fitted to the RMSE of iteration n by least squares of its logarithm."""
+
+    start: float
+    rate: float
+    """L, what an iteration multiplies the RMSE by; below 1 it converges."""
+    r2: float
+    """Coefficient of determination of log RMSE, at most 1; nan if all are the same."""
+    points: int
+    """That many iterations, from 0, are fitted."""
+
+
+def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
+    """Returns sqrt(mean (h^(n) - h*)^2) for n = 0, 1, ..., and what of that may be rounding.
+
+    NOTE(paper): the mean is over everything at once; Appendix B's "average RMSE" does not say what
+    it is an average over.
+
+    Args:
+        lines: see ``collect_iterations``; those of several ranks add up.
+    """
+    if not len(lines):
+        return np.empty(0), 0.0
+    sums = lines.groupby("iteration")[["squares", "fixed", "number"]].sum()
+    noise = NOISE * lines["eps"].max() * np.sqrt(sums["fixed"] / sums["number"]).iloc[0]
+    return np.sqrt(sums["squares"] / sums["number"]).to_numpy(), float(noise)
+
+
+def fit_iterations(rmse: np.ndarray, noise: float) -> IterationFit | None:
+    """Returns the exponential through the iterations before the first within the noise.
+
+    None for fewer than ``LEAST_POINTS`` of them.
+    """
+    points = next((n for n, value in enumerate(rmse) if not value > noise), len(rmse))
+    if points < LEAST_POINTS:
+        return None
+    x, y = np.arange(points, dtype=float), np.log(rmse[:points])
+    slope, constant = map(float, np.polyfit(x, y, 1))
+    rest = y - np.polyval([slope, constant], x)
+    r2 = 1 - float(rest.var() / y.var()) if np.ptp(y) else math.nan
+    return IterationFit(math.exp(constant), math.exp(slope), r2, points)
+
+
+def convergence(rmse: np.ndarray, fit: IterationFit | None) -> pd.DataFrame:
+    """Returns a table with one line a Jacobi iteration (Fig. 8).
+
+    ``rmse`` to the fixed point; ``fit``: what the exponential has there; ``fitted``: 1 where it was
+    fitted to.
+    """
+    n = np.arange(len(rmse))
+    fitted, points = np.full(len(rmse), math.nan), 0
+    if fit is not None:
+        fitted, points = fit.start * fit.rate**n, fit.points
+    columns = {"iteration": n, "rmse": rmse, "fit": fitted, "fitted": (n < points).astype(int)}
+    return pd.DataFrame(columns)
+
+
+def convergence_figure(table: pd.DataFrame, fit: IterationFit | None, noise: float) -> Any:
+    """Returns the distance of Jacobi iterations to the fixed point (Fig. 8).
+
+    Args:
+        table: see ``convergence``.
+        fit: the exponential, where there is one.
+        noise: what may be rounding.
+    """
+    figure, (ax,) = panels(6, 3.8, 1)
+    if table["rmse"].max() > 0:
+        ax.set_yscale("log")
+        ax.axhline(noise, color=GREY, linestyle=":", label="rounding")
+    ax.plot(table["iteration"], table["rmse"].replace(0, math.nan), "o", color=BLUE, label="RMSE")
+    if fit is not None:
+        label = f"fit: L = {fit.rate:.3g}, R² = {fit.r2:.4f}"
+        draw_lines(ax, table[: fit.points], "iteration", {"fit": (label, ORANGE)}, "-")
+    finish(ax, "Jacobi iteration n", "RMSE to sequential inference", whole=True)
+    return figure

@@ -1,0 +1,506 @@
+"""How a model infers its latent vectors, and what these carry (Latent-Thought Language Models).
+
+The paper is *Scalable Language Models with Posterior Inference of Latent Thought Vectors* (Kong et
+al.).
+
+===============================================  ===================================================
+paper                                            where
+===============================================  ===================================================
+eq. 5 over the steps of fast learning            ``inner_steps``
+section 2.2, posterior collapse                  ``layers``, after Burda et al. 2016
+T_fast at test time (Figs. 4 and 5 vary that of  ``sweep``
+training)
+===============================================  ===================================================
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pandas as pd
+
+from callbacks.analysis.base import Analysis, Findings, as_float64
+from callbacks.analysis.report import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    AnalysisReport,
+    draw_bars,
+    draw_lines,
+    finish,
+    panels,
+    shades,
+)
+from callbacks.hooks import check_least, dialled, has_dial
+
+DIAL = "inner_steps"
+"""Field of a configuration that the sweep changes."""
+ACTIVE_VARIANCE = 0.01
+"""A coordinate is active if its posterior mean varies more over texts (Burda et al. 2016)."""
+ACTIVE_KL = 0.01
+"""A latent vector is active if its mean KL divergence is above, in nats per sequence."""
+QUANTILES = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
+BINS = 40
+"""Of the histogram of variances."""
+
+PARTS = {"nll": ("NLL", BLUE), "kl": ("KL", ORANGE)}
+GRADIENTS = {
+    "mean_gradient": ("mean", BLUE),
+    "log_variance_gradient": ("log-variance", ORANGE),
+}
+
+
+class PosteriorAnalysis(Analysis):
+    """Shows how a model infers its latent vectors, and what these carry (Latent-Thought LM).
+
+    After validations it scores the first batches once more and reports ELBO, KL and NLL over the
+    inner steps, with the norms of their gradients; the KL divergence of each layer and which of its
+    latents are active; the posterior's variances (``posterior/...``, see ``posterior_report``). At
+    the verb validate, or in training as often as asked, it also scores the batches with other
+    numbers of inner steps: the bound against T_fast and against FLOPs per token.
+
+    All goes to the loggers, pictures to TensorBoard, CSV and PNG files, with the step in their
+    names, to ``posterior_analysis`` in the run's log folder (without a logger in
+    trainer.default_root_dir). Training is not touched: metrics, gradients, random states, modes and
+    the configuration stay as they are. With several ranks the analysed batches are those of all.
+    What a way of inference has not is left out: a chain's KL and variances, an encoder's steps. A
+    model without posteriors is reported once and left alone.
+    """
+
+    tag = "posterior_analysis"
+
+    def __init__(
+        self,
+        output: str | None = None,
+        num_batches: int = 2,
+        every_n_validations: int = 1,
+        steps: tuple[int, ...] = (0, 4, 16, 32),
+        sweep_every_n_validations: int = 0,
+    ) -> None:
+        """Chooses what is analysed, and how often.
+
+        Args:
+            output: folder of the files; null: ``posterior_analysis`` in the run's log folder.
+            num_batches: validation batches to analyse.
+            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+                the verb validate.
+            steps: numbers of inner steps to score the same batches with; each costs as much as a
+                validation of them with that T_fast. Empty: none.
+            sweep_every_n_validations: do so at every n-th validation of a training, where that is
+                analysed; 0: at none of them, only at the verb validate.
+        """
+        super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
+        check_least("steps", min(steps, default=None), 0)
+        self.steps = tuple(steps)
+
+    def _collect(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+    ) -> None:
+        """Scores a batch once more, and where it is the sweep's turn, several times."""
+        recorder = PosteriorRecorder()
+        pl_module.recorded(batch, **recorder.consumers())
+        if not recorder.inferred:
+            self._give_up(
+                f"{type(pl_module).__name__} records no posterior (no method that infers latent "
+                "vectors), so there is nothing to analyse"
+            )
+            return
+        collect_posterior(findings, recorder)
+        if self._sweeps and not self._unable_to_sweep:
+            self._sweep(pl_module, batch, findings)
+
+    def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
+        """Scores a batch with each number of inner steps, the highest first."""
+        for steps in sorted(set(self.steps), reverse=True):
+            line = self._score_with(pl_module, batch, steps)
+            if line is None:
+                self._give_up_sweeps(
+                    f"{type(pl_module).__name__} takes no inner steps with this configuration, so "
+                    "there is no sweep over their number"
+                )
+                return
+            findings.add("sweep", [line] if line["tokens"] else [])
+
+    def _score_with(
+        self, pl_module: Any, batch: dict[str, Any], steps: int
+    ) -> dict[str, float] | None:
+        """Returns a line of ``sweep``; None if inference does not take that many inner steps."""
+        if not has_dial(pl_module, DIAL):
+            return None
+        recorder = PosteriorRecorder()
+        with dialled(pl_module, DIAL, steps):
+            pl_module.recorded(batch, **recorder.consumers())
+            flops = pl_module.flops_per_token(pl_module.config.block_size)
+        if len(recorder.steps) != steps:
+            return None
+        return {"steps": steps, "flops_per_token": flops, **recorder.scored()}
+
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
+        return posterior_report(findings)
+
+
+# ---- collecting
+
+
+class PosteriorRecorder:
+    """Takes what one pass through a batch records about posteriors.
+
+    Rows without anything to infer from only fill up the batch and are left out.
+    """
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self.steps: list[dict[str, Any]] = []
+        """``inner_step``, one after the other."""
+        self._posterior: dict[str, Any] = {}
+
+    def consumers(self) -> dict[str, Callable[..., None]]:
+        """Returns the functions to record with."""
+        return {"inner_step": self._take_step, "posterior": self._take_posterior}
+
+    def _take_step(self, **values: Any) -> None:
+        self.steps.append(values)
+
+    def _take_posterior(self, **values: Any) -> None:
+        self._posterior = values
+
+    @property
+    def inferred(self) -> bool:
+        """Whether the model has recorded a posterior."""
+        return bool(self._posterior)
+
+    @property
+    def latents_per_layer(self) -> int:
+        """Latent vectors that belong to one layer; all of them where that is not recorded."""
+        return int(self._posterior.get("latents_per_layer") or self._posterior["kl"].shape[1])
+
+    @property
+    def has_density(self) -> bool:
+        """Whether q has a density; a chain's sample has none."""
+        return self._posterior["log_variance"] is not None
+
+    def rows(self, name: str) -> np.ndarray:
+        """Returns a value of the posterior, float64 (rows, ...)."""
+        return as_float64(self._posterior[name])[self._informed()]
+
+    def inner(self, name: str) -> np.ndarray:
+        """Returns a value of the inner steps, float64 (steps, rows, parts), nan if None.
+
+        Parts are latent vectors, or one where there is one number a row.
+        """
+        values, informed = [step[name] for step in self.steps], self._informed()
+        if not values or values[0] is None:
+            return np.full((len(values), int(informed.sum()), 1), np.nan)
+        return np.stack([as_float64(value).reshape(len(value), -1) for value in values])[
+            :, informed
+        ]
+
+    def _informed(self) -> np.ndarray:
+        return self._posterior["informed"].cpu().numpy()
+
+    def scored(self) -> dict[str, float]:
+        """Returns ``nll`` and ``kl`` (nan without a density) in nats, and ``tokens``, summed."""
+        kl = float(self.rows("kl").sum()) if self.has_density else math.nan
+        nll, tokens = float(self.rows("nll").sum()), float(self.rows("targets").sum())
+        return {"nll": nll, "kl": kl, "tokens": tokens}
+
+
+def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
+    """Adds sums over the sequences of a pass.
+
+    ``samples``: a line an inner ``step``, before it, and one for the ``scored`` ``sample``;
+    ``vectors``: a line a latent vector with its ``kl``; ``coordinates``: a line a coordinate with
+    mu (``mean``), mu^2 (``square``) and sigma^2 (``variance``, nan where q has no density).
+    """
+    mean = recorder.rows("mean")  # (rows, Z, D)
+    rows, vectors, width = mean.shape
+    if not rows:
+        return
+    scored, number = recorder.scored(), len(recorder.steps)
+    inner = {
+        "nll": recorder.inner("nll").sum(axis=(1, 2)),
+        "kl": recorder.inner("kl").sum(axis=(1, 2)),
+        "mean_gradient": _whole_norms(recorder.inner("mean_gradient")),
+        "log_variance_gradient": _whole_norms(recorder.inner("log_variance_gradient")),
+    }
+    counts = {"tokens": scored["tokens"], "sequences": rows}
+    steps = pd.DataFrame({"step": np.arange(number), "sample": "inner", **inner, **counts})
+    findings.add("samples", steps)
+    findings.add("samples", [{"step": number, "sample": "scored", **scored, "sequences": rows}])
+    vector = np.arange(vectors)
+    layer = vector // recorder.latents_per_layer + 1
+    kl = recorder.rows("kl").sum(axis=0)
+    findings.add("vectors", {"layer": layer, "vector": vector, "kl": kl})
+    variance = np.exp(recorder.rows("log_variance")) if recorder.has_density else mean * np.nan
+    sums = {
+        name: values.sum(axis=0).ravel()
+        for name, values in (("mean", mean), ("square", mean**2), ("variance", variance))
+    }
+    places = {"layer": layer.repeat(width), "coordinate": np.arange(vectors * width)}
+    findings.add("coordinates", places | sums)
+
+
+def _whole_norms(norms: np.ndarray) -> np.ndarray:
+    """Returns the norms (steps,) of sequences' whole gradients, summed, from (steps, rows, Z)."""
+    return np.sqrt(np.square(norms).sum(axis=2)).sum(axis=1)
+
+
+# ---- tables
+
+
+def _summed(table: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Returns sums over the lines that agree in some columns; nan where one of them is nan."""
+    return table.groupby(list(by), as_index=False).sum(skipna=False)
+
+
+def inner_steps(findings: Findings) -> pd.DataFrame:
+    """Returns a table with one line an inner step, and a last one for the scored sample.
+
+    ``elbo`` (eq. 5), ``nll`` and ``kl`` are nats per token, corpus-level quotients as in reported
+    losses. Line t is what inference saw before step t (from 0), at its own sample; the last one,
+    ``scored``, is after all steps, at a sample with noise that inference has not seen.
+    ``mean_gradient`` and ``log_variance_gradient`` are 2-norms of a sequence's gradient of -ELBO in
+    nats with respect to mu and log sigma^2, all of its latent vectors together; means over
+    sequences. Of a chain the former is that of -log p(z, x) at z, and there is no density, so
+    ``elbo``, ``kl`` and the other gradient are nan.
+    """
+    table = _summed(findings["samples"], "step", "sample")
+    for name in ("nll", "kl"):
+        table[name] /= table["tokens"]
+    for name in GRADIENTS:
+        table[name] = table.get(name, math.nan) / table["sequences"]
+    table["elbo"] = -(table["nll"] + table["kl"])
+    return table[["step", "sample", "elbo", "nll", "kl", *GRADIENTS]]
+
+
+def has_density(findings: Findings) -> bool:
+    """Returns whether posteriors have a density."""
+    samples = findings["samples"]
+    return bool(samples.loc[samples["sample"] == "scored", "kl"].notna().all())
+
+
+def layers(findings: Findings) -> pd.DataFrame:
+    """Returns a table with one line a layer; empty where posteriors have no density.
+
+    ``kl`` in nats per token adds up to that of the whole posterior. ``active_vectors``: latent
+    vectors whose KL divergence, a mean over sequences, is above ``ACTIVE_KL``.
+    ``active_coordinates``: coordinates u with Var_x(E_q(u|x)[u]) above ``ACTIVE_VARIANCE`` (Burda
+    et al. 2016); nan for fewer than two sequences. A collapsed posterior has neither.
+    Layers count from 1; latent vectors that all layers read are one line.
+    """
+    if not has_density(findings):
+        return pd.DataFrame()
+    scored = _summed(findings["samples"], "sample").set_index("sample").loc["scored"]
+    sequences = float(scored["sequences"])
+    vectors = _summed(findings["vectors"], "layer", "vector")
+    vectors["active"] = vectors["kl"] / sequences > ACTIVE_KL
+    coordinates = _summed(findings["coordinates"], "layer", "coordinate")
+    if sequences > 1:
+        deviations = coordinates["square"] - coordinates["mean"] ** 2 / sequences
+        spread = deviations / (sequences - 1)
+        active = (spread > ACTIVE_VARIANCE).astype(float).where(spread.notna())
+    else:
+        active = pd.Series(math.nan, index=coordinates.index)
+    by_vector = vectors.groupby("layer")
+    by_coordinate = active.groupby(coordinates["layer"])
+    table = pd.DataFrame(
+        {
+            "kl": by_vector["kl"].sum(skipna=False) / scored["tokens"],
+            "active_vectors": by_vector["active"].sum(),
+            "vectors": by_vector.size(),
+            "active_coordinates": by_coordinate.sum(skipna=False),
+            "coordinates": by_coordinate.size(),
+        }
+    )
+    return table.reset_index()
+
+
+def variances(findings: Findings) -> pd.DataFrame:
+    """Returns ``layer`` and ``variance`` of each coordinate: sigma^2, a mean over sequences.
+
+    That of the prior is 1. Left out is what is not finite or not above 0; all, without a density.
+    """
+    table = _summed(findings["coordinates"], "layer", "coordinate")
+    samples = findings["samples"]
+    sequences = samples.loc[samples["sample"] == "scored", "sequences"].sum()
+    table["variance"] /= sequences
+    kept = np.isfinite(table["variance"]) & (table["variance"] > 0)
+    return table.loc[kept, ["layer", "variance"]]
+
+
+def variance_bins(values: pd.Series) -> np.ndarray:
+    """Returns borders of bins, evenly spaced by logarithm, that hold all of these variances."""
+    return np.geomspace(values.min() / 1.01, values.max() * 1.01, BINS + 1)
+
+
+def variance_histogram(found: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with one line a layer and bin: how many coordinates have such a variance.
+
+    Args:
+        found: see ``variances``.
+    """
+    if not len(found):
+        return pd.DataFrame()
+    borders = variance_bins(found["variance"])
+    bins = {"from": borders[:-1], "to": borders[1:]}
+    tables = [
+        pd.DataFrame({"layer": layer, **bins, "coordinates": np.histogram(values, borders)[0]})
+        for layer, values in found.groupby("layer")["variance"]
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def sweep(findings: Findings) -> pd.DataFrame:
+    """Returns a table with one line a number of inner steps, from the lowest; empty without any.
+
+    ``loss`` is what ``val/loss`` would be of the same sequences: NLL + KL, a bound, or where there
+    is no density NLL alone, which is none; it, ``nll`` and ``kl`` are nats per token at the scored
+    sample. ``flops_per_token`` are those of scoring, inference included.
+    """
+    lines = findings["sweep"]
+    if not len(lines):
+        return lines
+    by_steps = lines.groupby("steps")
+    sums = by_steps[["nll", "kl", "tokens"]].sum(skipna=False)
+    table = sums[["nll", "kl"]].div(sums["tokens"], axis=0)
+    table.insert(0, "flops_per_token", by_steps["flops_per_token"].last())
+    table.insert(1, "loss", table["nll"] + table["kl"].fillna(0.0))
+    return table.reset_index()
+
+
+# ---- the report
+
+
+def posterior_report(findings: Findings) -> AnalysisReport:
+    """Returns the report of an analysis.
+
+    Scalars are below ``posterior/``: ``elbo``, ``nll`` and ``kl``, nats per token at the scored
+    sample; ``last_step/mean_gradient`` and ``last_step/log_variance_gradient``, see
+    :func:`inner_steps`; ``layer_<l>/kl``, and ``active_coordinates`` and ``active_vectors`` of a
+    layer or of all, see :func:`layers`; ``variance/mean`` and ``variance/<quantile>``, over the
+    coordinates of :func:`variances`; ``sweep/steps_<n>``: nats per token with n inner steps, see
+    :func:`sweep`.
+    """
+    steps, by_layer, points = inner_steps(findings), layers(findings), sweep(findings)
+    found, in_use = variances(findings), len(steps) - 1
+    figures: dict[str, Callable[[], Any]] = {}
+    if in_use:
+        figures["inner_steps"] = partial(inner_steps_figure, steps)
+    if len(by_layer):
+        figures["layers"] = partial(layers_figure, by_layer)
+    if len(found):
+        figures["variance"] = partial(variance_figure, found)
+    if len(points):
+        figures["sweep"] = partial(sweep_figure, points, in_use, has_density(findings))
+    tables = {
+        "inner_steps": steps if in_use else steps[:0],
+        "layers": by_layer,
+        "variance": variance_histogram(found),
+        "sweep": points,
+    }
+    scalars = _scalars(steps, by_layer, found["variance"], points)
+    scalars = {f"posterior/{name}": value for name, value in scalars.items()}
+    return AnalysisReport(scalars=scalars, tables=tables, figures=figures)
+
+
+def _scalars(
+    steps: pd.DataFrame, by_layer: pd.DataFrame, variance: pd.Series, points: pd.DataFrame
+) -> dict[str, float]:
+    values = {name: steps[name].iloc[-1] for name in ("elbo", "nll", "kl")}
+    if len(steps) > 1:
+        values |= {f"last_step/{name}": steps[name].iloc[-2] for name in GRADIENTS}
+    for line in by_layer.to_dict("records"):
+        for name in ("kl", "active_coordinates", "active_vectors"):
+            values[f"layer_{line['layer']}/{name}"] = line[name]
+    for name in ("active_coordinates", "active_vectors") if len(by_layer) else ():
+        values[name] = by_layer[name].sum(skipna=False)
+    if len(variance):
+        values["variance/mean"] = variance.mean()
+        for name, part in QUANTILES.items():
+            values[f"variance/{name}"] = variance.quantile(part)
+    for line in points.to_dict("records"):
+        values[f"sweep/steps_{line['steps']}"] = line["loss"]
+    return values
+
+
+def inner_steps_figure(steps: pd.DataFrame) -> Any:
+    """Returns -ELBO and its parts against the inner step, and the norms of gradients.
+
+    Args:
+        steps: see ``inner_steps``; stars mark the last, the scored sample.
+    """
+    figure, (nats, norms) = panels(11, 3.8, 2)
+    table = steps.assign(loss=-steps["elbo"])
+    shown = {"loss": ("NLL + KL = -ELBO", GREEN)} | PARTS
+    shown = {name: pair for name, pair in shown.items() if table[name].notna().any()}
+    draw_lines(nats, table[:-1], "step", shown, ".-")
+    for name, (_, color) in shown.items():
+        nats.plot(table["step"].iloc[-1], table[name].iloc[-1], "*", color=color, markersize=11)
+    nats.plot([], [], "*", color=GREY, markersize=11, label="scored sample")
+    positive = {name: pair for name, pair in GRADIENTS.items() if (table[name] > 0).any()}
+    draw_lines(norms, table[:-1], "step", positive, ".-")
+    if positive:
+        norms.set_yscale("log")
+    finish(nats, "inner step", "nats per token")
+    finish(norms, "inner step", "norm of a sequence's gradient")
+    return figure
+
+
+def layers_figure(by_layer: pd.DataFrame) -> Any:
+    """Returns the KL divergence of each layer, and which share of its latents is active.
+
+    Args:
+        by_layer: see ``layers``.
+    """
+    figure, (kl, active) = panels(10, 3.6, 2)
+    draw_bars(kl, by_layer, "layer", {"kl": (None, BLUE)})
+    shown = {"vectors": ("latent vectors", BLUE), "coordinates": ("coordinates", ORANGE)}
+    shares = {name: by_layer[f"active_{name}"] / by_layer[name] for name in shown}
+    draw_bars(active, by_layer.assign(**shares), "layer", shown)
+    active.set_ylim(0, 1.25)  # room for the legend
+    finish(kl, "layer", "KL (nats per token)", whole=True)
+    finish(active, "layer", "share that is active", whole=True, ncols=2, loc="upper left")
+    return figure
+
+
+def variance_figure(found: pd.DataFrame) -> Any:
+    """Returns the histogram of the coordinates' variances, stacked by layer.
+
+    Args:
+        found: see ``variances``; at least one.
+    """
+    figure, (ax,) = panels(6.4, 4.0, 1)
+    layers = dict(list(found.groupby("layer")["variance"]))
+    median, bins = found["variance"].median(), variance_bins(found["variance"])
+    colors, labels = shades(len(layers)), [f"layer {layer}" for layer in layers]
+    ax.hist(list(layers.values()), bins.tolist(), stacked=True, color=colors, label=labels)
+    ax.set_xscale("log")
+    ax.axvline(median, color=ORANGE, label=f"median {median:.3g} (prior: 1)")
+    if bins[0] <= 1 <= bins[-1]:  # elsewhere the line would squeeze the rest
+        ax.axvline(1.0, color=GREY, linestyle=":", label="prior")
+    finish(ax, "posterior variance of a coordinate, mean over sequences", "coordinates")
+    return figure
+
+
+def sweep_figure(points: pd.DataFrame, in_use: int, bound: bool) -> Any:
+    """Returns the loss, with its parts, against inner steps and against FLOPs per token.
+
+    Args:
+        points: see ``sweep``.
+        in_use: T_fast of the configuration, which is marked.
+        bound: whether the loss is a bound.
+    """
+    figure, axes = panels(11, 3.8, 2)
+    label = "NLL + KL, a bound" if bound else "NLL at the last sample, no bound"
+    shown = {"loss": (label, GREEN)} | (PARTS if bound else {})
+    axes[0].axvline(in_use, color=GREY, linestyle=":", label="as configured")
+    axes[1].set_xscale("log")
+    names = {"steps": "inner steps (T_fast) at validation", "flops_per_token": "FLOPs per token"}
+    for ax, (x, meaning) in zip(axes, names.items(), strict=True):
+        draw_lines(ax, points, x, shown)
+        finish(ax, meaning, "nats per token")
+    return figure

@@ -1,0 +1,744 @@
+"""Where a pondering model spends its steps, and what they are good for (PonderLM-3).
+
+The paper is *PonderLM-3: Adaptive Token-Wise Pondering with Differentiable Masking* (arXiv
+2603.02023).
+
+=============================================  =====================================================
+paper                                          where
+=============================================  =====================================================
+Fig. 4 (a), utility by difficulty              ``utility``
+Fig. 4 (b), step-0 loss by executed steps      ``steps``
+Fig. 5, counterfactual alpha                   ``sweep``
+Fig. 8, convergence of Jacobi iterations       ``iterations``, the file next to this one
+Table 3, steps of single tokens                ``tokens``
+Table 4, steps within words                    ``word_places``, ``words``
+=============================================  =====================================================
+"""
+
+import math
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from callbacks.analysis.base import (
+    Analysis,
+    Findings,
+    as_float64,
+    first_tokens,
+    real_tokens,
+    rows_of,
+)
+from callbacks.analysis.iterations import (
+    IterationFit,
+    collect_iterations,
+    convergence,
+    convergence_figure,
+    fit_iterations,
+    rmse_by_iteration,
+)
+from callbacks.analysis.report import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    AnalysisReport,
+    draw_bars,
+    draw_lines,
+    finish,
+    number,
+    page,
+    panels,
+    token,
+)
+from callbacks.analysis.token_text import PART, pieces, short_label
+from callbacks.hooks import check_least, dialled, has_dial, tokenizer_of
+
+DIAL = "alpha"
+"""Field of a configuration that the sweep changes."""
+BUCKETS = {"easy": GREEN, "medium": BLUE, "hard": ORANGE}
+"""Thirds of the tokens by their difficulty, with their colours."""
+ALL = "all"
+
+ELSEWHERE, INTERNAL, FINAL = range(3)
+"""A word of one token, or none; within a word of several tokens; the last token of such a word."""
+PLACES = {"internal": INTERNAL, "final": FINAL}
+
+
+class StepAllocation(Analysis):
+    """Shows where a pondering model spends its steps, and what they are good for (PonderLM-3).
+
+    After validations it scores the first batches once more and reports, over all tokens with a
+    target: how many steps they execute, single tokens (Table 3) and tokens within and at the end of
+    words (Table 4) too; how difficult tokens are by their steps, and the marginal utility of each
+    step by difficulty (Fig. 4). At the verb validate, or in training as often as asked, it also
+    scores the batches with other alphas (Fig. 5), and follows Jacobi iterations to the fixed point
+    (Fig. 8).
+
+    Scalars (``steps/...``, listed at ``step_report``) go to the loggers, pictures to TensorBoard,
+    and CSV, PNG and HTML files, with the step in their names, to ``step_allocation`` in the run's
+    log folder (without a logger in trainer.default_root_dir). Training is not touched: metrics,
+    random states, modes and the configuration stay as they are. With several ranks the analysed
+    batches are those of all; the text shown is that of rank 0. What a model has not is left out:
+    alpha, iterations, a router. One that records no steps is reported once and left alone.
+    """
+
+    tag = "step_allocation"
+
+    def __init__(
+        self,
+        output: str | None = None,
+        num_batches: int = 4,
+        every_n_validations: int = 1,
+        tokens: tuple[str, ...] = (" a", " the", " of"),
+        top_tokens: int = 20,
+        alphas: tuple[float, ...] = (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0),
+        sweep_every_n_validations: int = 0,
+        convergence_rows: int = 4,
+        convergence_tokens: int = 128,
+        convergence_iterations: int = 8,
+        html_rows: int = 4,
+    ) -> None:
+        """Chooses what is analysed, and how often.
+
+        Args:
+            output: folder of the files; null: ``step_allocation`` in the run's log folder.
+            num_batches: validation batches to analyse.
+            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+                the verb validate.
+            tokens: texts whose steps are listed, each where the tokenizer has one token for it.
+            top_tokens: that many tokens are listed too, those that occur most often.
+            alphas: shifts of the router to score the same batches with, besides 0; each costs as
+                much as a validation of them. Empty: none.
+            sweep_every_n_validations: do so, and follow iterations, at every n-th validation of a
+                training, where that is analysed; 0: at none of them, only at the verb validate.
+            convergence_rows: rows of the first batch whose iterations are followed; 0: none.
+            convergence_tokens: of each of these rows, from its first; the fixed point takes K + 1
+                forward steps for each.
+            convergence_iterations: iterations to follow.
+            html_rows: rows that are written out token by token.
+        """
+        super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
+        check_least("top_tokens", top_tokens, 0)
+        check_least("convergence_rows", convergence_rows, 0)
+        check_least("convergence_tokens", convergence_tokens, 1)
+        check_least("convergence_iterations", convergence_iterations, 1)
+        check_least("html_rows", html_rows, 0)
+        self.tokens = tuple(tokens)
+        self.top_tokens = top_tokens
+        self.alphas = tuple(alphas)
+        self.convergence_rows = convergence_rows
+        self.convergence_tokens = convergence_tokens
+        self.convergence_iterations = convergence_iterations
+        self.html_rows = html_rows
+
+    def _collect(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+    ) -> None:
+        """Scores a batch once more, and where it is the sweep's turn, several times."""
+        recorder = StepRecorder()
+        pl_module.recorded(batch, **recorder.consumers())
+        if recorder.executed is None or recorder.losses is None:
+            self._give_up(
+                f"{type(pl_module).__name__} records no thinking steps (no method that ponders), "
+                "so there is nothing to analyse"
+            )
+            return
+        is_first = "tokens" not in findings
+        collect_tokens(findings, batch, recorder, tokenizer_of(trainer), self.html_rows)
+        if self._sweeps:
+            self._sweep(pl_module, batch, findings)
+            if is_first and self.convergence_rows:
+                part = first_tokens(
+                    rows_of(batch, 0, self.convergence_rows), self.convergence_tokens
+                )
+                lines = collect_iterations(pl_module, part, self.convergence_iterations)
+                findings.add("iterations", lines)
+
+    def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
+        """Scores a batch with each alpha, and with 0, which the others are compared with."""
+        if not self.alphas or self._unable_to_sweep:
+            return
+        if not has_dial(pl_module, DIAL):
+            self._give_up_sweeps(
+                f"{type(pl_module).__name__} has no setting {DIAL!r} to shift its steps with, so "
+                "there is no sweep over it"
+            )
+            return
+        for alpha in sorted({0.0, *map(float, self.alphas)}):
+            recorder = StepRecorder()
+            consumers = recorder.consumers()
+            if alpha:
+                del consumers["depth_losses"]  # which is expensive
+            with dialled(pl_module, DIAL, alpha):
+                scores = pl_module.recorded(batch, **consumers)
+            findings.add("sweep", sweep_lines(alpha, batch, recorder, scores.log_prob))
+
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
+        title = f"Steps of {type(pl_module).__name__}, step {self._step(trainer)}"
+        listed = self._listed(findings, tokenizer_of(trainer))
+        return step_report(title, findings, listed, self.html_rows)
+
+    def _listed(self, findings: Findings, tokenizer: Any) -> dict[int, str]:
+        """Returns the texts of the named tokens, then of the most frequent ones, by id."""
+        texts = self.tokens if tokenizer is not None else ()
+        encoded = [(tokenizer.encode(text), text) for text in texts]
+        named = {int(ids[0]): text for ids, text in encoded if len(ids) == 1}
+        known = texts_by_id(findings)
+        return named | {
+            i: known.get(i, "") for i in frequent(findings, self.top_tokens) if i not in named
+        }
+
+
+# ---- collecting
+
+
+class StepRecorder:
+    """Takes what one pass through a batch records; the latest of each statistic."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self.executed: np.ndarray | None = None
+        """int64 (B, T), additional steps that tokens take; None: the model records none."""
+        self.losses: np.ndarray | None = None
+        """float64 (B, T, K+1): cross-entropy in nats, had the token stopped after i steps."""
+        self.tail: np.ndarray | None = None
+        """float64 (B, T, K+1), w; None: the model has no router."""
+
+    def consumers(self) -> dict[str, Callable[..., None]]:
+        """Returns the functions to record with."""
+        return {
+            "thinking_steps": self.take_steps,
+            "depth_losses": self._take_losses,
+            "router": self._take_router,
+        }
+
+    def take_steps(self, *, executed: Tensor, **_: Any) -> None:
+        """Takes ``thinking_steps``."""
+        self.executed = executed.cpu().numpy()
+
+    def _take_losses(self, *, losses: Tensor, **_: Any) -> None:
+        self.losses = as_float64(losses)
+
+    def _take_router(self, *, log_tail: Tensor, **_: Any) -> None:
+        self.tail = np.exp(as_float64(log_tail))
+
+
+def targets_of(batch: dict[str, Any]) -> np.ndarray:
+    """Returns bool (B, T): where something is predicted."""
+    targets: Tensor = batch["targets"]
+    return (targets >= 0).cpu().numpy()
+
+
+def collect_tokens(
+    findings: Findings, batch: dict[str, Any], recorder: StepRecorder, tokenizer: Any, rows: int
+) -> None:
+    """Adds the tokens of a batch.
+
+    ``tokens`` has a line a token with a target, so that each is counted once where windows overlap:
+    ``id``, ``executed``, ``loss_0`` to ``loss_K`` in nats and, where there is a tokenizer, its
+    ``place`` in a word. ``texts`` has what an ``id`` stood for, ``shown`` the real tokens of rows
+    that are shown.
+
+    Args:
+        findings: to add to.
+        batch: with ``tokens`` and ``targets`` (B, T), and ``mask`` where rows are padded.
+        recorder: what it has recorded, steps and losses.
+        tokenizer: the data's; None: nothing is said about texts.
+        rows: how many rows in all are to be shown.
+    """
+    assert recorder.executed is not None
+    assert recorder.losses is not None
+    chosen, ids = targets_of(batch), batch["tokens"].cpu().numpy()
+    losses = recorder.losses[chosen].astype(np.float32)
+    columns = {"id": ids[chosen], "executed": recorder.executed[chosen].astype(np.int16)}
+    columns |= {f"loss_{i}": losses[:, i] for i in range(losses.shape[-1])}
+    if tokenizer is not None:
+        columns["place"] = _collect_texts(findings, batch, recorder, tokenizer, rows)[chosen]
+    findings.add("tokens", columns)
+
+
+def _collect_texts(
+    findings: Findings, batch: dict[str, Any], recorder: StepRecorder, tokenizer: Any, rows: int
+) -> np.ndarray:
+    """Adds ``texts`` and ``shown``; returns int8 (B, T), where tokens stand in words."""
+    ids, has_target = batch["tokens"].cpu().numpy(), targets_of(batch)
+    places = np.zeros(ids.shape, dtype=np.int8)
+    special = set(getattr(tokenizer, "special_ids", ()))
+    known = texts_by_id(findings)
+    new: dict[int, str] = {}
+    for row, real in enumerate(real_tokens(batch)):
+        own = ids[row, real].tolist()
+        texts = pieces(tokenizer, own)
+        letters = ["" if i in special else t for i, t in zip(own, texts, strict=True)]
+        places[row, real] = word_places(letters)
+        for i, before, text in zip(own, ["", *texts], texts, strict=False):
+            # a token that ends a character of several is part of it
+            new.setdefault(i, PART if before == PART else text)
+        if real.any() and _number_of_rows(findings["shown"]) < rows:
+            findings.add("shown", _shown_row(row, real, has_target[row], ids, texts, recorder))
+    unseen = {i: text for i, text in new.items() if i not in known}
+    findings.add("texts", {"id": list(unseen), "text": list(unseen.values())})
+    return places
+
+
+def _number_of_rows(shown: pd.DataFrame) -> int:
+    return int((shown["place"] == 0).sum()) if len(shown) else 0
+
+
+def _shown_row(
+    row: int,
+    real: np.ndarray,
+    has_target: np.ndarray,
+    ids: np.ndarray,
+    texts: Sequence[str],
+    recorder: StepRecorder,
+) -> pd.DataFrame:
+    """Returns ``place``, ``id``, ``text``, ``executed``, first and last loss, and w of a row."""
+    assert recorder.executed is not None
+    assert recorder.losses is not None
+    losses = np.where(has_target[:, None], recorder.losses[row], np.nan)[real]
+    columns = {"place": np.arange(len(texts)), "id": ids[row, real], "text": texts}
+    columns |= {
+        "executed": recorder.executed[row, real],
+        "first": losses[:, 0],
+        "last": losses[:, -1],
+    }
+    if recorder.tail is not None:
+        tail = recorder.tail[row, real]
+        columns |= {f"w_{i}": tail[:, i] for i in range(tail.shape[1])}
+    return pd.DataFrame(columns)
+
+
+def sweep_lines(
+    alpha: float, batch: dict[str, Any], recorder: StepRecorder, log_prob: Tensor
+) -> pd.DataFrame:
+    """Returns ``alpha``, ``executed``, ``loss`` and ``difficulty`` of the tokens with a target.
+
+    The difficulty is the step-0 loss at alpha 0, nan at other alphas; losses are in nats.
+
+    Args:
+        alpha: what the router's logits were shifted by.
+        batch: that was scored.
+        recorder: what it has recorded; losses at alpha 0.
+        log_prob: float32 (B, T), of the targets in nats.
+    """
+    assert recorder.executed is not None
+    chosen, losses = targets_of(batch), recorder.losses
+    columns = {
+        "executed": recorder.executed[chosen].astype(np.int16),
+        "loss": -as_float64(log_prob)[chosen].astype(np.float32),
+        "difficulty": np.float32(math.nan) if losses is None else losses[chosen][:, 0].astype("f4"),
+    }
+    return pd.DataFrame(columns).assign(alpha=alpha)
+
+
+def word_places(texts: Sequence[str]) -> np.ndarray:
+    """Returns int8 (T,): where each token of a row stands in words of several (Table 4).
+
+    Whether a word goes on after the row is not known, so the last token is nowhere.
+
+    NOTE(paper): Table 4 does not say what its compound words are. Here a word is a run of letters,
+    and a token belongs to the same word as the token before it if it begins with a letter and that
+    one ends with a letter; combining marks count as letters. So white space, digits, punctuation
+    (hyphens and apostrophes too) and the end of a document separate words, and a text without
+    spaces is one word up to its next mark. Of a character that several tokens share, as of bytes,
+    each token counts as that character.
+
+    Args:
+        texts: what each token stands for, see ``token_text.pieces``; empty where it is no text.
+    """
+    texts = _with_characters(texts)
+    goes_on = [_is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)]
+    places = np.full(len(texts), ELSEWHERE, dtype=np.int8)
+    for i, inside in enumerate(goes_on):
+        if inside:
+            places[i] = INTERNAL
+        elif i and goes_on[i - 1]:
+            places[i] = FINAL
+    return places
+
+
+def _with_characters(texts: Sequence[str]) -> list[str]:
+    """Returns the texts, with the character for each token that is part of one."""
+    found: list[str] = []
+    character = ""
+    for text in reversed(texts):
+        if text != PART:
+            character = text[:1]
+        found.append(character if text == PART else text)
+    return found[::-1]
+
+
+def _is_letter(character: str) -> bool:
+    return character.isalpha() or unicodedata.category(character or " ").startswith("M")
+
+
+# ---- tables
+
+
+def mean(values: Any) -> float:
+    """Returns the float64 mean of numbers or truth values; nan of none."""
+    return float(np.mean(np.asarray(values), dtype=np.float64)) if len(values) else math.nan
+
+
+def _most(table: pd.DataFrame) -> int:
+    """Returns K, the most additional steps that a token may take."""
+    return len(table.filter(regex=r"^loss_\d+$").columns) - 1
+
+
+def steps(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with one line a number of executed steps, 0..K.
+
+    ``tokens`` and their ``share`` of all; ``step0_loss`` is the mean l_t of those tokens (Fig. 4 b)
+    and ``loss`` that after all their steps, in nats; nan where there are none.
+
+    Args:
+        table: see ``collect_tokens``.
+    """
+    most = _most(table)
+    losses = table[["loss_0", f"loss_{most}"]].astype(np.float64).set_axis([0, 1], axis=1)
+    grouped = losses.groupby(table["executed"].to_numpy())
+    found = grouped.mean().set_axis(["step0_loss", "loss"], axis=1)
+    found.insert(0, "tokens", grouped.size())
+    found = found.reindex(range(most + 1)).rename_axis("steps").reset_index()
+    found["tokens"] = found["tokens"].fillna(0).astype(int)
+    found.insert(2, "share", found["tokens"] / len(table))
+    return found
+
+
+def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
+    """Returns a table with one line a token id (Table 3).
+
+    ``count``, ``mean_steps`` and ``pruned``, the share that executes fewer than K steps; nan where
+    it does not occur.
+
+    Args:
+        table: see ``collect_tokens``.
+        texts: what the ids stand for, in their order.
+    """
+    pruned = table["executed"] < _most(table)
+    grouped = table.assign(pruned=pruned, executed=table["executed"].astype(np.float64)).groupby(
+        "id"
+    )
+    found = grouped[["executed", "pruned"]].mean().reindex(list(texts))
+    counts = grouped.size().reindex(list(texts), fill_value=0).astype(int)
+    columns = {"id": list(texts), "text": list(texts.values()), "count": counts.to_numpy()}
+    values = {"mean_steps": found["executed"].to_numpy(), "pruned": found["pruned"].to_numpy(float)}
+    return pd.DataFrame({**columns, **values})
+
+
+def frequent(findings: Findings, number: int) -> list[int]:
+    """Returns that many of the ids that occur most often, the most frequent first."""
+    ids, counts = np.unique(findings["tokens"]["id"], return_counts=True)
+    order = np.lexsort((ids, -counts))[:number]
+    return [int(i) for i in ids[order]]
+
+
+def texts_by_id(findings: Findings) -> dict[int, str]:
+    """Returns what token ids stood for when first seen."""
+    texts = findings["texts"]
+    first = texts.drop_duplicates("id") if len(texts) else texts
+    return dict(zip(first["id"], first["text"], strict=True)) if len(first) else {}
+
+
+def by_place(table: pd.DataFrame) -> dict[str, pd.Series]:
+    """Returns executed steps of tokens within words, and of those that end words."""
+    if "place" not in table:
+        return dict.fromkeys(PLACES, table["executed"][:0])
+    return {name: table.loc[table["place"] == code, "executed"] for name, code in PLACES.items()}
+
+
+def words(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with one line a number of executed steps (Table 4); empty without words.
+
+    ``internal`` and ``final`` are tokens of words that consist of several: those within a word and
+    those that end one, see ``word_places``; ``..._share`` of all such tokens.
+
+    Args:
+        table: see ``collect_tokens``.
+    """
+    executed = by_place(table)
+    if not any(map(len, executed.values())):
+        return pd.DataFrame()
+    found = pd.DataFrame({"steps": range(_most(table) + 1)})
+    for name, values in executed.items():
+        found[name] = values.value_counts().reindex(found["steps"], fill_value=0).to_numpy()
+        found[f"{name}_share"] = found[name] / (len(values) or math.nan)
+    return found
+
+
+def buckets(difficulty: Any) -> pd.Categorical:
+    """Returns the bucket of each token (N,).
+
+    Borders are the quantiles 1/3 and 2/3; a token at a border is in the easier bucket.
+
+    Args:
+        difficulty: step-0 losses (N,).
+    """
+    values = np.asarray(difficulty, dtype=np.float64)
+    low, high = np.quantile(values, [1 / 3, 2 / 3]) if len(values) else (0.0, 0.0)
+    codes = (values > low).astype(int) + (values > high)
+    return pd.Categorical.from_codes(codes, list(BUCKETS))
+
+
+def utility(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with one line a bucket of difficulty l_t (Fig. 4 a); empty if K is 0.
+
+    ``step_<i>`` is the marginal utility of step i, the mean of CE_(i-1) - CE_i in nats. After the
+    last step that a token executes its loss does not change any more, so steps that are not
+    executed count as 0. ``from`` and ``to`` are the least and the greatest l_t; ``step0_loss`` the
+    mean l_t, ``loss`` that after all steps, ``mean_steps`` of those executed; nan where the bucket
+    is empty.
+
+    Args:
+        table: see ``collect_tokens``.
+    """
+    most = _most(table)
+    if not most:
+        return pd.DataFrame()
+    names = [f"loss_{i}" for i in range(most + 1)]
+    values = table[[*names, "executed"]].astype(np.float64)
+    grouped = values.groupby(buckets(values["loss_0"]), observed=False)
+    means, losses = grouped.mean(), grouped["loss_0"]
+    found = {"tokens": grouped.size(), "from": losses.min(), "to": losses.max()}
+    found |= {
+        "step0_loss": means["loss_0"],
+        "loss": means[names[-1]],
+        "mean_steps": means["executed"],
+    }
+    found |= {
+        f"step_{i}": means[before] - means[after]
+        for i, (before, after) in enumerate(pairwise(names), start=1)
+    }
+    return pd.DataFrame(found).rename_axis("bucket").reset_index()
+
+
+def sweep(findings: Findings) -> pd.DataFrame:
+    """Returns a table with one line an alpha and bucket (Fig. 5); empty without a sweep.
+
+    Buckets, and ``all``, are by difficulty at alpha 0. ``mean_steps``: executed at this alpha;
+    ``loss``: mean, in nats; ``loss_change``: that minus the loss at alpha 0.
+    """
+    lines = findings["sweep"]
+    if not len(lines):
+        return lines
+    bucket = buckets(lines.loc[lines["alpha"] == 0, "difficulty"])
+    tables = []
+    for alpha, part in lines.groupby("alpha"):  # of the same tokens in the same order
+        values = part[["executed", "loss"]].astype(np.float64)
+        grouped = values.groupby(bucket, observed=False)
+        found = grouped.mean().assign(tokens=grouped.size())
+        found.index = found.index.astype(str)
+        found.loc[ALL] = [*values.mean(), len(values)]
+        tables.append(found.rename_axis("bucket").reset_index().assign(alpha=alpha))
+    table = pd.concat(tables, ignore_index=True).rename(columns={"executed": "mean_steps"})
+    base = table[table["alpha"] == 0].set_index("bucket")["loss"]
+    table["loss_change"] = table["loss"] - table["bucket"].map(base)
+    columns = ["alpha", "bucket", "tokens", "mean_steps", "loss", "loss_change"]
+    return table.astype({"tokens": int})[columns]
+
+
+# ---- the report
+
+
+def step_report(
+    title: str, findings: Findings, listed: Mapping[int, str], html_rows: int
+) -> AnalysisReport:
+    """Returns the report of an analysis.
+
+    Scalars are below ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
+    that execute fewer than K, of all and of ``words/internal/...`` and ``words/final/...``;
+    ``share_<i>`` and ``step0_loss_<i>`` by executed steps, see :func:`steps`;
+    ``utility/<bucket>/step_<i>``; ``sweep/alpha_<a>/<bucket>/mean_steps`` and ``.../loss_change``;
+    ``convergence/rate`` (L) and ``convergence/r2``.
+
+    Args:
+        title: of the page.
+        findings: of at least one token.
+        listed: token ids to list, in their order, and what they stand for.
+        html_rows: how many rows are written out token by token.
+    """
+    table, shown = findings["tokens"], findings["shown"]
+    if len(shown):
+        shown = shown.assign(row=(shown["place"] == 0).cumsum()).query("row <= @html_rows")
+    rmse, noise = rmse_by_iteration(findings["iterations"])
+    fit, most = fit_iterations(rmse, noise), _most(table)
+    tables = {
+        "steps": steps(table),
+        "tokens": tokens(table, listed),
+        "words": words(table),
+        "utility": utility(table),
+        "sweep": sweep(findings),
+        "convergence": convergence(rmse, fit),
+    }
+    draw: dict[str, Callable[[pd.DataFrame], Any]] = {
+        "steps": steps_figure,
+        "tokens": partial(tokens_figure, most=most),
+        "words": words_figure,
+        "utility": utility_figure,
+        "sweep": sweep_figure,
+        "convergence": partial(convergence_figure, fit=fit, noise=noise),
+    }
+    scalars = _scalars(table, tables, fit)
+    return AnalysisReport(
+        scalars={f"steps/{tag}": value for tag, value in scalars.items()},
+        tables=tables,
+        figures={name: partial(draw[name], each) for name, each in tables.items() if len(each)},
+        texts={"text.html": _page(title, tables["steps"], shown)} if len(shown) else {},
+    )
+
+
+def _scalars(
+    table: pd.DataFrame, tables: Mapping[str, pd.DataFrame], fit: IterationFit | None
+) -> dict[str, float]:
+    most = _most(table)
+    values = {"mean": mean(table["executed"]), "below_most": mean(table["executed"] < most)}
+    for line in tables["steps"].to_dict("records"):
+        values |= {f"{name}_{line['steps']}": line[name] for name in ("share", "step0_loss")}
+    for place, executed in by_place(table).items():
+        values[f"words/{place}/mean"] = mean(executed)
+        values[f"words/{place}/below_most"] = mean(executed < most)
+    for line in tables["utility"].to_dict("records"):
+        gains = {name: line[name] for name in line if name.startswith("step_")}
+        values |= {f"utility/{line['bucket']}/{name}": gain for name, gain in gains.items()}
+    for line in tables["sweep"].to_dict("records"):
+        if line["bucket"] != ALL:
+            tag = f"sweep/alpha_{line['alpha']:g}/{line['bucket']}"
+            values |= {f"{tag}/{name}": line[name] for name in ("mean_steps", "loss_change")}
+    if fit is not None:
+        values |= {"convergence/rate": fit.rate, "convergence/r2": fit.r2}
+    return values
+
+
+def steps_figure(table: pd.DataFrame) -> Any:
+    """Returns how many steps tokens execute, and how difficult those tokens are (Fig. 4 b).
+
+    Args:
+        table: see ``steps``.
+    """
+    figure, (shares, losses) = panels(9, 3.6, 2)
+    draw_bars(shares, table, "steps", {"share": (None, BLUE)})
+    shown = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
+    draw_lines(losses, table, "steps", shown)
+    finish(shares, "executed additional steps", "share of tokens", whole=True)
+    finish(losses, "executed additional steps", "nats per token", whole=True)
+    return figure
+
+
+def tokens_figure(table: pd.DataFrame, most: int) -> Any:
+    """Returns the mean steps of single tokens, and how often they take fewer than K (Table 3).
+
+    Args:
+        table: see ``tokens``, at least one.
+        most: K.
+    """
+    figure, (number_of_steps, pruned) = panels(9, 1.2 + 0.22 * len(table), 2, sharey=True)
+    place = np.arange(len(table))
+    for ax, name, color in ((number_of_steps, "mean_steps", BLUE), (pruned, "pruned", ORANGE)):
+        ax.barh(place, table[name].fillna(0), 0.7, color=color)
+    labels = []
+    for line in table.to_dict("records"):  # a space can be seen; without a text it is the id
+        text = short_label(line["text"].replace(" ", "\N{OPEN BOX}"))
+        labels.append(f"{text or line['id']} ({line['count']})")
+    number_of_steps.set_yticks(place, labels, parse_math=False)
+    number_of_steps.invert_yaxis()
+    number_of_steps.set_xlim(0, max(most, 1))
+    pruned.set_xlim(0, 1)
+    finish(number_of_steps, "mean executed steps")
+    finish(pruned, f"share with fewer than {most}")
+    return figure
+
+
+def words_figure(table: pd.DataFrame) -> Any:
+    """Returns the steps of tokens within words and of those that end words (Table 4).
+
+    Args:
+        table: see ``words``.
+    """
+    figure, (ax,) = panels(5.6, 3.6, 1)
+    names = {"internal": ("within a word", GREY), "final": ("end of a word", BLUE)}
+    shown = {
+        f"{name}_share": (f"{label} ({table[name].sum()} tokens)", color)
+        for name, (label, color) in names.items()
+    }
+    draw_bars(ax, table, "steps", shown)
+    ax.set_ylim(0, 1.25)  # room for the legend
+    finish(ax, "executed additional steps", "share of such tokens", whole=True)
+    return figure
+
+
+def utility_figure(table: pd.DataFrame) -> Any:
+    """Returns the marginal utility of each step by difficulty (Fig. 4 a).
+
+    Args:
+        table: see ``utility``.
+    """
+    figure, (ax,) = panels(6.4, 3.8, 1)
+    gains = table.set_index("bucket").filter(regex=r"^step_\d+$").T.set_axis(list(BUCKETS), axis=1)
+    shown = {
+        line["bucket"]: (
+            f"{line['bucket']}: step-0 loss {line['from']:.3g} to {line['to']:.3g}",
+            BUCKETS[line["bucket"]],
+        )
+        for line in table.to_dict("records")
+    }
+    draw_bars(ax, gains.assign(step=range(1, len(gains) + 1)), "step", shown)
+    ax.axhline(0, color=GREY, linewidth=0.8)
+    finish(ax, "step i", "CE$_{i-1}$ - CE$_i$ (nats per token)", whole=True)
+    return figure
+
+
+def sweep_figure(table: pd.DataFrame) -> Any:
+    """Returns the change of the loss against executed steps, for easy and hard tokens (Fig. 5).
+
+    Args:
+        table: see ``sweep``.
+    """
+    figure, axes = panels(10, 3.8, 2, sharey=True)
+    for ax, name in zip(axes, ("easy", "hard"), strict=True):
+        chosen = table[table["bucket"] == name]
+        draw_lines(ax, chosen, "mean_steps", {"loss_change": (None, BUCKETS[name])})
+        for line in chosen.to_dict("records"):
+            place = line["mean_steps"], line["loss_change"]
+            ax.annotate(f"{line['alpha']:g}", place, (3, 3), textcoords="offset points", size=7)
+        ax.axhline(0, color=GREY, linewidth=0.8)
+        ax.set_title(f"{name} tokens; numbers are alpha", fontsize=10)
+        finish(ax, "mean executed steps of these tokens")
+    axes[0].set_ylabel("loss minus that at alpha 0 (nats per token)")
+    return figure
+
+
+def _page(title: str, table: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """Returns the page: a table of executed steps, and each token shaded by its own."""
+    head = (
+        "executed steps",
+        "tokens",
+        "share",
+        "step-0 loss (nats)",
+        "loss after all steps (nats)",
+    )
+    rows = [_spans(row) for _, row in shown.groupby("row")]
+    meaning = "Additional steps that a token executes"
+    return page(title, table.set_axis(head, axis=1), meaning, range(len(table)), rows)
+
+
+def _spans(row: pd.DataFrame) -> list[str]:
+    """Returns the HTML of the tokens of one row."""
+    spans = []
+    tails = row.filter(regex=r"^w_\d+$").to_numpy()
+    for line, tail in zip(row.to_dict("records"), tails, strict=True):
+        tip = [f"token {line['place']}, id {line['id']}", f"steps {line['executed']}"]
+        if math.isfinite(line["first"]):
+            tip.append(f"step-0 loss {number(line['first'])} nats")
+            tip.append(f"loss after all steps {number(line['last'])} nats")
+        if len(tail):
+            tip.append(f"w {', '.join(map(number, tail))}")
+        spans.append(token(line["executed"], tip, line["text"]))
+    return spans

@@ -1,0 +1,449 @@
+"""What a model thinks along queries, next to what the data's steps would have it think.
+
+The paper is *Latent Reasoning with Supervised Thinking States*.
+
+=============================================  =====================================================
+paper                                          where
+=============================================  =====================================================
+Fig. 4, thoughts within the query              ``thought_report``: ``text.html``, ``text.txt``
+Sec. 3.3, rounds and trivial states            ``rounds``, ``summary``
+Sec. 4.5, where reasoning goes wrong           ``chunks``, ``thoughts``
+=============================================  =====================================================
+
+A thought is right if it is the gold one token by token. The model thinks for itself all along the
+query, so after a wrong thought later ones may be wrong in consequence; the first wrong one is not.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import pandas as pd
+
+from callbacks.analysis.base import Analysis, Findings
+from callbacks.analysis.report import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    AnalysisReport,
+    draw_bars,
+    draw_lines,
+    finish,
+    page,
+    panels,
+    token,
+)
+from callbacks.hooks import check_least, tokenizer_of
+from callbacks.reasoning.thinking import (
+    Recorded,
+    RowThinking,
+    Thought,
+    insert,
+    parts_of,
+    thought_text,
+)
+
+TEXT, RIGHT, WRONG = range(3)
+MEANING = f"{TEXT} text, {RIGHT} a right thought, {WRONG} a wrong one"
+
+
+class ThoughtTrace(Analysis):
+    """Shows what a model thinks along queries, next to what the data's steps would have it think.
+
+    After validations it scores the first batches once more, the model thinking for itself, and
+    reports: the share of chunks whose thought is the gold one, of all and by chunk; where the first
+    wrong thought is; how many chunks have none, with the model and with the gold; how many rounds
+    reading a query takes; all that by group of queries. A few queries are written out with their
+    thoughts where they are thought (Thinking States, Fig. 4).
+
+    Scalars (``thoughts/...``, defined in ``summary``) go to the loggers, pictures and queries to
+    TensorBoard, and CSV, PNG, HTML and text files, with the step in their names, to
+    ``thought_trace`` in the run's log folder (without a logger in trainer.default_root_dir).
+    Training is not touched: metrics, random states and modes stay as they are. With several ranks
+    the analysed batches are those of all; the queries shown are those of rank 0. Queries without
+    known steps count for rounds and trivial thoughts only. A model that records no thoughts is
+    reported once and left alone.
+    """
+
+    tag = "thought_trace"
+
+    def __init__(
+        self,
+        output: str | None = None,
+        num_batches: int = 4,
+        every_n_validations: int = 1,
+        shown_rows: int = 8,
+    ) -> None:
+        """Chooses what is analysed, and how often.
+
+        Args:
+            output: folder of the files; null: ``thought_trace`` in the run's log folder.
+            num_batches: validation batches to analyse.
+            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+                the verb validate.
+            shown_rows: queries that are written out.
+
+        Raises:
+            ValueError: if a number is too low.
+        """
+        super().__init__(every_n_validations, num_batches, output)
+        check_least("shown_rows", shown_rows, 0)
+        self.shown_rows = shown_rows
+
+    def _collect(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+    ) -> None:
+        """Scores a batch once more, for what it records."""
+        own, gold = Recorded(), Recorded()
+        pl_module.recorded(batch, thoughts=own.take, gold_thoughts=gold.take)
+        if own.rows is None:
+            self._give_up(
+                f"{type(pl_module).__name__} records no thoughts (no method that thinks while it "
+                "reads), so there is nothing to analyse"
+            )
+            return
+        tokenizer = tokenizer_of(trainer)
+        collect_thoughts(findings, batch, own.rows, gold.rows, tokenizer, self.shown_rows)
+
+    def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        title = f"Thoughts of {type(pl_module).__name__}, step {self._step(trainer)}"
+        group_name = getattr(data, "group_name", "group")
+        return thought_report(title, findings, self.shown_rows, group_name)
+
+
+# ---- collecting
+
+
+def collect_thoughts(
+    findings: Findings,
+    batch: dict[str, Any],
+    own: Sequence[RowThinking],
+    gold: Sequence[RowThinking] | None,
+    tokenizer: Any,
+    shown: int,
+) -> None:
+    """Adds the queries of a batch; rows that only fill it up are left out.
+
+    ``queries`` has a line a query, ``chunks`` a line a chunk (see ``query_tables``), and ``shown``
+    a line a query that is written out, its ``text`` and the ``spans`` of the page.
+
+    Args:
+        findings: to add to.
+        batch: of reasoning rows.
+        own: what the model thinks along each row.
+        gold: what the steps make, with the same chunks; None: the model does not say.
+        tokenizer: the data's; None: nothing is written out.
+        shown: how many queries in all are to be written out.
+    """
+    for row, thinking in enumerate(own):
+        if not bool((batch["targets"][row] >= 0).any()):
+            continue
+        ids = batch["query"][row, : int(batch["query_lengths"][row])].tolist()
+        known = gold is not None and bool(batch["step_lengths"][row].any())
+        theirs = gold[row].within(ids).thoughts if known and gold is not None else None
+        mine = thinking.within(ids)
+        query, chunk_lines = query_tables(mine, theirs, int(batch["group"][row]))
+        findings.add("queries", [query])
+        findings.add("chunks", chunk_lines)
+        if tokenizer is not None and len(findings["shown"]) < shown:
+            findings.add("shown", [written_out(tokenizer, ids, mine.thoughts, theirs)])
+
+
+def query_tables(
+    own: RowThinking, gold: Sequence[Thought] | None, group: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the line of a query, and those of its chunks.
+
+    Of the query: ``group``; ``rounds``; whether gold thoughts are ``known``; ``nontrivial``, its
+    chunks with a thought; ``first_wrong``, the chunk of its first wrong thought, nan for none.
+    Of a chunk: ``group``; its number ``chunk`` from 0; ``known``; whether it is ``trivial``
+    (nothing is thought) and ``gold_trivial``; whether the thought is ``right``; ``order`` of the
+    gold thought in the query, from 1, 0 for none; ``length`` of the thought in tokens.
+
+    Args:
+        own: what the model thinks along the query.
+        gold: what it should; None where the data know no steps.
+        group: what queries are grouped by, e.g. the number of operations.
+    """
+    lines, order, first_wrong = [], 0, math.nan
+    for chunk, (mine, theirs) in enumerate(
+        zip(own.thoughts, own.thoughts if gold is None else gold, strict=True)
+    ):
+        right = mine.tokens == theirs.tokens
+        order += bool(theirs.tokens)
+        first_wrong = chunk if not right and math.isnan(first_wrong) else first_wrong
+        lines.append(
+            {
+                "group": group,
+                "chunk": chunk,
+                "known": gold is not None,
+                "trivial": not mine.tokens,
+                "gold_trivial": not theirs.tokens,
+                "right": right,
+                "order": order if theirs.tokens else 0,
+                "length": len(mine.tokens),
+            }
+        )
+    query = {"group": group, "rounds": own.rounds, "known": gold is not None}
+    return query | {"nontrivial": own.nontrivial, "first_wrong": float(first_wrong)}, lines
+
+
+def written_out(
+    tokenizer: Any, ids: Sequence[int], own: Sequence[Thought], gold: Sequence[Thought] | None
+) -> dict[str, Any]:
+    """Returns a query with all thoughts where they are thought; with wrong ones the gold.
+
+    Args:
+        tokenizer: the data's.
+        ids: of the query's tokens.
+        own: what the model thinks, in the query's order.
+        gold: what it should; None where the data know no steps.
+
+    Returns:
+        ``text``, and ``spans``, the HTML of each chunk.
+    """
+    parts = parts_of(tokenizer, ids, [thought.end for thought in own])
+    marks, spans = [], []
+    for chunk, (mine, theirs) in enumerate(zip(own, own if gold is None else gold, strict=True)):
+        thought, wanted = (
+            thought_text(tokenizer, each.tokens) if each.tokens else "nothing"
+            for each in (mine, theirs)
+        )
+        span = token(TEXT, [f"chunk {chunk}"], parts[chunk])
+        right = mine.tokens == theirs.tokens
+        if right and not mine.tokens:
+            marks.append("")
+        else:
+            marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {wanted}]")
+            tip = [f"after chunk {chunk}", f"gold: {wanted}"]
+            span += token(RIGHT if right else WRONG, tip, f"[{thought}]")
+        spans.append(span)
+    rest = token(TEXT, ["after the last thought"], parts[-1]) if parts[-1] else ""
+    spans = [*spans[:-1], spans[-1] + rest] if spans else [rest]
+    return {"text": "".join(map(insert, parts, [*marks, ""])).strip(), "spans": spans}
+
+
+# ---- tables
+
+
+def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float]:
+    """Returns means over all chunks, or all queries, of at least one.
+
+    Of chunks: ``accuracy``, the share whose thought is right; ``accuracy_nontrivial``, of those
+    with a gold thought; ``missed``, the share of these after which nothing is thought;
+    ``invented``, the share of the others after which anything is; ``trivial`` and
+    ``gold_trivial``, the share of chunks without a thought. Of queries: ``all_right``, the share
+    without a wrong thought; ``rounds``; ``nontrivial``, chunks with a thought; ``longest``, tokens
+    of the longest thought of all (the model cuts those above max_thought_tokens). nan without what
+    it is the share of.
+
+    Args:
+        queries: see ``query_tables``.
+        chunk_lines: of these queries, see there.
+    """
+    judged = chunk_lines[chunk_lines["known"]]
+    with_gold, without = judged[~judged["gold_trivial"]], judged[judged["gold_trivial"]]
+    means = {
+        "accuracy": judged["right"].mean(),
+        "accuracy_nontrivial": with_gold["right"].mean(),
+        "missed": with_gold["trivial"].mean(),
+        "invented": (~without["trivial"]).mean(),
+        "trivial": chunk_lines["trivial"].mean(),
+        "gold_trivial": judged["gold_trivial"].mean(),
+        "all_right": queries.loc[queries["known"], "first_wrong"].isna().mean(),
+        "rounds": queries["rounds"].mean(),
+        "nontrivial": queries["nontrivial"].mean(),
+        "longest": chunk_lines["length"].max() if len(chunk_lines) else 0,
+    }
+    return {name: float(value) for name, value in means.items()}
+
+
+def chunks(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with one line a chunk, numbered from the query's beginning.
+
+    ``rows`` that have that many chunks and gold; ``accuracy``; ``trivial`` and ``gold_trivial``;
+    ``first_wrong``, queries whose first wrong thought this is, and their share of all of them.
+    """
+    judged, known = chunk_lines[chunk_lines["known"]], queries[queries["known"]]
+    grouped = judged.groupby("chunk")
+    table = (
+        grouped[["right", "trivial", "gold_trivial"]].mean().rename(columns={"right": "accuracy"})
+    )
+    table.insert(0, "rows", grouped.size())
+    wrong = known["first_wrong"].value_counts()
+    table["first_wrong"] = wrong.reindex(table.index, fill_value=0).astype(int)
+    table["first_wrong_share"] = table["first_wrong"] / len(known)
+    return table.reset_index()
+
+
+def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with one line a gold thought, by its order in the query, from 1.
+
+    ``rows`` that have that many; ``accuracy``, the share of which is thought so in its chunk.
+    """
+    lines = chunk_lines[chunk_lines["known"] & (chunk_lines["order"] > 0)]
+    grouped = lines.groupby("order")["right"]
+    table = pd.DataFrame({"rows": grouped.size(), "accuracy": grouped.mean()})
+    return table.rename_axis("thought").reset_index()
+
+
+def rounds(queries: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with one line a number of rounds: ``rows`` that took them, their ``share``.
+
+    ``nontrivial``: their chunks with a thought, on average; speculation takes one round more at
+    most.
+    """
+    grouped = queries.groupby("rounds")
+    columns = {"rows": grouped.size(), "share": grouped.size() / len(queries)}
+    return pd.DataFrame({**columns, "nontrivial": grouped["nontrivial"].mean()}).reset_index()
+
+
+def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table with one line a group of queries: ``rows`` and numbers of ``summary``."""
+    lines = []
+    for group, part in queries.groupby("group"):
+        found = summary(part, chunk_lines[chunk_lines["group"] == group])
+        names = ("accuracy", "accuracy_nontrivial", "all_right", "rounds", "nontrivial")
+        lines.append({"group": group, "rows": len(part), **{name: found[name] for name in names}})
+    return pd.DataFrame(lines)
+
+
+# ---- the report
+
+
+def thought_report(
+    title: str, findings: Findings, shown_rows: int, group_name: str = "group"
+) -> AnalysisReport:
+    """Returns the report of an analysis; scalars are below ``thoughts/``, see :func:`summary`.
+
+    Args:
+        title: of the page.
+        findings: of at least one query.
+        shown_rows: how many queries are written out.
+        group_name: what a group counts.
+    """
+    queries, chunk_lines = findings["queries"], findings["chunks"]
+    by_group = groups(queries, chunk_lines)
+    tables = {
+        "chunks": chunks(queries, chunk_lines),
+        "thoughts": thoughts(chunk_lines),
+        "rounds": rounds(queries),
+        "groups": by_group if len(by_group) > 1 else by_group[:0],
+    }
+    draw: dict[str, Callable[[pd.DataFrame], Any]] = {
+        "chunks": chunks_figure,
+        "thoughts": thoughts_figure,
+        "rounds": rounds_figure,
+        "groups": partial(groups_figure, name=group_name),
+    }
+    shown = findings["shown"][:shown_rows]
+    texts, markdown = {}, {}
+    if len(shown):
+        texts["text.html"] = thought_page(title, tables["chunks"], list(shown["spans"]))
+        texts["text.txt"] = "\n\n".join(shown["text"]) + "\n"
+        markdown["thought_trace"] = "\n\n---\n\n".join(map(_verbatim, shown["text"]))
+    values = summary(queries, chunk_lines)
+    return AnalysisReport(
+        scalars={f"thoughts/{name}": value for name, value in values.items()},
+        tables=tables,
+        figures={name: partial(draw[name], each) for name, each in tables.items() if len(each)},
+        texts=texts,
+        markdown=markdown,
+    )
+
+
+def _verbatim(text: str) -> str:
+    """Returns a text as a block of Markdown."""
+    return "\n".join("    " + line for line in text.splitlines() or [""])
+
+
+def thought_page(title: str, by_chunk: pd.DataFrame, rows: Sequence[Sequence[str]]) -> str:
+    """Returns the page: a table of chunks, and each query cut into chunks with their thoughts.
+
+    Args:
+        title: of the page.
+        by_chunk: see ``chunks``.
+        rows: spans of the queries, see ``written_out``.
+    """
+    head = {
+        "chunk": "chunk",
+        "rows": "queries",
+        "accuracy": "share right",
+        "trivial": "without a thought",
+        "gold_trivial": "gold without",
+        "first_wrong": "first wrong",
+    }
+    table = by_chunk[list(head)].rename(columns=head)
+    return page(title, table, MEANING, range(3), rows, unit="chunks")
+
+
+def chunks_figure(table: pd.DataFrame) -> Any:
+    """Returns the accuracy of each chunk, how often it has no thought, and where errors begin.
+
+    Args:
+        table: see ``chunks``, at least one.
+    """
+    figure, (accuracy, trivial, wrong) = panels(12, 3.6, 3)
+    draw_lines(accuracy, table, "chunk", {"accuracy": (None, BLUE)})
+    shown = {"trivial": ("model", BLUE), "gold_trivial": ("gold", GREY)}
+    draw_lines(trivial, table, "chunk", shown)
+    draw_bars(wrong, table, "chunk", {"first_wrong_share": (None, ORANGE)})
+    rest = 1 - table["first_wrong_share"].sum()
+    wrong.set_title(f"{rest:.1%} of the queries have none", fontsize=10)
+    labels = {
+        accuracy: "share of right thoughts",
+        trivial: "share without a thought",
+        wrong: "share of queries: first wrong thought",
+    }
+    for ax, label in labels.items():
+        finish(ax, "chunk of the query", label, whole=True)
+    for ax in (accuracy, trivial):
+        ax.set_ylim(-0.03, 1.03)
+    return figure
+
+
+def thoughts_figure(table: pd.DataFrame) -> Any:
+    """Returns the accuracy of gold thoughts by their order in the query.
+
+    Args:
+        table: see ``thoughts``, at least one.
+    """
+    figure, (ax,) = panels(5.6, 3.6, 1)
+    draw_lines(ax, table, "thought", {"accuracy": (None, GREEN)})
+    ax.set_ylim(-0.03, 1.03)
+    finish(ax, "gold thought, in the query's order", "share that is thought so", whole=True)
+    return figure
+
+
+def rounds_figure(table: pd.DataFrame) -> Any:
+    """Returns how many rounds queries take.
+
+    Args:
+        table: see ``rounds``, at least one.
+    """
+    figure, (ax,) = panels(5.6, 3.6, 1)
+    draw_bars(ax, table, "rounds", {"share": (None, BLUE)})
+    finish(ax, "rounds of reading a query", "share of queries", whole=True)
+    return figure
+
+
+def groups_figure(table: pd.DataFrame, name: str) -> Any:
+    """Returns accuracy and rounds by group.
+
+    Args:
+        table: see ``groups``, at least one.
+        name: what a group counts.
+    """
+    figure, (accuracy, passes) = panels(9, 3.6, 2)
+    shown = {"accuracy_nontrivial": ("gold thoughts", BLUE), "all_right": ("whole queries", ORANGE)}
+    draw_lines(accuracy, table, "group", shown)
+    accuracy.set_ylim(-0.03, 1.03)
+    draw_lines(passes, table, "group", {"rounds": ("rounds", BLUE)})
+    draw_lines(passes, table, "group", {"nontrivial": ("thoughts", GREY)}, "o--")
+    finish(accuracy, name, "share that is right", whole=True)
+    finish(passes, name, "per query", whole=True)
+    return figure

@@ -1,0 +1,168 @@
+"""The contract of every analysis: what it writes, and that it leaves training alone.
+
+One line of ``analyses.CASES`` adds an analysis.
+"""
+
+import math
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from callbacks.analysis.report import AnalysisReport
+from tests.callbacks.analyses import BY_NAME, CASES
+from tests.callbacks.written import columns, names, scalars
+
+EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Drawing takes longer than all the rest."""
+    monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
+
+
+@pytest.fixture
+def data_of(request):
+    """The data of such a model; a new datamodule each time."""
+    return lambda case: request.getfixturevalue(case.data)()
+
+
+@EACH
+def test_everything_is_written_after_every_nth_validation(case, data_of, make_trainer, tmp_path):
+    """Files, pictures and scalars of the second of three; sweeps are left to the verb validate."""
+    trainer = make_trainer(
+        case.make(every_n_validations=2),
+        logger=TensorBoardLogger(tmp_path),
+        max_steps=3,
+        val_check_interval=1,
+        limit_val_batches=2,
+    )
+    trainer.fit(case.build(), data_of(case))
+    log = tmp_path / "lightning_logs" / "version_0"
+    folder = log / case.name
+    of_run = case.files(case.of_run)
+    expected = case.files(case.tables) | case.more | {"scalars.csv"}
+    assert names(folder, 2) == expected
+    assert {path.name for path in folder.iterdir()} == of_run | {
+        f"val-step=2-{n}" for n in expected
+    }
+    for name, head in case.tables.items():
+        assert columns(folder, name, 2) == head.split()
+    for name, head in case.of_run.items():
+        assert columns(folder, f"{name}.csv") == head.split()
+    for path in folder.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    events = EventAccumulator(str(log)).Reload()
+    tags, found = events.Tags(), scalars(folder, 2)
+    pictures = {name.removesuffix(".png") for name in expected | of_run if name.endswith(".png")}
+    assert set(tags["images"]) == {f"{case.kind.image_tag or case.name}/{n}" for n in pictures}
+    of_analysis = tuple(case.prefix.split())
+    assert {name for name in tags["scalars"] if name.startswith(of_analysis)} == set(found)
+    for name, value in found.items():
+        (event,) = events.Scalars(name)
+        assert event.step == 1  # that of the validation's own scalars
+        assert event.value == pytest.approx(value, rel=1e-4)
+
+
+@EACH
+def test_a_validation_alone_sweeps_too(case, data_of, make_trainer, tmp_path, undrawn):
+    model = case.build()
+    config = model.config
+    trainer = make_trainer(case.make(), limit_val_batches=2)
+    trainer.validate(model, data_of(case), verbose=False)
+    folder = tmp_path / case.name
+    tables = case.tables | case.swept
+    more = {name for name in case.more if not name.endswith(".png")}
+    assert names(folder) == case.files(tables, drawn=False) | more | {"scalars.csv"}
+    for name, head in tables.items():
+        assert columns(folder, name) == head.split()
+    if case.swept:
+        assert model.config is model.network.config is config
+
+
+@EACH
+def test_training_is_the_same_with_and_without(case, data_of, make_trainer, undrawn):
+    """Weights, metrics, draws and modes; the analysis' own scalars aside."""
+    ends = []
+    for callbacks in ((), (case.make(**({"sweep_every_n_validations": 1} if case.swept else {})),)):
+        random.seed(0)
+        np.random.seed(0)
+        options = {"accumulate_grad_batches": 2, "val_check_interval": 1}  # also within steps
+        trainer = make_trainer(*callbacks, max_steps=2, **options)
+        model = case.build(**BY_NAME[case.method].noise)
+        trainer.fit(model, data_of(case))
+        draws = torch.rand(1).item(), np.random.rand(), random.random()
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        modes = [child.training for child in model.modules()]
+        counts = getattr(model, "sentence_steps", None)
+        ends.append((model.state_dict(), metrics, draws, modes, counts))
+    (weights, *rest), (weights_with, *rest_with) = ends
+    assert rest_with == rest
+    assert weights_with.keys() == weights.keys()
+    assert all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
+
+
+@EACH
+def test_a_model_without_the_statistics_is_reported_once(case, request, make_trainer, tmp_path):
+    data = request.getfixturevalue(case.data_without)()
+    trainer = make_trainer(case.make(), max_steps=2, val_check_interval=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(BY_NAME[case.without].build(), data)
+    reported = [str(warning.message) for warning in caught]
+    (line,) = [text for text in reported if text.startswith(case.name.replace("_", " "))]
+    assert BY_NAME[case.without].model.__name__ in line
+    assert not (tmp_path / case.name).exists()
+
+
+@EACH
+def test_half_precision(case, data_of, make_trainer, tmp_path, undrawn):
+    found = []
+    for precision in ("32-true", "bf16-mixed"):
+        trainer = make_trainer(case.make(), precision=precision)
+        trainer.validate(case.build(), data_of(case), verbose=False)
+        found.append(scalars(tmp_path / case.name))
+    full, half = found
+    assert half.keys() <= full.keys()  # what is all rounding is not fitted
+    assert all(math.isfinite(value) for value in half.values())
+    for name, share in case.steady.items():
+        assert half[name] == pytest.approx(full[name], rel=share)
+
+
+COMPILED = [
+    pytest.param(case, marks=[pytest.mark.slow] if case.swept else [], id=case.name)
+    for case in CASES
+    if case.name in ("fork_analysis", "posterior_analysis")
+]
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_a_compiled_network_changes_no_number(case, data_of, make_trainer, tmp_path, undrawn):
+    found, graphs = [], []
+    for model in (case.build(), case.build()):
+        if found:
+            model.network.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
+        make_trainer(case.make()).validate(model, data_of(case), verbose=False)
+        found.append(scalars(tmp_path / case.name))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert graphs  # the validation itself ran compiled
+
+
+VALUES = [
+    (case, name, least - 1)
+    for case in CASES
+    for name, least in ({"num_batches": 1, "every_n_validations": 0} | case.least).items()
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "value"), VALUES, ids=lambda v: getattr(v, "name", str(v))
+)
+def test_values_are_checked(case, name, value):
+    with pytest.raises(ValueError, match=rf"{name} \({value}\) must be at least"):
+        case.kind(**{name: value})

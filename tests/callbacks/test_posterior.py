@@ -1,0 +1,392 @@
+"""What the analysis of posteriors finds: in validations, against direct computations, by hand."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from methods import METHODS
+from torch.distributions import Normal, kl_divergence
+
+from callbacks import PosteriorAnalysis
+from callbacks.analysis.base import Findings
+from callbacks.analysis.posterior import (
+    PosteriorRecorder,
+    collect_posterior,
+    inner_steps,
+    layers,
+    posterior_report,
+    variance_histogram,
+    variances,
+)
+from callbacks.analysis.report import AnalysisReport
+from callbacks.hooks import dialled
+from lightning_models.layers import record, recording
+from tests.callbacks.written import column, names, scalars, table
+
+BY_NAME = {method.name: method for method in METHODS}
+NAN = pytest.approx(math.nan, nan_ok=True)
+
+
+def build(name="latent-thought", **changes):
+    return BY_NAME[name].build(num_layers=3, dim=16, num_heads=2, **changes)
+
+
+@pytest.fixture
+def analyse(make_data, make_trainer, tmp_path, monkeypatch):
+    """Validates a model with the analysis and returns the folder and what was logged."""
+
+    def run(model=None, trainer=None, drawn=False, **options):
+        if not drawn:
+            monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
+        analysis = PosteriorAnalysis(**{"num_batches": 1, "steps": (0, 2), **options})
+        trainer = make_trainer(analysis, **(trainer or {}))
+        trainer.validate(model or build(), make_data(), verbose=False)
+        return tmp_path / "posterior_analysis", trainer.callback_metrics
+
+    return run
+
+
+def test_points_of_a_sweep(analyse):
+    model = build()
+    folder, _ = analyse(model, steps=(4, 0, 4))
+    assert column(folder, "sweep", "steps") == [0, 4]
+    flops = column(folder, "sweep", "flops_per_token")
+    assert flops[1] > flops[0]
+    assert column(folder, "sweep", "kl")[0] == 0  # of the prior
+    assert model.config.inner_steps == model.network.config.inner_steps == 2
+    assert {line["sample"] for line in table(folder, "inner_steps")[:-1]} == {"inner"}
+
+
+def test_numbers_are_those_of_the_validation(analyse):
+    """Of all its batches: what the analysis says of the T_fast in use is what is logged."""
+    folder, logged = analyse(num_batches=2, trainer={"limit_val_batches": 2})
+    found, loss = scalars(folder), float(logged["val/loss"])
+    assert found["posterior/elbo"] == pytest.approx(-loss, rel=1e-4)
+    assert found["posterior/sweep/steps_2"] == pytest.approx(loss, rel=1e-4)
+    assert found["posterior/nll"] + found["posterior/kl"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_an_inner_step_is_where_fewer_steps_end(analyse):
+    """The state before step t is that after t steps: the sweep sees the curve from its ends."""
+    model = build(inner_steps=3, bound_noise="inner")
+    folder, _ = analyse(model, steps=(1, 2, 3))
+    for name in ("nll", "kl"):
+        inner, swept = column(folder, "inner_steps", name), column(folder, "sweep", name)
+        assert len(inner) == 4
+        assert inner[1:] == pytest.approx(swept, rel=1e-4)
+    (first, *_), found = column(folder, "inner_steps", "elbo"), scalars(folder)
+    assert found["posterior/elbo"] == pytest.approx(-column(folder, "sweep", "loss")[-1], rel=1e-4)
+    assert found["posterior/elbo"] > first  # inference has climbed
+
+
+def test_layers_and_variances_add_up(analyse):
+    folder, _ = analyse()
+    found = scalars(folder)
+    assert column(folder, "layers", "layer") == [1, 2, 3]
+    assert column(folder, "layers", "vectors") == [2, 2, 2]
+    assert column(folder, "layers", "coordinates") == [32, 32, 32]
+    assert sum(column(folder, "layers", "kl")) == pytest.approx(found["posterior/kl"], rel=1e-4)
+    for name in ("active_vectors", "active_coordinates"):
+        assert sum(column(folder, "layers", name)) == found[f"posterior/{name}"]
+    assert found["posterior/active_vectors"] == 6  # inference starts far from the prior
+    assert sum(column(folder, "variance", "coordinates")) == 6 * 16
+    low, median, high = (found[f"posterior/variance/{name}"] for name in ("q05", "median", "q95"))
+    # log-variances start at -5, noise of 0.1 aside, and two steps of 0.12 lead upwards
+    assert np.exp(-5) < low < median < high < np.exp(-4)
+
+
+# ---- other ways of inference
+
+
+def test_a_chain_has_no_density(analyse):
+    folder, logged = analyse(build("latent-thought-langevin"), drawn=True)
+    both = {f"{name}.{kind}" for name in ("inner_steps", "sweep") for kind in ("csv", "png")}
+    assert names(folder) == {"scalars.csv"} | both
+    nll, loss = column(folder, "inner_steps", "nll"), float(logged["val/loss"])
+    assert len(nll) == 3
+    assert nll[-1] == pytest.approx(loss, rel=1e-4)
+    for name in ("elbo", "kl", "log_variance_gradient"):
+        assert np.isnan(column(folder, "inner_steps", name)).all()
+    assert min(column(folder, "inner_steps", "mean_gradient")[:-1]) > 0
+    assert column(folder, "sweep", "loss")[1] == pytest.approx(loss, rel=1e-4)
+    found = {"posterior/nll", "posterior/last_step/mean_gradient"}
+    assert set(scalars(folder)) == found | {f"posterior/sweep/steps_{n}" for n in (0, 2)}
+
+
+def test_an_encoder_has_no_steps(analyse, caplog):
+    with caplog.at_level(logging.INFO):
+        options = {"num_batches": 2, "trainer": {"limit_val_batches": 2}}
+        folder, _ = analyse(build("latent-thought-amortised"), drawn=True, **options)
+    both = {f"{name}.{kind}" for name in ("layers", "variance") for kind in ("csv", "png")}
+    assert names(folder) == {"scalars.csv"} | both
+    (line,) = [line for line in caplog.messages if "posterior analysis" in line]
+    assert "LatentThoughtLM takes no inner steps" in line
+    assert "posterior/layer_3/kl" in scalars(folder)
+
+
+def test_without_inner_steps_the_posterior_is_the_prior(analyse):
+    folder, _ = analyse(build(inner_steps=0), steps=(0, 3))
+    assert "inner_steps.csv" not in names(folder)
+    found = scalars(folder)
+    assert found["posterior/kl"] == found["posterior/active_coordinates"] == 0
+    assert found["posterior/variance/q05"] == found["posterior/variance/q95"] == 1
+    assert column(folder, "sweep", "kl")[1] > 0
+
+
+def test_shared_latents_are_one_layer(analyse):
+    folder, _ = analyse(build("latent-thought-shared"), steps=())
+    assert column(folder, "layers", "vectors") == [2]
+    assert "sweep.csv" not in names(folder)
+
+
+def test_a_sweep_that_fails_leaves_the_configuration(make_data, make_trainer, monkeypatch):
+    model = build()
+    configs = model.config, model.network.config
+
+    def fails(context, training=False):
+        assert model.config.inner_steps == model.network.config.inner_steps == 7
+        raise RuntimeError("no count")
+
+    monkeypatch.setattr(model, "flops_per_token", fails)
+    trainer = make_trainer(PosteriorAnalysis(steps=(7,)))
+    with pytest.raises(RuntimeError, match="no count"):
+        trainer.validate(model, make_data(), verbose=False)
+    assert model.config is configs[0]
+    assert model.network.config is configs[1]
+
+
+def test_numbers_of_steps_are_checked():
+    with pytest.raises(ValueError, match=r"steps \(-2\) must be at least 0"):
+        PosteriorAnalysis(steps=(4, -2))
+
+
+# ---- against direct computations
+
+
+def noisy():
+    model = build()
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.double().eval()
+
+
+def batch(rows=3, seed=0):
+    return BY_NAME["latent-thought"].batch(rows, 24, seed)
+
+
+def found(model, *batches):
+    findings = Findings()
+    for each in batches:
+        recorder = PosteriorRecorder()
+        model.recorded(each, **recorder.consumers())
+        collect_posterior(findings, recorder)
+    return findings
+
+
+def lines_of(frame):
+    return frame.to_dict("records")
+
+
+def values_of(findings):
+    """The scalars of a report."""
+    return posterior_report(findings).finite
+
+
+def recorded(model, data):
+    """All that a model records, by name; inner steps as a list."""
+    steps, posterior = [], {}
+    model.recorded(
+        data, inner_step=lambda **values: steps.append(values), posterior=posterior.update
+    )
+    return steps, posterior
+
+
+def test_the_scored_sample_is_that_of_the_score():
+    model, data = noisy(), batch()
+    scores = model.score(data)
+    values = values_of(found(model, data))
+    tokens = int((data["targets"] >= 0).sum())
+    assert values["posterior/nll"] == pytest.approx(-scores.log_prob.sum().item() / tokens)
+    kl = -scores.sequence_term.sum().item() / tokens
+    assert values["posterior/kl"] == pytest.approx(kl, rel=1e-5)  # scores are float32
+    assert values["posterior/elbo"] == pytest.approx(scores.total().item() / tokens, rel=1e-5)
+
+
+def test_curves_are_means_over_tokens_and_sequences():
+    model, data = noisy(), batch()
+    steps, posterior = recorded(model, data)
+    tokens = int(posterior["targets"].sum())
+    lines = lines_of(inner_steps(found(model, data)))
+    assert [line["sample"] for line in lines] == ["inner", "inner", "scored"]
+    for line, step in zip(lines[:-1], steps, strict=True):
+        nll, kl = step["nll"].sum().item() / tokens, step["kl"].sum().item() / tokens
+        assert (line["nll"], line["kl"]) == pytest.approx((nll, kl))
+        assert line["elbo"] == pytest.approx(-nll - kl)
+        for name in ("mean_gradient", "log_variance_gradient"):
+            norms = [math.hypot(*row) for row in step[name].tolist()]
+            assert line[name] == pytest.approx(sum(norms) / len(norms))
+    assert lines[-1]["nll"] == pytest.approx(posterior["nll"].sum().item() / tokens)
+
+
+def test_layers_have_the_divergences_of_their_vectors():
+    model, data = noisy(), batch()
+    _, posterior = recorded(model, data)
+    tokens = int(posterior["targets"].sum())
+    q = Normal(posterior["mean"], (0.5 * posterior["log_variance"]).exp())
+    each = kl_divergence(q, Normal(0.0, 1.0))  # (B, Z, D), Z = 3 layers of 2
+    spread = posterior["mean"].var(dim=0, unbiased=True)
+    for layer, line in enumerate(lines_of(layers(found(model, data)))):
+        own = slice(2 * layer, 2 * layer + 2)
+        assert line["kl"] == pytest.approx(each[:, own].sum().item() / tokens)
+        active = each[:, own].sum(dim=2).mean(dim=0) > 0.01
+        assert line["active_vectors"] == int(active.sum())
+        assert line["active_coordinates"] == int((spread[own] > 0.01).sum())
+    assert line["layer"] == 3
+
+
+def test_variances_are_those_of_coordinates():
+    model, data = noisy(), batch()
+    _, posterior = recorded(model, data)
+    by_hand = posterior["log_variance"].exp().mean(dim=0).flatten().numpy()
+    findings = found(model, data)
+    values = values_of(findings)
+    assert values["posterior/variance/mean"] == pytest.approx(by_hand.mean())
+    for name, part in (("q05", 0.05), ("median", 0.5), ("q95", 0.95)):
+        assert values[f"posterior/variance/{name}"] == pytest.approx(np.quantile(by_hand, part))
+    lines = lines_of(variance_histogram(variances(findings)))
+    counts = np.histogram(by_hand[:32], [line["from"] for line in lines[:40]] + [lines[39]["to"]])
+    assert [line["coordinates"] for line in lines[:40]] == counts[0].tolist()
+    assert sum(line["coordinates"] for line in lines) == len(by_hand)
+
+
+def test_batches_and_ranks_are_merged():
+    model, one, two = noisy(), batch(3), batch(2, seed=1)
+    together, merged = found(model, one, two), Findings()
+    for findings in (found(model, one), Findings(), found(model, two)):
+        merged.append(findings)
+    assert posterior_report(merged).files() == posterior_report(together).files()
+    whole = {key: torch.cat((one[key], two[key])) for key in one}
+    assert values_of(found(model, whole)) == pytest.approx(values_of(together))
+
+
+def test_rows_that_fill_a_batch_do_not_count():
+    model, data = noisy(), batch(3)
+    filled = {key: torch.cat((value, value[:1])) for key, value in data.items()}
+    filled["targets"][3] = -100
+    assert values_of(found(model, filled)) == pytest.approx(values_of(found(model, data)))
+    filled["targets"][:] = -100
+    assert not found(model, filled)
+
+
+# ---- by hand
+
+
+def handed(log_variance=((0.0, 0.0),), kl=(3.0,), **changes):
+    """A pass of two sequences with one latent vector of two coordinates, and a filling row."""
+    recorder = PosteriorRecorder()
+    rows = len(changes.get("mean", (0, 0, 0)))
+    values = {
+        "mean": torch.tensor([[[1.0, 0.5]], [[1.2, 0.5]], [[9.0, 9.0]]]),
+        "log_variance": None if log_variance is None else torch.tensor([log_variance] * rows),
+        "kl": torch.tensor([kl] * rows),
+        "nll": torch.tensor([10.0, 6.0, 99.0]),
+        "targets": torch.tensor([3, 5, 0]),
+        "informed": torch.tensor([True, True, False]),
+    }
+    with recording(**recorder.consumers()):
+        for step, slope in enumerate((4.0, 3.0)):
+            record(
+                "inner_step",
+                step=step,
+                nll=torch.tensor([20.0, 12.0, 7.0]) - 8 * step,
+                kl=None if log_variance is None else torch.tensor([[2.0], [2.0], [2.0]]),
+                mean_gradient=torch.tensor([[slope], [0.0], [50.0]]),
+                log_variance_gradient=None
+                if log_variance is None
+                else torch.tensor([[slope], [slope], [50.0]]),
+            )
+        record("posterior", **values | changes)
+    findings = Findings()
+    collect_posterior(findings, recorder)
+    return findings
+
+
+def test_numbers_by_hand():
+    findings = handed()
+    lines = lines_of(inner_steps(findings))
+    assert [line["nll"] for line in lines] == [4.0, 2.0, 2.0]
+    assert [line["kl"] for line in lines] == [0.5, 0.5, 0.75]
+    assert [line["elbo"] for line in lines] == [-4.5, -2.5, -2.75]
+    assert [line["mean_gradient"] for line in lines] == [2.0, 1.5, NAN]
+    assert [line["log_variance_gradient"] for line in lines] == [4.0, 3.0, NAN]
+    (layer,) = lines_of(layers(findings))
+    # Var_x of the means 1.0 and 1.2 is 0.02, that of 0.5 and 0.5 is 0
+    assert (layer["active_coordinates"], layer["active_vectors"]) == (1, 1)
+    assert values_of(findings)["posterior/variance/mean"] == 1
+
+
+def test_a_collapsed_posterior_has_nothing_active():
+    findings = handed(kl=(0.005,), mean=torch.full((3, 1, 2), 0.3))
+    values = values_of(findings)
+    assert values["posterior/active_vectors"] == values["posterior/active_coordinates"] == 0
+
+
+def test_one_sequence_has_no_spread():
+    findings = handed(informed=torch.tensor([True, False, False]))
+    assert [line["active_coordinates"] for line in lines_of(layers(findings))] == [NAN]
+    values = values_of(findings)
+    assert "posterior/active_coordinates" not in values
+    assert values["posterior/active_vectors"] == 1
+
+
+def test_a_sample_without_density_has_only_a_likelihood():
+    findings = handed(log_variance=None, kl=(0.0,))
+    assert values_of(findings)["posterior/nll"] == 2.0
+    assert inner_steps(findings)["elbo"].isna().all()
+    assert set(posterior_report(findings).files()) == {"scalars.csv", "inner_steps.csv"}
+
+
+def test_numbers_that_are_not_finite_are_left_out():
+    findings = handed(log_variance=((math.nan, -math.inf),), kl=(math.inf,))
+    assert len(variances(findings)) == 0
+    values = values_of(findings)
+    assert values["posterior/nll"] == 2.0
+    assert "posterior/kl" not in values
+
+
+def test_a_record_may_say_how_many_vectors_a_layer_has():
+    wide = {"log_variance": ((0.0, 0.0),) * 4, "kl": (1.0,) * 4, "mean": torch.zeros(3, 4, 2)}
+    assert len(layers(handed(**wide))) == 1
+    assert len(layers(handed(**wide, latents_per_layer=2))) == 2
+
+
+# ---- what it leaves alone
+
+
+def test_flops_follow_the_dial():
+    model = noisy()
+    flops = []
+    for steps in (0, 1, 2):
+        with dialled(model, "inner_steps", steps):
+            flops.append(model.flops_per_token(32))
+    assert flops[2] == model.flops_per_token(32)
+    assert flops[2] - flops[1] == pytest.approx(flops[1] - flops[0])
+    assert flops[0] < flops[1]
+
+
+def test_what_the_analysis_leaves_alone():
+    model, data = noisy().train(), batch()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before, state = {key: value.clone() for key, value in data.items()}, torch.get_rng_state()
+    with torch.inference_mode():
+        inside = {key: value.clone() for key, value in data.items()}
+        first = values_of(found(model, inside))
+    assert values_of(found(model, data)) == first
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+    assert all((parameter.grad == 1).all() for parameter in model.parameters())
+    assert all(torch.equal(data[key], value) for key, value in before.items())
