@@ -133,7 +133,7 @@ def all_checksums(folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
     """
     sums = dict(known)
     for path in folder.iterdir():
-        if path.name in sums or path.name in ("journal.jsonl", "place.json"):
+        if path.name in sums or path.name == "journal.jsonl":
             continue
         blocks = BlockChecksums()
         with path.open("rb") as file:

@@ -21,7 +21,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from tqdm import tqdm
 
-from datamodules.prepare import write_whole
+from datamodules.journals import write_whole
 from datamodules.readers import expand
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.gsm8k import HubProblems, Solved, check_format, read_all, solved

@@ -30,13 +30,8 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from datamodules.prepare import (
-    EncodedChunk,
-    SectionWriter,
-    full_disk_named,
-    shard_name,
-    write_whole,
-)
+from datamodules.journals import full_disk_named, write_whole
+from datamodules.prepare import EncodedChunk, SectionWriter, shard_name
 from datamodules.reasoning.examples import EncodedExample, Example, encode_examples
 from datamodules.store import (
     FORMAT,

@@ -391,22 +391,13 @@ def test_origin_and_place_survive_and_only_a_fitting_place_is_used(tmp_path):
     with pytest.raises(ConnectionError):
         run(failing_after(0), again)
     assert again.places == [json.loads(journal[-1])["end"] - 1]
+    (partial / "place.json").write_text("{}")  # of an older version
     (partial / "train-00002.tokens").write_bytes(b"")  # the start moves in front of the place
     damaged = Remote("b")
     with pytest.warns(UserWarning, match="damaged"):
         store = run(DOCUMENTS, damaged)
     assert damaged.places == []
     assert (store.meta["origin"], store.meta["notes"]) == ({"commit": "a"}, ["a note"])
-    assert not list((tmp_path / "s").glob("place*"))
     prepare(tmp_path / "whole", remote=Remote("a"))
     whole, here = content(tmp_path / "whole"), content(tmp_path / "s")
     assert {**whole, "meta.json": b""} == {**here, "meta.json": b""}
-
-
-def test_an_unreadable_place_is_no_obstacle(tmp_path):
-    with pytest.raises(ConnectionError):
-        prepare(tmp_path / "s", failing_after(300), remote=Remote())
-    (tmp_path / "s.partial" / "place.json").write_text("{")
-    remote = Remote()
-    assert prepare(tmp_path / "s", remote=remote).counts("train").documents > 200
-    assert remote.places == []
