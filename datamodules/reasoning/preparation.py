@@ -22,7 +22,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -375,47 +375,6 @@ def _temporary(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-@dataclass
-class _Arrays:
-    """What is kept of a split in addition to its texts, in parts.
-
-    Attributes:
-        ends: Number of the text after each example's last one.
-        groups: Group of each example.
-        places: Token of each step.
-        shifts: How far it was moved on.
-        texts: Texts so far.
-        longest: Tokens of the longest row so far.
-    """
-
-    ends: list[int] = field(default_factory=list)
-    groups: list[int] = field(default_factory=list)
-    places: list[np.ndarray] = field(default_factory=list)
-    shifts: list[np.ndarray] = field(default_factory=list)
-    texts: int = 0
-    longest: int = 0
-
-    def add(self, example: EncodedExample, length: int) -> None:
-        """Adds an example whose row has that many tokens."""
-        assert example.alignment is not None
-        self.texts += len(example.texts)
-        self.ends.append(self.texts)
-        self.groups.append(example.group)
-        self.places.append(example.alignment.places)
-        self.shifts.append(example.alignment.shifts)
-        self.longest = max(self.longest, length)
-
-    def write(self, folder: Path, split: Split) -> dict[str, int]:
-        """Writes the arrays, and returns what meta.json says of them."""
-        nothing = np.empty(0, dtype=INDEX)
-        firsts, groups = np.array([0, *self.ends], dtype=INDEX), np.array(self.groups, dtype=INDEX)
-        steps = [np.concatenate([nothing, *parts]) for parts in (self.places, self.shifts)]
-        for name, values in zip(ARRAYS, (firsts, groups, *steps), strict=True):
-            # not tofile, whose error on a full disk does not say so
-            (folder / f"{split}.{name}").write_bytes(values.astype(INDEX).tobytes())
-        return {"examples": len(groups), "steps": len(steps[0]), "longest": self.longest}
-
-
 class _Writer:
     """Writes the files of a store.
 
@@ -435,15 +394,26 @@ class _Writer:
 
     def write(self, split: Split, examples: Iterable[Example]) -> None:
         """Writes a split."""
-        arrays = _Arrays()
+        firsts, groups, longest = [0], [], 0
+        places, shifts = [np.empty(0, INDEX)], [np.empty(0, INDEX)]
         bar = tqdm(examples, desc=f"tokenising {split}", unit=" examples", disable=None)
         for batch in encode_examples(bar, self._tokenizer):
             kept = [one for one in (self._sifted(split, one) for one in batch) if one is not None]
             if kept:
                 self._section.add(_as_chunk(split, kept, self._tokenizer))
             for one in kept:
-                arrays.add(one, self._length(one))
-        self._sizes[split] = arrays.write(self._folder, split)
+                assert one.alignment is not None
+                firsts.append(firsts[-1] + len(one.texts))
+                groups.append(one.group)
+                places.append(one.alignment.places)
+                shifts.append(one.alignment.shifts)
+                longest = max(longest, self._length(one))
+        steps = [np.concatenate(parts) for parts in (places, shifts)]
+        for name, values in zip(ARRAYS, (firsts, groups, *steps), strict=True):
+            # not tofile, whose error on a full disk does not say so
+            content = np.asarray(values, dtype=INDEX).tobytes()
+            (self._folder / f"{split}.{name}").write_bytes(content)
+        self._sizes[split] = {"examples": len(groups), "steps": len(steps[0]), "longest": longest}
 
     def _length(self, example: EncodedExample) -> int:
         return example.row_length(self._limits.prefix, self._limits.separator)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from datamodules.reasoning.examples import Example
+from datamodules.reasoning.examples import MARKER, Example
 from datamodules.reasoning.module import ReasoningDataModule
 from datamodules.store import SPLITS, Split
 
@@ -176,14 +176,13 @@ def parity(operations: int, below: Callable[[int], int]) -> Example:
         below: Draws an integer in [0, n).
     """
     state = below(2)
-    told = _Told(f"The coin starts at state {STATES[state]}.")
-    told.marks(STATES[state])
+    text, steps = f"The coin starts at state {STATES[state]}.{MARKER}", [STATES[state]]
     for _ in range(operations):
         entity, flips = ENTITIES[below(2)], below(2)
         state = (state + flips) % 2
-        told.adds(f" {entity} {VERBS[flips]} the coin.")
-        told.marks(STATES[state])
-    return told.example(f" {STATES[state]}", operations)
+        text += f" {entity} {VERBS[flips]} the coin.{MARKER}"
+        steps.append(STATES[state])
+    return Example.from_marked(text, steps, f" {STATES[state]}", operations)
 
 
 def assignments(
@@ -200,7 +199,7 @@ def assignments(
     names = ascii_lowercase[:variables]
     values = [below(modulus) for _ in names]
     first = "; ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-    told = _Told(f"Track the variables values: {first}")
+    text, steps = f"Track the variables values: {first}", []
     for _ in range(operations):
         place = below(variables)
         if variables > 1 and below(2):
@@ -210,32 +209,10 @@ def assignments(
             value = 1 + below(modulus - 1)
             term = str(value)
         values[place] = (values[place] + value) % modulus
-        told.adds(f" {names[place]}={names[place]}+{term}")
-        told.marks(f"{names[place]}={values[place]}")
+        text += f" {names[place]}={names[place]}+{term}{MARKER}"
+        steps.append(f"{names[place]}={values[place]}")
     final = "".join(f" {name}={value}" for name, value in zip(names, values, strict=True))
-    return told.example(final, operations)
-
-
-class _Told:
-    """A text that is being written, with its markers."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._steps: list[str] = []
-        self._markers: list[int] = []
-
-    def adds(self, text: str) -> None:
-        """Writes on."""
-        self._text += text
-
-    def marks(self, step: str) -> None:
-        """Sets a marker at the end of what is written."""
-        self._steps.append(step)
-        self._markers.append(len(self._text))
-
-    def example(self, answer: str, group: int) -> Example:
-        """Returns the example."""
-        return Example(self._text, tuple(self._steps), tuple(self._markers), answer, group)
+    return Example.from_marked(text, steps, final, operations)
 
 
 def _numbers(**given: Sequence[int]) -> Sequence[int]:

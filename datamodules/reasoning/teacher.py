@@ -13,6 +13,7 @@ nowhere else: it is cut out of what servers say, is not sent on when they redire
 plain HTTP to other machines.
 """
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -20,7 +21,7 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -427,8 +428,8 @@ def place_steps(
         counts: Counter[str] = Counter()
         waiting = _to_ask(problems, kept.identities | dropped.identities, counts)
         refused: list[dict[str, Any]] = []  # in a row; all of them are the options' fault, or none
-        with _Requests(ask, waiting, concurrency) as requests:
-            for problem, answered in requests:
+        with contextlib.closing(_answers(ask, waiting, concurrency)) as answers:
+            for problem, answered in answers:
                 row, reason = _judged(problem, answered)
                 counts.update([KEPT] if reason is None else [DROPPED, f"{DROPPED}: {reason}"])
                 told(counts)
@@ -480,31 +481,25 @@ def _judged(problem: Solved, answered: "Future[str]") -> tuple[dict[str, Any], s
     return {**row, "query": marked, **solution}, None
 
 
-class _Requests:
-    """Yields (problem, its finished request) as they come; few problems are read ahead.
+def _answers(
+    ask: Ask, problems: Iterator[Solved], concurrency: int
+) -> Generator[tuple[Solved, "Future[str]"]]:
+    """Yields problems and their finished requests as they come; few are read ahead.
 
-    As a context it lets the requests on their way end when something goes wrong.
+    When it is closed, no further request is sent.
     """
-
-    def __init__(self, ask: Ask, problems: Iterator[Solved], concurrency: int) -> None:
-        self._ask, self._problems, self._concurrency = ask, problems, concurrency
-        self._pool = ThreadPoolExecutor(concurrency)
-
-    def __enter__(self) -> "_Requests":
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._pool.shutdown(wait=failure[0] is None, cancel_futures=True)
-
-    def __iter__(self) -> Iterator[tuple[Solved, "Future[str]"]]:
-        sent: dict[Future[str], Solved] = {}
+    pool = ThreadPoolExecutor(concurrency)
+    sent: dict[Future[str], Solved] = {}
+    try:
         while True:
-            for problem in islice(self._problems, self._concurrency - len(sent)):
-                sent[self._pool.submit(self._ask, messages(problem))] = problem
+            for problem in islice(problems, concurrency - len(sent)):
+                sent[pool.submit(ask, messages(problem))] = problem
             if not sent:
                 return
             for done in wait(sent, return_when=FIRST_COMPLETED).done:
                 yield sent.pop(done), done
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Lines:

@@ -30,7 +30,7 @@ soheeyang/TwoHopFact and soheeyang/SOCRATES):
 import ast
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,7 @@ from datamodules.readers import not_utf8, read_rows
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.kinship import NAMES, Draws
 from datamodules.reasoning.module import FileSplits, ReasoningDataModule
+from datamodules.reasoning.state_tracking import check_ranges
 from datamodules.store import SPLITS, Split
 
 # ---- facts and questions
@@ -260,53 +261,21 @@ def _names(kind: Kind, count: int, draws: Draws, used: set[str]) -> list[str]:
 _LONGEST_FIELD = 2**24  # characters; csv's own limit is below what TwoHopFact has
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Names of the columns of a format, made of those of e1, e2 and e3.
+_Columns = Mapping[str, tuple[str, ...]]
 
-    Attributes:
-        name: Ending of the columns with their names.
-        aliases: Ending of the columns with their other names.
-        first: The first fact.
-        second: The second fact.
-        question: The question.
-        filled: Whether the facts name their entities; else they are templates.
-    """
-
-    name: str
-    aliases: str
-    first: str
-    second: str
-    question: str
-    filled: bool
-
-    @property
-    def entities(self) -> tuple[str, str, str]:
-        """Those of subject, bridge and answer."""
-        return (f"e1{self.name}", f"e2{self.name}", f"e3{self.name}")
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Those without which a row says nothing."""
-        return (*self.entities, self.first, self.second, self.question)
-
-
-_PROMPTS = _Columns(
-    name=".value",
-    aliases=".aliases",
-    first="r1(e1).prompt",
-    second="r2(e2).prompt",
-    question="r2(r1(e1)).prompt",
-    filled=True,
-)
-_TEMPLATES = _Columns(
-    name="_label",
-    aliases="_aliases",
-    first="r1_template",
-    second="r2_template",
-    question="source_prompt",
-    filled=False,
-)
+_NEEDED = ("names", "facts", "question")
+_PROMPTS: _Columns = {
+    "names": ("e1.value", "e2.value", "e3.value"),
+    "facts": ("r1(e1).prompt", "r2(e2).prompt"),
+    "question": ("r2(r1(e1)).prompt",),
+    "aliases": ("e2.aliases", "e3.aliases"),
+}
+_TEMPLATES: _Columns = {
+    "names": ("e1_label", "e2_label", "e3_label"),
+    "facts": ("r1_template", "r2_template"),
+    "question": ("source_prompt",),
+    "aliases": ("e2_aliases", "e3_aliases"),
+}
 
 
 def check_csv(path: Path) -> None:
@@ -336,14 +305,16 @@ def read_chains(path: Path) -> Iterator[Chain]:
         raise ValueError(f"{path} has no questions. Remove it from the files, or fill it.")
 
 
-def _format(path: Path, names: object) -> _Columns:
-    there = set(names) if isinstance(names, list | tuple) else set()
+def _format(path: Path, there: Iterable[str]) -> _Columns:
+    """Returns the columns of the format that a file is in."""
+    needed = []
     for columns in (_PROMPTS, _TEMPLATES):
-        if there.issuperset(columns.needed):
+        needed.append([name for kind in _NEEDED for name in columns[kind]])
+        if set(there).issuperset(needed[-1]):
             return columns
     raise ValueError(
-        f"{path}: the columns are those of neither format: {', '.join(_PROMPTS.needed)} "
-        f"(TwoHopFact), or {', '.join(_TEMPLATES.needed)} (Hopping Too Late)."
+        f"{path}: the columns are those of neither format: {', '.join(needed[0])} "
+        f"(TwoHopFact), or {', '.join(needed[1])} (Hopping Too Late)."
     )
 
 
@@ -354,13 +325,13 @@ def _chain(row: Mapping[str, str | None], columns: _Columns, where: str) -> Chai
             raise ValueError(f"{where}: the column {name!r} is empty. Fix or remove the row.")
         return text
 
-    subject, bridge, answer = map(value, columns.entities)
-    first, second = value(columns.first), value(columns.second)
-    if not columns.filled:
+    subject, bridge, answer = map(value, columns["names"])
+    first, second = map(value, columns["facts"])
+    if columns is _TEMPLATES:
         first, second = _filled(first, subject, where), _filled(second, bridge, where)
-    others = [_aliases(row.get(f"{entity}{columns.aliases}")) for entity in ("e2", "e3")]
+    others = [_aliases(row.get(name)) for name in columns["aliases"]]
     return Chain(
-        question=value(columns.question),
+        question=value(columns["question"][0]),
         first=Hop(first, first, subject, bridge, others[0]),
         second=Hop(second, second, bridge, answer, others[1]),
     )
@@ -484,11 +455,8 @@ class TwoHop(ReasoningDataModule):
         )
 
     def _check(self, **sizes: int) -> None:
-        for key, size in sizes.items():
-            if size < 2:
-                raise ValueError(f"{key}={size} must be at least 2.")
-        if self._knowledge_seed < 0:
-            raise ValueError(f"knowledge_seed={self._knowledge_seed} must be at least 0.")
+        check_ranges(**{key: (size, 2, None) for key, size in sizes.items()})
+        check_ranges(knowledge_seed=(self._knowledge_seed, 0, None))
         if self._steps not in get_args(Steps):
             raise ValueError(f"steps={self._steps!r} must be 'bridge' or 'facts'.")
         if self.question_first:
