@@ -194,9 +194,9 @@ def save_gpt2(tmp_path_factory):
 
     from datamodules.tokenizers import train_bpe
 
-    words = train_bpe("bpe:288", ["the thought reads and writes latent memory state " * 20])
+    usual = train_bpe("bpe:288", ["the thought reads and writes latent memory state " * 20])
 
-    def save(bos=False, positions=64, base=False):
+    def save(bos=False, positions=64, base=False, words=usual, spread=0.3):
         torch.manual_seed(0)
         folder = tmp_path_factory.mktemp("pretrained") / "gpt2"  # mauve's own loader asks for that
         inner = tokenizers.Tokenizer.from_str(words.json_text)
@@ -206,8 +206,8 @@ def save_gpt2(tmp_path_factory):
                 single=f"{eos} $A {eos}", special_tokens=[(eos, words.eos_id)]
             )
         sizes = {"n_positions": positions, "n_embd": 16, "n_layer": 2, "n_head": 2}
-        sizes |= {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.3}
-        config = GPT2Config(vocab_size=288, tie_word_embeddings=not base, **sizes)
+        sizes |= {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": spread}
+        config = GPT2Config(vocab_size=words.vocab_size, tie_word_embeddings=not base, **sizes)
         model = GPT2LMHeadModel(config).eval()
         (model.transformer if base else model).save_pretrained(folder)
         fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, bos_token=eos)

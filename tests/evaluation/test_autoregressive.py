@@ -18,10 +18,8 @@ from evaluation.autoregressive import (
 from evaluation.scoring import standard_error
 from lightning_models import (
     OptimizerConfig,
-    Scores,
     ThoughtbubblesConfig,
     ThoughtbubblesLM,
-    TransformerLM,
 )
 from tests.methods import BLOCK, METHODS, VOCAB
 
@@ -312,55 +310,6 @@ def test_config_fields_can_be_set(score, forking_path, options, changed, gap):
     assert json.dumps(result["settings"]["set"]) == json.dumps(changed)  # 48 is no "48"
     assert result["blockwise"]["causal"] is not gap
     assert (result["difference"]["standard_error"] > 1e-6) is gap
-
-
-def test_table_for_people(evaluates, forking_path):
-    out = evaluates("perplexity", "--ckpt", forking_path, "--mode", "autoregressive", *FEW)
-    table = dict(line.split("  ", 1) for line in out.strip().splitlines())
-    table = {key: value.strip() for key, value in table.items()}
-    assert (table["mode"], table["causal"], table["positions"]) == ("autoregressive", "yes", "40")
-    assert (table["blockwise causal"], table["seed"]) == ("no", "0")
-    assert table["budget"] == "dynamic"
-    assert {"perplexity", "blockwise ppl noncausal", "difference standard error"} <= table.keys()
-
-
-class BoundLM(TransformerLM):
-    """A bound: every sequence costs half a nat more than its tokens."""
-
-    likelihood = "lower_bound"
-
-    def score(self, batch):
-        scores = super().score(batch)
-        term = torch.full_like(scores.sequence_term, -0.5)
-        return Scores(scores.log_prob, term, scores.num_targets, self.likelihood)
-
-
-class EstimateLM(TransformerLM):
-    likelihood = "estimate"
-    causal = False
-
-
-@pytest.mark.parametrize(("kind", "key"), [(BoundLM, "ppl_bound"), (EstimateLM, "ppl_estimate")])
-def test_bounds_and_estimates_stay_what_they_are(
-    corpus, train_checkpoint, score, evaluates, kind, key
-):
-    path = train_checkpoint(corpus_path(corpus, kind), LocalText(**corpus), kind)
-    named = ("--packages", __name__)
-    result = score(path, *FEW, *named)
-    assert (result["likelihood"], result["causal"]) == (kind.likelihood, True)
-    assert result[key] == pytest.approx(math.exp(result["nats_per_token"]))
-    assert "perplexity" not in result
-    # half a nat of a window belongs to no target of it
-    assert (result["blockwise"] is None) is (result["difference"] is None) is (kind is BoundLM)
-    out = evaluates("perplexity", "--ckpt", path, "--mode", "autoregressive", *FEW, *named)
-    assert (out.count("none (a part belongs to whole windows)") == 2) is (kind is BoundLM)
-    assert "difference             unknown" not in out
-
-
-def corpus_path(corpus, kind):
-    from pathlib import Path
-
-    return Path(corpus["cache_dir"]) / f"{kind.__name__}.ckpt"
 
 
 @pytest.mark.parametrize(

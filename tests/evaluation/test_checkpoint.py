@@ -97,54 +97,50 @@ def test_bare_tensors_are_named(tmp_path):
         read_checkpoint(path)
 
 
-def test_unknown_options_are_named(edited):
-    def fields(content):
-        content["recipe"]["model"]["init_args"]["config"].update(old_field=3, older=1)
-
-    def arguments(content):
-        content["recipe"]["model"]["init_args"]["extra"] = True
-
-    with pytest.raises(CheckpointError, match=r"no option .*config\.old_field, .*config\.older;"):
-        build(edited(fields))
-    with pytest.raises(CheckpointError, match=r"TransformerLM has no option .*init_args\.extra;"):
-        build(edited(arguments))
+def config(content):
+    return content["recipe"]["model"]["init_args"]["config"]
 
 
-def test_a_field_that_this_version_needs_is_named(edited):
-    def edit(content):
-        del content["recipe"]["model"]["init_args"]["config"]["block_size"]
-
-    with pytest.raises(CheckpointError, match=r"cannot rebuild TransformerLM: .*'block_size'"):
-        build(edited(edit))
-
-
-def test_a_value_out_of_range_is_named(edited):
-    def edit(content):
-        content["recipe"]["model"]["init_args"]["config"]["num_heads"] = 3
-
-    with pytest.raises(CheckpointError, match=r"num_heads \(3\) must divide dim \(32\)"):
-        build(edited(edit))
+def lose_a_block(content):
+    state = content["state_dict"]
+    state["network.extra"] = torch.ones(1)
+    for key in [key for key in state if ".blocks.1." in key]:
+        del state[key]
 
 
-def test_missing_and_unexpected_weights_are_named(edited):
-    def edit(content):
-        state = content["state_dict"]
-        state["network.extra"] = torch.ones(1)
-        for key in [key for key in state if ".blocks.1." in key]:
-            del state[key]
-
-    expected = (
-        r"missing: network\.blocks\.1\.\S+, \S+, \S+ and \d+ more; unexpected: network\.extra"
-    )
-    with pytest.raises(CheckpointError, match=expected):
-        build(edited(edit))
-
-
-def test_weights_of_another_shape_are_named(edited):
-    def edit(content):
-        content["state_dict"]["network.position.weight"] = torch.ones(7, 32)
-
-    expected = r"of another shape: network\.position\.weight \(7, 32\) instead of \(32, 32\)"
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (
+            lambda content: config(content).update(old_field=3, older=1),
+            r"no option .*config\.old_field, .*config\.older;",
+        ),
+        (
+            lambda content: content["recipe"]["model"]["init_args"].update(extra=True),
+            r"TransformerLM has no option .*init_args\.extra;",
+        ),
+        (
+            lambda content: config(content).pop("block_size"),
+            r"cannot rebuild TransformerLM: .*'block_size'",
+        ),
+        (
+            lambda content: config(content).update(num_heads=3),
+            r"num_heads \(3\) must divide dim \(32\)",
+        ),
+        (
+            lose_a_block,
+            r"missing: network\.blocks\.1\.\S+, \S+, \S+ and \d+ more; unexpected: network\.extra",
+        ),
+        (
+            lambda content: content["state_dict"].update(
+                {"network.position.weight": torch.ones(7, 32)}
+            ),
+            r"of another shape: network\.position\.weight \(7, 32\) instead of \(32, 32\)",
+        ),
+    ],
+    ids=["field", "argument", "field needed", "range", "weights", "shape"],
+)
+def test_what_does_not_fit_this_version_is_named(edited, edit, expected):
     with pytest.raises(CheckpointError, match=expected):
         build(edited(edit))
 

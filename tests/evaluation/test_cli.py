@@ -56,8 +56,6 @@ def test_every_command_explains_its_options(capsys, command):
         ([], "perplexity"),
         (["perplexty"], "invalid choice: 'perplexty'"),
         (["perplexity"], "ckpt"),
-        (["perplexity", "--ckpt", "none.ckpt"], "there is no checkpoint at none.ckpt"),
-        (["generate", "--ckpt", "none.ckpt", "--prompt", "a"], "there is no checkpoint at none"),
         (["generate", "--ckpt", "none.ckpt", "--promt", "a"], "--promt"),
         (["generate", "--ckpt", "none.ckpt", "--top_k", "x"], "top_k"),
     ],
@@ -72,14 +70,11 @@ def test_wrong_command_lines_end_in_one_line(fails, argv, expected):
         (["--split", "valid"], "split"),
         (["--batch_size", "0"], "batch_size (0) must be at least 1"),
         (["--limit_batches", "-1"], "limit_batches (-1) must be at least 1"),
-        (["--device", "cuda"], "device (cuda) is not available here"),
-        (["--set.dimm", "3"], "TransformerLM has no option config.dimm"),
         (["--set.dim", "64"], "of another shape"),
         (["--data", "LostText"], "LostText"),
     ],
 )
-def test_wrong_options_end_in_one_line(fails, checkpoint_path, monkeypatch, options, expected):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def test_wrong_options_end_in_one_line(fails, checkpoint_path, options, expected):
     assert expected in fails("perplexity", "--ckpt", checkpoint_path, *options)
 
 

@@ -52,10 +52,11 @@ KINDS = {
 
 @pytest.fixture
 def score(corpus, train_checkpoint, evaluates, tmp_path):
-    def run(kind):
+    def run(kind, *options):
         path = train_checkpoint(tmp_path / "kind.ckpt", LocalText(**corpus), kind)
         target = tmp_path / "result.json"
-        table = evaluates("perplexity", "--ckpt", path, "--output", target, "--packages", __name__)
+        words = ("--output", target, "--packages", __name__, *options)
+        table = evaluates("perplexity", "--ckpt", path, *words)
         return json.loads(target.read_text()), table
 
     return run
@@ -71,6 +72,18 @@ def test_only_an_exact_likelihood_is_called_perplexity(score, key):
     assert sum(name.startswith("ppl") for name in result) == 1
     assert result[key] == pytest.approx(math.exp(result["nats_per_token"]))
     assert key.replace("_", " ") in table
+
+
+@pytest.mark.parametrize("key", ["ppl_bound", "ppl_estimate"])
+def test_after_prefixes_bounds_and_estimates_stay_what_they_are(score, key):
+    result, table = score(KINDS[key], "--mode", "autoregressive", "--positions", 40)
+    assert (result["likelihood"], result["causal"]) == (KINDS[key].likelihood, True)
+    assert result[key] == pytest.approx(math.exp(result["nats_per_token"]))
+    assert "perplexity" not in result
+    # half a nat of a window belongs to no target of it
+    assert result["blockwise"] is result["difference"] is None
+    assert table.count("none (a part belongs to whole windows)") == 2
+    assert "difference             unknown" not in table
 
 
 def test_sequence_terms_are_counted_once_a_window(score):

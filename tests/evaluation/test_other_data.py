@@ -68,22 +68,31 @@ def test_own_data_keep_their_store(evaluates, bpe_run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "cache").glob("local_text*")) == before
 
 
-def test_another_tokenizer_of_the_same_size_is_refused(fails, checkpoint_path):
-    line = fails("perplexity", "--ckpt", checkpoint_path, "--data.tokenizer", "bpe:257")
-    assert "tokenizer (bpe:257, 257 entries) is not the checkpoint's (bytes, 257 entries)" in line
-
-
-def test_another_vocabulary_is_refused_before_preparing(fails, checkpoint_path, tmp_path):
-    cache = tmp_path / "untouched"
-    options = ("--data.tokenizer", "bpe:300", "--data.cache_dir", cache)
-    line = fails("perplexity", "--ckpt", checkpoint_path, *options)
-    assert "(bpe:300) has 300 entries, the checkpoint's model has a vocabulary of 257" in line
-    assert not cache.exists()
-
-
-def test_windows_beyond_learned_positions_are_refused(fails, checkpoint_path):
-    line = fails("perplexity", "--ckpt", checkpoint_path, "--data.block_size", "33")
-    assert "block_size (33) of the data is longer than the 32 positions" in line
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ["--data.tokenizer", "bpe:257"],
+            "tokenizer (bpe:257, 257 entries) is not the checkpoint's (bytes, 257 entries)",
+        ),
+        (
+            ["--data.tokenizer", "bpe:300", "--data.cache_dir", "untouched"],
+            "(bpe:300) has 300 entries, the checkpoint's model has a vocabulary of 257",
+        ),
+        (
+            ["--data.block_size", "33", "--data.cache_dir", "untouched"],
+            "block_size (33) of the data is longer than the 32 positions",
+        ),
+        (["--data.blocksize", "3"], "blocksize"),
+        (["--data.val_fraction", "0"], "val split is empty"),
+    ],
+)
+def test_data_that_do_not_fit_are_named(
+    fails, checkpoint_path, tmp_path, monkeypatch, options, expected
+):
+    monkeypatch.chdir(tmp_path)
+    assert expected in fails("perplexity", "--ckpt", checkpoint_path, *options)
+    assert not (tmp_path / "untouched").exists()
 
 
 def test_sentences_are_no_windows(fails, checkpoint_path, other_file, tmp_path):
@@ -122,15 +131,6 @@ def test_files_to_score_are_enough(
     (store,) = cache.glob("local_text*")
     counts = {split: Store(store).counts(split).documents for split in ("train", "val", "test")}
     assert counts == {"train": 0, "val": 0, "test": 1}
-
-
-def test_an_unknown_data_option_is_named(fails, checkpoint_path):
-    assert "blocksize" in fails("perplexity", "--ckpt", checkpoint_path, "--data.blocksize", "3")
-
-
-def test_an_empty_split_is_named(fails, checkpoint_path):
-    line = fails("perplexity", "--ckpt", checkpoint_path, "--data.val_fraction", "0")
-    assert "val split is empty" in line
 
 
 def test_the_data_may_be_rebuilt_in_another_place(score, checkpoint_path, other_file, tmp_path):

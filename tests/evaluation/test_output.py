@@ -76,16 +76,6 @@ def test_result_files_may_be_read_by_others(tmp_path):
     assert (tmp_path / "result.json").stat().st_mode == usual.stat().st_mode
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"the folder .*nowhere does not exist; create it"):
-        check_target(tmp_path / "nowhere" / "result.json")
-
-
-def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(ValueError, match="is a folder; name a file in it"):
-        check_target(tmp_path)
-
-
 def test_a_folder_that_refuses_files_is_named(tmp_path, monkeypatch):
     def refuse(self, *args, **kwargs):
         raise PermissionError(13, "Permission denied")
@@ -101,18 +91,3 @@ def test_a_read_only_folder_is_named():
         os.chmod(folder, 0o500)
         with pytest.raises(ValueError, match="cannot write to the folder"):
             check_target(Path(folder) / "result.json")
-
-
-def test_the_target_is_checked_before_the_work_starts(fails, tmp_path):
-    # The checkpoint does not exist either: the output is looked at first, as the work is long.
-    target = tmp_path / "nowhere" / "result.json"
-    line = fails("generate", "--ckpt", tmp_path / "none.ckpt", "--prompt", "a", "--output", target)
-    assert "nowhere does not exist" in line
-
-
-def test_perplexity_does_not_start_without_a_place_for_its_output(fails, checkpoint_path, tmp_path):
-    target = tmp_path / "nowhere" / "result.json"
-    cache = tmp_path / "cache"
-    options = ("--output", target, "--data.cache_dir", cache)
-    assert "nowhere does not exist" in fails("perplexity", "--ckpt", checkpoint_path, *options)
-    assert not cache.exists()

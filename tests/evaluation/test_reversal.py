@@ -335,26 +335,12 @@ def test_the_figure_has_means_and_a_point_a_pair(tokenizer):
 
 
 @pytest.fixture
-def gpt2(tokenizer, tmp_path):
+def gpt2(save_gpt2, tokenizer):
     """Saves a random GPT-2 with the tokenizer; ``bos`` makes that one put a BOS in front."""
-    import tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     def save(bos=False, positions=32):
-        torch.manual_seed(0)
-        inner = tokenizers.Tokenizer.from_str(tokenizer.json_text)
-        eos = "<|endoftext|>"
-        if bos:
-            inner.post_processor = tokenizers.processors.TemplateProcessing(
-                single=f"{eos} $A {eos}", special_tokens=[(eos, tokenizer.eos_id)]
-            )
-        sizes = {"n_positions": positions, "n_embd": 16, "n_layer": 2, "n_head": 2}
-        sizes |= {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.1}
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=ENTRIES, **sizes)).eval()
-        model.save_pretrained(tmp_path / "gpt2")
-        fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, bos_token=eos)
-        fast.save_pretrained(tmp_path / "gpt2")
-        return model, tmp_path / "gpt2"
+        model, _, folder = save_gpt2(bos, positions, words=tokenizer, spread=0.1)
+        return model, folder
 
     return save
 

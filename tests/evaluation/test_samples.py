@@ -36,25 +36,16 @@ def test_the_seed_decides(continued):
     torch.manual_seed(99)
     assert continued(PROMPTS) == first
     assert continued(PROMPTS, seed=1) != first
+    assert continued(["another", *PROMPTS[1:], "more"])[1:-1] == first[1:]
 
 
-def test_other_prompts_change_nothing(continued):
-    texts = continued(PROMPTS)
-    assert continued(PROMPTS[:2]) == texts[:2]
-    assert continued(["another", *PROMPTS[1:], "more"])[1:-1] == texts[1:]
-
-
-def test_groups_have_streams_of_their_own(continued, monkeypatch):
+def test_groups_have_streams_of_their_own_and_change_nothing(continued, monkeypatch):
+    greedy = continued(PROMPTS, temperature=0)
     monkeypatch.setattr(generate, "GROUP", 2)
+    assert continued(PROMPTS, temperature=0) == greedy
     texts = continued(["same"] * 5)
     assert len(set(texts)) == 5
     assert continued(["other", *["same"] * 3])[1:] == texts[1:4]
-
-
-def test_groups_change_nothing_without_chance(continued, monkeypatch):
-    texts = continued(PROMPTS, temperature=0)
-    monkeypatch.setattr(generate, "GROUP", 2)
-    assert continued(PROMPTS, temperature=0) == texts
 
 
 def test_the_command_prints_and_writes(evaluates, checkpoint_path, continued, tmp_path):
@@ -70,22 +61,15 @@ def test_the_command_prints_and_writes(evaluates, checkpoint_path, continued, tm
     assert all(prompt in printed for prompt in PROMPTS)
 
 
-def test_prompts_of_a_jsonl_file(evaluates, checkpoint_path, tmp_path):
+def test_prompts_are_taken_literally(evaluates, checkpoint_path, tmp_path):
     file, target = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     file.write_text('{"prompt": "two\\nlines"}\n{"prompt": "", "id": 7}\n')
-    options = ("--max_new_tokens", "2", "--output", target)
-    evaluates("generate", "--ckpt", checkpoint_path, "--prompts_file", file, *options)
-    rows = [json.loads(line) for line in target.read_text().splitlines()]
-    assert [row["prompt"] for row in rows] == ["two\nlines", ""]
-
-
-def test_a_typed_prompt_is_taken_literally(evaluates, checkpoint_path, tmp_path):
-    target = tmp_path / "out.jsonl"
     odd = ["null", "a: b", "[1", "3"]
     typed = [word for prompt in odd for word in ("--prompt", prompt)]
-    short = ("--max_new_tokens", "1", "--output", target)
-    evaluates("generate", "--ckpt", checkpoint_path, *typed, *short)
-    assert [json.loads(line)["prompt"] for line in target.read_text().splitlines()] == odd
+    options = ("--prompts_file", file, "--max_new_tokens", "1", "--output", target)
+    evaluates("generate", "--ckpt", checkpoint_path, *typed, *options)
+    prompts = [json.loads(line)["prompt"] for line in target.read_text().splitlines()]
+    assert prompts == [*odd, "two\nlines", ""]
 
 
 @pytest.mark.parametrize(
@@ -131,15 +115,12 @@ def test_neither_corpus_nor_store_is_needed(evaluates, bpe_run, tmp_path):
     assert evaluates(*command) == expected
 
 
-def test_a_checkpoint_without_data_takes_a_tokenizer(fails, evaluates, edited):
+def test_a_checkpoint_without_data_takes_a_tokenizer(fails, evaluates, edited, bpe_run):
     path = edited(lambda content: content["recipe"].update(data=None))
     line = fails("generate", "--ckpt", path, "--prompt", "a")
     assert "names no tokenizer; name one with --tokenizer" in line
     evaluates(
         "generate", "--ckpt", path, "--prompt", "a", "--tokenizer", "bytes", "--max_new_tokens", "3"
     )
-
-
-def test_another_vocabulary_is_refused(fails, bpe_run):
     line = fails("generate", "--ckpt", bpe_run, "--prompt", "a", "--tokenizer", "bytes")
     assert "(bytes) has 257 entries, the checkpoint's model has a vocabulary of 280" in line

@@ -9,7 +9,7 @@ from methods import BLOCK, METHODS
 
 from datamodules import LocalText
 from datamodules.text import IGNORE
-from evaluation.cost import ComputeCounter, Cost, Thinking, mean_cost, price, price_steps
+from evaluation.cost import ComputeCounter, Cost, Thinking, mean_cost, price_steps
 from evaluation.load import build_model
 from evaluation.perplexity import measure_perplexity
 from lightning_models import MoRLM, PonderLM, ThoughtbubblesLM
@@ -126,14 +126,6 @@ def test_several_texts_cost_the_mean_of_their_tokens():
     costs = [Cost(10, Thinking(0, 20, 30), 1.0), Cost(40, Thinking(3, 50, 60), 2.5)]
     assert mean_cost(costs, [2, 1]) == Cost(20, Thinking(1, 30, 40), 3.5)
     assert mean_cost(costs, [0, 0]).flops_per_token == 25
-
-
-def test_people_read_all_of_it(checkpoint_path):
-    model = build_model(read_checkpoint(checkpoint_path))
-    cells = price(model, 32, None, 1.25).as_cells()
-    assert cells["seconds"] == "1.25"
-    assert cells["FLOPs/token"] == f"{model.flops_per_token(32):.4g}"
-    assert len(cells) == len(COST)
 
 
 def test_only_targets_count():

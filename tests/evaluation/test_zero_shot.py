@@ -5,12 +5,9 @@ import math
 import re
 
 import pytest
-from methods import METHODS
 
 from datamodules import LocalText, SentenceWindows
 from datamodules.zero_shot import ZERO_SHOT_SETS
-
-RESULTS = ("compare", "--view", "results")
 
 SENTENCES = ["the state reads n't the memory", "a token 's thought , and N forks ( latent ) ."]
 FILES = {
@@ -147,13 +144,6 @@ def test_field_and_cache_can_be_set(score, checkpoint_path, tmp_path):
     assert (cache / own["data"]["fingerprint"]).is_dir()
 
 
-def test_results_stand_side_by_side(score, evaluates, checkpoint_path, files, tmp_path):
-    score(checkpoint_path, "--sets", "ptb,lm1b", *files["ptb"], *files["lm1b"])
-    header, row = evaluates(*RESULTS, tmp_path / "result.json").splitlines()
-    assert header.split()[:4] == ["ptb", "perplexity", "lm1b", "perplexity"]
-    assert row.split()[0] == "result"
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -162,11 +152,9 @@ def test_results_stand_side_by_side(score, evaluates, checkpoint_path, files, tm
         (["--sets", "ptb", "--files.lm1b", "a.txt"], "files.lm1b is given, but lm1b is not"),
         (["--files.ptbb", "a.txt"], "files.ptbb"),
         (["--sets", "ptb", "--files.ptb", "none.txt"], "none.txt: there is no such file"),
-        (["--batch_size", "0"], "batch_size (0) must be at least 1"),
         (["--text_field", "body"], "text_field (body) is that of your own files"),
         (["--sets", "ptb", "--block_size", "64"], "set --block_size 32 or less"),
         (["--sets", "ptb", "--block_size", "0"], "block_size=0 must be at least 1"),
-        (["--output", "no/such/folder.json"], "output"),
     ],
 )
 def test_bad_input_is_one_line(fails, checkpoint_path, options, expected):
@@ -187,26 +175,3 @@ def test_a_checkpoint_without_data_says_how_to_go_on(fails, edited):
     path = edited(lambda content: content["recipe"].update(data=None))
     line = fails("zero_shot", "--ckpt", path, "--sets", "ptb")
     assert "names no tokenizer; score one set at a time with evaluate.py perplexity" in line
-
-
-# ---- every method
-
-
-EVERY_CLASS = list({method.model: method for method in reversed(METHODS)}.values())[::-1]
-"""The first method of every class."""
-READS_TEXT = [m.name for m in EVERY_CLASS if m.model.reads != "reasoning"]
-READS_QUESTIONS = [m.name for m in EVERY_CLASS if m.model.reads == "reasoning"]
-
-
-@pytest.mark.parametrize("name", READS_TEXT)
-def test_every_method_of_texts_scores_a_set(score, write_method, files, name):
-    _, result = score(write_method(name), "--sets", "lm1b", *files["lm1b"], "--limit_batches", 1)
-    own = result["sets"]["lm1b"]
-    assert math.isfinite(own["nats_per_token"])
-    assert result["flops_per_token_6nd"] == pytest.approx(own["flops_per_token_6nd"])
-
-
-@pytest.mark.parametrize("name", READS_QUESTIONS)
-def test_models_of_questions_say_so(fails, write_method, files, name):
-    words = ("--sets", "lm1b", *files["lm1b"])
-    assert "reads reasoning" in fails("zero_shot", "--ckpt", write_method(name), *words)
