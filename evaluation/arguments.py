@@ -56,11 +56,14 @@ LEAST = {
     "latents": 0,
     "limit": 1,
     "limit_batches": 1,
+    "limit_questions": 1,
     "max_gen_toks": 1,
     "max_new_tokens": 1,
     "num_fewshot": 0,
     "pairs": 1,
+    "pass_at": 1,
     "seed": 0,
+    "shots": 0,
 }
 """Least values of options that are whole numbers, or several; one name means one thing."""
 

@@ -297,21 +297,14 @@ def load_problems(split: GSM8KSplit, file: str | None) -> Problems:
 # ---- asking
 
 
-_LEAST = {"pass_at": 1, "shots": 0, "max_new_tokens": 1, "limit_questions": 1, "batch_size": 1}
-
-
 @dataclass(frozen=True, kw_only=True)
 class GSM8KConfig:
-    """How questions are asked.
-
-    Raises:
-        ValueError: if a value is out of its range.
-    """
+    """How questions are asked."""
 
     pass_at: int = 5
     """Candidates per question: the k of pass@k."""
     shots: int = 0
-    """Solved problems in front of each question, drawn from the training set."""
+    """Solved problems before each question, drawn from the training set."""
     max_new_tokens: int = 50
     """Longest candidate, in tokens."""
     keep_annotations: bool = False
@@ -320,13 +313,6 @@ class GSM8KConfig:
     """Ask the first so many questions only; null: all."""
     batch_size: int = 32
     """Candidates decoded at once."""
-
-    def __post_init__(self) -> None:
-        """Checks ranges."""
-        for key, least in _LEAST.items():
-            value = getattr(self, key)
-            if value is not None and value < least:
-                raise ValueError(f"{key} ({value}) must be at least {least}")
 
 
 def ask(

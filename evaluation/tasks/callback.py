@@ -39,7 +39,7 @@ class TaskScores(L.Callback):
             tasks: names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
             every_n_steps: score after every so many optimiser steps.
             limit: first so many examples of each task; null: all.
-            num_fewshot: examples in front of each question; null: as the task says.
+            num_fewshot: examples before each question; null: as the task says.
             batch_size: rows at once.
             mode: 'blockwise', or 'autoregressive': each token after its prefix alone.
             include_path: folder of your own task files.

@@ -258,12 +258,12 @@ def open_cache(lm: HarnessModel, path: Path, identity: str) -> CachingLM:
 def _check_whole(path: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(path)) as database:
-            (said,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
-        said = str(error)
-    if said != "ok":
+        state = str(error)
+    if state != "ok":
         raise ValueError(
-            f"cache ({path}) is damaged, or no file of answers ({said}); delete it, or name "
+            f"cache ({path}) is damaged, or no file of answers ({state}); delete it, or name "
             "another file"
         )
 
@@ -274,6 +274,6 @@ def identity_of(model: LanguageModel, tokenizer_state: Any, settings: dict[str, 
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).float().numpy().tobytes())
-    said = {"recipe": model.recipe(), "tokenizer": tokenizer_state, "settings": settings}
-    digest.update(json.dumps(said, sort_keys=True, default=str).encode())
+    decisive = {"recipe": model.recipe(), "tokenizer": tokenizer_state, "settings": settings}
+    digest.update(json.dumps(decisive, sort_keys=True, default=str).encode())
     return digest.hexdigest()

@@ -46,12 +46,12 @@ class Piece:
 
     @property
     def given(self) -> int:
-        """Tokens in front of the first scored one."""
+        """Tokens before the first scored one."""
         return self.scored.index(True)
 
     @property
     def number(self) -> int:
-        """A number that only depends on the tokens in front of the first scored one, 62 bits.
+        """A number that only depends on the tokens before the first scored one, 62 bits.
 
         What a method draws at random follows it: the same for all answers of a question, whatever
         batch or order they come in.
@@ -100,7 +100,7 @@ class Reader(ABC):
 
     @abstractmethod
     def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Returns of each piece what a model says of its scored tokens, in order.
+        """Returns of each piece the values of its scored tokens, in order.
 
         Args:
             per_target: In the shape of the batch's targets.
@@ -111,7 +111,7 @@ class Reader(ABC):
         """Returns the texts in pieces within the limit; together they score each token once.
 
         A continuation that fits is one piece, the context cut on the left. A longer one is read in
-        windows that each have as much in front of them as fits, as the harness' rolling windows.
+        windows that each have as much before them as fits, as the harness' rolling windows.
         """
         return windows(self.piece(context, continuation), self.limit)
 
@@ -151,12 +151,12 @@ class WindowReader(Reader):
         continuation = context[len(kept) :] + continuation
         whole = self.tokenizer.encode(kept + continuation)
         given = list(self._encoded(kept)) if kept else []
-        behind = whole[len(given) :]
-        if not behind:  # the continuation's text is part of the context's last token
-            given, behind = whole[:-1], whole[-1:]
+        after = whole[len(given) :]
+        if not after:  # the continuation's text is part of the context's last token
+            given, after = whole[:-1], whole[-1:]
         given = given or [self.tokenizer.eos_id]
-        marks = (*[False] * len(given), *[True] * len(behind))
-        return Piece((*given, *behind), marks)
+        marks = (*[False] * len(given), *[True] * len(after))
+        return Piece((*given, *after), marks)
 
     @lru_cache(maxsize=64)  # noqa: B019 (a reader lives as long as its results are asked for)
     def _encoded(self, text: str) -> tuple[int, ...]:

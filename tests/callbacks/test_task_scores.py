@@ -121,15 +121,15 @@ def test_what_is_wrong_shows_at_once(make_model, make_data, make_trainer, folder
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"tasks": []}, "tasks .* must name some"),
         ({"tasks": ["a"], "every_n_steps": 0}, "every_n_steps .0. must be at least 1"),
         ({"tasks": ["a"], "limit": 0}, "limit .0. must be at least 1"),
     ],
 )
-def test_bad_options(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_bad_options(options, expected):
+    with pytest.raises(ValueError, match=expected):
         TaskScores(**options)
 
 

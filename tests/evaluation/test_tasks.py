@@ -95,21 +95,21 @@ def test_every_method_scores(name, untrained, score, own_tasks):
     """All three kinds of requests; twice the same; whatever the batches."""
     ask = (untrained(name), "lambada_local,piqa_local,write,roll", "--include_path", own_tasks)
     result, rows, printed = score(*ask, "--batch_size", 3)
-    told = result["tasks"]["piqa_local"]
-    assert told["likelihood"] == LIKELIHOODS[name]
-    assert told["causal"] is (LIKELIHOODS[name] != "noncausal")
+    numbers = result["tasks"]["piqa_local"]
+    assert numbers["likelihood"] == LIKELIHOODS[name]
+    assert numbers["causal"] is (LIKELIHOODS[name] != "noncausal")
     rolling = "lower_bound" if name == "latent-thought" else LIKELIHOODS[name]
     assert result["tasks"]["roll"]["likelihood"] == rolling
     assert result["tasks"]["write"]["likelihood"] is None
     key = "perplexity" if rolling == "exact" else f"ppl_{'bound' if 'low' in rolling else rolling}"
     assert f"byte_{key}" in result["tasks"]["roll"]["metrics"]
-    steps = told["executed_steps"]
+    steps = numbers["executed_steps"]
     assert (steps > 0) is (name in THINKING)
-    assert told["flops_per_token"] > 0
+    assert numbers["flops_per_token"] > 0
     model = next(method for method in METHODS if method.name == name).build(**LENGTHS.get(name, {}))
     parameters = sum(weight.numel() for weight in model.parameters())
-    assert told["flops_per_token_6nd"] == pytest.approx(6 * parameters * (1 + steps))
-    assert told["seconds"] > 0
+    assert numbers["flops_per_token_6nd"] == pytest.approx(6 * parameters * (1 + steps))
+    assert numbers["seconds"] > 0
     assert printed.splitlines()[2].split("|")[1].strip() == "lambada_local"
 
     _, again, _ = score(*ask, "--batch_size", 1)
@@ -134,21 +134,21 @@ def test_numbers_follow_from_the_examples(untrained, score):
     ]
     assert values["acc"] == 0.0
     assert result["hellaswag_local_acc"] == sum(right) / 2
-    told = result["tasks"]["hellaswag_local"]
-    assert (told["examples"], told["of_examples"], told["num_fewshot"]) == (2, 2, 0)
-    assert told["scored_tokens"] == sum(sum(row["tokens"]) for row in choices)
+    numbers = result["tasks"]["hellaswag_local"]
+    assert (numbers["examples"], numbers["of_examples"], numbers["num_fewshot"]) == (2, 2, 0)
+    assert numbers["scored_tokens"] == sum(sum(row["tokens"]) for row in choices)
 
 
 def test_prefixes_are_causal_and_differ_where_the_model_is_not(untrained, score):
     path = untrained("thoughtbubbles")
     result, rows, _ = score(path, "piqa_local", "--mode", "autoregressive")
-    told = result["tasks"]["piqa_local"]
-    assert (told["likelihood"], told["causal"]) == ("exact", True)
+    numbers = result["tasks"]["piqa_local"]
+    assert (numbers["likelihood"], numbers["causal"]) == ("exact", True)
     blockwise, others, printed = score(path, "piqa_local")
     assert blockwise["settings"]["budget"] == "dynamic"  # trained under fixed
     assert "budget      dynamic" in printed
-    assert told["read_tokens"] > blockwise["tasks"]["piqa_local"]["read_tokens"]
-    assert told["scored_tokens"] == blockwise["tasks"]["piqa_local"]["scored_tokens"]
+    assert numbers["read_tokens"] > blockwise["tasks"]["piqa_local"]["read_tokens"]
+    assert numbers["scored_tokens"] == blockwise["tasks"]["piqa_local"]["scored_tokens"]
     assert rows[0]["log_likelihoods"] != pytest.approx(others[0]["log_likelihoods"], abs=1e-4)
     fixed, most, _ = score(path, "piqa_local", "--budget", "fixed")
     assert fixed["settings"]["budget"] == "fixed"
@@ -178,10 +178,10 @@ def test_the_papers_own_rules(untrained, score):
 def test_groups_have_one_row(untrained, score):
     result, rows, printed = score(untrained("gpt2"), "blimp_local", "--limit", 1)
     assert len(rows) == 67
-    told = result["tasks"]["blimp_local"]
+    numbers = result["tasks"]["blimp_local"]
     accuracies = [row["metrics"]["acc"] for row in rows]
-    assert told["metrics"]["acc"] == pytest.approx(sum(accuracies) / 67)
-    assert (told["examples"], told["of_examples"], len(told["tasks"])) == (67, 134, 67)
+    assert numbers["metrics"]["acc"] == pytest.approx(sum(accuracies) / 67)
+    assert (numbers["examples"], numbers["of_examples"], len(numbers["tasks"])) == (67, 134, 67)
     assert printed.count("blimp_local") == 2  # in the table of scores, and in that of costs
     assert "67 of 134" in printed
 
@@ -202,7 +202,7 @@ def test_results_go_into_tables(untrained, score, evaluates, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (("--tasks", "lambda_local"), "did you mean lambada_local"),
         (("--tasks", ","), "must name some"),
@@ -214,11 +214,11 @@ def test_results_go_into_tables(untrained, score, evaluates, tmp_path):
         (("--tasks", "piqa_local", "--output", "nowhere/x.json"), "nowhere does not exist"),
     ],
 )
-def test_bad_input_is_one_line(untrained, fails, folder, options, told, monkeypatch):
+def test_bad_input_is_one_line(untrained, fails, folder, options, expected, monkeypatch):
     from evaluation.tasks import harness
 
     monkeypatch.setattr(harness, "TaskManager", OwnOnly)
-    assert told in fails("tasks", "--ckpt", untrained("gpt2"), *options)
+    assert expected in fails("tasks", "--ckpt", untrained("gpt2"), *options)
 
 
 @pytest.mark.parametrize(

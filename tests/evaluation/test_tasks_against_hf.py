@@ -160,8 +160,8 @@ def test_log_likelihoods_of_all_rows(tmp_path, monkeypatch, capsys):
         gap = max(abs(found[key][0] - expected[key][0]) for key in expected)
         least = min(log_prob for log_prob, _ in expected.values())
         with capsys.disabled():
-            told = f"{len(expected)} log-likelihoods down to {least:.0f}, difference {gap:.1e}"
-            print(f"\n{name}: {told}, acc {own[name]['acc,none']:.4f}", end="")
+            summary = f"{len(expected)} log-likelihoods down to {least:.0f}, difference {gap:.1e}"
+            print(f"\n{name}: {summary}, acc {own[name]['acc,none']:.4f}", end="")
         assert gap < 1e-4
         assert [found[key][1] for key in found] == [expected[key][1] for key in expected]
         assert own[name]["acc,none"] == scores[name]["acc,none"]

@@ -72,9 +72,9 @@ def test_damaged_caches_and_other_files_are_refused(ask, fails, tmp_path):
     words, _ = ask
     path = tmp_path / "answers.db"
     path.write_text("no database, but text that is long enough")
-    told = fails(*words)
-    assert "answers.db) is damaged, or no file of answers" in told
-    assert "delete it" in told
+    line = fails(*words)
+    assert "answers.db) is damaged, or no file of answers" in line
+    assert "delete it" in line
     path.unlink()
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("create table answers (key text, value blob)")

@@ -1,4 +1,4 @@
-"""Local copies of data sets: the forms they come in, and what is told of others."""
+"""Local copies of data sets: the forms they come in, and how others are refused."""
 
 import json
 import shutil
@@ -86,7 +86,7 @@ def test_missing_folders_and_files(folder, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("", "does not hold rows"),
         ('{"text": 3}\n', "does not hold rows as JSON .*text.* changed from string to number"),
@@ -98,9 +98,9 @@ def test_missing_folders_and_files(folder, monkeypatch, tmp_path):
         (b'{"text": "\xff"}\n', "does not hold rows"),
     ],
 )
-def test_rows_of_another_form(folder, content, told):
+def test_rows_of_another_form(folder, content, expected):
     path = folder / "lambada/lambada_test.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(TaskDataError, match=told) as caught:
+    with pytest.raises(TaskDataError, match=expected) as caught:
         load("lambada")
     assert str(path) in str(caught.value)
