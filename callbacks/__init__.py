@@ -29,7 +29,8 @@ What they are made of, no callbacks:
 | File or folder | What it holds |
 |---|---|
 | ``analysis/`` | the analyses, their base and their reports: files, figures, pages |
-| ``reasoning/`` | questions, what is right, thoughts; for ``evaluate.py reason``, too |
+| ``answers`` | questions, asking, what is right; for ``evaluate.py reason``, too |
+| ``thinking`` | what a model thinks while it reads, as values and as text; the same |
 | ``hooks`` | one set of hooks for validations and tests, the trainer's state, random states |
 """
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from callbacks.analysis.posterior import PosteriorAnalysis as PosteriorAnalysis
     from callbacks.analysis.steps import StepAllocation as StepAllocation
     from callbacks.analysis.thoughts import ThoughtTrace as ThoughtTrace
-    from callbacks.answer_accuracy import AnswerAccuracy as AnswerAccuracy
+    from callbacks.answers import AnswerAccuracy as AnswerAccuracy
     from callbacks.checkpointing import PendingValidation as PendingValidation
     from callbacks.checkpointing import SaveCheckpoints as SaveCheckpoints
     from callbacks.nonfinite import GradientNorm as GradientNorm
@@ -64,7 +65,7 @@ _NAMES = {
     "callbacks.analysis.posterior": "PosteriorAnalysis",
     "callbacks.analysis.steps": "StepAllocation",
     "callbacks.analysis.thoughts": "ThoughtTrace",
-    "callbacks.answer_accuracy": "AnswerAccuracy",
+    "callbacks.answers": "AnswerAccuracy",
     "callbacks.checkpointing": "PendingValidation SaveCheckpoints",
     "callbacks.nonfinite": "GradientNorm NonFinite NonFiniteError",
     "callbacks.predictions": "Predictions",

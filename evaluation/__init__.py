@@ -21,9 +21,8 @@ place               what it holds
 ``perplexity``      command: likelihood of a corpus
 ``zero_shot``       command: likelihood of sets of texts of other kinds, detokenised
 ``tasks/``          command ``tasks``: scores of lm-evaluation-harness, in process
-``answers``         command: accuracy on questions with one right answer
 ``gsm8k``           command: word problems solved in k tries, a task of the harness
-``reason/``         command ``reason``: methods that think, asked the same questions, and timed
+``reason/``         command ``reason``: questions with known answers, the same for any models
 ``quality``         command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
 ``reversal``        command: the father-son probe of the reversal curse
 ``scaling``         command: power laws through results of several sizes

@@ -16,9 +16,8 @@ COMMANDS = {
     "perplexity": ("perplexity", "Score a corpus: perplexity and bits per byte."),
     "zero_shot": ("zero_shot", "Score seven sets of texts of other kinds."),
     "tasks": ("tasks.command", "Score tasks of lm-evaluation-harness: LAMBADA, HellaSwag, BLiMP."),
-    "answers": ("answers", "Count right answers, of questions with one answer."),
     "gsm8k": ("gsm8k", "Solve word problems in k tries: pass@k on GSM8K."),
-    "reason": ("reason.command", "Ask questions that take reasoning, and time the answers."),
+    "reason": ("reason.command", "Ask questions with known right answers, and time them."),
     "quality": ("quality", "Compare its texts with human ones: MAUVE, perplexity."),
     "known_facts": ("reason.known_facts", "Ask a model for the facts behind two-hop questions."),
     "reversal": ("reversal", "Ask for a relation that the prompt states in reverse."),
@@ -31,6 +30,7 @@ COMMANDS = {
 """Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
 
 MOVED = {
+    "answers": "reason --ckpt CKPT ... --rounds null",
     "curves": "compare RUN ... --view curves",
     "compute": "compare RUN ... --view compute",
     "table": "compare FILE ... --view results",
@@ -77,7 +77,8 @@ def run_with_clear_errors(program: Callable[[], None], argv: Sequence[str]) -> i
 def _run(argv: Sequence[str]) -> None:
     chosen = command_in(argv)
     if chosen in MOVED:
-        raise ValueError(f"{chosen} is a view of compare; use evaluate.py {MOVED[chosen]}")
+        verb = MOVED[chosen].partition(" ")[0]
+        raise ValueError(f"{chosen} is part of {verb}; use evaluate.py {MOVED[chosen]}")
     parser = build_parser(argv)
     try:
         settings = _parse(parser, argv)

@@ -37,7 +37,7 @@ from callbacks.analysis.report import (
     token,
 )
 from callbacks.hooks import check_least, tokenizer_of
-from callbacks.reasoning.thinking import (
+from callbacks.thinking import (
     Recorded,
     RowThinking,
     Thought,

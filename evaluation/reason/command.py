@@ -1,8 +1,10 @@
-"""``evaluate.py reason``: questions answered by methods that think, side by side.
+"""``evaluate.py reason``: the same questions, with known right answers, for any models.
 
-Tables 1 to 3 and Figs. 3 and 5 of Thinking States (*Latent Reasoning with Supervised Thinking
-States*): accuracy by exact match, wall-clock time against chain of thought in the same run, passes
-of the prefill, questions in front, and which questions one method solves and another does not.
+Thinking States and its baselines write answers to reasoning rows: Tables 1 to 3 and Figs. 3 and 5
+of *Latent Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time
+against chain of thought in the same run, passes of the prefill, questions in front, and which
+questions one method solves and another does not. Models of windows take the likeliest of all
+possible answers to kinship stories (Thoughtbubbles, Fig. 7), or write theirs (``--mode generate``).
 
 NOTE(paper): batch sizes of the paper's timings are not published; here ``--timing_batch_size``.
 """
@@ -11,15 +13,14 @@ import dataclasses
 from argparse import ArgumentParser as PlainParser
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import ArgumentParser, Namespace
 
-from callbacks.reasoning.questions import Question, room_for, write
+from callbacks.answers import room_for
+from datamodules.store import SPLITS
 from evaluation.arguments import (
     Split,
     add_data_arguments,
@@ -28,31 +29,35 @@ from evaluation.arguments import (
     chosen,
     data_recipe,
 )
-from evaluation.cost import price_steps
-from evaluation.figures import check_picture, table_path, write_csv, write_picture
-from evaluation.load import Precision, autocast, changed_fields, describe_data, pick_device, prepare
+from evaluation.figures import check_picture, table_path, write_frame, write_picture
+from evaluation.load import Precision, changed_fields, describe_data, pick_device, prepare
 from evaluation.output import check_targets, write_json, write_jsonl
-from evaluation.reason.data import (
+from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode
+from evaluation.reason.contestants import (
     TASKS,
+    Contestant,
     Task,
     asked_batches,
+    build_contestants,
     build_questions,
+    check_readers,
     check_same_questions,
     check_task,
-    moved_steps,
+    pick_baseline,
     prepare_for_all,
+    with_baseline,
     with_question_first,
     with_task,
 )
-from evaluation.reason.models import (
-    Contestant,
-    build_contestants,
-    find_readers,
-    pick_baseline,
-    with_baseline,
+from evaluation.reason.report import (
+    ReasonReport,
+    ReasonResult,
+    answer_row,
+    points_of,
+    reason_figure,
+    settings_of,
 )
-from evaluation.reason.report import ReasonReport, points_of, reason_figure, settings_of
-from evaluation.reason.result import ReasonResult, Reply, Timing, ask, time_in_turn
+from evaluation.runs import find_checkpoints
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.recipe import import_packages
 
@@ -69,9 +74,12 @@ class ReasonConfig:
         ValueError: if a value is out of its range.
     """
 
+    mode: Mode | None = None
+    """rank: the likeliest of all possible answers; generate: greedy text must be right; null: rank
+    where the data list all possible answers."""
     max_new_tokens: int | None = None
     """Most tokens that a model may write, steps included; null: twice as many as the longest right
-    text has, with all its steps."""
+    text has, with all its steps, and of windows as many as a batch's longest answer."""
     rounds: int | None = 5
     """Rounds of timing, in each of which every model answers the same questions; null: nothing is
     timed."""
@@ -109,125 +117,106 @@ def measure_reason(
         precision: of the matrix products.
         limit_batches: ask only so many batches; None: all.
         baseline: the one of them that speed-ups are over.
-        question_first: data of the same questions with the question in front; None: not asked so.
+        question_first: data of the same questions with the question first; None: not asked so.
 
     Raises:
-        ValueError: if the split is empty, or the two data have other questions.
+        ValueError: if the split is empty, or the two data have other questions, or mode 'rank' has
+            no list of answers.
     """
     batches, available = asked_batches(data, split, limit_batches)
-    session = _Session(
-        contestants, room_for([*chain(*batches)], data, config.max_new_tokens), precision
-    )
-    replies = session.ask(data, batches)
-    again: Sequence[list[Reply] | None] = [None] * len(contestants)
+    questions, context = [*chain(*batches)], data.row_tokens(split)
+    room = config.max_new_tokens
+    if data.rows != "windows":  # of a window, a batch's own answers say what fits
+        room = room_for(questions, data, room)
+    asking = Asking(data, pick_mode(data, config.mode), room, precision)
+    first = [asking.replies(one, batches, context) for one in contestants]
+    again: Sequence[Asked | None] = [None] * len(contestants)
     if question_first is not None:
         other, _ = asked_batches(question_first, split, limit_batches)
         check_same_questions(batches, other)
-        again = session.ask(question_first, other)
-    timed = _timed(list(chain(*batches)), config, data.eval_batch_size)
-    timings = session.time(data, timed, config.rounds)
-    context = data.row_tokens(split)
-    results = [
-        _result(*parts, context=context)
-        for parts in zip(contestants, replies, again, timings, strict=True)
-    ]
+        turned = dataclasses.replace(asking, data=question_first)
+        again = [turned.replies(one, other, context) for one in contestants]
+    size = config.timing_batch_size or data.eval_batch_size
+    timed = questions[: config.timing_batches * size if config.rounds else 0]
+    cut = [timed[start : start + size] for start in range(0, len(timed), size)]
+    timings = asking.time(contestants, cut, config.rounds)
+    rival = None if baseline is None else timings[contestants.index(baseline)]
     return ReasonReport(
-        results=_with_speed_ups(results, baseline),
+        results=[
+            _result(asking, *parts, rival)
+            for parts in zip(contestants, first, again, timings, strict=True)
+        ],
         group_name=data.group_name,
         baseline=None if baseline is None else baseline.label,
         data={
             **describe_data(contestants[0].checkpoint, data, split),
-            "moved_steps": moved_steps(data, _chunk_sizes(contestants)),
+            "moved_steps": _moved_steps(data, contestants),
         },
         settings={
             **dataclasses.asdict(config),
-            "max_new_tokens": session.room,
-            "timing_batch_size": config.timing_batch_size or data.eval_batch_size,
-            "timed_questions": sum(map(len, timed)),
+            "mode": asking.mode,
+            "max_new_tokens": asking.room,
+            "timing_batch_size": size,
+            "timed_questions": len(timed),
             "batches": len(batches),
             "of_batches": available,
             "batch_size": data.eval_batch_size,
             "precision": precision,
-            "device": str(session.device),
+            "device": str(contestants[0].model.device),
         },
     )
 
 
-def _chunk_sizes(contestants: Sequence[Contestant]) -> list[int]:
-    """Returns the chunk sizes of the models that read in chunks, ascending."""
+def _moved_steps(data: Any, contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+    """Returns how many questions have a step that was moved out of its marker's chunk, by split.
+
+    A step moves on where another one has its token (see `datamodules.reasoning`). They are counted
+    for every chunk size of the models that read in chunks.
+    """
+    if data.rows == "windows":
+        return []
     configs = [one.model.config for one in contestants]
-    return sorted({config.chunk_size for config in configs if hasattr(config, "chunk_size")})
-
-
-@dataclass(frozen=True)
-class _Session:
-    """Models that are asked under one set of conditions."""
-
-    contestants: Sequence[Contestant]
-    room: int
-    """Most tokens that they may write."""
-    precision: Precision
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self.contestants[0].model.device
-
-    def ask(self, data: Any, batches: Sequence[Sequence[Question]]) -> list[list[Reply]]:
-        """Returns what each of them answers."""
-        options: dict[str, Any] = {"max_new_tokens": self.room, "precision": self.precision}
-        replies = []
-        for one in self.contestants:
-            with one.ready() as model:
-                replies.append(ask(model, data, batches, name=one.label, **options))
-        return replies
-
-    def time(
-        self, data: Any, batches: Sequence[Sequence[Question]], rounds: int | None
-    ) -> Sequence[Timing | None]:
-        """Returns the time of each of them; None without rounds."""
-        if not rounds:
-            return [None] * len(self.contestants)
-        answering = [partial(self._answer, one, data, batches) for one in self.contestants]
-        return time_in_turn(answering, rounds, sum(map(len, batches)), self.device)
-
-    def _answer(self, one: Contestant, data: Any, batches: Sequence[Sequence[Question]]) -> None:
-        with one.ready() as model, autocast(model.device, self.precision):
-            for questions in batches:
-                write(model, data, questions, self.room)
-
-
-def _timed(
-    questions: Sequence[Question], config: ReasonConfig, batch_size: int
-) -> list[Sequence[Question]]:
-    """Returns the batches that are timed; none without rounds."""
-    size = config.timing_batch_size or batch_size
-    chosen = questions[: config.timing_batches * size if config.rounds else 0]
-    return [chosen[start : start + size] for start in range(0, len(chosen), size)]
+    sizes = {config.chunk_size for config in configs if hasattr(config, "chunk_size")}
+    return [
+        {
+            "chunk_size": chunk_size,
+            "split": split,
+            "questions": data.stored(split).crossings(chunk_size),
+            "of": len(data.stored(split)),
+        }
+        for chunk_size in sorted(sizes)
+        for split in SPLITS
+    ]
 
 
 def _result(
+    asking: Asking,
     one: Contestant,
-    replies: Sequence[Reply],
-    again: Sequence[Reply] | None,
+    first: Asked,
+    again: Asked | None,
     timing: Timing | None,
-    *,
-    context: int,
+    rival: Timing | None,
 ) -> ReasonResult:
-    checkpoint, model = one.checkpoint, one.model
+    """Returns the result of a model; speed-ups are over ``rival``."""
+    checkpoint, model, tokenizer = one.checkpoint, one.model, asking.data.tokenizer
     with one.ready():
         changed = changed_fields(checkpoint, model)
-        flops, thinking = model.flops_per_token(context), price_steps(model, context, None)
     stage = {"stage": model.stage} if hasattr(model, "stages") else {}  # of a curriculum
+    ranked = first.likelihood is not None
     return ReasonResult(
         label=one.label,
         checkpoint=str(checkpoint.path),
         model=type(model).__name__,
-        replies=replies,
+        rows=_rows(one, tokenizer, first),
+        question_first=None if again is None else _rows(one, tokenizer, again, True),
         timing=timing,
-        question_first=again,
+        speed_up=timing.speed_up(rival) if timing and rival else None,
         latents=one.latents,
-        cost={"flops_per_token": flops, **thinking.as_dict()},
+        cost=first.cost,
+        likelihood=first.likelihood,
+        # an estimate after the question is inferred from that alone
+        causal=model.causal or first.likelihood == "estimate",
+        candidates=len(asking.data.candidates()) if ranked else None,
         settings={
             "trained_on": checkpoint.data_state.get("fingerprint"),
             "step": checkpoint.step,
@@ -238,18 +227,10 @@ def _result(
     )
 
 
-def _with_speed_ups(
-    results: Sequence[ReasonResult], baseline: Contestant | None
-) -> list[ReasonResult]:
-    """Returns the results with their speed-ups over the baseline, where both were timed."""
-    rival = next((r.timing for r in results if baseline and r.label == baseline.label), None)
-    if rival is None:
-        return list(results)
-    return [
-        dataclasses.replace(result, speed_up=result.timing.speed_up(rival))
-        for result in results
-        if result.timing is not None
-    ]
+def _rows(
+    one: Contestant, tokenizer: Any, asked: Asked, question_first: bool = False
+) -> list[dict[str, Any]]:
+    return [answer_row(tokenizer, one.label, reply, question_first) for reply in asked.replies]
 
 
 # ---- the command
@@ -274,7 +255,7 @@ def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
     if found.task not in (None, "null", *TASKS):
         raise ValueError(f"task ({found.task}) is none of {', '.join(TASKS)}")
     import_packages(found.packages)
-    checkpoint = find_readers(found.ckpt, which=found.which)[0]
+    checkpoint = find_checkpoints(found.ckpt, "ckpt", found.which)[0]
     return with_task(checkpoint, None if found.task == "null" else found.task)
 
 
@@ -301,7 +282,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     parser.add_argument(
         "--question_first",
         action="store_true",
-        help="Ask all questions a second time with the question in front of what it is about.",
+        help="Ask all questions once more with the question before what it is about.",
     )
     parser.add_argument(
         "--latents",
@@ -350,11 +331,13 @@ def run(settings: Namespace) -> None:
     picture = _picture(settings)
     import_packages(settings.packages)
     checkpoints, place = with_baseline(
-        find_readers(settings.ckpt, which=settings.which), settings.baseline, settings.which
+        find_checkpoints(settings.ckpt, "ckpt", settings.which), settings.baseline, settings.which
     )
     recipe = data_recipe(settings)
     check_task(settings.task, recipe)
     data = build_questions(checkpoints[0], recipe)
+    check_readers(checkpoints, data)
+    pick_mode(data, config.mode)
     turned = None
     if settings.question_first:
         turned = with_question_first(checkpoints[0], data.recipe(), data.block_size)
@@ -364,11 +347,9 @@ def run(settings: Namespace) -> None:
         latents=settings.latents,
         label=settings.label,
         device=pick_device(settings.device),
-        block_size=(turned or data).block_size,
+        block_size=1 if data.rows == "windows" else (turned or data).block_size,
     )
-    against = None
-    if settings.against is not None:
-        against = (settings.against, settings_of(contestants, settings.against))
+    against = None if settings.against is None else settings_of(contestants, settings.against)
     prepare_for_all(data, [(one.checkpoint, one.model) for one in contestants])
     if turned is not None:
         prepare(turned, checkpoints[0])
@@ -386,10 +367,10 @@ def run(settings: Namespace) -> None:
     if target is not None:
         write_json(target, report.as_dict())
     if answers is not None:
-        write_jsonl(answers, report.answers(data.tokenizer))
+        write_jsonl(answers, report.rows())
     if picture is not None:
-        header, rows = points_of(report.results, report.group_name, against)
-        write_csv(table_path(picture), header, rows)
+        points = points_of(report.results, report.group_name, against)
+        write_frame(table_path(picture), points)
         write_picture(reason_figure(report.results, report.group_name, against), picture)
 
 

@@ -16,10 +16,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
@@ -31,58 +33,54 @@ from evaluation.load import Device, Precision, Pretrained, pick_device
 from evaluation.output import check_target, format_table, write_jsonl
 
 
+@dataclass
 class Journal:
     """Answers by batch, in a hidden file next to the output until that is whole.
 
     A header that names the command, then a line for each batch of questions. Whole batches only: in
     another batch the same question has other padding, and with it other rounding.
 
-    Args:
+    Attributes:
         output: The file that is to be written.
         made_by: All that decides what is written, in plain values of JSON.
-
-    Attributes:
         batches: What was written before, a list of texts a batch.
 
     Raises:
         ValueError: There is a journal of another command, or it is none.
     """
 
-    def __init__(self, output: Path, made_by: Mapping[str, Any]) -> None:
-        self._path = output.with_name(f".{output.name}.journal")
-        self._output, self._made_by = output, dict(made_by)
-        self.batches: list[list[str]] = []
-        if self._path.exists():
-            self._read()
+    output: Path
+    made_by: Mapping[str, Any]
+    batches: list[list[str]] = field(default_factory=list)
 
-    def _read(self) -> None:
+    def __post_init__(self) -> None:
         """Reads what is whole and cuts off the line that a killed process was writing."""
+        self._path = self.output.with_name(f".{self.output.name}.journal")
+        if not self._path.exists():
+            return
         lines = self._path.read_bytes().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         try:
-            header, *batches = [parse_json(line) for line in whole] or [self._made_by]
+            header, *batches = [parse_json(line) for line in whole] or [self.made_by]
             found, self.batches = dict(header), [list(batch["written"]) for batch in batches]
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"output ({self._output}): {self._path} is in the way and no journal of this "
+                f"output ({self.output}): {self._path} is in the way and no journal of this "
                 "command; remove it"
             ) from error
-        self._check(found)
-        os.truncate(self._path, sum(map(len, whole)))
-
-    def _check(self, header: Mapping[str, Any]) -> None:
-        for key, value in self._made_by.items():
-            if header.get(key) != value:
+        for key, value in self.made_by.items():
+            if found.get(key) != value:
                 raise ValueError(
-                    f"output ({self._output}): an interrupted command has begun it with another "
-                    f"{key} ({header.get(key)}, now {value}); run that one again, name another "
+                    f"output ({self.output}): an interrupted command has begun it with another "
+                    f"{key} ({found.get(key)}, now {value}); run that one again, name another "
                     f"file, or remove {self._path}"
                 )
+        os.truncate(self._path, sum(map(len, whole)))
 
     def append(self, written: list[str]) -> None:
         """Adds a batch, which is on the disk when this returns."""
         new = not self._path.exists() or not self._path.stat().st_size
-        lines = [*([self._made_by] if new else []), {"written": written}]
+        lines = [*([self.made_by] if new else []), {"written": written}]
         append_durably(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         self.batches.append(written)
 
@@ -92,28 +90,6 @@ class Journal:
 
 
 # ---- the command
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A fact, and what a model wrote for its object."""
-
-    hop: Hop
-    written: str
-
-    @property
-    def known(self) -> bool:
-        """Whether that names the object."""
-        return names_one(self.written, self.hop.names)
-
-    def as_dict(self) -> dict[str, object]:
-        """Returns the line of the file."""
-        return {
-            "question": self.hop.question,
-            "object": self.hop.object,
-            "written": self.written,
-            "known": self.known,
-        }
 
 
 def names_one(text: str, names: Iterable[str]) -> bool:
@@ -136,11 +112,12 @@ def ask(
     max_new_tokens: int = 10,
     batch_size: int = 32,
     made_by: Mapping[str, Any] | None = None,
-) -> list[Asked]:
+) -> pd.DataFrame:
     """Returns what a model writes for the objects of facts, each question asked once.
 
-    Writes the answers to `output`, a line a fact, once all are there; until then they are in a
-    journal next to it, which a later call goes on with.
+    Columns: ``question``, ``object``, ``written``, and ``known``, whether that names the object.
+    They are the keys of the lines of `output`, which is written once all answers are there; until
+    then they are in a journal next to it, which a later call goes on with.
 
     Args:
         pretrained: A causal model.
@@ -170,10 +147,13 @@ def ask(
             batches[done:], "asking", len(batches), initial=done, unit=" batches", disable=None
         ):
             journal.append(_continue(pretrained, [ids[text] for text in texts], max_new_tokens))
-        pairs = zip(batches, journal.batches, strict=True)
-        written = dict(pair for texts, rows in pairs for pair in zip(texts, rows, strict=True))
-        asked = [Asked(hop, written[text]) for text, hop in unique.items()]
-        write_jsonl(output, [one.as_dict() for one in asked])
+        written = dict(zip(order, chain.from_iterable(journal.batches), strict=True))
+        rows = [
+            (text, hop.object, written[text], names_one(written[text], hop.names))
+            for text, hop in unique.items()
+        ]
+        asked = pd.DataFrame(rows, columns=["question", "object", "written", "known"])
+        write_jsonl(output, asked.to_dict("records"))
         journal.finish()
     return asked
 
@@ -207,19 +187,19 @@ def _continue(pretrained: Pretrained, rows: Sequence[list[int]], max_new_tokens:
     return [text.strip().split("\n")[0] for text in texts]
 
 
-def summary(chains: Sequence[Chain], asked: Sequence[Asked]) -> dict[str, str]:
+def summary(chains: Sequence[Chain], asked: pd.DataFrame) -> dict[str, str]:
     """Returns how many facts, and questions with both facts, are known."""
-    known = {one.hop.question for one in asked if one.known}
-    both = sum({chain.first.question, chain.second.question} <= known for chain in chains)
+    known = set(asked["question"][asked["known"]])
+    both = sum({one.first.question, one.second.question} <= known for one in chains)
     return {
         "facts": str(len(asked)),
-        "known facts": _share(len(known), len(asked)),
+        "known facts": _percent(len(known), len(asked)),
         "two-hop questions": str(len(chains)),
-        "with both facts known": _share(both, len(chains)),
+        "with both facts known": _percent(both, len(chains)),
     }
 
 
-def _share(count: int, of: int) -> str:
+def _percent(count: int, of: int) -> str:
     return f"{count} ({100 * count / of:.1f} %)"
 
 
@@ -256,11 +236,16 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 def run(settings: Namespace) -> None:
     """Asks the model, prints how much it knows and writes the file."""
     target = check_target(settings.output)
-    chains = [chain for path in _files(settings.files) for chain in read_chains(path)]
+    paths = expand(settings.files)
+    if not paths:
+        raise ValueError("files is empty; name at least one csv file")
+    for path in paths:
+        check_csv(path)
+    chains = [one for path in paths for one in read_chains(path)]
     pretrained = Pretrained(settings.hf, pick_device(settings.device), settings.precision)
     asked = ask(
         pretrained,
-        (hop for chain in chains for hop in (chain.first, chain.second)),
+        (hop for one in chains for hop in (one.first, one.second)),
         target,
         max_new_tokens=settings.max_new_tokens,
         batch_size=settings.batch_size,
@@ -277,12 +262,3 @@ def _identity(pretrained: Pretrained) -> str:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return f"{folder.resolve()}@{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}"
-
-
-def _files(patterns: str | list[str]) -> list[Path]:
-    paths = expand(patterns)
-    for path in paths:
-        check_csv(path)
-    if not paths:
-        raise ValueError("files is empty; name at least one csv file")
-    return paths

@@ -3,33 +3,13 @@
 import pytest
 import torch
 
-from callbacks import AnswerAccuracy, SaveCheckpoints, answer_accuracy
-from callbacks.reasoning import questions
-from callbacks.reasoning.questions import Question, judge, longest_text, questions_in
-from lightning_models import (
-    CoconutConfig,
-    CoconutLM,
-    CoTConfig,
-    CoTLM,
-    ICoTConfig,
-    ICoTLM,
-    NoCoTConfig,
-    NoCoTLM,
-    OptimizerConfig,
-    ThinkingStatesConfig,
-    ThinkingStatesLM,
-)
-from lightning_models.generation import SamplingConfig, generate
+from callbacks import AnswerAccuracy, SaveCheckpoints, answers
+from callbacks.answers import Question, judge, longest_text, questions_in
+from datamodules import Kinship
+from lightning_models import CoTConfig, CoTLM, NoCoTConfig, NoCoTLM, OptimizerConfig
 from tests.callbacks.written import check_training_is_the_same
 
 SIZES = {"vocab_size": 257, "block_size": 96, "num_layers": 3, "dim": 16, "num_heads": 2}
-METHODS = [
-    (ThinkingStatesLM, ThinkingStatesConfig),
-    (CoTLM, CoTConfig),
-    (NoCoTLM, NoCoTConfig),
-    (ICoTLM, ICoTConfig),
-    (CoconutLM, CoconutConfig),
-]
 ALL = {"limit_val_batches": 1.0}
 
 
@@ -104,50 +84,34 @@ def test_right_answers_are_counted_by_group(data, make_trainer):
     assert "val/accuracy" not in logged
 
 
-def test_only_the_first_batches_are_asked(data, make_trainer):
+def test_only_the_first_batches_are_asked_and_short_texts_are_wrong(data, make_trainer):
     text = next(iter(data.examples("val"))).answer
     trainer = make_trainer(AnswerAccuracy(num_batches=1, by_group=False), **ALL)
     (logged,) = trainer.validate(parrot(text), data, verbose=False)
     first = [example.answer == text for example in list(data.examples("val"))[:4]]
     assert logged["val/accuracy"] == sum(first) / 4
     assert not [name for name in logged if "operations" in name]
-
-
-def test_a_text_that_is_cut_short_is_wrong(data, make_trainer):
-    text = next(iter(data.examples("val"))).answer
     trainer = make_trainer(AnswerAccuracy(max_new_tokens=len(text) - 1), **ALL)
     (logged,) = trainer.validate(parrot(text), data, verbose=False)
     assert logged["val/accuracy"] == 0
 
 
-@pytest.mark.parametrize(("kind", "config"), METHODS)
-def test_every_method_is_asked(data, make_trainer, monkeypatch, kind, config):
-    """Whatever it writes, batch by batch, is judged as if it had been asked alone."""
-    model = build(kind, config)
-    written = []
+def test_models_of_windows_are_asked(make_model, make_trainer, tmp_path):
+    """As ``evaluate.py reason --mode generate`` asks them."""
+    sizes = {"train_stories": 4, "val_stories": 5, "test_stories": 0, "hops": [2, 3]}
+    stories = Kinship(**sizes, block_size=320, batch_size=2, cache_dir=str(tmp_path))
 
-    def write(*words):
-        written.extend(questions.write(*words))
-        return written[-len(words[2]) :]
+    class Sure(type(make_model())):
+        def generate_ids(self, prompts, *, tokenizer, **_):
+            return [[*tokenizer.encode(right), tokenizer.eos_id] for _ in prompts]
 
-    monkeypatch.setattr(answer_accuracy, "write", write)
-    trainer = make_trainer(AnswerAccuracy(max_new_tokens=10), **ALL)
-    (logged,) = trainer.validate(model, data, verbose=False)
-    asked = [question for batch in batches_of(data) for question in questions_in(batch)]
-    alone = [
-        generate(
-            model.eval(),
-            [question.query],
-            max_new_tokens=10,
-            sampling=SamplingConfig(temperature=0),
-            eos_id=256,
-            vocab_size=257,
-        )[0]
-        for question in asked
-    ]
-    assert written == alone
-    right = [judge(model, data, *pair).right for pair in zip(asked, alone, strict=True)]
-    assert logged["val/accuracy"] == pytest.approx(sum(right) / 6)
+    expected = [answer for _, answer in stories.questions("val")]
+    right = expected[0]
+    model = make_model(block_size=320)
+    model.__class__ = Sure
+    (logged,) = make_trainer(AnswerAccuracy(), **ALL).validate(model, stories, verbose=False)
+    assert logged["val/accuracy"] == pytest.approx(expected.count(right) / 5)
+    assert {"val/accuracy/hops_2", "val/accuracy/hops_3"} <= logged.keys()
 
 
 # ---- in a training
@@ -169,6 +133,17 @@ def test_runs_are_chosen_by_it(data, make_trainer, tmp_path):
 
 
 def test_training_is_the_same_with_and_without(data, make_trainer):
+    """The check before training asks nothing."""
+
+    class Mute(Parrot):
+        def decode_step(self, cache, tokens):
+            raise AssertionError("asked")
+
+    options = {"num_sanity_val_steps": 1, "max_steps": 1, "limit_val_batches": 0}
+    trainer = make_trainer(AnswerAccuracy(), **options)
+    trainer.fit(build(Mute), data)
+    assert "val/accuracy" not in trainer.callback_metrics
+
     def train(added):
         model = build(CoTLM, CoTConfig, attention_dropout=0.2)
         callbacks = [AnswerAccuracy(max_new_tokens=8)] if added else []
@@ -179,24 +154,12 @@ def test_training_is_the_same_with_and_without(data, make_trainer):
     check_training_is_the_same(train, added=["val/accuracy"])
 
 
-def test_the_check_before_training_asks_nothing(data, make_trainer):
-    class Mute(Parrot):
-        def decode_step(self, cache, tokens):
-            raise AssertionError("asked")
-
-    trainer = make_trainer(
-        AnswerAccuracy(), num_sanity_val_steps=1, max_steps=1, limit_val_batches=0
-    )
-    trainer.fit(build(Mute), data)
-    assert "val/accuracy" not in trainer.callback_metrics
-
-
 def test_all_ranks_take_the_same_steps_where_weights_are_shared(monkeypatch):
     """The questions of both processes, in one order; the own ones are in their middle."""
     own, theirs = [question(1), question(2)], [question(3), question(4), question(5)]
-    monkeypatch.setattr(answer_accuracy, "gather", lambda value: [theirs, value, theirs])
-    monkeypatch.setattr(answer_accuracy.dist, "get_rank", lambda: 1)
-    asked, first = answer_accuracy._of_all_ranks(own)
+    monkeypatch.setattr(answers, "gather", lambda value: [theirs, value, theirs])
+    monkeypatch.setattr(answers.dist, "get_rank", lambda: 1)
+    asked, first = answers._of_all_ranks(own)
     assert (asked, first) == ([*theirs, *own, *theirs], 3)
 
 
@@ -229,15 +192,17 @@ def test_the_longest_text_has_all_steps(data):
     assert longest_text([*asked, question(2, [[7] * 8, [7] * 2])], data) == 12 + prefix + 3
 
 
-def test_a_chain_of_thought_is_judged_by_what_is_behind_its_prefix(data):
+def test_a_chain_of_thought_is_judged_by_what_follows_its_prefix(data):
     prefix = tuple(b" Final values:")
     model = build(CoTLM, CoTConfig, answer_prefix=prefix, step_separator=(10,))
     asked = next(iter(questions_in(batches_of(data)[0])))
     chain = [*b"\na=9\nb=1", *prefix]
     good, bad = [*chain, *asked.answer, 256], [*chain, *b" a=?", 256]
     assert judge(model, data, asked, good).right
-    assert judge(model, data, asked, bad) == (" a=?", False)
-    assert judge(model, data, asked, [*asked.answer, 256]) == ("", False)  # no prefix, no answer
+    wrong = judge(model, data, asked, bad)
+    assert (wrong.text, wrong.right) == (" a=?", False)
+    none = judge(model, data, asked, [*asked.answer, 256])  # no prefix, no answer
+    assert (none.text, none.right) == ("", False)
     plain = build(NoCoTLM, NoCoTConfig, answer_prefix=prefix)
     assert judge(plain, data, asked, [*asked.answer, 256]).right
 
@@ -245,8 +210,8 @@ def test_a_chain_of_thought_is_judged_by_what_is_behind_its_prefix(data):
 # ---- what does not fit
 
 
-def test_other_models_and_data_are_refused(make_model, make_data, data, make_trainer):
-    with pytest.raises(ValueError, match="TransformerLM reads windows, and questions are for"):
+def test_data_without_questions_are_refused(make_model, make_data, data, make_trainer):
+    with pytest.raises(ValueError, match="do not say which answers are right"):
         make_trainer(AnswerAccuracy()).validate(make_model(), make_data(), verbose=False)
     trainer = make_trainer(AnswerAccuracy())
     with pytest.raises(ValueError, match="do not say which answers are right"):

@@ -20,7 +20,7 @@ from callbacks.analysis.thoughts import (
     thoughts,
     written_out,
 )
-from callbacks.reasoning.thinking import RowThinking, Thought, thought_text, told
+from callbacks.thinking import RowThinking, Thought, query_with_thoughts, thought_text
 from datamodules import load_tokenizer
 from lightning_models import OptimizerConfig, ThinkingStatesConfig, ThinkingStatesLM
 from lightning_models.layers import record
@@ -253,7 +253,7 @@ def test_thoughts_stand_where_they_are_thought():
     tokenizer = load_tokenizer("bytes")
     query = tokenizer.prompt_ids("Bob flips. \u00e9 now")
     thinking = RowThinking((Thought(2, ()), Thought(10, (104, 105)), Thought(11, (105,))), 2)
-    assert told(tokenizer, query, thinking) == "Bob flips. [T: hi] [T: i] \u00e9 now"
+    assert query_with_thoughts(tokenizer, query, thinking) == "Bob flips. [T: hi] [T: i] \u00e9 now"
     assert thought_text(tokenizer, (257, 104, 257, 258, 105)) == "h; i"
 
 

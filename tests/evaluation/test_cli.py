@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.cli import COMMANDS, main
+from evaluation.cli import COMMANDS, MOVED, main
 
 ROOT = Path(__file__).parents[2]
 LIGHT = "import sys; from evaluation.cli import build_parser; build_parser(['--help']); "
@@ -145,8 +145,9 @@ def test_the_program_ends_with_code_2(tmp_path):
     assert done.stderr == f"error: there is no checkpoint at {tmp_path / 'none.ckpt'}\n"
 
 
-@pytest.mark.parametrize("verb", ["curves", "compute", "table"])
-def test_a_former_command_names_its_view(verb, capsys):
-    assert main([verb, "runs"]) == 2
+@pytest.mark.parametrize("verb", MOVED)
+def test_a_former_command_names_its_place(verb, capsys):
+    assert main([verb, "--ckpt", "runs"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"use evaluate.py compare {'FILE' if verb == 'table' else 'RUN'} ... --view" in line
+    assert line.endswith(f"use evaluate.py {MOVED[verb]}")
+    assert MOVED[verb].split()[0] in COMMANDS

@@ -33,8 +33,8 @@ def test_answers(write_method, evaluates, data_cache, tmp_path, name):
     torch.save(content, path)
     for number in range(2):
         output = tmp_path / f"{number}.json"
-        evaluates("answers", "--ckpt", path, "--output", output)
-        found.append(numbers(json.loads(output.read_text())))
+        evaluates("reason", "--ckpt", path, "--rounds", "null", "--output", output)
+        found.append(numbers(json.loads(output.read_text())["results"][0]))
     assert found[0] == found[1]
     assert found[0]["questions"] == 2
     assert found[0]["likelihood"] in ("exact", "estimate", "noncausal")

@@ -60,8 +60,8 @@ def test_models_are_asked_greedily(tiny_gpt2, output):
     expected = [continued(model, words, question, 5) for question in QUESTIONS]
     expected = [text.partition("<|endoftext|>")[0].strip().split("\n")[0] for text in expected]
     asked = ask(Pretrained(str(folder), CPU), HOPS, output, max_new_tokens=5, batch_size=3)
-    assert [one.hop.question for one in asked] == QUESTIONS
-    assert [one.written for one in asked] == expected
+    assert asked["question"].tolist() == QUESTIONS
+    assert asked["written"].tolist() == expected
     with pytest.raises(ValueError, match="needs 6. tokens .* the model's context has 64"):
         ask(Pretrained(str(folder), CPU), HOPS, output, max_new_tokens=60)
 

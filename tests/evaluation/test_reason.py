@@ -10,14 +10,16 @@ import torch
 from datamodules import LanguageDataModule, StateTracking
 from datamodules.recipe import parameters
 from evaluation.load import build_model
-from evaluation.reason.data import SHARED, TASKS, asked_batches, check_task, with_task
-from evaluation.reason.models import build_contestants
-from evaluation.reason.report import settings_of
-from evaluation.reason.result import ask
-from lightning_models import (
-    NoCoTLM,
-    ThinkingStatesLM,
+from evaluation.reason.asking import Asking
+from evaluation.reason.contestants import (
+    TASKS,
+    asked_batches,
+    build_contestants,
+    check_task,
+    with_task,
 )
+from evaluation.reason.report import settings_of
+from lightning_models import NoCoTLM, ThinkingStatesLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
@@ -93,7 +95,6 @@ def test_answers_are_those_to_single_questions(reason, reasoners, data):
             assert found["accuracy"] == pytest.approx(sum(here) / count)
             assert f"{found['accuracy']:.4f} +- {found['standard_error']:.4f} of {count}" in printed
         assert f"{share:.4f} +- " in printed
-    assert "operations" in printed
     assert "s/question" not in printed
 
 
@@ -178,15 +179,16 @@ def test_numbers_of_latents_share_one_set_of_weights(reasoners, data):
     batches, _ = asked_batches(data, "test", 1)
     (batch,) = batches
     room = {"max_new_tokens": 12, "temperature": 0, "tokenizer": data.tokenizer}
+    asking = Asking(data, "generate", 12)
     for one in contestants:
         alone = build_model(checkpoint, {"eval_latents": one.latents})
         with one.ready() as model:
-            replies = ask(model, data, batches, max_new_tokens=12)
             assert model.recipe() == alone.recipe()
+        replies = asking.replies(one, batches, 64).replies
         written = alone.generate_ids([each.query for each in batch], **room)
         assert [reply.written for reply in replies] == written
         assert model.config.eval_latents is None  # as before
-    assert settings_of(contestants, "eval_latents") == [1, 4]
+    assert settings_of(contestants, "eval_latents") == ("eval_latents", [1, 4])
 
 
 def test_a_baseline_may_be_named(reason, reasoners):
@@ -237,24 +239,18 @@ def test_another_task(reason):
     assert {row["right"] for row in rows} == {False}
 
 
-def test_a_task_keeps_the_tokenizer_and_changes_the_wording(reasoners):
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_keeps_the_tokenizer_and_has_its_own_wording(reasoners, task):
     checkpoint = read_checkpoint(reasoners["ts"])
     assert with_task(checkpoint, None) is checkpoint
-    own = checkpoint.data_recipe["init_args"]
-    same = with_task(checkpoint, "parity").data_recipe["init_args"]
-    assert same == own
-    other = with_task(checkpoint, "vars").data_recipe["init_args"]
-    assert (other["tokenizer"], other["task"]) == (own["tokenizer"], "vars")
-    assert "answer_prefix" not in other
-
-
-def test_every_task_has_data_that_take_what_they_get(reasoners):
-    for task, recipe in TASKS.items():
-        kind = resolve_class(recipe["class_path"], LanguageDataModule)
-        assert {*recipe["init_args"], *SHARED, "question_first"} <= parameters(kind)
-        changed = with_task(read_checkpoint(reasoners["ts"]), task).data_recipe
-        assert set(changed["init_args"]) <= parameters(kind)
-        check_task(task, changed)
+    own, recipe = checkpoint.data_recipe["init_args"], with_task(checkpoint, task).data_recipe
+    arguments = recipe["init_args"]
+    assert set(arguments) <= parameters(resolve_class(recipe["class_path"], LanguageDataModule))
+    for key in ("tokenizer", "cache_dir", "block_size"):
+        assert arguments[key] == own[key]
+    assert (arguments == own) == (task == "parity")
+    assert ("answer_prefix" in arguments) == (task == "parity")
+    check_task(task, recipe)
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +278,7 @@ def test_ablations_side_by_side(reason, larger_chunks, tmp_path):
         assert float(row["speed_up"]) == numbers["speed_up"]
 
 
-def test_figures_over_groups_and_recurrence(reason, tmp_path):
+def test_figures_and_result_files_side_by_side(reason, evaluates, tmp_path):
     picture = tmp_path / "groups.png"
     result, _, _ = reason("--figure", picture, *UNTIMED)
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -296,18 +292,52 @@ def test_figures_over_groups_and_recurrence(reason, tmp_path):
         for each in result["results"]
         for group in each["by_group"]
     ]
-    reason("--figure", picture, "--against", "recurrence", *UNTIMED)
+    header, *lines = evaluates(*RESULTS, tmp_path / "result.json").splitlines()
+    assert [line.split()[1] for line in lines] == ["ThinkingStatesLM", "NoCoTLM"]
+    assert "nontrivial chunks" in header
+    assert lines[0].split()[2] == f"{result['results'][0]['accuracy']:.5g}"
+    assert lines[1].split()[-1] == "-"  # it thinks nothing
+    reason("--figure", picture, "--against", "recurrence", *UNTIMED, "--limit_batches", 1)
     with picture.with_suffix(".csv").open(newline="") as file:
         assert [row["recurrence"] for row in csv.DictReader(file)] == ["1.0", ""]
 
 
-def test_result_files_side_by_side(reason, evaluates, tmp_path):
-    result, _, _ = reason(*UNTIMED)
-    header, *rows = evaluates(*RESULTS, tmp_path / "result.json").splitlines()
-    assert [row.split()[1] for row in rows] == ["ThinkingStatesLM", "NoCoTLM"]
-    assert "nontrivial chunks" in header
-    assert rows[0].split()[2] == f"{result['results'][0]['accuracy']:.5g}"
-    assert rows[1].split()[-1] == "-"  # it thinks nothing
+# ---- other commands on these checkpoints
+
+
+@pytest.mark.parametrize("name", ["ts", "cot", "no_cot", "icot", "coconut"])
+def test_answers_are_scored_and_prompts_continued(
+    evaluates, reasoners, reason_options, tmp_path, name
+):
+    """Perplexity is that of the answers of the val split, EOS included."""
+    target, data = tmp_path / "scored.json", StateTracking(**reason_options)
+    data.prepare_data()
+    data.setup()
+    evaluates("perplexity", "--ckpt", reasoners[name], "--output", target)
+    scored = json.loads(target.read_text())
+    answers = [data.tokenizer.encode(example.answer) for example in data.examples("val")]
+    assert scored["tokens"] == sum(len(answer) + 1 for answer in answers)
+    assert scored["likelihood"] == "exact"
+    assert 0 < scored["nats_per_token"] < 2 * math.log(data.vocab_size)
+    prompts = [example.query for example in data.examples("val")][:2]
+    words = [word for prompt in prompts for word in ("--prompt", prompt)]
+    greedy = ("--max_new_tokens", 6, "--temperature", 0, "--output", target)
+    evaluates("generate", "--ckpt", reasoners[name], *words, *greedy)
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    written = build_model(read_checkpoint(reasoners[name])).generate_ids(
+        [data.tokenizer.prompt_ids(prompt) for prompt in prompts],
+        tokenizer=data.tokenizer,
+        max_new_tokens=6,
+        temperature=0,
+    )
+    for row, prompt, ids in zip(rows, prompts, written, strict=True):
+        text = data.tokenizer.decode([i for i in ids if i != data.tokenizer.stop_id])
+        assert (row["prompt"], row["continuation"]) == (prompt, text)
+
+
+def test_tokens_cannot_be_scored_one_by_one(fails, reasoners):
+    line = fails("perplexity", "--ckpt", reasoners["ts"], "--mode", "autoregressive")
+    assert "mode (autoregressive) draws from windows, which StateTracking has none of" in line
 
 
 # ---- bad input
@@ -322,6 +352,7 @@ def test_result_files_side_by_side(reason, evaluates, tmp_path):
         (["--latents", "3"], "none of the models has the setting eval_latents"),
         (["--latents", "-1"], "latents (-1) must be at least 0"),
         (["--task", "chess"], "task (chess) is none of parity, vars"),
+        (["--mode", "rank"], "mode (rank) chooses among all possible answers, which StateTracking"),
         (["--task", "vars", "--data.task", "parity"], "task (vars) and data"),
         (["--against", "chunk_size"], "against (chunk_size) is the axis of a figure"),
         (["--figure", "x.pdf"], "figure (x.pdf) must end in .svg or .png"),
@@ -338,10 +369,9 @@ def test_wrong_options_end_in_one_line(fails, reasoners, words, expected):
 
 
 def test_models_of_other_kinds_are_refused(fails, reasoners, checkpoint_path):
-    line = fails("reason", "--ckpt", reasoners["ts"], checkpoint_path)
-    assert f"ckpt ({checkpoint_path}): TransformerLM reads windows" in line
-    line = fails("reason", "--ckpt", reasoners["ts"], "--baseline", checkpoint_path)
-    assert line.startswith(f"error: baseline ({checkpoint_path}): TransformerLM reads windows")
+    for words in ((checkpoint_path,), ("--baseline", checkpoint_path)):
+        line = fails("reason", "--ckpt", reasoners["ts"], *words)
+        assert f"ckpt ({checkpoint_path}): TransformerLM reads windows" in line
 
 
 def test_another_tokenizer_is_named(fails, reason_options, reasoners, train_reasoner, tmp_path):

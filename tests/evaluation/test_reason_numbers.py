@@ -1,4 +1,4 @@
-"""Numbers of answers, by hand: shares, questions in front, overlaps, times, labels."""
+"""Numbers of answers, by hand: shares, questions first, overlaps, times, labels."""
 
 import math
 from types import SimpleNamespace
@@ -6,35 +6,28 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from callbacks.reasoning.questions import Question
-from callbacks.reasoning.thinking import RowThinking, Thought
-from evaluation.reason import result
-from evaluation.reason.data import check_same_questions
-from evaluation.reason.models import _told_apart
-from evaluation.reason.result import (
-    ReasonResult,
-    Reply,
-    Timing,
-    overlap_table,
-    overlaps,
-    time_in_turn,
-)
+from callbacks.answers import Question, Reply
+from callbacks.thinking import RowThinking, Thought
+from evaluation.reason import asking
+from evaluation.reason.asking import Timing, time_in_turn
+from evaluation.reason.contestants import check_same_questions, unique_labels
+from evaluation.reason.report import ReasonReport, ReasonResult, answer_row, overlaps
 from evaluation.scoring import share_of
+
+TOKENIZER = SimpleNamespace(decode=lambda ids: "", vocab_size=99, eos_id=0)
 
 
 def question(number, answer=(5,), group=0):
     return Question(query=[0, 1, 2, 3], answer=list(answer), steps=[], group=group, number=number)
 
 
-def result_of(label, flags, again=None, **changes):
-    replies = [
-        Reply(question(n, group=n % 2), [5, 0], "", flag, None) for n, flag in enumerate(flags)
-    ]
-    if again is not None:
-        changes["question_first"] = [
-            Reply(question(n), [5], "", flag, None) for n, flag in enumerate(again)
-        ]
-    return ReasonResult(label, "x.ckpt", "Some", replies, **changes)
+def rows(flags):
+    replies = (Reply(question(n, group=n % 2), [5, 0], "", flag) for n, flag in enumerate(flags))
+    return [answer_row(TOKENIZER, "any", reply) for reply in replies]
+
+
+def result_of(label, flags, again=None):
+    return ReasonResult(label, "x.ckpt", "Some", rows(flags), again and rows(again))
 
 
 def test_shares_and_their_errors():
@@ -60,34 +53,42 @@ def test_what_a_question_in_front_changes():
 
 
 def test_what_one_solves_and_another_does_not():
-    one, other = (
+    one, other, nothing = (
         result_of("a", [True, True, True, False]),
         result_of("b", [True, False, False, True]),
+        result_of("c", [False] * 4),
     )
-    ab, ba = overlaps([one, other])
-    assert (ab.solves, ab.fails, ab.questions) == ("a", "b", 2)
-    assert (ab.of_solved, ab.of_asked) == (2 / 3, 0.5)
-    assert (ba.questions, ba.of_solved, ba.of_asked) == (1, 0.5, 0.25)
-    lines = [line.split() for line in overlap_table([one, other]).splitlines()]
-    assert lines[1] == ["a", "-", "0.6667", "(2)"]
-    assert lines[2] == ["b", "0.5000", "(1)", "-"]
-    nothing = result_of("c", [False] * 4)
-    assert math.isnan(overlaps([nothing, one])[0].of_solved)
+    pairs = {
+        (pair.solves, pair.fails): pair for pair in overlaps([one, other, nothing]).itertuples()
+    }
+    shares = {
+        key: (pair.questions, pair.share_of_solved, pair.share_of_questions)
+        for key, pair in pairs.items()
+    }
+    assert shares["a", "b"] == (2, 2 / 3, 0.5)
+    assert shares["b", "a"] == (1, 0.5, 0.25)
+    assert math.isnan(shares["c", "a"][1])
+    facts = {"data": {"split": "test"}, "settings": {"device": "cpu", "rounds": None}}
+    table = ReasonReport([one, other], "steps", None, **facts).as_table()
+    lines = [line.split() for line in table.splitlines()]
+    assert ["a", "-", "0.6667", "(2)"] in lines
+    assert ["b", "0.5000", "(1)", "-"] in lines
 
 
 def test_means_of_thinking():
-    def reply(number, rounds, *lengths):
+    def row(number, rounds, *lengths):
         thoughts = tuple(Thought(n, tuple(range(length))) for n, length in enumerate(lengths))
-        return Reply(question(number), [1], "", True, RowThinking(thoughts, rounds))
+        thinking = RowThinking(thoughts, rounds)
+        return answer_row(TOKENIZER, "a", Reply(question(number), [1], "", True, thinking))
 
-    found = ReasonResult("a", "x", "Some", [reply(0, 3, 0, 2, 1), reply(1, 1, 0, 0)]).thinking()
+    found = ReasonResult("a", "x", "Some", [row(0, 3, 0, 2, 1), row(1, 1, 0, 0)]).thinking()
     assert found == {"rounds": 2, "chunks": 2.5, "nontrivial_chunks": 1, "thought_tokens": 1.5}
 
 
 def test_models_are_timed_in_turn(monkeypatch):
     """A clock that only moves when a model answers: 2 s, then 3 s, then 8 s, and so on."""
     clock, order = SimpleNamespace(now=0.0), []
-    monkeypatch.setattr(result.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(asking.time, "perf_counter", lambda: clock.now)
     seconds = {"a": iter([100.0, 2.0, 4.0, 9.0]), "b": iter([100.0, 1.0, 4.0, 3.0])}
 
     def answering(name):
@@ -106,9 +107,9 @@ def test_models_are_timed_in_turn(monkeypatch):
     assert Timing((6.0,), 3).seconds == 2.0
 
 
-def test_labels_are_told_apart():
+def test_labels_areunique_labels():
     texts, names = ["A", "B", "A", "A"], ["x", "y", "z", "z"]
-    assert _told_apart(texts, names) == ["A (x)", "B", "A (z)", "A (z) #2"]
+    assert unique_labels(texts, names) == ["A (x)", "B", "A (z)", "A (z) #2"]
 
 
 def test_other_questions_are_no_variant():

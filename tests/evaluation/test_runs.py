@@ -127,7 +127,6 @@ VERBS = {
     "zero_shot": ("--ckpt",),
     "tasks": ("--tasks", "piqa_local", "--ckpt"),
     "generate": ("--prompt", "a", "--ckpt"),
-    "answers": ("--ckpt",),
     "quality": ("--ckpt",),
     "gsm8k": ("--files.test", "none.jsonl", "--ckpt"),
     "reversal": ("--ckpt",),

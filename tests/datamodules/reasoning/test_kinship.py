@@ -87,18 +87,6 @@ def test_the_rules_are_those_that_hold_in_every_family():
     assert certain == {pair: {kind} for pair, kind in COMPOSITION.items()}
 
 
-def test_relations_are_what_their_inverse_says():
-    inverse = {"parent": "child", "grandparent": "grandchild", "pibling": "nibling"}
-    inverse |= {"parent_in_law": "child_in_law", "sibling": "sibling", "spouse": "spouse"}
-    inverse |= {"sibling_in_law": "sibling_in_law"}
-    inverse |= {there: back for back, there in inverse.items()}
-    for number in range(8):
-        grown = family(3, number)
-        for a, kin in enumerate(grown.kin):
-            assert a not in kin
-            assert all(grown.relation(b, a) == inverse[kind] for b, kind in kin.items())
-
-
 def test_a_hand_made_family():
     grown = Family()
     husband, wife = grown.add("male"), grown.add("female")
@@ -185,9 +173,8 @@ def test_distractors_and_order_change_neither_chain_nor_answer():
     chained = people_of(story.facts)
     extra = [fact for fact in story.stated if fact not in story.facts]
     assert (plain.facts, plain.answer) == (story.facts, story.answer)
-    assert len(extra) == 4
     assert all(fact.a in chained and fact.b not in chained for fact in extra)
-    assert len({fact.b for fact in extra}) == 4
+    assert len({fact.b for fact in extra}) == len(extra) == 4
     assert tuple(fact for fact in story.stated if fact in story.facts) == story.facts
     shuffled = [write_story(0, "val", i, hops=5, shuffle=True) for i in range(5)]
     assert all(set(story.stated) == set(story.facts) for story in shuffled)
@@ -236,9 +223,6 @@ def test_a_row_is_one_story_and_its_answer_is_marked(make):
         assert torch.equal(targets >= 0, row["answer"])
         assert decode(targets[row["answer"]][:-1].tolist()) == answer
         assert targets[row["answer"]][-1] == eos
-        assert torch.equal(
-            targets[:-1][row["mask"][1:]][-len(answer) :], tokens[row["mask"]][-len(answer) :]
-        )
         assert row["num_bytes"] == len(answer)
         assert row["group"] == hops
     for split in SPLITS:
@@ -259,6 +243,10 @@ def test_loss_on_all_predicts_the_story_too(make):
     assert data.tokenizer.decode(row["targets"][row["answer"]][:-1].tolist()) == answer
     assert row["num_bytes"] == len(question + answer)
     assert data.fingerprint == make().fingerprint
+    apart = make(tokenizer="bpe:300")  # an answer has the same tokens wherever it stands
+    row = next(rows_of(apart, "test"))
+    candidates = [apart.tokenizer.encode(text) for text in apart.candidates()]
+    assert row["targets"][row["answer"]][:-1].tolist() in candidates
 
 
 @pytest.mark.parametrize("order", ["packed", "random"])
@@ -270,17 +258,6 @@ def test_the_same_batches_with_any_number_of_workers_and_ranks(make, order):
     source = make(train_windows=order).training_source()
     again = pickle.loads(pickle.dumps(source))
     assert torch.equal(again.batch(13)["tokens"], source.batch(13)["tokens"])
-
-
-def test_an_epoch_has_every_story_once_in_a_new_order(make):
-    source = make(train_stories=42).training_source()  # two stories are left out
-    assert len(source) == 10
-    epochs = []
-    for epoch in range(2):
-        batches = [source.batch(n) for n in range(10 * epoch, 10 * epoch + 10)]
-        epochs.append([tuple(row.tolist()) for b in batches for row in b["tokens"]])
-    assert all(len(set(stories)) == 40 for stories in epochs)
-    assert epochs[0] != epochs[1]
 
 
 @pytest.mark.parametrize("loss_on", ["answer", "all"])
@@ -299,22 +276,9 @@ def test_the_text_does_not_depend_on_processes_or_on_other_sizes(make):
     few, many = make(), make(train_stories=60)
     assert list(many.questions("train"))[:40] == list(few.questions("train"))
     assert list(make(story_seed=1).questions("train")) != list(few.questions("train"))
-
-
-def test_a_trained_tokenizer_keeps_answers_apart(make):
-    data = make(tokenizer="bpe:300")
-    row = next(row for row in rows_of(data, "test"))
-    candidates = [data.tokenizer.encode(text) for text in data.candidates()]
-    assert row["targets"][row["answer"]][:-1].tolist() in candidates
-
-
-def test_the_recipe_rebuilds_it(make):
-    data = make(hops=[2], distractors=1)
-    recipe = data.recipe()
-    assert recipe["class_path"] == "datamodules.Kinship"
-    again = Kinship(**recipe["init_args"])
-    assert again.fingerprint == data.fingerprint
-    assert again.recipe() == recipe
+    again = Kinship(**many.recipe()["init_args"])
+    assert again.fingerprint == many.fingerprint != few.fingerprint
+    assert many.recipe()["class_path"] == "datamodules.Kinship"
 
 
 def test_splits_may_be_left_out(make):

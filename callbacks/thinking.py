@@ -109,7 +109,7 @@ def insert(part: str, mark: str) -> str:
     return f"{text} {mark}{part[len(text) :]}" if mark else part
 
 
-def told(tokenizer: Any, query: Sequence[int], thinking: RowThinking) -> str:
+def query_with_thoughts(tokenizer: Any, query: Sequence[int], thinking: RowThinking) -> str:
     """Returns a query with its thoughts where they are thought, as the paper's Fig. 4 has it."""
     full = [thought for thought in thinking.within(query).thoughts if thought.tokens]
     texts = parts_of(tokenizer, query, [thought.end for thought in full])

@@ -1,0 +1,266 @@
+"""Questions with known right answers: asking a model, and its accuracy after validations.
+
+A batch of reasoning rows has ``query``, ``steps`` and ``targets`` (``datamodules.reasoning``), one
+of windows marks where the answer is (``datamodules.answers``). Which answer is right is for the
+data to say: ``is_right(text, answer)``. ``evaluate.py reason`` asks in the same way.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch.distributed as dist
+
+from callbacks.hooks import EvaluationHooks, check_least, gather, undisturbed
+from callbacks.thinking import RowThinking
+
+ROOM = 2
+"""What a model may write, as a multiple of the longest right text with steps."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of a batch, as tokens.
+
+    Attributes:
+        query: EOS and what is asked.
+        answer: The right answer, without EOS.
+        steps: The reasoning steps that the data know; none in windows.
+        group: What accuracies are grouped by.
+        number: Stable across batch composition.
+    """
+
+    query: list[int]
+    answer: list[int]
+    steps: list[list[int]]
+    group: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model answers to a question.
+
+    Attributes:
+        question: What was asked.
+        written: Token ids that it has written, EOS included where it came to that.
+        text: Its answer in them, after the answer's prefix; empty where it does not come to that.
+        right: Whether that is right.
+        thinking: What it has thought while it read; None where that was not recorded.
+    """
+
+    question: Question
+    written: list[int]
+    text: str
+    right: bool
+    thinking: RowThinking | None = None
+
+
+def questions_in(batch: dict[str, Any]) -> list[Question]:
+    """Returns the questions of a batch; rows that only fill it up are left out."""
+    found = []
+    for row, targets in enumerate(batch["targets"]):
+        counted = batch["answer"][row] if "answer" in batch else targets >= 0
+        answer = targets[counted].tolist()[:-1]  # an EOS is after it
+        if answer:
+            query, steps = _query_and_steps(batch, row)
+            group, number = int(batch["group"][row]), int(batch["sequence_id"][row])
+            found.append(Question(query, answer, steps, group, number))
+    return found
+
+
+def _query_and_steps(batch: dict[str, Any], row: int) -> tuple[list[int], list[list[int]]]:
+    if "query" not in batch:
+        last = int(batch["answer"][row].int().argmax())  # predicts the answer's first token
+        return batch["tokens"][row, : last + 1].tolist(), []
+    lengths = batch["step_lengths"][row].tolist()
+    steps = zip(batch["steps"][row].tolist(), lengths, strict=True)
+    query = batch["query"][row, : int(batch["query_lengths"][row])].tolist()
+    return query, [ids[:length] for ids, length in steps if length]
+
+
+def room_for(questions: Sequence[Question], data: Any, asked: int | None = None) -> int:
+    """Returns how many tokens a model may write to each question.
+
+    Args:
+        questions: At least one.
+        data: The data module, which knows the wording.
+        asked: That many; None: twice the tokens of the longest right text, with all its steps. In
+            windows, which a model may not outgrow, those of the longest answer and EOS.
+    """
+    if asked:
+        return asked
+    if data.rows == "windows":
+        return max(len(question.answer) for question in questions) + 1
+    return ROOM * longest_text(questions, data)
+
+
+def longest_text(questions: Sequence[Question], data: Any) -> int:
+    """Returns the tokens of the longest right text: all steps, answer prefix, answer and EOS.
+
+    Args:
+        questions: At least one.
+        data: The data module of reasoning rows, which knows the wording.
+    """
+    wording = data.wording()
+    separator, prefix = len(wording.step_separator), len(wording.answer_prefix)
+    return max(
+        sum(separator + len(step) for step in question.steps) + prefix + len(question.answer) + 1
+        for question in questions
+    )
+
+
+def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
+    """Returns what a model answers to questions, see `write` and `judge`."""
+    written = write(model, data, questions, max_new_tokens)
+    return [judge(model, data, *pair) for pair in zip(questions, written, strict=True)]
+
+
+def write(
+    model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int
+) -> list[list[int]]:
+    """Returns the token ids that a model writes after each question, greedily, EOS included.
+
+    Args:
+        model: Which thinks in its own way meanwhile.
+        data: The data module, with the tokenizer.
+        questions: At least one.
+        max_new_tokens: Upper bound for each, see `room_for`.
+    """
+    written: list[list[int]] = model.generate_ids(
+        [question.query for question in questions],
+        tokenizer=data.tokenizer,
+        max_new_tokens=max_new_tokens,
+        temperature=0,
+        # Numbers in a batch are consecutive, filling rows being last: where a model draws latent
+        # vectors, each question has its own stream, whatever the batch size.
+        first_row=questions[0].number,
+    )
+    return written
+
+
+def judge(model: Any, data: Any, question: Question, written: list[int]) -> Reply:
+    """Returns the answer in what a model has written.
+
+    Args:
+        model: Which knows where, in what it writes, the answer is.
+        data: The data module, with the tokenizer.
+        question: What was asked.
+        written: Token ids.
+    """
+    tokenizer = data.tokenizer
+    answer = model.answer_tokens(written) if hasattr(model, "answer_tokens") else written
+    text = tokenizer.decode([i for i in answer if i != tokenizer.stop_id])
+    right = bool(data.is_right(text, tokenizer.decode(question.answer)))
+    if data.rows == "windows":  # the beginning of an answer may be one, too: son, son-in-law
+        right = right and written[-1:] == [tokenizer.stop_id]
+    return Reply(question, written, text, right)
+
+
+class AnswerAccuracy(EvaluationHooks):
+    """Logs the share of questions that a model answers rightly, of those in the first batches.
+
+    The model writes greedily, thinking in its own way; right is what the data take for right. It is
+    logged as ``val/accuracy`` (or ``test/accuracy``), over all ranks, and where there are several
+    groups of questions as ``val/accuracy/<group>_<g>``, too. Each rank asks those of its own
+    batches, so with more ranks more questions are asked. Training is not touched: random states and
+    modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the
+    checkpoint that answers best.
+    """
+
+    def __init__(
+        self,
+        num_batches: int | None = 8,
+        max_new_tokens: int | None = None,
+        by_group: bool = True,
+    ) -> None:
+        """Chooses how many questions are asked.
+
+        Args:
+            num_batches: so many batches of each rank; null: all.
+            max_new_tokens: most tokens that a model may write, a chain of thought included; null:
+                twice as many as the longest right text of the batch has.
+            by_group: whether groups of questions are logged, too.
+
+        Raises:
+            ValueError: if a number is too low.
+        """
+        check_least("num_batches", num_batches, 1)
+        check_least("max_new_tokens", max_new_tokens, 1)
+        self.num_batches = num_batches
+        self.max_new_tokens = max_new_tokens
+        self.by_group = by_group
+        self._asked: Counter[int] = Counter()
+        self._right: Counter[int] = Counter()
+
+    # ---- hooks
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Checks that there are questions.
+
+        Raises:
+            ValueError: if the data have none.
+        """
+        data = _data_of(trainer)
+        if not hasattr(data, "is_right"):
+            raise ValueError(
+                f"AnswerAccuracy: data ({type(data).__name__}) do not say which answers are right; "
+                "choose data with questions, e.g. datamodules.StateTracking for Thinking States or "
+                "datamodules.Kinship for models of windows, or leave the callback out"
+            )
+
+    def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Starts at nothing."""
+        self._asked, self._right = Counter(), Counter()
+
+    def evaluation_batch_ends(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """Asks the questions of the first batches."""
+        if self.num_batches is not None and batch_idx >= self.num_batches:
+            return
+        own = questions_in(batch)
+        asked, first = _of_all_ranks(own) if _is_sharded(pl_module) else (own, 0)
+        if not asked:
+            return
+        data = _data_of(trainer)
+        with undisturbed(pl_module):
+            replies = ask(pl_module, data, asked, room_for(asked, data, self.max_new_tokens))
+        for reply in replies[first : first + len(own)]:
+            self._asked[reply.question.group] += 1
+            self._right[reply.question.group] += reply.right
+
+    def evaluation_epoch_ends(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Logs shares over all ranks, the same names on each, in time to rank checkpoints."""
+        asked: Counter[int] = Counter()
+        right: Counter[int] = Counter()
+        for their_asked, their_right in gather((self._asked, self._right)):
+            asked += their_asked  # drops what is 0
+            right += their_right
+        if not asked:
+            return
+        name = f"{stage}/accuracy"
+        values = {name: right.total() / asked.total()}
+        if self.by_group and len(asked) > 1:
+            label = getattr(_data_of(trainer), "group_name", "group")
+            values |= {f"{name}/{label}_{g}": right[g] / asked[g] for g in sorted(asked)}
+        for key, value in values.items():
+            pl_module.log(key, value, prog_bar=key == name, rank_zero_only=False)
+
+
+def _data_of(trainer: L.Trainer) -> Any:
+    return trainer.datamodule  # type: ignore[attr-defined]
+
+
+def _is_sharded(pl_module: Any) -> bool:
+    """Whether ranks hold parts of the weights, so that all must take the same steps."""
+    return getattr(pl_module, "_device_mesh", None) is not None
+
+
+def _of_all_ranks(own: list[Question]) -> tuple[list[Question], int]:
+    """Returns the questions of all ranks, the same on each, and where among them its own begin."""
+    parts = gather(own)
+    rank = dist.get_rank() if len(parts) > 1 else 0
+    return [question for part in parts for question in part], sum(map(len, parts[:rank]))

@@ -1,0 +1,258 @@
+"""Replies of models and their seconds: written, or the likeliest of all possible answers."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from callbacks.answers import Question, Reply, ask, room_for, write
+from callbacks.thinking import Recorded
+from datamodules import Tokenizer, answer_batch
+from datamodules.text import IGNORE
+from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, Stopwatch, price
+from evaluation.load import Precision, autocast
+from evaluation.reason.contestants import Contestant
+from evaluation.scoring import score_batch
+from lightning_models import LanguageModel
+from lightning_models.layers import recording
+from lightning_models.outputs import Likelihood
+
+Mode = Literal["rank", "generate"]
+
+
+def pick_mode(data: Any, mode: Mode | None) -> Mode:
+    """Returns how questions are asked: as the command line says, else by rank where that is known.
+
+    Raises:
+        ValueError: if 'rank' is asked for and the data do not list all possible answers.
+    """
+    lists_all = hasattr(data, "candidates") and data.candidates() is not None
+    if mode == "rank" and not lists_all:
+        raise ValueError(
+            f"mode (rank) chooses among all possible answers, which {type(data).__name__} does not "
+            "list; use --mode generate"
+        )
+    return mode or ("rank" if lists_all else "generate")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one model has answered.
+
+    Attributes:
+        replies: To all questions, in their order.
+        likelihood: Kind of the likelihood of answers after their questions; None where the model
+            wrote them.
+        cost: FLOPs and steps of a token, and seconds of all replies.
+    """
+
+    replies: list[Reply]
+    likelihood: Likelihood | None
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The conditions under which all models are asked.
+
+    Attributes:
+        data: The data module, with the tokenizer and the rule of what is right.
+        mode: 'rank' takes the likeliest of all possible answers, 'generate' decodes greedily.
+        room: Most tokens that models may write; None: what a batch of windows needs.
+        precision: Of the matrix products.
+    """
+
+    data: Any
+    mode: Mode
+    room: int | None = None
+    precision: Precision = "32"
+
+    def replies(
+        self, one: Contestant, batches: Sequence[Sequence[Question]], context: int
+    ) -> Asked:
+        """Returns what a model answers to all questions.
+
+        Args:
+            one: who is asked.
+            batches: the questions.
+            context: tokens of a row, on average, which FLOPs are counted for.
+        """
+        steps, compute, watch = GeneratedSteps(), ComputeCounter(), Stopwatch()
+        replies: list[Reply] = []
+        kind: Likelihood | None = None
+        shown = tqdm(batches, desc=f"asking {one.label}", unit=" batches", disable=None)
+        with one.ready() as model, recording(generated_steps=steps.count):
+            for questions in shown:
+                if self.mode == "rank":
+                    ranked, kind = rank(model, self.data, questions, self.precision, compute)
+                    replies += ranked
+                else:
+                    replies += self._written(model, questions)
+            executed = compute.mean if self.mode == "rank" else steps.mean
+            cost = price(model, context, executed, watch.seconds, compute.flops_per_token)
+        return Asked(replies, kind, cost)
+
+    def _written(self, model: LanguageModel, questions: Sequence[Question]) -> list[Reply]:
+        seen = Recorded()
+        with recording(thoughts=seen.take), autocast(model.device, self.precision):
+            replies = ask(model, self.data, questions, room_for(questions, self.data, self.room))
+        if seen.rows is None:
+            return replies
+        return [
+            dataclasses.replace(reply, thinking=row.within(reply.question.query))
+            for reply, row in zip(replies, seen.rows, strict=True)
+        ]
+
+    def time(
+        self,
+        contestants: Sequence[Contestant],
+        batches: Sequence[Sequence[Question]],
+        rounds: int | None,
+    ) -> "Sequence[Timing | None]":
+        """Returns the time of each model; None without rounds."""
+        if not rounds:
+            return [None] * len(contestants)
+        answering = [partial(self._answer, one, batches) for one in contestants]
+        device = contestants[0].model.device
+        return time_in_turn(answering, rounds, sum(map(len, batches)), device)
+
+    def _answer(self, one: Contestant, batches: Sequence[Sequence[Question]]) -> None:
+        with one.ready() as model, autocast(model.device, self.precision):
+            for questions in batches:
+                if self.mode == "rank":
+                    rank(model, self.data, questions, self.precision)
+                else:
+                    room = room_for(questions, self.data, self.room)
+                    write(model, self.data, questions, room)
+
+
+# ---- the likeliest of all possible answers
+
+
+def rank(
+    model: LanguageModel,
+    data: Any,
+    questions: Sequence[Question],
+    precision: Precision = "32",
+    compute: ComputeCounter | None = None,
+) -> tuple[list[Reply], Likelihood]:
+    """Returns the answers of highest likelihood of all candidates, and that likelihood's kind.
+
+    The likelihood is that of the answer with the EOS after it: without the EOS, "son" could never
+    be less likely than "son-in-law". It comes from ``LanguageModel.score``, so this works for
+    methods that only bound or estimate it: one that infers something from the question alone makes
+    estimates.
+
+    Args:
+        model: on its device, in eval mode.
+        data: with tokenizer, ``candidates()`` and ``eval_batch_size``, rows to score at once; each
+            question takes as many rows as there are candidates.
+        questions: at least one, of windows.
+        precision: of the matrix products.
+        compute: counts what scoring the candidates computes.
+    """
+    compute = ComputeCounter() if compute is None else compute
+    tokenizer, texts = data.tokenizer, data.candidates()
+    encoded = [[*tokenizer.encode(text), tokenizer.eos_id] for text in texts]
+    pairs = [(question, answer) for question in questions for answer in encoded]
+    size = data.eval_batch_size
+    parts = (_candidate_batch(tokenizer, pairs[i : i + size]) for i in range(0, len(pairs), size))
+    with compute.recording():
+        scores = [score_batch(model, batch, precision) for batch in compute.watch(parts)]
+    nats = [one.log_prob.double().sum(dim=1) + one.sequence_term.double() for one in scores]
+    best = torch.cat(nats).view(len(questions), len(texts)).argmax(dim=1).tolist()
+    replies = [
+        Reply(question, encoded[n], texts[n], encoded[n][:-1] == question.answer)
+        for question, n in zip(questions, best, strict=True)
+    ]
+    return replies, scores[0].kind
+
+
+def _candidate_batch(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[Question, list[int]]]
+) -> dict[str, Any]:
+    """Returns a batch of questions, each with an answer that ends in EOS."""
+    width = max(len(question.query) + len(answer) for question, answer in pairs)
+    rows = np.full((len(pairs), width), IGNORE, dtype=np.int64)
+    for row, (question, answer) in zip(rows, pairs, strict=True):
+        row[: len(question.query) + len(answer)] = [*question.query, *answer]
+    lengths = np.array([len(question.query) for question, _ in pairs])
+    batch = answer_batch(
+        rows,
+        # One number for all answers of a question: what a method draws is the same for each.
+        np.array([question.number for question, _ in pairs]),
+        first_answers=lengths - 1,
+        groups=np.array([question.group for question, _ in pairs]),
+        loss_on="answer",
+        eos_id=tokenizer.eos_id,
+        token_bytes=tokenizer.token_bytes,
+    )
+    return {**batch, "context": torch.from_numpy(lengths)}
+
+
+# ---- seconds, measured in turn in the same run, and speed-ups
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Wall-clock time of one model.
+
+    Attributes:
+        rounds: Seconds that all questions took, by round; at least one.
+        questions: How many these were.
+    """
+
+    rounds: tuple[float, ...]
+    questions: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per question, the median over the rounds."""
+        return statistics.median(self.rounds) / self.questions
+
+    def speed_up(self, baseline: "Timing") -> float:
+        """Returns how many times faster than another model, the median over the rounds.
+
+        Both were timed in the same rounds: what slows the machine down meanwhile, slows both.
+        """
+        pairs = zip(baseline.rounds, self.rounds, strict=True)
+        return statistics.median(theirs / own for theirs, own in pairs)
+
+
+def time_in_turn(
+    answering: Sequence[Callable[[], object]], rounds: int, questions: int, device: torch.device
+) -> list[Timing]:
+    """Returns the time of each model: every round asks each, and begins with another.
+
+    A round before the first warms up and does not count.
+
+    Args:
+        answering: one a model; each answers the same questions, all of them.
+        rounds: at least 1.
+        questions: how many are asked.
+        device: where the models are.
+    """
+    taken: list[list[float]] = [[] for _ in answering]
+    for number in tqdm(range(rounds + 1), desc="timing", unit=" rounds", disable=None):
+        first = number % len(answering)
+        for place in [*range(first, len(answering)), *range(first)]:
+            _wait(device)
+            start = time.perf_counter()
+            answering[place]()
+            _wait(device)
+            if number:
+                taken[place].append(time.perf_counter() - start)
+    return [Timing(tuple(times), questions) for times in taken]
+
+
+def _wait(device: torch.device) -> None:
+    """Waits for what is queued on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
