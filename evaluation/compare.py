@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.arguments import Split
+from evaluation.arguments import Split, add_which_argument
 from evaluation.figures import (
     check_csv,
     check_picture,
@@ -41,81 +41,75 @@ from evaluation.run_metrics import (
 )
 from evaluation.runs import RunRecord, find_compared, reason_or_raise
 from evaluation.views import view_compute, view_curves, view_results
-from lightning_models.checkpoint import Which
 from lightning_models.recipe import import_packages
 
 View = Literal["report", "curves", "compute", "results"]
 DEFAULT_OUTPUT = "runs/comparison"
-OF_RUNS = ("report", "curves", "compute")
+OF_RUNS = "report, curves, compute"
 """Views that read runs."""
-
-
-class CompareOption(NamedTuple):
-    """An option that some views have."""
-
-    views: tuple[str, ...]
-    type: Any
-    default: Any
-    help: str
-
-
-OPTIONS = {
-    "which": CompareOption(
+OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "label": (
         OF_RUNS,
-        Which,
-        "last",
-        "Of a folder's run the furthest checkpoint (last), or the best one by the value that "
-        "the training ranked them by (best). Files cannot be named with best.",
-    ),
-    "label": CompareOption(
-        OF_RUNS,
-        str | None,
-        None,
         "Keys of the models' config that name the rows, separated by commas, or model for the "
         "class. Found where models of one class differ in one or two.",
+        {"type": str | None, "default": None},
     ),
-    "skip_unreadable": CompareOption(
+    "skip_unreadable": (
         OF_RUNS,
-        bool,
-        False,
         "Leave out runs that cannot be read or scored, and say so, rather than stop.",
+        {"action": "store_true", "default": False},
     ),
-    "title": CompareOption(
-        ("report",), str | None, None, "Heading of the report (null: how many runs)."
-    ),
-    "introduction": CompareOption(
-        ("report",), str, "", "A paragraph to stand below the heading of the report."
-    ),
-    "results": CompareOption(
-        ("report",),
-        list[str],
-        [],
+    "title": ("report", "Heading (null: how many runs).", {"type": str | None, "default": None}),
+    "introduction": ("report", "Paragraph below the heading.", {"type": str, "default": ""}),
+    "results": (
+        "report",
         "JSON files of evaluate.py tasks or perplexity about these checkpoints, or patterns. "
         "Those in the folders of a run are found.",
+        {"type": str, "nargs": "*", "default": []},
     ),
-    "split": CompareOption(("report",), Split, "val", "Held-out documents to score."),
-    "batch_size": CompareOption(
-        ("report",), int | None, None, "Rows per batch (null: as trained)."
+    "split": ("report", "Held-out documents to score.", {"type": Split, "default": "val"}),
+    "batch_size": (
+        "report",
+        "Rows per batch (null: as trained).",
+        {"type": int | None, "default": None},
     ),
-    "limit_batches": CompareOption(("report",), int | None, None, "Score that many batches only."),
-    "device": CompareOption(("report",), Device, "auto", "Where to run; auto takes a GPU if any."),
-    "precision": CompareOption(("report",), Precision, "32", "bf16 rounds the matrix products."),
-    "scalar": CompareOption(("curves",), str, "val/loss", "Logged value to draw, such as val/ppl."),
-    "context": CompareOption(
-        ("compute",),
-        int | None,
-        None,
+    "limit_batches": (
+        "report",
+        "Score that many batches only.",
+        {"type": int | None, "default": None},
+    ),
+    "device": (
+        "report",
+        "Where to run; auto takes a GPU if any.",
+        {"type": Device, "default": "auto"},
+    ),
+    "precision": (
+        "report",
+        "bf16 rounds the matrix products.",
+        {"type": Precision, "default": "32"},
+    ),
+    "scalar": (
+        "curves",
+        "Logged value to draw, such as val/ppl.",
+        {"type": str, "default": "val/loss"},
+    ),
+    "context": (
+        "compute",
         "Tokens of a sequence; null: those of the windows of the training.",
+        {"type": int | None, "default": None},
     ),
-    "set": CompareOption(
-        ("compute",),
-        dict[str, Any],
-        {},
+    "set": (
+        "compute",
         "Fields of the models' config to change, also those that decide shapes, e.g. "
         "--set.num_layers 12: no weights are read.",
+        {"type": dict[str, Any], "default": {}},
     ),
 }
-"""Options by name; ``check_options`` refuses those of another view."""
+"""Options: the views that use them, help, and how the parser declares them."""
+USED_BY = {"which": (OF_RUNS, "last")} | {
+    name: (views, how["default"]) for name, (views, _, how) in OPTIONS.items()
+}
+"""Options: the views that use them, and their default."""
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -135,6 +129,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="report: score all, and check what they have in common. curves: a logged value over "
         "tokens and FLOPs. compute: what FLOPs are spent on. results: result files side by side.",
     )
+    add_which_argument(parser)
     parser.add_argument(
         "--output",
         type=str | None,
@@ -149,14 +144,9 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         default=[],
         help="Packages to import first, where models or data are classes of your own.",
     )
-    for name, option in OPTIONS.items():
-        of = "" if option.views == OF_RUNS else f"Of {' and '.join(option.views)}: "
-        how: dict[str, Any] = {"type": option.type}
-        if option.type is bool:
-            how = {"action": "store_true"}
-        elif option.type == list[str]:
-            how = {"type": str, "nargs": "*"}
-        parser.add_argument(f"--{name}", default=option.default, help=of + option.help, **how)
+    for name, (views, text, how) in OPTIONS.items():
+        of = "" if views == OF_RUNS else f"Of {views}: "
+        parser.add_argument(f"--{name}", help=of + text, **how)
 
 
 def check_options(settings: Namespace) -> None:
@@ -165,11 +155,10 @@ def check_options(settings: Namespace) -> None:
     Raises:
         ValueError: if one is; it names the views that use it.
     """
-    for name, option in OPTIONS.items():
-        if settings.view not in option.views and settings[name] != option.default:
+    for name, (views, default) in USED_BY.items():
+        if settings.view not in views and settings[name] != default:
             raise ValueError(
-                f"{name} is an option of --view {' and '.join(option.views)}; leave it out with "
-                f"--view {settings.view}"
+                f"{name} is an option of --view {views}; leave it out with --view {settings.view}"
             )
 
 

@@ -18,7 +18,11 @@ import pandas as pd
 from evaluation.run_metrics import ANSWERS, BITS, NATS
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import (
+    FOUR,
     KINDS,
+    THREE,
+    TWO,
+    WHOLE,
     TableColumn,
     as_aligned,
     as_html,
@@ -175,7 +179,6 @@ FACTS = ("run", "label", "seed", "checkpoint", "which", "model", "likelihood", "
 MOST_COLUMNS = 8
 """Of one table of the report, so that it fits a page."""
 LOSS, SIZE, COST, TASKS = "Loss", "Size and training", "Inference", "Tasks"
-WHOLE, TWO, THREE, FOUR = "{:,.0f}".format, "{:.2f}".format, "{:.3f}".format, "{:.4f}".format
 
 
 def _likelihood_columns() -> dict[str, TableColumn]:
@@ -308,47 +311,55 @@ def _scored_on(run: pd.Series) -> str:
 # ---- notes: how to read the numbers
 
 
+SEVERAL_SEEDS = "Means over seeds, in brackets the smallest and the largest value."
+ONE_SEED = "One seed a row: nothing is known about the spread."
+BOUND = (
+    "Bound: the model's likelihood is known from below only, so its loss is at most the number "
+    "shown; it has columns of its own and is not to be compared with exact ones."
+)
+NOT_CAUSAL = (
+    "Not causal: a token's score may depend on later tokens; the loss of the text written from "
+    "left to right is another (evaluate.py perplexity --mode autoregressive)."
+)
+OTHER_TARGETS = (
+    "Nats per token count different targets in different rows, so they have columns of their own; "
+    "bits per byte count all targets and the bytes of the text."
+)
+MARKERS = (
+    "Where sentences are marked, tokens are those of the text, and the FLOPs of the markers are "
+    "shared among them."
+)
+PART_OF_SPLIT = "Some runs were scored on a part of the split only: see the table of all runs."
+PART_OF_TASK = "Some tasks were scored on a part of their examples only: see below."
+PLANNED = (
+    "Planned FLOPs: where texts decide what a training step computes, training FLOPs are those of "
+    "a full budget of streams; the step may have computed less."
+)
+SPEED = "Tokens per second are those logged in training, on whatever machine that was."
+COUNTED = "FLOPs are counted, not measured; a multiply-add is two."
+
+
 def make_notes(runs: pd.DataFrame) -> list[str]:
     """Returns how to read the numbers that are there, a sentence or two each."""
     rows, keys = runs.groupby("label", sort=False), number_keys(runs)
-    kinds, scored = set(runs["likelihood"]), list(runs["scored"])
-    asked = [task["how"] for tasks in runs["tasks"] for task in tasks.values()]
-    few = any((how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked)
-    conditions = {
-        "Bound: the model's likelihood is known from below only, so its loss is at most the "
-        "number shown; it has columns of its own and is not to be compared with exact ones.": (
-            "lower_bound" in kinds
+    kinds, asked = set(runs["likelihood"]), [t["how"] for x in runs["tasks"] for t in x.values()]
+    doubled = [_same_seeds(str(label), list(row["seed"])) for label, row in rows]
+    notes = {
+        SEVERAL_SEEDS if max(rows.size()) > 1 else ONE_SEED: True,
+        **{note: True for note in doubled if note},
+        BOUND: "lower_bound" in kinds,
+        NOT_CAUSAL: "noncausal" in kinds,
+        OTHER_TARGETS: runs["counted"].nunique() > 1,
+        MARKERS: any(runs["markers"] > 1),
+        PART_OF_SPLIT: any(one["batches"] < one["of_batches"] for one in runs["scored"]),
+        PART_OF_TASK: any(
+            (how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked
         ),
-        "Not causal: a token's score may depend on later tokens; the loss of the text written "
-        "from left to right is another (evaluate.py perplexity --mode autoregressive).": (
-            "noncausal" in kinds
-        ),
-        "Nats per token count different targets in different rows, so they have columns of "
-        "their own; bits per byte count all targets and the bytes of the text.": (
-            runs["counted"].nunique() > 1
-        ),
-        "Where sentences are marked, tokens are those of the text, and the FLOPs of the "
-        "markers are shared among them.": any(runs["markers"] > 1),
-        "Some runs were scored on a part of the split only: see the table of all runs.": any(
-            one["batches"] < one["of_batches"] for one in scored
-        ),
-        "Some tasks were scored on a part of their examples only: see below.": few,
-        "Planned FLOPs: where texts decide what a training step computes, training FLOPs are "
-        "those of a full budget of streams; the step may have computed less.": (
-            "nominal_training_flops" in keys
-        ),
-        "Tokens per second are those logged in training, on whatever machine that was.": (
-            "tokens_per_second" in keys
-        ),
+        PLANNED: "nominal_training_flops" in keys,
+        SPEED: "tokens_per_second" in keys,
+        COUNTED: True,
     }
-    return [
-        "Means over seeds, in brackets the smallest and the largest value."
-        if max(rows.size()) > 1
-        else "One seed a row: nothing is known about the spread.",
-        *(note for label, row in rows if (note := _same_seeds(str(label), list(row["seed"])))),
-        *(note for note, holds in conditions.items() if holds),
-        "FLOPs are counted, not measured; a multiply-add is two.",
-    ]
+    return [note for note, holds in notes.items() if holds]
 
 
 def _same_seeds(label: str, seeds: Sequence[str]) -> str:

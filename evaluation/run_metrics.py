@@ -55,7 +55,7 @@ from evaluation.perplexity import measure_perplexity
 from evaluation.runs import RunRecord, is_number, label_rows, matching
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import KINDS
-from lightning_models.checkpoint import Checkpoint, CheckpointError
+from lightning_models.checkpoint import CheckpointError
 
 # ---- result files
 
@@ -277,10 +277,11 @@ def _amount(
     """
     if isinstance(data, Sentences):
         return _of_sentences(run, data)
-    each = _window_tokens(run)
-    if each is None:
+    recipe, model, number = run.checkpoint.data_recipe, run.outline, _micro_batches(run)
+    rows = None if recipe is None else recipe["init_args"].get("batch_size")
+    if rows is None or not number or not run.checkpoint.step or model.reads != "windows":
         return None, None
-    positions = round(each * run.checkpoint.step)
+    positions = number * rows * model.config.block_size
     if data is None or not _has_markers(data.tokenizer):
         return positions, positions
     if train_tokens is None:
@@ -289,27 +290,17 @@ def _amount(
     return round(positions * (train_tokens + counts.documents) / counts.tokens), positions
 
 
-def _window_tokens(run: RunRecord) -> float | None:
-    """Returns the tokens of an optimiser step on all ranks, padding included.
-
-    The mean over the steps done, as the last one of an epoch may have fewer micro-batches. None
-    where rows are not windows of a fixed length.
-    """
-    checkpoint, model = run.checkpoint, run.outline
-    recipe, progress = checkpoint.data_recipe, _micro_batches(checkpoint)
-    rows = None if recipe is None else recipe["init_args"].get("batch_size")
-    if rows is None or not progress or not checkpoint.step or model.reads != "windows":
-        return None
-    ranks = checkpoint.data_state.get("order", {}).get("world_size", 1)
-    return float(progress / checkpoint.step * ranks * rows * model.config.block_size)
-
-
-def _micro_batches(checkpoint: Checkpoint) -> int:
-    """Returns the micro-batches that each rank has trained on; 0 where it is not known."""
-    value: Any = checkpoint.content
+def _micro_batches(run: RunRecord) -> int:
+    """Returns the micro-batches that all ranks have trained on; 0 where it is not known."""
+    value: Any = run.checkpoint.content
     for key in ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "processed"):
         value = value.get(key) if isinstance(value, Mapping) else None
-    return int(value or 0)
+    return int(value or 0) * _ranks(run)
+
+
+def _ranks(run: RunRecord) -> int:
+    ranks: int = run.checkpoint.data_state.get("order", {}).get("world_size", 1)
+    return ranks
 
 
 def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | None]:
@@ -317,8 +308,7 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
 
     On several devices the batches of as many steps on one of them are counted, which are even.
     """
-    ranks = run.checkpoint.data_state.get("order", {}).get("world_size", 1)
-    number = _micro_batches(run.checkpoint) * ranks
+    number = _micro_batches(run)
     if not number or run.checkpoint.data_state.get("fingerprint") != data.fingerprint:
         return None, None
     source = data.training_source()
@@ -590,7 +580,7 @@ def describe_order(run: RunRecord) -> dict[str, Any]:
     order: Mapping[str, Any] = run.checkpoint.data_state.get("order", {})
     accumulated = run.record["accumulate_grad_batches"]
     if accumulated is None and run.checkpoint.step:
-        accumulated = round(_micro_batches(run.checkpoint) / run.checkpoint.step)
+        accumulated = round(_micro_batches(run) / _ranks(run) / run.checkpoint.step)
     return {"rows": run.outline.reads, **order, "accumulate_grad_batches": accumulated}
 
 

@@ -18,7 +18,16 @@ from evaluation.figures import DPI, scaling_figure
 from evaluation.output import check_target, read_json, write_atomically, write_json
 from evaluation.run_metrics import NATS
 from evaluation.runs import is_number, matching, split_name
-from evaluation.tables import TableColumn, as_aligned, show_columns
+from evaluation.tables import (
+    FOUR,
+    FOUR_DIGITS,
+    THREE,
+    WHOLE,
+    TableColumn,
+    as_aligned,
+    show_columns,
+    title_of,
+)
 
 # ---- fitted curves
 
@@ -225,6 +234,9 @@ def doubts(runs: pd.DataFrame, axis: Axis) -> list[str]:
 # ---- report
 
 
+MULTIPLIERS = ("multiplier", "multiplier_of_fits")
+
+
 @dataclass(frozen=True)
 class ScalingReport:
     """The curve of each group, and what its runs save against a baseline."""
@@ -267,22 +279,18 @@ class ScalingReport:
         curves = {
             "runs": TableColumn("runs"),
             slope: TableColumn(slope, FOUR),
-            place: TableColumn(place, "{:.4g}".format),
+            place: TableColumn(place, FOUR_DIGITS),
             "r2": TableColumn("R^2", FOUR),
         }
         columns = {
-            "x": TableColumn(AXIS_KEYS[self.axis].replace("_", " "), "{:,.0f}".format),
-            "y": TableColumn(self.y.replace("_", " "), FOUR),
-            **{key: TableColumn(key.replace("_", " "), "{:.3f}".format) for key in MULTIPLIERS},
+            "x": TableColumn(title_of(AXIS_KEYS[self.axis]), WHOLE),
+            "y": TableColumn(title_of(self.y), FOUR),
+            **{key: TableColumn(title_of(key), THREE) for key in MULTIPLIERS},
         }
         runs = self.runs.set_index("group").rename_axis(None)
         tables = [as_aligned(show_columns(*pair)) for pair in ((fits, curves), (runs, columns))]
         notes = [f"note: {note}" for note in self.notes]
         return "\n".join([tables[0], "", tables[1], *notes])
-
-
-FOUR = "{:.4f}".format
-MULTIPLIERS = ("multiplier", "multiplier_of_fits")
 
 
 def fit_scaling(

@@ -53,7 +53,7 @@ from evaluation.runs import (
     short_names,
 )
 from evaluation.scoring import PERPLEXITY_KEYS
-from evaluation.tables import TableColumn, as_aligned, show_columns
+from evaluation.tables import FOUR_DIGITS, TableColumn, as_aligned, show_columns, title_of
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe
 from lightning_models.recipe import import_packages
@@ -447,11 +447,11 @@ def shown_points(points: pd.DataFrame, note: str | None) -> str:
     table = points_table(points)
     for cost in SWEEP_COSTS:
         stars = points[f"frontier_{cost}"].map({True: " *", False: ""})
-        table[cost] = points[cost].map("{:.4g}".format) + stars
+        table[cost] = points[cost].map(FOUR_DIGITS) + stars
     table[STEPS] = points[STEPS].where(points[STEPS] > 0).astype(object)
     hidden = ("checkpoint", "label", "likelihood", "causal", "seconds")
     keys = [key for key in table if key not in hidden and not key.startswith("frontier_")]
-    columns = {key: TableColumn(SHORT.get(key, key.replace("_", " ")), _readable) for key in keys}
+    columns = {key: TableColumn(SHORT.get(key) or title_of(key)) for key in keys}
     columns["seconds"] = TableColumn("seconds", "{:.3g}".format)
     shown = show_columns(table.set_index("label").rename_axis(None), columns)
     of_kind = " of its kind of likelihood" if points["likelihood"].nunique() > 1 else ""
@@ -460,10 +460,6 @@ def shown_points(points: pd.DataFrame, note: str | None) -> str:
         notes.append("thinking steps: additional steps per token at most, K of the papers")
     notes += [f"note: {note}"] if note else []
     return "\n".join([as_aligned(shown), *notes])
-
-
-def _readable(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 # ---- command

@@ -14,17 +14,32 @@ KINDS = {
     "noncausal": "not causal",
 }
 """Kinds of likelihoods in the order of rows, and what columns and legends call them."""
+WHOLE, TWO, THREE, FOUR = "{:,.0f}".format, "{:.2f}".format, "{:.3f}".format, "{:.4f}".format
+"""Formats of numbers: in thousands, or with that many digits after the point."""
+FOUR_DIGITS, FIVE_DIGITS = "{:.4g}".format, "{:.5g}".format
 PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+
+
+def show_value(value: Any) -> str:
+    """Returns a value as text: floats in five digits, yes or no."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return FIVE_DIGITS(value) if isinstance(value, float) else str(value)
 
 
 class TableColumn(NamedTuple):
     """What people read of a column of a frame."""
 
     title: str
-    show: Callable[[Any], str] = str
+    show: Callable[[Any], str] = show_value
     """Returns a value that is there as text."""
     part: str = ""
     """Heading of the table of a report that has it; empty: the CSV files alone have it."""
+
+
+def title_of(key: str) -> str:
+    """Returns what people read in place of a key that has no title of its own."""
+    return key.replace("_", " ")
 
 
 def si(value: float) -> str:

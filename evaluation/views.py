@@ -21,10 +21,16 @@ from evaluation.load import build_outline
 from evaluation.output import read_json
 from evaluation.run_metrics import POINT, logged_points, training_cost
 from evaluation.runs import Labels, RunRecord, label_runs
-from evaluation.tables import TableColumn, as_aligned, show_columns
+from evaluation.tables import (
+    FIVE_DIGITS,
+    FOUR_DIGITS,
+    WHOLE,
+    TableColumn,
+    as_aligned,
+    show_columns,
+    title_of,
+)
 from lightning_models import LanguageModel
-
-FOUR_DIGITS, FIVE_DIGITS, WHOLE = "{:.4g}".format, "{:.5g}".format, "{:,.0f}".format
 
 
 def label_records(
@@ -210,15 +216,15 @@ def compute_frame(counts: Sequence[Mapping[str, Any]], labels: Sequence[str]) ->
 
 def _compute_columns(counts: pd.DataFrame) -> dict[str, TableColumn]:
     columns = {
-        "parameters": TableColumn("parameters", "{:,}".format),
-        "context": TableColumn("context", "{:,}".format),
+        "parameters": TableColumn("parameters", WHOLE),
+        "context": TableColumn("context", WHOLE),
         "flops_one_pass": TableColumn("one pass", FOUR_DIGITS),
         "flops_forward": TableColumn("forward", FOUR_DIGITS),
         "flops_training": TableColumn("training FLOPs/token", FOUR_DIGITS),
         "flops_as_published": TableColumn("as published", FOUR_DIGITS),
     }
     for key in counts.filter(like="share_"):
-        title = key.removeprefix("share_").replace("_", " ")
+        title = title_of(key.removeprefix("share_"))
         columns[key] = TableColumn(title, lambda share: f"{100 * share:.1f} %")
     return columns
 
@@ -265,7 +271,7 @@ def view_results(files: Sequence[str], target: Path | None) -> str:
     frame = pd.DataFrame(lines, dtype=object)
     if target is not None:
         write_frame(target, frame)
-    columns = {key: TableColumn(key.replace("_", " "), _readable) for key in frame.columns[1:]}
+    columns = {key: TableColumn(title_of(key)) for key in frame.columns[1:]}
     return as_aligned(show_columns(frame.set_index("result").rename_axis(None), columns))
 
 
@@ -283,9 +289,3 @@ def _results_in(path: Path) -> list[tuple[bool, Mapping[str, Any]]]:
 def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:
     kinds = str | int | float | bool | None
     return {k: v for k, v in result.items() if k not in NO_NUMBER and isinstance(v, kinds)}
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return FIVE_DIGITS(value) if isinstance(value, float) else str(value)

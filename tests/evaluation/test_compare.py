@@ -1,11 +1,14 @@
-"""Runs of all methods in one comparison."""
+"""Runs of all methods in one comparison: rows, checks, report, results of others, bad input."""
 
 import json
+import math
+import os
 import re
 import shutil
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from compared_runs import by_model, dress, grown, place, read
 from formats import REASONING
 
@@ -16,6 +19,7 @@ from lightning_models import ThinkingStatesLM, ThoughtbubblesLM, ThoughtGestaltL
 
 GESTALT = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
 STATES = {"num_layers": 3, "chunk_size": 4, "max_thought_tokens": 5}
+ARC = {"metrics": {"acc": 0.25}, "standard_errors": {"acc": 0.1}, "seconds": 3.0, "examples": 5}
 FORKS = {"num_layers": 3, "fork_layers": (1, 2), "kappa": "2L"}
 
 
@@ -84,12 +88,8 @@ def test_every_method_is_a_row_and_seeds_are_one(report):
     assert [row["label"] for row in rows] == [row["model"] for row in rows]
     plain = by_model(rows)["TransformerLM"]
     assert (plain["runs"], plain["seeds"], plain["num_seeds"]) == ("plain_1 plain_2", "1 2", "2")
-    losses = [float(row["loss"]) for row in with_loss(rows[:3])]
+    losses = [float(row["bits_per_byte_exact"]) for row in rows[:3]]
     assert losses == sorted(losses)
-
-
-def with_loss(rows):
-    return [{**row, "loss": row["bits_per_byte_exact"]} for row in rows]
 
 
 KIND_COLUMNS = re.compile(r"nats_per_token|bits_per_byte|perplexity|ppl_")
@@ -125,11 +125,8 @@ def test_numbers_are_those_of_perplexity(report, runs, evaluates, tmp_path):
         assert float(rows[name][bits]) == alone["bits_per_byte"]
         scoring = float(rows[name]["scoring_flops_per_token"])
         assert scoring == pytest.approx(alone["flops_per_token"]) or name == "gestalt"
-    assert float(rows["ponder"]["executed_steps"]) == alone_steps(tmp_path / "ponder.json")
-
-
-def alone_steps(path):
-    return json.loads(path.read_text())["executed_steps"]
+        if name == "ponder":
+            assert float(rows[name]["executed_steps"]) == alone["executed_steps"]
 
 
 def test_a_row_has_the_mean_and_the_range_of_its_seeds(report):
@@ -168,55 +165,53 @@ def test_training_is_counted_in_tokens_of_the_text(report, corpus):
 # ---- checks
 
 
-def state_of(text, what):
-    (line,) = [line for line in text.splitlines() if re.match(rf"[a-z ]+: {what}: ", line)]
-    state, _, detail = line.split(": ", 2)
-    return state, detail
+def checks_in(printed):
+    """State and detail of each check."""
+    lines = re.findall(r"^(matched|differs|not known): ([^:]+): (.*)$", printed, re.M)
+    return {what: (state, detail) for state, what, detail in lines}
 
 
 def test_what_differs_is_said(compare, runs):
     printed, _ = compare(*(runs / name for name in ("plain_1", "latent", "gestalt")))
-    assert state_of(printed, "training text")[0] == "matched"
-    assert state_of(printed, "tokenizer") == ("matched", "bytes")
-    state, detail = state_of(printed, "data order")
-    assert state == "differs"
-    assert "block_size 32" in detail
-    assert "rows sentences" in detail
-    assert state_of(printed, "tokens trained on")[0] == "differs"
-    assert state_of(printed, "optimiser steps") == ("matched", "2")
-    assert state_of(printed, "held-out text that is scored")[0] == "matched"  # cut in two ways
-    assert state_of(printed, "targets that nats per token count")[0] == "differs"
-    assert state_of(printed, "parameters")[0] == "differs"
-    assert state_of(printed, "precision of training") == ("matched", "32-true")
+    checks = checks_in(printed)
+    assert {what for what, (state, _) in checks.items() if state == "differs"} == {
+        "data order",
+        "tokens trained on",
+        "parameters",
+        "training FLOPs",
+        "targets that nats per token count",
+        "kind of likelihood",
+        "context when scoring",
+    }
+    assert checks["tokenizer"] == ("matched", "bytes")
+    assert checks["held-out text that is scored"][0] == "matched"  # though cut in two ways
+    assert checks["precision of training"] == ("matched", "32-true")
+    for part in ("block_size 32", "rows sentences"):
+        assert part in checks["data order"][1]
 
 
-def test_seeds_match_in_all_but_the_code(compare, runs):
-    printed, (row,) = compare(runs / "plain_1", runs / "plain_2")
-    states = dict(re.findall(r"^(?:matched|differs|not known): ([^:]+): (.*)$", printed, re.M))
-    assert row["num_seeds"] == "2"
-    assert states["code version"] == "c1 (plain_1) | c2 (plain_2)"
-    assert printed.count("differs: ") == 1
-    assert "not known" not in printed
-    assert states["tokens trained on"] == "256"
+def test_seeds_match_in_all_but_the_code(compare, runs, tmp_path):
+    shutil.copytree(runs / "plain_1", tmp_path / "runs" / "again")
+    printed, (row,) = compare(runs / "plain_1", runs / "plain_2", tmp_path / "runs")
+    checks = checks_in(printed)
+    assert (row["num_seeds"], sorted(row["seeds"].split())) == ("3", ["1", "1", "2"])
+    assert "two of its runs have the same seed (" in printed
+    assert checks.pop("code version")[0] == "differs"
+    assert {state for state, _ in checks.values()} == {"matched"}
+    assert checks["tokens trained on"][1] == "256"
 
 
 def test_other_text_and_tokenizer_are_said(compare, runs, bpe_run):
     printed, rows = compare(runs / "plain_1", bpe_run)
-    assert state_of(printed, "held-out text that is scored")[0] == "differs"
-    state, detail = state_of(printed, "tokenizer")
-    assert state == "differs"
-    assert "bpe:280 #" in detail
-    assert state_of(printed, "code version")[0] == "not known"  # a checkpoint without its run
-    assert len(rows) == 2
-    assert rows[0]["label"].startswith("TransformerLM")
-    assert rows[0]["label"] != rows[1]["label"]
-
-
-def test_the_same_seed_twice_is_no_spread(compare, runs, tmp_path):
-    shutil.copytree(runs / "plain_1", tmp_path / "runs" / "again")
-    printed, (row,) = compare(runs / "plain_1", tmp_path / "runs")
-    assert row["seeds"] == "1 1"
-    assert "two of its runs have the same seed (1, 1)" in printed
+    checks = checks_in(printed)
+    assert checks["held-out text that is scored"][0] == "differs"
+    assert checks["tokenizer"][0] == "differs"
+    assert "bpe:280 #" in checks["tokenizer"][1]
+    assert checks["code version"][0] == "not known"  # a checkpoint without its run
+    assert {row["label"] for row in rows} == {
+        "TransformerLM, vocab_size 257, block_size 32",
+        "TransformerLM, vocab_size 280, block_size 16",
+    }
 
 
 # ---- the report
@@ -274,14 +269,6 @@ def test_no_table_is_wider_than_a_page(report):
     assert max(row.count("|") - 2 for row in rows) <= MOST_COLUMNS
 
 
-def test_rows_that_are_named_are_named_everywhere(compare, runs, tmp_path):
-    words = [f"{name}={runs / run}" for name, run in (("x", "plain_1"), ("y", "latent"))]
-    printed, rows = compare(*words)
-    assert [row["label"] for row in rows] == [row["runs"] for row in rows] == ["x", "y"]
-    assert state_of(printed, "parameters")[1].endswith("(y)")
-    assert "TransformerLM" not in Page((tmp_path / "report" / "report.html").read_text()).cells
-
-
 def test_the_same_command_writes_the_same_bytes(report, runs, tmp_path):
     assert main(["compare", str(runs), "--output", str(tmp_path / "again")]) == 0
     first = {path.name: path.read_bytes() for path in report.iterdir()}
@@ -319,3 +306,171 @@ def test_less_than_the_whole_split_is_said(compare, runs, tmp_path):
     assert "scored on a part of the split only" in printed
     text = (tmp_path / "report" / "report.md").read_text()
     assert re.search(r"val: 1 of \d+ batches, windows of 32, 64 targets \(all\)", text)
+
+
+# ---- results of other commands
+
+
+@pytest.fixture
+def plain(runs, tmp_path):
+    """A copy of a run, to which files can be added."""
+    shutil.copytree(runs / "plain_1", tmp_path / "runs" / "plain")
+    return tmp_path / "runs" / "plain"
+
+
+def checkpoint_of(run):
+    return next(run.rglob("*.ckpt"))
+
+
+def test_tasks_beside_a_run_make_columns(compare, plain, runs, tmp_path):
+    piqa = {"acc": 0.5, "acc_stderr": 0.1, "acc_norm": 0.75, "alias": "piqa"}
+    tasks = {"piqa": piqa, "arc": {**ARC, "examples": 9}}
+    content = {"checkpoint": str(checkpoint_of(plain)), "tasks": tasks}
+    (plain / "tasks.json").write_text(json.dumps(content))
+    named = tmp_path / "named.json"
+    content = {"checkpoint": str(checkpoint_of(runs / "ponder")), "tasks": {"arc": ARC}}
+    named.write_text(json.dumps(content))
+    printed, rows = compare(plain, runs / "ponder", "--results", named)
+    found = by_model(rows)
+    assert float(found["TransformerLM"]["piqa_acc"]) == 0.5
+    assert float(found["TransformerLM"]["piqa_acc_norm"]) == 0.75
+    assert not any("stderr" in key for key in rows[0])
+    assert float(found["PonderLM"]["arc_acc"]) == 0.25
+    assert found["PonderLM"]["piqa_acc"] == ""
+    assert not any("seconds" in key for key in rows[0])
+    state, detail = checks_in(printed)["task arc"]
+    assert state == "differs"
+    assert all(f"examples {number} (" in detail for number in (5, 9))
+    assert "piqa (acc)" in printed
+    assert "piqa (acc_norm)" not in printed  # one metric a task for people
+
+
+def test_scores_measured_in_the_same_way_are_taken_over(compare, evaluates, plain):
+    target = plain / "scores.json"
+    evaluates("perplexity", "--ckpt", checkpoint_of(plain), "--output", target)
+    content = json.loads(target.read_text())
+    content["nats_per_token"] = 3.25  # so that it is seen where the number comes from
+    target.write_text(json.dumps(content))
+    _, (row,) = compare(plain)
+    assert float(row["nats_per_token_exact"]) == 3.25
+    for options in (("--limit_batches", "1"), ("--split", "test"), ("--precision", "bf16")):
+        _, (row,) = compare(plain, *options)
+        assert float(row["nats_per_token_exact"]) != 3.25
+
+
+def test_results_older_than_their_checkpoint_are_none(compare, plain):
+    content = {"checkpoint": str(checkpoint_of(plain)), "tasks": {"piqa": {"acc": 0.5}}}
+    (plain / "tasks.json").write_text(json.dumps(content))
+    later = (plain / "tasks.json").stat().st_mtime + 10
+    os.utime(checkpoint_of(plain), (later, later))
+    _, (row,) = compare(plain)
+    assert "piqa_acc" not in row
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "there is no such file"),
+        ("{", "is not JSON"),
+        ("[]", "names no checkpoint"),
+        ('{"checkpoint": "other.ckpt"}', "is about other.ckpt, which is not compared"),
+    ],
+)
+def test_wrong_results_end_in_one_line(fails, runs, tmp_path, content, expected):
+    path = tmp_path / "result.json"
+    if content is not None:
+        path.write_text(content)
+    line = fails("compare", runs / "plain_1", "--results", path, "--output", tmp_path / "report")
+    assert expected in line
+    assert f"results ({path})" in line
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--limit_batches", "0"], "limit_batches (0) must be at least 1"),
+        (["--label", "width"], "label (width) is no key"),
+        (["--split", "none"], "split"),
+        (["--packages", "[not_there]"], "cannot import 'not_there'"),
+    ],
+)
+def test_wrong_options_end_in_one_line(fails, runs, tmp_path, options, expected):
+    output = tmp_path / "report"
+    assert expected in fails("compare", runs / "plain_1", "--output", output, *options)
+    assert not output.exists()
+
+
+@pytest.fixture
+def broken(corpus, checkpoint_path, tmp_path):
+    """A run whose text is gone, and a file that is no checkpoint."""
+    content = torch.load(checkpoint_path, weights_only=True)
+    arguments = content["recipe"]["data"]["init_args"]
+    arguments["data_files"] = str(tmp_path / "gone.jsonl")
+    arguments["cache_dir"] = str(tmp_path / "cache")
+    torch.save(content, tmp_path / "textless.ckpt")
+    (tmp_path / "half.ckpt").write_bytes(b"half")
+    return tmp_path / "textless.ckpt", tmp_path / "half.ckpt"
+
+
+def test_runs_can_be_left_out(compare, fails, broken, runs, tmp_path):
+    output = ("--output", tmp_path / "other")
+    for path in broken:
+        line = fails("compare", runs / "plain_1", path, *output)
+        assert path.name in line
+        assert "--skip_unreadable" in line
+    skip = (*output, "--skip_unreadable")
+    assert "none of them can be scored" in fails("compare", broken[0], *skip)
+    assert "none of them can be read" in fails("compare", broken[1], *skip)
+    assert not (tmp_path / "other").exists()
+    printed, (row,) = compare(runs / "plain_1", *broken, "--skip_unreadable")
+    assert row["runs"].endswith("plain_1")
+    assert printed.count("left out: ") == 2
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / "report" / name).read_text()
+        assert "Left out" in text
+        assert "half.ckpt" in text
+
+
+def test_a_checkpoint_without_its_run_is_compared(compare, checkpoint_path):
+    printed, (row,) = compare(checkpoint_path)
+    assert math.isfinite(float(row["bits_per_byte_exact"]))
+    assert "tokens_per_second" not in row
+    assert "not known: code version: of any run" in printed
+
+
+# ---- names
+
+
+def test_rows_and_report_have_the_names_they_are_given(compare, runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(runs)
+    said = ("--title", "Small <runs>", "--introduction", "Of *two* kinds.")
+    printed, rows = compare("plain decoder=plain_*", "ponder", *said)
+    found = {row["label"]: row["num_seeds"] for row in rows}
+    assert found == {"plain decoder": "2", "PonderLM": "1"}
+    assert "plain decoder" in printed
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert text.startswith("# Small <runs>\n\nOf *two* kinds.\n\n## ")
+    assert "| ponder/" in text  # checkpoints below are named from here
+    assert str(runs) not in text
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<h1>Small &lt;runs&gt;</h1>\n<p>Of *two* kinds.</p>" in page
+
+
+@pytest.mark.parametrize(
+    ("named", "labels"),
+    [
+        ({"plain_1": "x", "latent": "y"}, ["x", "y"]),
+        ({"plain_1": "one", "plain_2": "other"}, ["one", "other"]),
+        ({"plain_1": "all", "ponder": "all"}, ["all (plain_1)", "all (ponder)"]),
+    ],
+)
+def test_named_runs_are_rows_of_these_names(compare, runs, tmp_path, named, labels):
+    printed, rows = compare(*(f"{name}={runs / run}" for run, name in named.items()))
+    assert sorted(row["label"] for row in rows) == labels
+    if labels == ["x", "y"]:
+        assert checks_in(printed)["parameters"][1].endswith("(y)")
+        cells = Page((tmp_path / "report" / "report.html").read_text()).cells
+        assert "TransformerLM" not in cells

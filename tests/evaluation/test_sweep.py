@@ -11,11 +11,14 @@ from methods import METHODS
 
 from datamodules import LocalText
 from evaluation.figures import MARKERS, SWEEP_COSTS, sweep_figure
+from evaluation.load import build_outline
 from evaluation.sweep import frontier, loss_key, points_frame
 from lightning_models import MoRLM, PonderLM, ThinkingStatesLM, ThoughtbubblesLM
+from lightning_models.checkpoint import read_checkpoint
 
 COSTS = list(SWEEP_COSTS)
 FEW = ("--limit_batches", 1)
+TRAIN = ("--split", "train", *FEW)
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +32,24 @@ def runs(checkpoint_path, ponder_path, corpus, train_checkpoint, tmp_path_factor
 
 
 @pytest.fixture
-def sweep(evaluates, runs, tmp_path):
-    """Runs the command; returns the rows of the CSV file and what was printed."""
+def sweep_of(evaluates, tmp_path):
+    """Runs the command on checkpoints; returns the rows of the CSV file and what was printed."""
 
-    def run(*options, ckpts=("*.ckpt",)):
+    def run(ckpts, *options):
         output = tmp_path / "pareto.svg"
-        words = [runs / name for name in ckpts]
-        printed = evaluates("sweep", "--ckpts", *words, "--output", output, *options)
+        printed = evaluates("sweep", "--ckpts", *ckpts, "--output", output, *options)
         assert "<svg" in output.read_text()
         return read(output.with_suffix(".csv")), printed
+
+    return run
+
+
+@pytest.fixture
+def sweep(sweep_of, runs):
+    """The same on runs."""
+
+    def run(*options, ckpts=("*.ckpt",)):
+        return sweep_of([runs / name for name in ckpts], *options)
 
     return run
 
@@ -56,15 +68,9 @@ def test_the_numbers_are_those_of_perplexity(sweep, evaluates, runs, tmp_path):
         assert f"{alone['nats_per_token']:.5g}" in printed
     plain = rows[1]
     assert float(plain["executed_steps"]) == 0
-    assert float(plain["generation_flops_per_token"]) == alone_flops(runs / "plain.ckpt")
+    outline = build_outline(read_checkpoint(runs / "plain.ckpt"))
+    assert float(plain["generation_flops_per_token"]) == outline.generation_flops(32)
     assert plain["frontier_executed_steps"] == "True"
-
-
-def alone_flops(path):
-    from evaluation.load import build_outline
-    from lightning_models.checkpoint import read_checkpoint
-
-    return build_outline(read_checkpoint(path)).generation_flops(32)
 
 
 def test_dials_are_turned_where_there_are_any(sweep):
@@ -85,11 +91,6 @@ def test_settings_are_changed_where_there_are_any(sweep):
     assert [float(row["executed_steps"]) for row in rows] == [0, 0, 0]
 
 
-def test_loss_over_the_number_of_steps(sweep):
-    rows, _ = sweep("--against", "thinking_steps", *FEW, ckpts=("one.ckpt", "two.ckpt"))
-    assert [row["thinking_steps"] for row in rows] == ["1", "2"]
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -98,6 +99,7 @@ def test_loss_over_the_number_of_steps(sweep):
         (["--dial", "alpha"], "dial (alpha) must be NAME=VALUE,VALUE"),
         (["--dial", "alpha="], "dial () has no values of alpha"),
         (["--dial", "alpha=1", "--alphas", "2"], "alpha is given twice"),
+        (["--ckpts", "none.ckpt"], "ckpts (none.ckpt): there is no such file"),
         (["--dial", "dim=8"], "none of the models has the dial dim; they have thinking_steps"),
         (["--thinking_steps", "3"], "learned for another size"),
         (["--measure", "bits"], "measure"),
@@ -111,13 +113,6 @@ def test_loss_over_the_number_of_steps(sweep):
 def test_wrong_options_end_in_one_line(fails, runs, tmp_path, options, expected):
     output = ["--output", tmp_path / "pareto.svg"]
     assert expected in fails("sweep", "--ckpts", runs, runs / "one.ckpt", *output, *options)
-
-
-def test_dials_that_no_model_has_are_refused(fails, checkpoint_path, tmp_path):
-    line = fails(
-        "sweep", "--ckpts", checkpoint_path, "--alphas", "1", "--output", tmp_path / "a.svg"
-    )
-    assert "none of the models has the dial alpha; they have none" in line
 
 
 def test_another_vocabulary_or_tokenizer_is_named(fails, checkpoint_path, bpe_run, tmp_path):
@@ -144,15 +139,9 @@ def edit_alphabet(content):
     saved["json"] = json.dumps(whole)
 
 
-def test_no_checkpoint_ends_in_one_line(fails, tmp_path):
-    output = ("--output", tmp_path / "a.svg")
-    assert "ckpts" in fails("sweep", *output)
-    line = fails("sweep", "--ckpts", tmp_path / "none.ckpt", *output)
-    assert f"ckpts ({tmp_path / 'none.ckpt'}): there is no such file" in line
-
-
 def test_what_one_checkpoint_cannot_take_is_skipped(sweep):
-    rows, printed = sweep("--thinking_steps", "1,2", *FEW, ckpts=("one.ckpt", "two.ckpt"))
+    over_steps = ("--thinking_steps", "1,2", "--against", "thinking_steps")
+    rows, printed = sweep(*over_steps, *FEW, ckpts=("one.ckpt", "two.ckpt"))
     assert [row["thinking_steps"] for row in rows] == ["1", "2"]
     lines = [line for line in printed.splitlines() if line.startswith("skipped: ")]
     assert len(lines) == 2
@@ -196,33 +185,23 @@ def lines_of(points):
     return points_frame(points)["line"].value_counts(sort=False).to_dict()
 
 
-def drawn(points, against, measure="perplexity"):
-    return sweep_figure(points_frame(points), against, measure)
-
-
-def test_a_line_a_method_and_the_frontier_of_all():
-    panels = drawn(POINTS, [*COSTS, "thinking_steps"]).axes
-    ours, fixed, best = panels[0].lines
-    assert ours.get_xydata().tolist() == [[1.5, 12.0], [2.5, 10.0]]
-    assert fixed.get_xydata().tolist() == [[2.0, 11.5], [3.0, 11.0]]
+def test_the_frontier_of_a_cost_is_marked():
+    points = points_frame(POINTS)
+    assert list(points["frontier_executed_steps"]) == [True, True, False, True]
+    assert lines_of(POINTS) == {"ours": 2, "fixed": 2}
+    panels = sweep_figure(points, [*COSTS, "thinking_steps"]).axes
+    best = panels[0].lines[2]
     assert list(best.get_xdata()) == [1.5, 2.0, 2.5]
-    assert [text.get_text() for text in panels[0].texts] == ["K=2", "K=3", "K=2", "K=3"]
-    firsts = [list(panel.lines[0].get_xdata()) for panel in panels[1:4]]
-    assert firsts == [[9.0, 15.0], [3.0, 5.0], [30.0, 50.0]]
-    ours, fixed = panels[4].lines
-    assert ours.get_xydata().tolist() == [[2, 1.2], [3, 1.0]]
+    assert panels[4].lines[0].get_xydata().tolist() == [[2, 1.2], [3, 1.0]]  # nats over K
 
 
 def test_turned_dials_are_a_line_of_one_number_of_steps():
     turned = [point("ours", 3, 2.0 + a, 10 - a, alpha=a) for a in (0.5, -0.5)]
     lines = lines_of([*turned, point("ours", 2, 1.5, 12.0, alpha=0.0), POINTS[2]])
     assert lines == {"ours, K = 3": 2, "ours, K = 2": 1, "fixed": 1}
-    (panel,) = drawn(turned, COSTS[:1]).axes
-    assert list(panel.lines[0].get_xdata()) == [1.5, 2.5]
+    (panel,) = sweep_figure(points_frame(turned), COSTS[:1], "nats_per_token").axes
+    assert panel.lines[0].get_xydata().tolist() == [[1.5, 1.05], [2.5, 0.95]]
     assert panel.texts[0].get_text() == "alpha -0.5"
-    (panel,) = drawn(turned, COSTS[:1], "nats_per_token").axes
-    assert list(panel.lines[0].get_ydata()) == [1.05, 0.95]
-    assert panel.get_ylabel() == "loss (nats per token)"
 
 
 def test_a_line_is_one_checkpoint_along_the_last_dial():
@@ -235,33 +214,19 @@ def test_a_line_is_one_checkpoint_along_the_last_dial():
     ]
     lines = {f"ours, K = 3, tau {tau} ({name})": 2 for name in names for tau in taus}
     assert lines_of(turned) == lines
-
-
-def test_turned_steps_are_a_line_over_them():
-    turned = [point("looped", k, k, 9 - k, thinking_steps=k) for k in (3, 1, 2)]
-    assert lines_of(turned) == {"looped": 3}
-    (panel,) = drawn(turned, ["thinking_steps"]).axes
-    assert list(panel.lines[0].get_xdata()) == [1, 2, 3]
+    looped = [point("looped", k, k, 9 - k, thinking_steps=k) for k in (3, 1, 2)]
+    assert lines_of(looped) == {"looped": 3}
 
 
 def test_kinds_of_likelihood_share_neither_line_nor_marker_nor_frontier():
     mixed = [*POINTS, point("bound", 0, 2.0, 1.0, "lower_bound"), point("b", 0, 1, 5, "noncausal")]
-    figure = drawn(mixed, COSTS[:1])
-    (panel,) = figure.axes
+    points = points_frame(mixed)
+    assert list(points["frontier_executed_steps"]) == [True, True, False, True, True, True]
+    (panel,) = sweep_figure(points, COSTS[:1]).axes
     kinds = ["exact", "exact", "lower_bound", "noncausal", "exact", "lower_bound", "noncausal"]
     assert [line.get_marker() for line in panel.lines] == [MARKERS[kind] for kind in kinds]
-    best = panel.lines[4:]
-    assert [list(line.get_ydata()) for line in best] == [[12, 11.5, 10], [1.0], [5]]
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[-2:] == ["Pareto frontier (bound)", "Pareto frontier (noncausal)"]
     same = [point("one", 0, 1, 2, kind) for kind in ("exact", "estimate")]
     assert list(lines_of(same).values()) == [1, 1]
-
-
-def test_flops_far_apart_have_a_logarithmic_axis():
-    for points, scale in ((POINTS, "linear"), ([*POINTS, point("x", 3, 100.0, 9.0)], "log")):
-        panels = drawn(points, COSTS).axes
-        assert [panel.get_xscale() for panel in panels] == ["linear", *[scale] * 3]
 
 
 # ---- dials of every method, turned at test time
@@ -289,31 +254,18 @@ def test_all_methods_with_dials_are_swept_here():
     )
 
 
-def test_thoughts_are_switched_off(write_method, evaluates, tmp_path):
-    path, output = write_method("thinking-states"), tmp_path / "dial.svg"
-    words = ("--split", "train", *FEW, "--output", output)
-    evaluates("sweep", "--ckpts", path, *words, "--dial", "think=false,true")
-    off, on = read(output.with_suffix(".csv"))
+def test_thoughts_are_switched_off(write_method, sweep_of):
+    (off, on), _ = sweep_of([write_method("thinking-states")], *TRAIN, "--dial", "think=false,true")
     assert float(off["flops_per_token"]) < float(on["flops_per_token"])
     assert off["nats_per_token"] != on["nats_per_token"]
 
 
-def loss_of(row):
-    """The one loss of a row, which stands under the name of its kind."""
-    losses = {key: row[key] for key in row if key.startswith("nats_per_token") and row[key]}
-    ((key, loss),) = losses.items()
-    assert key == loss_key(row["likelihood"])
-    return loss
-
-
 @pytest.mark.parametrize("name", DIALS)
-def test_the_dial_of_every_method_changes_what_it_computes(write_method, evaluates, tmp_path, name):
-    path, output = write_method(name), tmp_path / "dial.svg"
-    words = ("--split", "train", *FEW, "--output", output)
-    printed = evaluates("sweep", "--ckpts", path, *words, *DIALS[name])
-    rows = read(output.with_suffix(".csv"))
-    assert len(rows) == 3
-    assert len({loss_of(row) for row in rows}) == 3
+def test_the_dial_of_every_method_changes_what_it_computes(write_method, sweep_of, name):
+    rows, printed = sweep_of([write_method(name)], *TRAIN, *DIALS[name])
+    assert len({row[loss_key(row["likelihood"])] for row in rows}) == len(rows) == 3
+    for row in rows:  # one loss, under the name of its kind
+        assert len([key for key in row if key.startswith("nats_per_token") and row[key]]) == 1
     cost = "executed_steps" if name == "ponderlm" else "flops_per_token"
     costs = [float(row[cost]) for row in rows]
     assert costs == sorted(costs)
@@ -321,16 +273,13 @@ def test_the_dial_of_every_method_changes_what_it_computes(write_method, evaluat
     assert "skipped" not in printed
 
 
-def test_the_same_command_gives_the_same_files(write_method, evaluates, tmp_path):
-    path, pictures, tables = write_method("latent-thought"), [], []
-    for number in range(2):
-        output = tmp_path / f"{number}.svg"
-        words = ("--split", "train", *FEW, "--output", output)
-        evaluates("sweep", "--ckpts", path, "--inner_steps", "0,1", *words)
-        pictures.append(output.read_bytes())
-        tables.append([{**row, "seconds": 0} for row in read(output.with_suffix(".csv"))])
-    assert pictures[0] == pictures[1]
-    assert tables[0] == tables[1]
+def test_the_same_command_gives_the_same_files(write_method, sweep_of, tmp_path):
+    path, found = write_method("latent-thought"), []
+    for _ in range(2):
+        rows, _ = sweep_of([path], "--inner_steps", "0,1", *TRAIN)
+        tables = [{**row, "seconds": 0} for row in rows]
+        found.append(((tmp_path / "pareto.svg").read_bytes(), tables))
+    assert found[0] == found[1]
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -354,21 +303,18 @@ def test_windows_and_sentences_are_two_sweeps(write_method, fails, tmp_path):
     assert "make one of each kind" in line
 
 
-def test_exact_and_bound_are_told_apart_in_the_label(write_method, evaluates, tmp_path):
+def test_likelihoods_that_are_not_exact_are_marked(write_method, sweep_of):
     paths = [write_method(name) for name in ("gpt2", "latent-thought", "thoughtbubbles")]
-    words = ("--split", "train", *FEW, "--output", tmp_path / "a.svg")
-    printed = evaluates("sweep", "--ckpts", *paths, *words)
-    labels = [line.split("  ")[0] for line in printed.splitlines()[1:4]]
+    rows, printed = sweep_of(paths, *TRAIN)
+    labels = [row["label"] for row in rows]
     assert labels == ["TransformerLM", "LatentThoughtLM (bound)", "ThoughtbubblesLM (noncausal)"]
     assert "no other one of its kind of likelihood" in printed
 
 
-def test_models_of_questions_share_a_sweep(write_method, evaluates, tmp_path):
+def test_models_of_questions_share_a_sweep(write_method, sweep_of):
     paths = [write_method(name) for name in ("thinking-states", "no-cot", "coconut")]
-    output = tmp_path / "questions.svg"
-    evaluates("sweep", "--ckpts", *paths, "--split", "train", *FEW, "--output", output)
-    rows = read(output.with_suffix(".csv"))
-    assert [row["label"] for row in rows] == ["ThinkingStatesLM", "NoCoTLM", "CoconutLM"]
+    rows, _ = sweep_of(paths, *TRAIN)
     assert {row["likelihood"] for row in rows} == {"exact"}
     costs = {row["label"]: float(row["flops_per_token"]) for row in rows}
+    assert list(costs) == ["ThinkingStatesLM", "NoCoTLM", "CoconutLM"]
     assert costs["NoCoTLM"] < min(costs["ThinkingStatesLM"], costs["CoconutLM"])

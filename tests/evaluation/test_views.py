@@ -1,7 +1,6 @@
 """Views of compare: curves from nothing but run folders, what FLOPs are spent on, result files."""
 
 import json
-import re
 import shutil
 
 import pandas as pd
@@ -11,12 +10,11 @@ from compared_runs import dress, place, read
 from methods import BLOCK, METHODS
 
 from datamodules import LocalText, Sentences
-from evaluation.figures import compute_figure, curves_figure
+from evaluation.figures import curves_figure
 from evaluation.load import build_model, build_outline
-from evaluation.runs import label_runs
+from evaluation.runs import Labels
 from evaluation.views import compute_frame, count_compute
 from lightning_models import (
-    LanguageModel,
     OptimizerConfig,
     ThoughtbubblesLM,
     ThoughtGestaltLM,
@@ -35,22 +33,21 @@ RESULTS = ("compare", "--view", "results")
 @pytest.mark.parametrize(
     ("view", "options", "views"),
     [
-        ("curves", ("--context", 8), "context is an option of --view compute"),
-        ("curves", ("--split", "test"), "split is an option of --view report"),
-        ("curves", ("--set.dim", 8), "set is an option of --view compute"),
-        ("compute", ("--scalar", "val/ppl"), "scalar is an option of --view curves"),
-        ("compute", ("--results", "x.json"), "results is an option of --view report"),
-        ("results", ("--skip_unreadable",), "skip_unreadable is an option of --view report and cu"),
-        ("results", ("--which", "best"), "which is an option of --view report and curves and comp"),
-        ("results", ("--label", "dim"), "label is an option of"),
-        ("report", ("--scalar", "val/ppl"), "scalar is an option of --view curves"),
-        ("report", ("--context", 8), "context is an option of --view compute"),
+        ("curves", ("--context", 8), "compute"),
+        ("curves", ("--split", "test"), "report"),
+        ("curves", ("--set.dim", 8), "compute"),
+        ("compute", ("--scalar", "val/ppl"), "curves"),
+        ("compute", ("--results", "x.json"), "report"),
+        ("results", ("--skip_unreadable",), "report, curves, compute"),
+        ("results", ("--which", "best"), "report, curves, compute"),
+        ("results", ("--label", "dim"), "report, curves, compute"),
+        ("report", ("--scalar", "val/ppl"), "curves"),
     ],
 )
 def test_options_of_another_view_are_refused(fails, tmp_path, view, options, views):
+    name = options[0].removeprefix("--").partition(".")[0]
     line = fails("compare", tmp_path / "none", "--view", view, *options)
-    assert views in line
-    assert f"leave it out with --view {view}" in line
+    assert f"{name} is an option of --view {views}; leave it out with --view {view}" in line
 
 
 # ---- curves
@@ -116,14 +113,6 @@ def test_the_points_are_what_was_logged(make_run, draw, tmp_path):
     assert first.split()[:6] == ["num_layers", "2", "flat", "3", "3,840", f"{flops():.4g}"]
     assert second.split()[-1] == "3.5"
     assert "<svg" in (tmp_path / "figure.svg").read_text()
-
-
-def test_the_same_runs_make_the_same_files(make_run, draw, tmp_path):
-    make_run("one")
-    for name in ("a.svg", "b.svg"):
-        draw(output=name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
 def test_other_scalars_labels_and_formats(make_run, draw, tmp_path):
@@ -215,17 +204,6 @@ def test_wrong_options_of_curves_end_in_one_line(
     assert not list(tmp_path.glob("figure*"))
 
 
-@pytest.mark.filterwarnings("ignore:skipping a damaged checkpoint")
-def test_wrong_runs_of_curves_end_in_one_line(make_run, fails, tmp_path):
-    folder, output = make_run("run"), ("--output", tmp_path / "figure.svg")
-    assert "there is no such file or folder" in fails(*CURVES, tmp_path / "none", *output)
-    assert "was not logged by" in fails(*CURVES, folder, *output, "--scalar", "val/none")
-    (folder / "checkpoints" / "last.ckpt").write_bytes(b"half")
-    assert "there is no whole checkpoint below" in fails(*CURVES, folder, *output)
-    shutil.rmtree(folder / "checkpoints")
-    assert "there is no whole checkpoint below" in fails(*CURVES, folder, *output)
-
-
 def test_rows_that_are_named_keep_their_names(make_run, evaluates, tmp_path):
     folders = [make_run(name) for name in ("one", "two")]
     words = [f"{name}={folder}" for name, folder in zip("ab", folders, strict=True)]
@@ -257,32 +235,14 @@ def test_bounds_are_marked(make_run, draw, scalar, mark):
     assert label.endswith(mark)
 
 
-def drawn(points, values=((1,),), keys=("steps",)):
-    """The figure of one run a value of the keys, all of one curve (tokens, FLOPs, value)."""
-    recipes = [
-        {"class_path": "X", "init_args": {"config": dict(zip(keys, value, strict=True))}}
-        for value in values
-    ]
-    labels = label_runs(recipes, [str(value) for value in values], ",".join(keys))
-    curve = pd.DataFrame(points, columns=["tokens", "flops", "val/ppl"])
-    curves = [curve.assign(run=n, label=text) for n, text in enumerate(labels.texts())]
-    return curves_figure(pd.concat(curves), labels, "val/ppl")
-
-
-def test_the_figure_has_tokens_and_flops_on_logarithmic_axes():
-    tokens, flops_panel = drawn([(10, 20.0, 3.0), (2000, 4000.0, 2.5)]).axes
-    assert [axes.get_xscale() for axes in (tokens, flops_panel)] == ["log", "log"]
-    assert tokens.get_yscale() == "log"  # of a perplexity
-    assert list(tokens.lines[0].get_xdata()) == [10, 2000]
-    assert list(flops_panel.lines[0].get_xydata().flat) == [20.0, 3.0, 4000.0, 2.5]
-
-
 @pytest.mark.parametrize(
     ("low", "high"),
     [(1.5e9, 1.8e10), (1.2e9, 1.9e9), (1e6, 1e6), (2e7, 9e7), (1.1e3, 9.9e4), (3, 4e9), (91, 92)],
 )
 def test_sizes_are_labelled_at_least_twice(low, high):
-    figure = drawn([(low, 3 * low, 3.0), (high, 3 * high, 2.5)])
+    points = [("a", "a", low, 3 * low, 3.0), ("a", "a", high, 3 * high, 2.5)]
+    curve = pd.DataFrame(points, columns=["run", "label", "tokens", "flops", "val/ppl"])
+    figure = curves_figure(curve, Labels((), (("a",),)), "val/ppl")
     figure.canvas.draw()
     for axes in figure.axes:
         left, right = axes.get_xlim()
@@ -293,22 +253,12 @@ def test_sizes_are_labelled_at_least_twice(low, high):
         assert len(set(shown)) == len(shown)
 
 
-def test_runs_of_one_label_look_alike_and_others_do_not():
-    values = [(16, 3), (16, 6), (64, 3), (32, 3), (16, 3)]
-    figure = drawn([(10, 20.0, 3.0), (2000, 4000.0, 2.5)], values, ("steps", "layers"))
-    looks = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
-    assert looks[0] == looks[1]  # steps 16 with 3 layers, twice
-    assert len(set(looks)) == 4
-    (legend,) = figure.legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert texts == [f"steps {a}, layers {b}" for a, b in ((16, 3), (16, 6), (32, 3), (64, 3))]
-
-
 # ---- compute
 
 
 SIZES = {"vocab_size": 257, "block_size": 32, "num_layers": 2, "dim": 32, "num_heads": 2}
-ONE_PASS = [method for method in METHODS if issubclass(method.model, TransformerLM)]
+IN_PARTS = (TransformerLM, ThoughtbubblesLM, ThoughtGestaltLM)
+ONE_PASS = [method for method in METHODS if issubclass(method.model, IN_PARTS)]
 
 
 class LatentLM(TransformerLM):
@@ -332,14 +282,6 @@ def built(kind=TransformerLM, **changes):
     return model
 
 
-@pytest.mark.parametrize("method", ONE_PASS, ids=lambda method: method.name)
-def test_the_parts_of_plain_decoders_add_up(method):
-    model = method.build()
-    count = count_compute(model, BLOCK)
-    assert count["flops_one_pass"] == pytest.approx(model.flops_per_token(BLOCK), rel=1e-12)
-    assert min(count["parts"].values()) > 0
-
-
 def test_the_parts_are_the_matrices_they_are_named_for():
     model = built(activation="swiglu", bias=False, ffn_dim=64)
     parts = model.flops_by_part(16)
@@ -348,16 +290,6 @@ def test_the_parts_are_the_matrices_they_are_named_for():
     assert parts["self_attention"] == 2 * 2 * 4 * 32**2 + attention_flops(config, 16)
     assert parts["feed_forward"] == 2 * 2 * 3 * 32 * 64
     assert set(parts) == {"output", "self_attention", "feed_forward"}
-
-
-def test_a_count_has_the_models_own_totals():
-    model = built()
-    count = count_compute(model)
-    assert count["context"] == 32
-    assert count["parameters"] == sum(p.numel() for p in model.parameters())
-    assert count["flops_forward"] == model.flops_per_token(32)
-    assert count["flops_training"] == model.flops_per_token(32, training=True)
-    assert count_compute(model, 8)["flops_forward"] < count["flops_forward"]
 
 
 def test_parts_of_a_methods_own_follow_the_common_ones():
@@ -371,48 +303,30 @@ def test_parts_of_a_methods_own_follow_the_common_ones():
     assert latent["flops_forward"] == 13 * latent["flops_one_pass"]
     assert latent["flops_training"] == 15 * latent["flops_one_pass"]
     assert sum(latent[f"share_{part}"] for part in shares) == pytest.approx(1)
+    assert list(frame["flops_as_published"]) == [None, 224.0]
+    assert "flops_as_published" not in compute_frame([count_compute(built())], ["plain"])
 
 
-class SilentLM(TransformerLM):
-    """Says nothing of its parts."""
-
-    flops_by_part = LanguageModel.flops_by_part
-
-    def flops_per_token(self, context, training=False):
-        return 1.0
-
-
-def test_a_model_without_parts_is_named():
-    with pytest.raises(ValueError, match="SilentLM does not count its FLOPs by part"):
-        count_compute(built(SilentLM))
-
-
-FORKING = [method for method in METHODS if method.model is ThoughtbubblesLM]
-GESTALTS = [method for method in METHODS if method.model is ThoughtGestaltLM]
-
-
-@pytest.mark.parametrize("method", [*FORKING, *GESTALTS], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", ONE_PASS, ids=lambda method: method.name)
 @pytest.mark.parametrize("context", [5, BLOCK, 200])
 def test_the_parts_of_one_scoring_pass_add_up(method, context):
-    model = method.build()
-    count = count_compute(model, context)
+    count = count_compute(method.build(), context)
     assert count["flops_one_pass"] == pytest.approx(count["flops_forward"], rel=1e-12)
     assert min(count["parts"].values()) > 0
 
 
-def test_forks_are_a_part_of_their_own(write_method, evaluates):
-    printed = evaluates(*COMPUTE, write_method("thoughtbubbles"), "--context", "32")
-    parts = ["output", "self attention", "feed forward", "forking"]
-    assert re.split("  +", printed.splitlines()[1].rstrip())[-4:] == parts
-
-
-def test_sentences_are_counted_at_a_context_that_is_given(write_method, evaluates, tmp_path):
-    path, output = write_method("thought-gestalt"), tmp_path / "gestalt.svg"
-    evaluates(*COMPUTE, path, "--context", "320", "--output", output)
-    (row,) = read(tmp_path / "gestalt.csv")
-    assert float(row["flops_one_pass"]) == pytest.approx(float(row["flops_forward"]))
-    assert float(row["share_cross_attention"]) > 0
-    assert float(row["share_sentence_head"]) > 0
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("thoughtbubbles", ["forking"]), ("thought-gestalt", ["cross_attention", "sentence_head"])],
+)
+def test_parts_of_a_method_are_shown_and_written(write_method, evaluates, tmp_path, name, parts):
+    output = tmp_path / "shares.svg"
+    words = (write_method(name), "--context", "320", "--output", output)
+    header = evaluates(*COMPUTE, *words).splitlines()[1]
+    (row,) = read(tmp_path / "shares.csv")
+    for part in parts:
+        assert part.replace("_", " ") in header
+        assert float(row[f"share_{part}"]) > 0
 
 
 def test_a_model_of_documents_needs_a_context():
@@ -426,6 +340,9 @@ def test_an_outline_counts_like_the_model(checkpoint_path):
     outline, whole = build_outline(checkpoint), build_model(checkpoint)
     assert {parameter.device.type for parameter in outline.parameters()} == {"meta"}
     assert count_compute(outline) == count_compute(whole)
+    count = count_compute(whole, 8)
+    sizes = sum(p.numel() for p in whole.parameters()), whole.flops_per_token(8, training=True)
+    assert (count["parameters"], count["flops_training"]) == sizes
 
 
 def test_the_table_and_the_figure(checkpoint_path, edited, evaluates, tmp_path):
@@ -454,14 +371,6 @@ def test_the_table_and_the_figure(checkpoint_path, edited, evaluates, tmp_path):
     assert "<svg" in output.read_text()
 
 
-def test_a_papers_own_count_stands_beside_ours():
-    counts = [count_compute(built()), count_compute(built(LatentLM))]
-    frame = compute_frame(counts, ["plain", "latent"])
-    assert list(frame["flops_as_published"]) == [None, 224.0]
-    assert list(frame["flops_training"]) == [count["flops_training"] for count in counts]
-    assert "flops_as_published" not in compute_frame(counts[:1], ["plain"])
-
-
 def test_sizes_can_be_changed_as_no_weights_are_read(checkpoint_path, evaluates, tmp_path):
     output = tmp_path / "big.png"
     options = ("--set.num_layers", "12", "--set.dim", "512", "--context", "1024")
@@ -472,16 +381,6 @@ def test_sizes_can_be_changed_as_no_weights_are_read(checkpoint_path, evaluates,
     assert float(row["flops_feed_forward"]) == 6 * expected["parts"]["feed_forward"]
     assert "TransformerLM" in printed
     assert output.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_bars_are_the_shares():
-    counts = compute_frame([count_compute(built()), count_compute(built(LatentLM))], ["a", "b"])
-    (axes,) = compute_figure(counts).axes
-    widths = [[bar.get_width() for bar in bars] for bars in axes.containers]
-    shares = [list(counts[key]) for key in counts if key.startswith("share_")]
-    assert [pytest.approx(row) for row in shares] == widths
-    last = axes.containers[-1][1]
-    assert last.get_x() + last.get_width() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -496,13 +395,6 @@ def test_the_bars_are_the_shares():
 )
 def test_wrong_options_of_compute_end_in_one_line(checkpoint_path, fails, options, expected):
     assert expected in fails(*COMPUTE, checkpoint_path, *options)
-
-
-def test_a_missing_checkpoint_ends_in_one_line(fails, tmp_path):
-    assert "there is no such file or folder" in fails(*COMPUTE, tmp_path / "none.ckpt")
-    line = fails(*COMPUTE, tmp_path)
-    assert f"runs ({tmp_path}): there is no whole checkpoint below this folder" in line
-    assert "name the folder of a run or a checkpoint file" in line
 
 
 EVERY_CLASS = list({method.model: method for method in reversed(METHODS)}.values())[::-1]
