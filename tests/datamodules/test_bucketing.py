@@ -173,15 +173,6 @@ def test_the_longest_bucket_is_dealt_first_and_shuffled_inside():
     assert order.tolist() != dealing._bucket_order(sentences, 3, 2).tolist()
 
 
-def test_an_epoch_is_a_pure_function_of_seed_and_epoch(text):
-    def of(**options):
-        return [sorted(batch) for batch in spans(deal(text, **options))]
-
-    assert of(seed=3, epoch=2) == of(seed=3, epoch=2)
-    assert of(seed=3, epoch=2) != of(seed=3, epoch=1)
-    assert of(seed=3, epoch=2) != of(seed=4, epoch=2)
-
-
 def test_the_order_is_the_same_everywhere(make_index):
     index = make_index([[2] * n for n in (7, 1, 3, 12, 4, 9, 2, 6)])
     batches = deal(index, seed=7, epoch=1, words=20, most=3)

@@ -1,6 +1,6 @@
 """Batches of sentences: training by streams, evaluation by documents, prompts."""
 
-import pickle
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from datamodules import Sentences
-from datamodules.base import BatchLoader, TrainingSource
 from datamodules.sentences import batches as building
 from datamodules.sentences.batches import DocumentSource, SentencePromptSource, StreamSource
 from datamodules.sentences.streams import Bounds, Curriculum
@@ -95,25 +94,13 @@ def test_training_batches_hold_the_stored_sentences(data):
 
 
 def test_every_epoch_has_every_sentence_once(data):
-    training = data.training_source()
-    everything = np.arange(len(data.sentences("train"))).tolist()
+    ranks = [source(data, rank, 3) for rank in range(3)]
     for epoch in range(3):
-        seen = []
-        for n in range(epoch * len(training), (epoch + 1) * len(training)):
-            first, sentences = training.streams(n)
+        begin, seen = epoch * len(ranks[0]), []
+        for rank, n in itertools.product(range(3), range(begin, begin + len(ranks[0]))):
+            first, sentences = ranks[rank].streams(n, rank)
             seen += [i for f, s in zip(first, sentences, strict=True) for i in range(f, f + s)]
-        assert sorted(seen) == everything
-
-
-def test_seed_and_epoch_decide_the_order(data, sentences):
-    def epoch(training, number):
-        begin = number * len(training)
-        return [training.streams(begin + n)[0].tolist() for n in range(len(training))]
-
-    training, other = data.training_source(), sentences(**OPTIONS, seed=1).training_source()
-    assert epoch(training, 0) != epoch(training, 1)  # of one stage: the same streams
-    assert len(other) == len(training)
-    assert epoch(other, 0) != epoch(training, 0)
+        assert sorted(seen) == list(range(len(data.sentences("train"))))
 
 
 def test_streams_grow_up_to_their_limit(sentences):
@@ -138,17 +125,6 @@ def test_ranks_are_those_of_the_trainer(data):
         assert found == [[[0, 1, 2]], [[3, 4]]][rank]
 
 
-def test_streams_grow_with_the_epochs_and_batches_stay_as_many(data):
-    training = data.training_source()
-    longest = [
-        max(training.batch(e * len(training) + n)["lengths"].shape[1] for n in range(len(training)))
-        for e in range(5)
-    ]
-    assert longest[0] == longest[1] == 4
-    assert longest[2] == longest[3] > 4
-    assert longest[4] > longest[2]
-
-
 def test_counts_are_those_of_the_batches_of_all_ranks(data):
     ranks = [source(data, rank, 3, longest=30) for rank in range(3)]
     widths = set()
@@ -167,57 +143,6 @@ def test_counts_are_those_of_the_batches_of_all_ranks(data):
         assert all(part["lexical"].sum() <= 400 and len(part["tokens"]) <= 6 for part in parts)
         widths.add(len({part["tokens"].shape[1] for part in parts}))
     assert widths != {1}  # ranks had streams of other lengths
-
-
-def test_ranks_partition_the_streams(data):
-    ranks = [source(data, rank, 3) for rank in range(3)]
-    assert len({len(rank) for rank in ranks}) == 1
-    first = [
-        number
-        for rank in ranks
-        for n in range(len(rank))
-        for number in rank.batch(n)["sequence_id"]
-    ]
-    index = data.sentences("train")
-    assert len(first) == len(set(map(int, first)))
-    covered = sum(
-        len(row) for rank in ranks for n in range(len(rank)) for row in rows(rank.batch(n))
-    )
-    assert covered == len(index)
-
-
-@pytest.mark.parametrize("n", [0, 3, 40, 100])
-def test_batch_n_is_the_same_after_a_restart(data, n):
-    first = source(data, 1, 2)
-    for m in (0, 1, n + 1):
-        first.batch(m)
-    batch = first.batch(n)
-    assert equal(source(data, 1, 2).batch(n), batch)
-    assert equal(pickle.loads(pickle.dumps(first)).batch(n), batch)
-    assert not equal(source(data, 1, 2, seed=1).batch(n), batch)
-
-
-def test_a_pickled_source_is_small(data):
-    training = data.training_source()
-    training.batch(0)
-    assert len(pickle.dumps(training)) < 2000
-
-
-def test_normalisers_of_accumulated_batches(data):
-    training = data.training_source()
-    source = TrainingSource(training, epoch_batches=len(training), accumulate=2)
-    totals = source.batch(1)["step_normalisers"]
-    assert totals["micro_batches"] == 2
-    for name in ("targets", "lexical", "eos", "eod"):
-        assert totals[name] == training.counts(0)[name] + training.counts(1)[name]
-    assert totals["targets"] == totals["lexical"] + totals["eos"] + totals["eod"]
-
-
-def test_loading_processes_give_the_same_batches(data):
-    alone = list(BatchLoader(data.training_source()))
-    shared = list(BatchLoader(data.training_source(), num_workers=2))
-    assert len(alone) == len(data.training_source())
-    assert all(equal(a, b) for a, b in zip(alone, shared, strict=True))
 
 
 # Evaluation
@@ -292,12 +217,6 @@ def test_a_rank_without_documents_has_a_row_without_sentences(data):
     assert batch["targets"].tolist() == [[[IGNORE]]]
     assert batch["sequence_id"].tolist() == [-1]
     assert batch.keys() == ranks[0].batch(0).keys()
-
-
-def test_evaluation_batches_of_the_module(data):
-    batches = list(data.val_dataloader())
-    assert sum(len(batch["tokens"]) for batch in batches) == data.counts("val").documents
-    assert {len(batch["tokens"]) for batch in batches[:-1]} <= {3}
 
 
 # Prompts

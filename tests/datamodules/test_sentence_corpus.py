@@ -1,18 +1,16 @@
 """Marked stores next to the inner corpus' own: same words, shared, resumed, rebuilt."""
 
 import importlib
-import io
 import json
 import pickle
 
 import numpy as np
 import pytest
-import torch
 
 from datamodules import LocalText, Sentences, SentenceWindows, StoreError, prepare
 from datamodules.sentences import SplitterUnavailableError, splitters
 from datamodules.store import SPLITS, Store
-from datamodules.tokenizers import BytesTokenizer, tokenizer_from_state
+from datamodules.tokenizers import BytesTokenizer
 
 
 def words_of(data, split) -> list[list[int]]:
@@ -246,29 +244,6 @@ def test_sentences_of_sentences_are_refused(sentences):
         Sentences(corpus=sentences())
     with pytest.raises(ValueError, match="must be a corpus of documents"):
         Sentences(corpus="datamodules.LocalText")
-
-
-@pytest.mark.parametrize("kind", [Sentences, SentenceWindows])
-def test_recipe_and_hparams_are_plain_and_rebuild_the_data(sentences, kind):
-    data = sentences("bpe:300", kind=kind, splitter="spans:9", seed=5, max_sentence_tokens=11)
-    stored = {"recipe": data.recipe(), "hparams": dict(data.hparams), "state": data.state_dict()}
-    file = io.BytesIO()
-    torch.save(stored, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    assert loaded == stored
-    recipe = loaded["recipe"]
-    assert recipe["class_path"] == f"datamodules.{kind.__name__}"
-    again = kind(**recipe["init_args"])
-    assert again.fingerprint == data.fingerprint
-    assert again.recipe() == recipe
-    assert (again.seed, again.splitter.name, again.max_sentence_tokens) == (5, "spans:9", 11)
-    assert data.hparams["tokenizer"] == "bpe:300"
-    inner = loaded["state"]["corpus"]
-    assert inner["fingerprint"] == data.corpus.fingerprint
-    assert inner["tokenizer"] == data.corpus.tokenizer.state()
-    trained = tokenizer_from_state(loaded["state"]["tokenizer"])
-    assert trained.encode("He ran. So") == data.tokenizer.encode("He ran. So")
 
 
 def test_the_path_of_a_file_becomes_absolute(stories, monkeypatch):

@@ -1,8 +1,5 @@
 """`Sentences` and `SentenceWindows` as data modules: arguments, order, command line."""
 
-import warnings
-
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -41,26 +38,11 @@ def test_sizes_are_known_without_preparing(stories, tmp_path):
     assert (data.batch_size, data.eval_batch_size, data.batch_tokens) == (64, 64, 8192)
 
 
-def test_the_order_has_all_that_decides_a_batch(sentences):
-    data = sentences()
-    assert data.order() == {
-        "batch_tokens": 8192,
-        "batch_size": 64,
-        "max_sentences": 30,
-        "curriculum_step": 12,
-        "curriculum_epochs": 5,
-        "curriculum_limit": None,
-        "seed": 0,
-    }
-    state = data.state_dict()
-    changed = sentences(batch_tokens=4096, curriculum_limit=60)
-    with pytest.warns(UserWarning, match=r"batch_tokens was 8192, is 4096; curriculum_limit was"):
-        changed.load_state_dict(state)
-    with pytest.warns(UserWarning, match="another text, split or tokenizer"):
-        sentences(splitter="spans:9").load_state_dict(state)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sentences(num_workers=1).load_state_dict(state)
+def test_the_order_has_all_that_decides_a_batch(stories):
+    sizes = {"batch_tokens": 99, "batch_size": 3, "max_sentences": 4, "seed": 2}
+    growth = {"curriculum_step": 5, "curriculum_epochs": 6, "curriculum_limit": None}
+    data = Sentences(corpus=LocalText(data_files=str(stories)), num_workers=1, **sizes, **growth)
+    assert data.order() == sizes | growth
 
 
 def test_a_split_that_is_too_small_is_told_at_once(sentences):
@@ -163,14 +145,3 @@ def test_what_is_the_inner_corpus_cannot_be_given_twice(stories):
     for key in ("tokenizer=bytes", "cache_dir=x", "val_fraction=0.1", "num_proc=1"):
         with pytest.raises((SystemExit, Exception), match=key.partition("=")[0]):
             build(*arguments, f"--data.corpus.data_files={stories}", f"--data.{key}")
-
-
-def test_training_batches_follow_the_trainer(sentences, tmp_path):
-    """A loader that starts in the middle gives what follows there."""
-    data = sentences(batch_tokens=400, batch_size=6)
-    loader = data.train_dataloader()
-    expected = [batch["sequence_id"].tolist() for batch in loader]
-    again = data.train_dataloader()
-    again.load_state_dict({"next_batch": 3})
-    assert [batch["sequence_id"].tolist() for batch in again] == expected[3:]
-    assert np.ravel(expected[0]).tolist() != expected[1]

@@ -3,7 +3,6 @@
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,12 +53,6 @@ def test_a_long_paragraph_is_split_as_a_short_one(monkeypatch):
     (pieces,) = parse_splitter("rules").ends([text])
     assert len(whole) == 60
     assert pieces.tolist() == whole.tolist()
-
-
-def test_the_language_is_a_code():
-    assert parse_splitter("rules", "de").identity() == {"name": "rules", "language": "de"}
-    with pytest.raises(ValueError, match="language='english' must be a code"):
-        parse_splitter("rules", "english")
 
 
 @given(text=texts, data=st.data())
@@ -205,8 +198,3 @@ def test_a_folder_without_a_tokenizer_is_told(sat_folder, tmp_path):
         (tmp_path / name).write_bytes((sat_folder / name).read_bytes())
     with pytest.raises(SplitterUnavailableError, match="local folder with model and tokenizer"):
         parse_splitter(f"sat:{tmp_path}").load()
-
-
-def test_ends_are_int64_arrays():
-    for ends in parse_splitter("rules").ends(["a. B.", ""]):
-        assert ends.dtype == np.int64

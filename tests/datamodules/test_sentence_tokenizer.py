@@ -12,7 +12,6 @@ from datamodules.sentences import SentenceTokenizer, parse_splitter
 from datamodules.tokenizers import (
     BytesTokenizer,
     JsonTokenizer,
-    load_tokenizer,
     tokenizer_from_state,
     train_bpe,
 )
@@ -248,7 +247,3 @@ def test_arrays_hold_all_ids_of_a_byte_vocabulary():
     (ids,) = sentence_tokenizer().encode_arrays(["Hi. You"])
     assert ids.dtype == np.int64
     assert ids.tolist() == [257, 72, 105, 46, 258, 257, 32, 89, 111, 117, 259]
-
-
-def test_the_inner_tokenizer_must_have_a_known_name():
-    assert "sentences (rules)" in sentence_tokenizer(load_tokenizer("bytes")).name

@@ -2,7 +2,6 @@
 
 import pickle
 
-import pytest
 import torch
 
 from datamodules.reasoning import Example
@@ -85,24 +84,6 @@ def test_a_batch_of_filling_rows_only(prepared):
 # ---- evaluation
 
 
-@pytest.mark.parametrize(("world_size", "rows"), [(1, 4), (3, 4), (4, 5)])
-def test_every_example_is_evaluated_once_at_any_world_size(prepared, world_size, rows):
-    seen, lengths = [], set()
-    for rank in range(world_size):
-        data = prepared(fake_trainer(rank, world_size), eval_batch_size=rows)
-        source = data.evaluation_source("val")
-        lengths.add(len(source))
-        for batch in batches_of(source):
-            real = batch["targets"][:, 0] >= 0
-            seen += list(
-                zip(batch["sequence_id"][real].tolist(), batch["group"][real].tolist(), strict=True)
-            )
-            assert len(real) == rows
-            assert "epochs" not in batch
-    assert sorted(seen) == [(i, i) for i in range(15)]
-    assert len(lengths) == 1
-
-
 def test_a_row_of_evaluation_does_not_depend_on_its_batch(prepared):
     alone = [
         row
@@ -118,13 +99,6 @@ def test_a_row_of_evaluation_does_not_depend_on_its_batch(prepared):
 
 
 # ---- counts
-
-
-def test_targets_are_counted_over_all_ranks(prepared):
-    sources = [prepared(fake_trainer(rank, 2), batch_size=3).training_source() for rank in range(2)]
-    for n in range(5):
-        counted = sum(int((source.batch(n)["targets"] >= 0).sum()) for source in sources)
-        assert [source.counts(n) for source in sources] == [{"targets": float(counted)}] * 2
 
 
 def counter(batch):
@@ -157,13 +131,6 @@ def test_counts_are_those_of_the_optimiser_step(prepared):
         expected = {"micro_batches": len(group), "thoughts": sum(own[n] for n in group)}
         expected |= {"rows": 4 * len(group), "late": sum(n >= 3 for n in group)}
         assert all(batches[n]["step_normalisers"] == expected for n in group)
-
-
-def test_a_model_that_counts_nothing_gets_the_targets(prepared):
-    batch = next(iter(prepared(fake_trainer()).train_dataloader()))
-    targets = float((batch["targets"] >= 0).sum())
-    assert batch["step_normalisers"] == {"micro_batches": 1.0, "targets": targets}
-    assert set(batch) == KEYS | {"step_normalisers", "epochs"}
 
 
 def test_each_batch_is_counted_once(prepared):

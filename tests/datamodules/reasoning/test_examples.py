@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from datamodules.reasoning import Example
-from datamodules.reasoning.examples import align, marker_tokens, spread
+from datamodules.reasoning.examples import align, marker_tokens
 
 
 def test_an_example_and_its_marked_text():
@@ -59,62 +59,49 @@ def placed(marked: str, *tokens: str) -> list[int]:
     return align(example.query, example.markers, sizes_of(*tokens)).places.tolist()
 
 
-# ---- one marker
+HEADS = ["A", " coin", "'s", " state", " is", " heads", ".", " Alice", " flips", ","]
+HEADS += [" then", " Bob", " flips", ".", " What's", " the", " state", "?"]
+PAPER = "A coin's state is heads.<T> Alice flips,<T> then Bob flips.<T> What's the state?"
+WORDS = ("one", " two", " three", " four")
 
 
-def test_the_papers_query():
-    marked = "A coin's state is heads.<T> Alice flips,<T> then Bob flips.<T> What's the state?"
-    tokens = ["A", " coin", "'s", " state", " is", " heads", ".", " Alice", " flips", ","]
-    tokens += [" then", " Bob", " flips", ".", " What's", " the", " state", "?"]
-    assert placed(marked, *tokens) == [7, 10, 14]  # the EOS in front is 0
+@pytest.mark.parametrize(
+    ("marked", "tokens", "places"),
+    [
+        (PAPER, HEADS, [7, 10, 14]),  # the EOS in front is 0
+        # inside a token: that token
+        ("one t<T>wo three", ("one", " two", " three"), [2]),
+        ("one two<T>-three", ("one", " two-three"), [2]),
+        # spaces in front of a marker do not count
+        ("one <T>two three four", WORDS, [1]),
+        ("one<T> two three four", WORDS, [1]),
+        ("one  \n<T>two", ("one", "  \n", "two"), [1]),
+        # nothing in front: the EOS in front of the query
+        ("<T>one two", ("one", " two"), [0]),
+        (" <T>one", (" one",), [0]),
+        # at the end: the last token
+        ("one two<T>", ("one", " two"), [2]),
+        ("one two \n<T>", ("one", " two", " \n"), [2]),
+        ("\u00fc\u4f60<T>\u597d", ("\u00fc", "\u4f60", "\u597d"), [2]),
+        # consecutive markers: successive tokens, from the first one
+        ("one<T><T><T> two three four", WORDS, [1, 2, 3]),
+        ("one<T> <T>two<T> three four", WORDS, [1, 2, 3]),
+        # a row moves later ones on, but no further than it must
+        ("a<T><T><T>b<T>cde<T>fg", tuple("abcdefg"), [1, 2, 3, 4, 5]),
+        ("a<T><T>bcde<T>fg", tuple("abcdefg"), [1, 2, 5]),
+        # what would lie after the end is joined at the last token
+        ("ab<T>c<T><T><T>", tuple("abc"), [2, 3, 3, 3]),
+        ("<T><T><T>a", ("a",), [0, 1, 1]),
+    ],
+)
+def test_places(marked, tokens, places):
+    assert placed(marked, *tokens) == places
 
 
-def test_a_marker_inside_a_token_belongs_to_that_token():
-    assert placed("one t<T>wo three", "one", " two", " three") == [2]
-    assert placed("one two<T>-three", "one", " two-three") == [2]
-
-
-def test_spaces_in_front_of_a_marker_do_not_count():
-    tokens = ("one", " two", " three")
-    assert placed("one <T>two three", *tokens) == placed("one<T> two three", *tokens) == [1]
-    assert placed("one  \n<T>two", "one", "  \n", "two") == [1]
-
-
-def test_what_follows_from_nothing_belongs_to_the_token_in_front_of_the_query():
-    assert placed("<T>one two", "one", " two") == [0]
-    assert placed(" <T>one", " one") == [0]
-
-
-def test_a_marker_at_the_end_belongs_to_the_last_token():
-    assert placed("one two<T>", "one", " two") == [2]
-    assert placed("one two \n<T>", "one", " two", " \n") == [2]
-
-
-def test_characters_of_several_bytes():
-    assert placed("\u00fc\u4f60<T>\u597d", "\u00fc", "\u4f60", "\u597d") == [2]
-    # byte-level tokens may cut a character: it is read after the last of its bytes
+def test_tokens_that_cut_a_character():
+    """It is read after the last of its bytes."""
     sizes = np.array([2, 1, 2, 3, 1])  # u umlaut, then three and one bytes of two characters
     assert marker_tokens("\u00fc\u4f60\u597d", [1, 2, 3], sizes).tolist() == [1, 3, 4]
-
-
-# ---- several markers
-
-
-def test_consecutive_markers_go_to_successive_tokens_from_the_first_one():
-    tokens = ("one", " two", " three", " four")
-    assert placed("one<T><T><T> two three four", *tokens) == [1, 2, 3]
-    assert placed("one<T> <T>two<T> three four", *tokens) == [1, 2, 3]
-
-
-def test_a_row_of_steps_moves_later_ones_on_but_no_further_than_it_must():
-    tokens = tuple("abcdefg")
-    assert placed("a<T><T><T>b<T>cde<T>fg", *tokens) == [1, 2, 3, 4, 5]
-    assert placed("a<T><T>bcde<T>fg", *tokens) == [1, 2, 5]
-
-
-def test_what_would_lie_behind_the_end_is_joined_at_the_last_token():
-    assert placed("ab<T>c<T><T><T>", "a", "b", "c") == [2, 3, 3, 3]
-    assert placed("<T><T><T>a", "a") == [0, 1, 1]
 
 
 def test_shifts_say_how_far_a_step_was_moved():
@@ -127,11 +114,6 @@ def test_no_steps():
     found = align("abc", (), np.array([3]))
     assert found.places.dtype == np.int64
     assert found.places.shape == found.shifts.shape == (0,)
-
-
-def test_spreading_what_is_far_apart_changes_nothing():
-    own = np.array([0, 3, 7])
-    assert spread(own, last=7).tolist() == own.tolist()
 
 
 # ---- against a slow version

@@ -1,7 +1,5 @@
 """The data module of all tasks: names, wording, splits without examples, bad arguments."""
 
-import warnings
-
 import pytest
 
 from datamodules.store import StoreError
@@ -59,19 +57,6 @@ def test_predict_says_what_to_do_instead(prepared, tmp_path):
     prompts.write_text("Two and two prepared?\n")
     with pytest.raises(ValueError, match=r"only the answers are scored. .*evaluate.py reason"):
         prepared(predict_file=str(prompts)).predict_dataloader()
-
-
-def test_other_data_or_another_order_than_the_checkpoints_warn(prepared):
-    state = prepared().state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepared(num_workers=2, eval_batch_size=9, block_size=400).load_state_dict(state)
-    with pytest.warns(UserWarning, match="batch_size was 4, is 2"):
-        prepared(batch_size=2).load_state_dict(state)
-    with pytest.warns(UserWarning, match="train_windows was packed, is random"):
-        prepared(train_windows="random").load_state_dict(state)
-    with pytest.warns(UserWarning, match="trained on the data"):
-        prepared(repeats=4).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

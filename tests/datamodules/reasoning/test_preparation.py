@@ -25,7 +25,7 @@ from datamodules.reasoning.preparation import (
 )
 from datamodules.store import SPLITS, StoreError
 from datamodules.tokenizers import BytesTokenizer, train_bpe
-from tests.datamodules.reasoning.reasoning_tasks import OWN, FewQuestions, task
+from tests.datamodules.reasoning.reasoning_tasks import OWN, task
 
 # ---- what is stored comes back
 
@@ -60,12 +60,6 @@ def test_everything_comes_back(make, tokenizer):
             ids = data.tokenizer.encode(query)
             for place, marker in zip(places, example.markers, strict=True):
                 assert data.tokenizer.decode(ids[:place]).startswith(query[:marker].rstrip())
-
-
-def test_places_of_bytes(make):
-    places = [row[2] for row in texts_of(make(), "train")]
-    assert places == [[3, 11], [0, 5, 5, 5], [], [3], [9, 15]]  # the e acute has two bytes
-    assert make().report()["train"]["steps joined at the end of their query"] == 2
 
 
 def test_a_moved_step_may_cross_into_another_chunk(make):
@@ -213,16 +207,6 @@ def test_what_a_task_notices_is_counted_once_for_each_split(make):
         }
     capitals = [("TWO", [], " 1"), ("ONE", [], " 1"), ("one", [], " 1")]
     assert make(task(train=capitals), tokenizer="bpe:257").report()["train"][key] == 2
-
-
-def test_counts_are_told_when_the_data_are_prepared_and_only_then(tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr("datamodules.reasoning.module.rank_zero_info", told.append)
-    for _ in range(2):
-        FewQuestions(cache_dir=str(tmp_path)).prepare_data()
-    assert len(told) == 2
-    assert told[1].startswith("FewQuestions: train: 5 examples read, 5 examples kept, 9 steps")
-    assert "val: 3 examples read" in told[1]
 
 
 def test_meta_json_holds_the_counts(make):

@@ -235,24 +235,6 @@ def test_answers_are_right_word_for_word(make):
     assert not data.is_right(" heads and tails", " heads")
 
 
-def test_splits_may_be_left_out(make):
-    data = make(val_examples=0, test_examples=0)
-    assert data.val_dataloader() == []
-    with pytest.raises(ValueError, match="Set test_examples above 0"):
-        data.test_dataloader()
-
-
-def test_the_recipe_rebuilds_it(make):
-    data = make(task="vars", test_operations=[3, 4, 5], operations=(1, 3))
-    recipe = data.recipe()
-    assert recipe["class_path"] == "datamodules.StateTracking"
-    again = StateTracking(**recipe["init_args"])
-    assert again.fingerprint == data.fingerprint
-    assert again.recipe() == recipe
-    assert again.answer_prefix == " Final values:"
-    assert list(again.examples("test")) == list(data.examples("test"))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,6 +1,5 @@
 """The order of training: epochs, ranks, workers, restarts, and a trainer's limits."""
 
-import pickle
 import warnings
 from itertools import chain
 
@@ -11,23 +10,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.datamodules.reasoning.reasoning_tasks import fake_trainer, rows_in
-
-
-def equal(first, second):
-    assert first.keys() == second.keys()
-    return all(
-        torch.equal(value, second[key]) if isinstance(value, torch.Tensor) else value == second[key]
-        for key, value in first.items()
-    )
-
-
-def test_the_same_batches_with_any_number_of_workers_and_after_a_restart(prepared):
-    runs = [list(prepared(num_workers=w).train_dataloader()) for w in (0, 2)]
-    assert len(runs[0]) == 6
-    assert all(equal(a, b) for a, b in zip(*runs, strict=True))
-    loader = prepared().train_dataloader()
-    loader.load_state_dict({"next_batch": 3})
-    assert all(equal(a, b) for a, b in zip(loader, runs[0][3:], strict=True))
 
 
 def test_ranks_read_what_one_would(prepared):
@@ -61,17 +43,6 @@ def test_seed_and_order_decide(prepared):
     assert groups(train_windows="random") != groups(train_windows="random", seed=1)
     drawn = np.concatenate(groups(train_windows="random", batch_size=20, repeats=40)[:5])
     assert 60 < len(set(drawn)) < 100  # of 200, with replacement
-
-
-def test_a_source_survives_another_process(prepared):
-    source = prepared().training_source()
-    source.batch(0)
-    source.counts(0)
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 10_000
-    again = pickle.loads(pickled)
-    assert all(equal(again.batch(n), source.batch(n)) for n in (0, 13))
-    assert again.counts(13) == source.counts(13)
 
 
 def test_too_few_examples_for_a_batch(prepared):
