@@ -1,4 +1,10 @@
+"""Data modules under a trainer, their loaders, and prompts."""
+
 import json
+import multiprocessing
+import signal
+import subprocess
+import sys
 import warnings
 from itertools import chain
 from types import SimpleNamespace
@@ -10,7 +16,9 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 from lightning.pytorch.cli import LightningCLI
 
 import datamodules
-from datamodules import LocalText, PythonDocs, TextDataModule
+from datamodules import LocalText, PythonDocs, TextDataModule, load_tokenizer, read_prompts
+from datamodules.base import BatchLoader, TrainingSource, accumulation_group
+from datamodules.text import PromptSource
 
 KEYS = ("tokens", "targets", "mask", "sequence_id", "num_bytes")
 
@@ -214,37 +222,11 @@ def test_trained_tokenizer_has_not_seen_the_held_out_documents(corpus, tmp_path)
     assert len(data.tokenizer.encode("aaaa")) < 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block_size": 0, "batch_size": -1}, "block_size=0 .*; batch_size=-1 "),
-        ({"seed": -1}, "seed=-1 must be at least 0"),
-        ({"val_fraction": 0.6, "test_fraction": 0.4}, "val_fraction=0.6 and test_fraction=0.4"),
-        ({"train_windows": "shuffled"}, "must be 'packed' or 'random'"),
-        ({"tokenizer": "gpt5"}, "tokenizer='gpt5' is not known"),
-    ],
-)
-def test_arguments_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        PythonDocs(**options)
-
-
 def test_too_little_text_for_a_window_or_a_batch(corpus):
     with pytest.raises(ValueError, match=r"block_size=99999 is longer than"):
         corpus(block_size=99999).train_dataloader()
     with pytest.raises(ValueError, match=r"takes 5000 windows, the train split has only"):
         corpus(batch_size=5000).train_dataloader()
-
-
-def test_recipe_rebuilds_the_module(corpus, lines):
-    data = corpus(seed=7, val_fraction=0.1)
-    recipe = json.loads(json.dumps(data.recipe()))
-    assert recipe["class_path"] == "datamodules.LocalText"
-    assert recipe["init_args"]["seed"] == 7
-    assert recipe["init_args"]["text_field"] == "text"  # defaults are recorded too
-    again = LocalText(**recipe["init_args"])
-    assert again.fingerprint == data.fingerprint
-    assert again.recipe() == data.recipe()
 
 
 def test_recipe_holds_only_what_the_class_takes():
@@ -338,3 +320,157 @@ def test_a_corpus_needs_only_documents(tmp_path):
     assert data.counts("test").documents == 10
     assert Tiny(word="b").fingerprint != Tiny(word="a").fingerprint == data.fingerprint
     assert data.fingerprint.startswith("tiny-bytes-")
+
+
+class Numbers:
+    """Batch n is its number; three batches an epoch."""
+
+    def __len__(self):
+        return 3
+
+    def batch(self, n):
+        return {"n": torch.tensor(n)}
+
+    def counts(self, n):
+        return {"targets": 10.0 + n, "other": 1.0}
+
+
+def drawn(loader) -> list[int]:
+    return [int(batch["n"]) for batch in loader]
+
+
+def test_epochs_count_on():
+    loader = BatchLoader(Numbers())
+    assert [drawn(loader) for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert len(loader) == 3
+
+
+def test_start_is_the_only_authority_where_given():
+    loader = BatchLoader(Numbers(), start=lambda: 4)
+    loader.load_state_dict({"next_batch": 1})
+    assert drawn(loader) == [4, 5]
+    assert loader.state_dict() == {"next_batch": 4}
+
+
+def test_a_limit_shortens_epochs_and_skips_nothing():
+    loader = BatchLoader(Numbers(), epoch_batches=2)
+    assert [drawn(loader) for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_iterating_does_not_touch_the_global_generator():
+    before = torch.random.get_rng_state()
+    drawn(BatchLoader(Numbers()))
+    drawn(BatchLoader(Numbers(), num_workers=1))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_accumulation_groups_end_with_the_epoch():
+    groups = [list(accumulation_group(n, 5, 2)) for n in range(10)]
+    assert groups == [[0, 1]] * 2 + [[2, 3]] * 2 + [[4]] + [[5, 6]] * 2 + [[7, 8]] * 2 + [[9]]
+
+
+def test_normalisers_are_those_of_the_whole_step():
+    source = TrainingSource(Numbers(), epoch_batches=3, accumulate=2)
+    totals = [source.batch(n)["step_normalisers"] for n in range(4)]
+    assert [t["targets"] for t in totals] == [21.0, 21.0, 12.0, 27.0]
+    assert [t["other"] for t in totals] == [2.0, 2.0, 1.0, 2.0]
+
+
+def test_repeating_epochs():
+    source = TrainingSource(Numbers(), epoch_batches=2, repeat=True)
+    assert [int(source.batch(n)["n"]) for n in range(5)] == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="who sent a signal is known there only")
+def test_workers_take_no_end_but_their_parents():
+    """Signals to the whole group reach workers that training still needs for its checkpoint."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    loader = BatchLoader(Numbers(), epoch_batches=200, num_workers=2)
+    epoch = iter(loader)
+    next(epoch)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for name in ("TERM", "INT"):
+        subprocess.run(["sh", "-c", f"kill -{name} " + " ".join(str(w.pid) for w in workers)])
+    assert [int(batch["n"]) for batch in epoch] == list(range(1, 200))
+    epoch = iter(loader)
+    next(epoch)
+    (worker, *_) = multiprocessing.active_children()
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for any ended worker
+    try:
+        worker.terminate()
+        worker.join(timeout=30)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    assert worker.exitcode == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+PROMPTS = ["one", "twenty-two", "three", "4", "fifth prompt"]
+
+
+def source(**options):
+    return PromptSource(PROMPTS, load_tokenizer("bytes"), **{"block_size": 16, **options})
+
+
+def test_both_formats_are_read(tmp_path):
+    text, rows = tmp_path / "p.txt", tmp_path / "p.jsonl"
+    text.write_text("one\n\ntwenty-two\r\n")
+    rows.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS))
+    assert read_prompts(text) == ["one", "twenty-two"]
+    assert read_prompts(rows) == PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.txt", b"\n\n", "is empty"),
+        ("p.txt", b"\xff\xfe", "not UTF-8"),
+        ("p.jsonl", b'{"prompt": "a"}\n{oops\n', "line 2: not JSON"),
+        ("p.jsonl", b'{"text": "a"}\n', "line 1: expected"),
+        ("p.jsonl", b"[" * 100_000, "line 1: not JSON .*nested too deeply"),
+        ("p.jsonl", b'{"prompt": "a\\udc00"}\n', "line 1: .*\\\\ud...', half a surrogate pair"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_prompts(path)
+    with pytest.raises(ValueError, match="there is no prompts file"):
+        read_prompts(tmp_path / "absent.txt")
+
+
+def test_every_prompt_token_is_a_target_behind_an_eos():
+    tokenizer = load_tokenizer("bytes")
+    batch = source(batch_size=2).batch(0)
+    assert batch["prompt"] == PROMPTS[:2]
+    assert batch["tokens"][:, 0].tolist() == [tokenizer.eos_id] * 2
+    for row, prompt in enumerate(PROMPTS[:2]):
+        ids = tokenizer.encode(prompt)
+        targets = batch["targets"][row]
+        assert targets[targets >= 0].tolist() == ids
+        assert batch["tokens"][row, 1 : len(ids)].tolist() == ids[:-1]
+    assert batch["num_bytes"].tolist() == [3, 10]
+    assert batch["sequence_id"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_together_have_every_prompt_and_equally_many_batches(world_size):
+    seen = []
+    for rank in range(world_size):
+        ranked = source(batch_size=2, rank=rank, world_size=world_size)
+        assert len(ranked) == -(-5 // (2 * world_size))
+        for n in range(len(ranked)):
+            seen += ranked.batch(n)["sequence_id"].tolist()
+    assert set(seen) == set(range(5))
+
+
+def test_an_empty_prompt_has_no_target():
+    alone = PromptSource([""], load_tokenizer("bytes"), block_size=4, batch_size=1).batch(0)
+    assert torch.equal(alone["targets"], torch.tensor([[-100]]))
+
+
+def test_too_long_a_prompt_is_refused():
+    with pytest.raises(ValueError, match="prompt 2 has 10 tokens"):
+        source(batch_size=2, block_size=9)

@@ -1,3 +1,5 @@
+"""A text store: what is written, and that damage is found."""
+
 import json
 import multiprocessing
 import os
@@ -83,20 +85,6 @@ def test_large_ids_survive(tmp_path):
     assert stream.gather(np.arange(4)).tolist() == [2**17 + 5, 2**18 - 1] * 2
 
 
-def test_batches_of_documents_and_shards_hold_the_same_tokens(tmp_path, monkeypatch):
-    documents = [("train", "x" * (i % 5 + 1)) for i in range(50)]
-    whole = write(tmp_path / "whole", documents)
-    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 3)
-    cut = write(tmp_path / "cut", documents, shard_tokens=20)
-    shards = cut.meta["splits"]["train"]["shards"]
-    assert len(shards) > 3
-    assert sum(s["tokens"] for s in shards) == cut.counts("train").tokens
-    assert cut.counts("train") == whole.counts("train")
-    assert (
-        cut.stream("train").document_ends.tolist() == whole.stream("train").document_ends.tolist()
-    )
-
-
 def test_failure_in_the_middle_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 1)
 
@@ -117,15 +105,6 @@ def test_a_store_that_is_there_needs_no_lock(tmp_path):
     (tmp_path / ".s.lock").unlink()
     write(tmp_path / "s", documents=[])
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
-
-
-def test_check_can_refuse_the_store(tmp_path):
-    def refuse(counts):
-        raise ValueError(f"only {counts['train'].documents} documents")
-
-    with pytest.raises(ValueError, match="only 2 documents"):
-        write(tmp_path / "s", check=refuse)
-    assert not (tmp_path / "s").exists()
 
 
 def _prepare_slowly(folder: Path, log: Path, seconds: float) -> None:

@@ -1,7 +1,8 @@
-"""The hub's corpora: splits, caps, filters and messages, in each native format."""
+"""The hub's corpora: splits, caps, filters, articles and messages, in each native format."""
 
 import gzip
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import zstandard
 
 from datamodules import CorpusUnavailableError, OpenWebText, PeS2o, Pile, WikiText103
+from datamodules.corpora import articles
+from datamodules.order import shuffled
 from datamodules.store import SPLITS
 
 PAGES = [f"Page {i}: " + "word " * (i % 7 + 1) for i in range(60)]
@@ -194,14 +197,6 @@ def test_the_fingerprint_follows_what_is_stored(tmp_path, owt_files):
     assert {OpenWebText(**o).fingerprint for o in same} == {OpenWebText().fingerprint}
 
 
-def test_the_recipe_rebuilds_the_corpus(owt_files):
-    first = OpenWebText(data_files=owt_files, val_documents=5, train_tokens=400, num_proc=2)
-    recipe = first.recipe()
-    assert recipe["class_path"] == "datamodules.OpenWebText"
-    again = OpenWebText(**recipe["init_args"])
-    assert (again.fingerprint, again.recipe()) == (first.fingerprint, recipe)
-
-
 def test_a_small_bpe_is_trained_within_the_cap(tmp_path, pile_files):
     data = Pile(**pile_files, tokenizer="bpe:300", train_tokens=200)
     used = list(data.tokenizer_text())
@@ -209,18 +204,9 @@ def test_a_small_bpe_is_trained_within_the_cap(tmp_path, pile_files):
     assert 150 < sum(len(text) + 1 for text in used) <= 200
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_tokens": 0}, "train_tokens=0 must be at least 1"),
-        ({"val_files": "x.jsonl"}, "val_files and test_files go with data_files"),
-        ({"val_documents": -1}, "val_documents=-1 must not be negative"),
-        ({"num_proc": 0}, "num_proc=0 must be at least 1"),
-    ],
-)
-def test_unusable_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        OpenWebText(**options)
+def test_files_of_held_out_splits_alone_are_refused():
+    with pytest.raises(ValueError, match="val_files and test_files go with data_files"):
+        OpenWebText(val_files="x.jsonl")
 
 
 # The hub, offline and played by a folder
@@ -329,3 +315,133 @@ def test_without_network_the_cache_serves_a_capped_corpus_too(tmp_path, hub, mon
     assert texts_of(data, "val") == PAGES[:5]
     assert hub.asked == ["offline"] * 2  # for the commit, and for the texts
     assert huggingface_hub.constants.HF_HUB_OFFLINE is False
+
+
+ARTICLE = " = Title {i} = \n \n Text of {i} . \n \n = = Section = = \n \n More of {i} . \n"
+
+
+def text(first: int, end: int) -> str:
+    return " \n" + " \n".join(ARTICLE.format(i=i) + " \n" for i in range(first, end))
+
+
+def expected(first: int, end: int) -> list[str]:
+    return [ARTICLE.format(i=i) for i in range(first, end)]
+
+
+def cut(written: str) -> list[str]:
+    return list(articles(written.splitlines(keepends=True), "here"))
+
+
+def test_articles_begin_at_titles_and_keep_their_lines():
+    assert cut(text(0, 3)) == expected(0, 3)
+    assert cut("") == cut(" \n \n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        " = = Section = = ",
+        " = = = Part = = = ",
+        " = = ",
+        "= x",
+        " y = z = ",
+        " = half = = ",
+        " = = half = ",
+    ],
+)
+def test_other_lines_with_equals_signs_are_no_titles(line):
+    written = text(0, 1) + f" \n{line}\n \n more \n"
+    assert len(cut(written)) == 1
+    assert line in cut(written)[0]
+
+
+def test_a_formula_between_lines_of_text_is_no_title():
+    for inside in (" \n = a = b = \n text \n", " text \n = a = b = \n \n"):
+        written = text(0, 1) + inside + text(1, 2)
+        assert len(cut(written)) == 2
+        assert " = a = b = \n" in cut(written)[0]
+
+
+def test_text_before_the_first_title_and_a_title_at_the_end():
+    assert cut(" tail of another \n \n" + text(0, 1))[0] == " tail of another \n"
+    assert cut(text(0, 1) + " \n = Last = \n") == [*expected(0, 1), " = Last = \n"]
+    assert cut(" = Only = \n") == [" = Only = \n"]
+
+
+def test_text_without_blank_lines_is_refused():
+    dense = "".join(line + "\n" for line in text(0, 3).splitlines() if line.strip())
+    with pytest.raises(ValueError, match="here: no line is an article's title"):
+        cut(dense)
+
+
+def write(tmp_path: Path, name: str, content: str) -> str:
+    path = tmp_path / name
+    if name.endswith(".parquet"):
+        lines = ["" if line == " \n" else line for line in content.splitlines(keepends=True)]
+        pq.write_table(pa.table({"text": lines}), path)
+    elif name.endswith(".gz"):
+        path.write_bytes(gzip.compress(content.encode()))
+    else:
+        path.write_text(content)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", ["raw", "tokens", "txt", "raw.gz"])
+def test_files_of_the_archive(tmp_path, suffix):
+    parts = {"data_files": (0, 9), "val_files": (9, 11), "test_files": (11, 12)}
+    files = {k: write(tmp_path, f"wiki.{k}.{suffix}", text(*span)) for k, span in parts.items()}
+    data = prepared(WikiText103, tmp_path, **files)
+    for split, span in zip(SPLITS, parts.values(), strict=True):
+        assert list(data.documents(split)) == expected(*span)
+        assert data.counts(split).documents == span[1] - span[0]
+
+
+def test_rows_of_the_hub_are_lines(tmp_path):
+    data = prepared(WikiText103, tmp_path, data_files=write(tmp_path, "train.parquet", text(0, 20)))
+    assert [data.counts(s).documents for s in SPLITS] == [16, 2, 2]
+    first = next(iter(data.documents("train")))
+    assert first.replace("\n\n", "\n \n") == expected(0, 1)[0]
+
+
+def test_jsonl_is_not_its_format(tmp_path):
+    with pytest.raises(ValueError, match="not as jsonl"):
+        prepared(WikiText103, tmp_path, data_files=write(tmp_path, "a.jsonl", "{}"))
+    with pytest.raises(ValueError, match="format is told by the suffix"):
+        prepared(WikiText103, tmp_path, data_files=write(tmp_path, "a.csv", "x"))
+
+
+def test_a_seeded_subset_has_whole_articles_until_the_cap(tmp_path):
+    options = {
+        "data_files": write(tmp_path, "t.raw", text(0, 40)),
+        "val_files": write(tmp_path, "v.raw", text(40, 42)),
+        "test_fraction": 0.0,
+    }
+    size = len(expected(10, 11)[0]) + 1
+    orders = {}
+    for seed in (0, 1, None):
+        for articles_wanted in (10, 20):
+            cap = articles_wanted * size
+            data = prepared(WikiText103, tmp_path, **options, shuffle_seed=seed, train_tokens=cap)
+            assert articles_wanted <= data.counts("train").documents <= articles_wanted + 1
+            assert data.counts("train").tokens <= cap
+            assert data.counts("val").documents == 2
+            orders[seed, articles_wanted] = list(data.documents("train"))
+    assert orders[None, 10] == expected(0, 40)
+    assert orders[0, 10] == orders[0, 20] != orders[1, 10]  # smaller subsets are in larger ones
+    assert sorted(orders[0, 10]) == sorted(expected(0, 40))
+
+
+def test_the_hub_names_follow_the_level():
+    names = {level: WikiText103(level=level).source()["hub"]["train"] for level in ("raw", "word")}
+    assert names["raw"]["config"] == "wikitext-103-raw-v1"
+    assert names["word"]["config"] == "wikitext-103-v1"
+    assert WikiText103(level="word").fingerprint != WikiText103().fingerprint
+
+
+def test_shuffling_keeps_all_documents_and_depends_on_the_seed(tmp_path):
+    rng = random.Random(0)
+    texts = ["x" * rng.randint(0, 9) + str(i) + "\u00e4\ud800" for i in range(200)]
+    orders = [list(shuffled(texts, seed=s, folder=tmp_path / "new")) for s in (3, 3, 4)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(texts)
+    assert list(shuffled([], seed=0, folder=tmp_path)) == []

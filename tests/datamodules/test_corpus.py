@@ -1,12 +1,11 @@
 """What is said of a prepared corpus: the sizes of its splits, and that too much is held out."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from datamodules import LocalText, OpenWebText, PythonDocs, Sentences
+from datamodules import LocalText
 from datamodules.corpus import in_words, too_much_held_out
 from datamodules.store import SPLITS, Counts
 
@@ -60,23 +59,6 @@ def test_sizes_are_told_once_a_store(books, told, warned, monkeypatch):
     LocalText(**books).prepare_data()
     assert told[2:] == [line]
     assert len(warned) == 2
-
-
-def test_a_store_that_is_made_anew_is_told_again(books, told, warned):
-    for _ in range(2):
-        data = LocalText(**books)
-        data.prepare_data()
-        data.store_dir.rename(data.store_dir.with_name("away" + str(len(told))))
-    assert told[:2] == told[2:]
-
-
-def test_sentences_tell_of_their_documents_once(books, told, warned):
-    data = Sentences(corpus=LocalText(**books))
-    data.prepare_data()
-    data.setup()
-    assert [line for line in told if "documents, " in line] == [told[1]]
-    assert told[1].startswith("LocalText: train 2 documents, ")
-    assert len(warned) == 1
 
 
 def test_splits_without_text_are_left_out():
@@ -145,16 +127,3 @@ def test_more_than_twice_and_five_points_above_are_too_much():
     assert said(939, 61, val_fraction=0.01) is not None
     assert said(0, 0, 0) is None
     assert too_much_held_out(counts(1, 100, 100), {}, "more documents") is None
-
-
-def test_other_corpora_name_what_they_have(told, warned, tmp_path):
-    texts = ["long " * 1000 if i in (1, 2) else "short" for i in range(9)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    options = {"data_files": f"{tmp_path}/a.jsonl", "cache_dir": str(tmp_path / "cache")}
-    LocalText(**options).prepare_data()
-    OpenWebText(**options, val_documents=1, test_fraction=0.05).prepare_data()
-    assert len(warned) == 2
-    assert not any("separator" in line for line in warned)
-    assert all("data.test_files" in line for line in warned)
-    assert "test_fraction asked for 5%" in warned[1]
-    assert PythonDocs(cache_dir=str(tmp_path)).shares() == SHARES

@@ -1,3 +1,5 @@
+"""Windows: each token once, rows by number, batches of ranks."""
+
 import pickle
 from pathlib import Path
 

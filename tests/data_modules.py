@@ -1,0 +1,131 @@
+"""Every data module the data contract runs on: one line adds one.
+
+Options name files of `write_files` by their path in the folder that holds them.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datamodules
+
+PAGES = [f"Page {i} says. " + "A word of it. " * (i % 7 + 1) for i in range(60)]
+TOPICS = ("ArXiv", "Wikipedia (en)", "Github")
+ARTICLE = "\n = Title {i} = \n\n Text of {i} . \n"
+SOLVED = "Twice {i} is <<{i}*2={n}>>{n}.\n#### {n}"
+
+
+def write_files(folder: Path) -> None:
+    """Writes pages (plain, with the names of collections, and as articles) and word problems."""
+
+    def lines(name: str, rows: list[dict[str, Any]]) -> None:
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    lines("pages.jsonl", [{"text": page} for page in PAGES])
+    metas = [{"pile_set_name": TOPICS[i % 3]} for i in range(len(PAGES))]
+    lines("pile.jsonl", [{"text": t, "meta": m} for t, m in zip(PAGES, metas, strict=True)])
+    (folder / "wiki.raw").write_text("".join(ARTICLE.format(i=i) for i in range(60)))
+    asked = [{"question": f"What is twice {i}?", "answer": SOLVED} for i in range(30)]
+    problems = [{**row, "answer": SOLVED.format(i=i, n=2 * i)} for i, row in enumerate(asked)]
+    lines("problems.jsonl", problems)
+
+
+@dataclass(frozen=True)
+class DataModuleCase:
+    """A data module, small.
+
+    Attributes:
+        kind: Its name in `datamodules`.
+        options: What it takes besides its cache.
+        bad: Options out of their range, whose key the message names.
+        trains: Whether it has a train split.
+    """
+
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+    bad: tuple[dict[str, Any], ...] = ()
+    trains: bool = True
+
+    def build(self, **options: Any) -> Any:
+        """Returns the data module, not prepared."""
+        defaults = {"cache_dir": "cache"} if "corpus" not in self.options else {}
+        return getattr(datamodules, self.kind)(**{**defaults, **self.options, **options})
+
+
+WINDOWS = {"block_size": 16, "batch_size": 2, "tokenizer": "bytes"}
+PAGES_FILE = {**WINDOWS, "data_files": "pages.jsonl"}
+INNER = {
+    "class_path": "datamodules.LocalText",
+    "init_args": {"data_files": "pages.jsonl", "cache_dir": "cache"},
+}
+VARS = {
+    "task": "vars",
+    "operations": [5, 6],
+    "test_operations": [7],
+    "train_examples": 44,
+    "val_examples": 6,
+    "test_examples": 6,
+    "block_size": 256,
+    "batch_size": 4,
+}
+STORIES = {"train_stories": 40, "val_stories": 9, "test_stories": 12, "block_size": 640}
+OUT_OF_RANGE = (
+    {"block_size": 0},
+    {"batch_size": -1},
+    {"seed": -1},
+    {"train_windows": "shuffled"},
+    {"report": "none"},
+    {"tokenizer": "gpt5"},
+    {"num_proc": 0},
+    {"val_fraction": 0.6, "test_fraction": 0.4},
+)
+
+DATA_MODULES = [
+    DataModuleCase("PythonDocs", WINDOWS, (*OUT_OF_RANGE, {"min_docstring": -1})),
+    DataModuleCase("LocalText", PAGES_FILE, ({"separator": "("},)),
+    DataModuleCase("LocalText", {**PAGES_FILE, "train_windows": "random"}),
+    DataModuleCase(
+        "OpenWebText",
+        {**PAGES_FILE, "val_documents": 9},
+        ({"val_documents": -1}, {"revision": "x"}),
+    ),
+    DataModuleCase("PeS2o", {**PAGES_FILE, "val_fraction": 0.1}, ({"train_tokens": 0},)),
+    DataModuleCase(
+        "Pile", {**WINDOWS, "data_files": "pile.jsonl", "pile_sets": ["ArXiv"], "val_fraction": 0.1}
+    ),
+    DataModuleCase("Pile", {**PAGES_FILE, "val_fraction": 0.1}, ({"pile_sets": ["Wiki"]},)),
+    DataModuleCase(
+        "WikiText103",
+        {**WINDOWS, "data_files": "wiki.raw", "shuffle_seed": 3},
+        ({"level": "char"}, {"shuffle_seed": -1}),
+    ),
+    DataModuleCase(
+        "ZeroShotText",
+        {**PAGES_FILE, "set_name": "lm1b"},
+        ({"set_name": "ptbb"}, {"revision": "x"}),
+        trains=False,
+    ),
+    DataModuleCase(
+        "Sentences",
+        {"corpus": INNER, "splitter": "spans:7", "batch_size": 2},
+        ({"max_sentences": 0}, {"splitter": "dots"}),
+    ),
+    DataModuleCase(
+        "SentenceWindows",
+        {"corpus": INNER, "splitter": "spans:7", "block_size": 16, "batch_size": 2},
+        ({"block_size": 0},),
+    ),
+    DataModuleCase("StateTracking", VARS, ({"batch_size": 0},)),
+    DataModuleCase("Kinship", {**STORIES, "batch_size": 4}, ({"hops": [0]}, {"train_stories": 0})),
+    DataModuleCase(
+        "ReasoningGSM8K",
+        {
+            "data_files": "problems.jsonl",
+            "val_fraction": 0.1,
+            "test_fraction": 0.1,
+            "batch_size": 2,
+        },
+        ({"batch_size": 0},),
+    ),
+]
