@@ -14,7 +14,6 @@ The text is Python's documentation over and over, each copy with other numbers i
 import argparse
 import itertools
 import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -23,12 +22,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import compare
+from benchmarks import harness
+from benchmarks.harness import Options, compare, status_bytes
 from datamodules import LocalText, PythonDocs
 from datamodules.prepare import usable_cores
 from datamodules.store import TokenStream
@@ -38,6 +39,8 @@ from datamodules.tokenizers import Tokenizer, TokenizerUnavailableError, load_to
 MEGABYTE = 10**6
 TARGETS = {"memory": 1.1, "preparation": 0.8, "loading": 5e6, "order": 1.0}
 AT_MOST = ("memory", "order")
+
+Rows = Iterator[dict[str, Any]]
 
 
 def documents(megabytes: float) -> Iterator[str]:
@@ -79,25 +82,15 @@ def peak_of_preparing(file: Path, tokenizer: str) -> dict[str, float]:
 
     ``imports`` is what the process held before it began.
     """
-    imports = _peak()
+    imports = status_bytes("VmHWM") / MEGABYTE  # getrusage would inherit the parent's peak
     with tempfile.TemporaryDirectory() as folder:
         corpus(file, Path(folder), tokenizer).prepare_data()
     worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / MEGABYTE
-    return {"imports": imports, "process": _peak(), "worker": worker}
+    return {"imports": imports, "process": status_bytes("VmHWM") / MEGABYTE, "worker": worker}
 
 
-def _peak() -> float:
-    """Returns the largest resident set of this process so far, in MB (Linux).
-
-    Not that of getrusage, which a new program inherits from the one that started it.
-    """
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024 / MEGABYTE
-
-
-def memory(files: dict[int, Path], tokenizer: str) -> None:
-    """Prints the peaks for each size, and their ratio."""
+def memory(files: dict[int, Path], tokenizer: str) -> Rows:
+    """Yields the peaks for each size, and their ratio."""
     peaks = {}
     for size, file in files.items():
         command = [sys.executable, "-m", "benchmarks.corpora", "--peak", str(file), tokenizer]
@@ -111,14 +104,14 @@ def memory(files: dict[int, Path], tokenizer: str) -> None:
         name = Path(tokenizer).name
         of = f" (imports {peaks[size]['imports']:.0f})" if kind == "process" else ""
         measured = f"{small:.0f} / {large:.0f} MB{of}"
-        row("memory", f"{name}, {kind}, {sizes}", measured, large / small)
+        yield row("memory", f"{name}, {kind}, {sizes}", measured, large / small)
 
 
 # Preparation
 
 
-def preparation(file: Path, tokenizer: Tokenizer, name: str, rounds: int) -> None:
-    """Prints the speed of preparing `file` and of `tokenizer` alone, and their ratio."""
+def preparation(file: Path, tokenizer: Tokenizer, name: str, rounds: int) -> Rows:
+    """Yields the speed of preparing `file` and of `tokenizer` alone, and their ratio."""
     texts = [json.loads(line)["text"] for line in file.open(encoding="utf-8")]
     megabytes = sum(len(text.encode()) for text in texts) / MEGABYTE
 
@@ -134,14 +127,14 @@ def preparation(file: Path, tokenizer: Tokenizer, name: str, rounds: int) -> Non
 
     result = compare(ours, theirs, rounds)
     speeds = f"{megabytes / result.ours:.1f} / {megabytes / result.theirs:.1f} MB/s"
-    row("preparation", f"{tokenizer.name}, ours / tokenizer alone", speeds, 1 / result.ratio)
+    yield row("preparation", f"{tokenizer.name}, ours / tokenizer alone", speeds, 1 / result.ratio)
 
 
 # Loading
 
 
-def loading(file: Path, kind: Any, rounds: int, seconds: float = 2.0) -> None:
-    """Prints the tokens per second that the training loader yields in one process."""
+def loading(file: Path, kind: Any, rounds: int, seconds: float = 2.0) -> Rows:
+    """Yields the tokens per second that the training loader yields in one process."""
     with tempfile.TemporaryDirectory() as folder:
         data = corpus(
             file, Path(folder), "bytes", block_size=1024, batch_size=16, train_windows=kind
@@ -150,7 +143,7 @@ def loading(file: Path, kind: Any, rounds: int, seconds: float = 2.0) -> None:
         data.setup()
         speeds = [_tokens_per_second(data, seconds) for _ in range(rounds)]
     speed = statistics.median(speeds)
-    row("loading", f"{kind}, 16 x 1024", f"{speed / 1e6:.1f} M tokens/s", speed)
+    yield row("loading", f"{kind}, 16 x 1024", f"{speed / 1e6:.1f} M tokens/s", speed)
 
 
 def _tokens_per_second(data: LocalText, seconds: float) -> float:
@@ -183,20 +176,14 @@ def own_memory_of_rows(folder: Path) -> float:
     """
     shards = sorted(path.with_suffix("") for path in folder.glob("*.ends"))
     rows = PackedWindows(TokenStream(shards, "<u2", 1), block_size=1024, eos_id=0, seed=0)
-    before = _anonymous()
+    before = status_bytes("Anonymous", "smaps_rollup")
     for first in range(0, 1600, 16):
         rows.rows(np.arange(first, first + 16))
-    return _anonymous() - before
+    return status_bytes("Anonymous", "smaps_rollup") - before
 
 
-def _anonymous() -> float:
-    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
-    (line,) = (line for line in lines if line.startswith("Anonymous:"))
-    return int(line.split()[1]) * 1024
-
-
-def order(count: int = 10**7, processes: int = 4) -> None:
-    """Prints what each process keeps; the first to come makes the order, the others wait."""
+def order(count: int = 10**7, processes: int = 4) -> Rows:
+    """Yields what each process keeps; the first to come makes the order, the others wait."""
     with tempfile.TemporaryDirectory() as name:
         write_shards(Path(name), count)
         command = [sys.executable, "-m", "benchmarks.corpora", "--rows", name]
@@ -205,22 +192,19 @@ def order(count: int = 10**7, processes: int = 4) -> None:
     grown = sorted(float(output) for output in outputs)
     measured = " / ".join(f"{value / MEGABYTE:.1f}" for value in grown) + " MB"
     detail = f"{count:,} documents, {processes} processes"
-    row("order", detail, measured, statistics.median(grown) / count)
+    yield row("order", detail, measured, statistics.median(grown) / count)
 
 
-# The table
+# The tables
 
 
-def row(what: str, detail: str, measured: str, value: float) -> None:
-    """Prints a line of the table."""
-    target = TARGETS[what]
-    met = value <= target if what in AT_MOST else value >= target
-    number = f"{value / 1e6:.1f} M" if value > 1e5 else f"{value:.2f}"
-    limit = f"{'<=' if what in AT_MOST else '>='} " + (
-        f"{target / 1e6:.0f} M" if target > 1e5 else f"{target}"
-    )
+def row(what: str, detail: str, measured: str, value: float) -> dict[str, Any]:
+    """Returns a row: what was measured, its ratio or speed, and whether the target is met."""
+    at_most, target = what in AT_MOST, TARGETS[what]
+    met = value <= target if at_most else value >= target
+    limit = f"{'<=' if at_most else '>='} {target:g}"
     verdict = "met" if met else "MISSED"
-    print(f"| {what} | {detail} | {measured} | {number} | {limit} | {verdict} |", flush=True)
+    return {"case": detail, "measured": measured, "value": value, "target": limit, "": verdict}
 
 
 def tokenizers(folder: Path) -> list[tuple[Tokenizer, str]]:
@@ -236,43 +220,47 @@ def tokenizers(folder: Path) -> list[tuple[Tokenizer, str]]:
     return found
 
 
+def tables(folder: Path, options: Options) -> dict[str, harness.Table]:
+    """Returns the measurements by name, of texts that are written to ``folder``."""
+    files = {size: folder / f"{size}.jsonl" for size in (10, 100)}
+    for size, path in files.items():
+        write_jsonl(path, size)
+    middle = folder / "middle.jsonl"
+    write_jsonl(middle, options.megabytes)
+    found, rounds = tokenizers(folder), options.rounds
+    return {
+        "memory": lambda _: chain(*(memory(files, argument) for _, argument in found)),
+        "preparation": lambda _: chain(*(preparation(middle, *own, rounds) for own in found)),
+        "loading": lambda _: chain(*(loading(files[100], k, rounds) for k in ("packed", "random"))),
+        "order": lambda _: order(),
+    }
+
+
 def main() -> None:
     """Runs all measurements, or, with ``--peak``, one in this process."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.options_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=24, help="text for preparing")
-    parser.add_argument("--only", choices=TARGETS, help="one of the four measurements")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peak", nargs=2, metavar=("FILE", "TOKENIZER"), help=argparse.SUPPRESS)
     parser.add_argument("--rows", metavar="FOLDER", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.rows:
-        print(own_memory_of_rows(Path(options.rows)))
-        return
-    if options.peak:
-        print(json.dumps(peak_of_preparing(Path(options.peak[0]), options.peak[1])))
-        return
-    packages = ", ".join(f"{p} {version(p)}" for p in ("tokenizers", "tiktoken", "numpy", "torch"))
-    print(f"Python {platform.python_version()}, {packages}; {usable_cores()} cores\n")
-    print("| what | case | measured | value | target | |\n|---|---|--:|--:|--:|---|")
+    lazily: dict[str, harness.Table] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        files = {size: folder / f"{size}.jsonl" for size in (10, 100)}
-        for size, path in files.items():
-            write_jsonl(path, size)
-        middle = folder / "middle.jsonl"
-        write_jsonl(middle, options.megabytes)
-        found = tokenizers(folder)
-        if options.only in (None, "memory"):
-            for _, argument in found:
-                memory(files, argument)
-        if options.only in (None, "preparation"):
-            for tokenizer, argument in found:
-                preparation(middle, tokenizer, argument, options.rounds)
-        if options.only in (None, "loading"):
-            for kind in ("packed", "random"):
-                loading(files[100], kind, options.rounds)
-        if options.only in (None, "order"):
-            order()
+
+        def table(what: str) -> harness.Table:
+            return lambda options: lazily[what](options)
+
+        def prepare(options: Options) -> None:
+            """Measures in this process and ends it, or writes the texts."""
+            if options.rows:
+                print(own_memory_of_rows(Path(options.rows)))
+                parser.exit()
+            if options.peak:
+                print(json.dumps(peak_of_preparing(Path(options.peak[0]), options.peak[1])))
+                parser.exit()
+            packages = ("tokenizers", "tiktoken", "numpy")
+            print(", ".join(f"{p} {version(p)}" for p in packages), f"{usable_cores()} cores")
+            lazily.update(tables(Path(name), options))
+
+        harness.run(parser, {what: table(what) for what in TARGETS}, prepare=prepare)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,15 @@ Memory is each side's peak above what it held before its first step, in a proces
 runs on the same tokens.
 """
 
-import argparse
 import functools
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import compare
-from benchmarks.memory import extra_peak, in_a_process
-from benchmarks.steps import training_step
+from benchmarks import harness
+from benchmarks.harness import Options, Step, built, compare, megabytes, random_windows
 from lightning_models import (
     CopyConfig,
     CopyLM,
@@ -38,9 +35,11 @@ from lightning_models.layers import recording, rope_tables
 LLAMA = {"norm": "rms", "activation": "swiglu", "bias": False}
 
 
-def build(side: str, options: argparse.Namespace, kappa: int) -> tuple[LanguageModel, int]:
-    """Returns ``ours``, ``copy-n`` or ``plain`` (at kappa L), and the length of its sequences."""
-    torch.manual_seed(0)
+def build(options: Options) -> tuple[LanguageModel, int]:
+    """Returns ``options.side``, ``ours``, ``copy-n`` or ``plain``, and the length of its sequences.
+
+    The plain transformer reads kappa L tokens.
+    """
     shape: dict[str, Any] = {
         "vocab_size": options.vocab,
         "block_size": options.context,
@@ -52,48 +51,39 @@ def build(side: str, options: argparse.Namespace, kappa: int) -> tuple[LanguageM
     }
     model: LanguageModel
     length = options.context
-    if side == "ours":
-        forks = tuple(options.fork_layers)
-        model = ThoughtbubblesLM(
-            ThoughtbubblesConfig(**shape, fork_layers=forks, kappa=f"{kappa}L")
-        )
-    elif side.startswith("copy"):
-        model = CopyLM(CopyConfig(**shape, copies=int(side[-1])))
+    if options.side == "ours":
+        forks: dict[str, Any] = {
+            "fork_layers": tuple(options.fork_layers),
+            "kappa": f"{options.kappa}L",
+        }
+        model = ThoughtbubblesLM(ThoughtbubblesConfig(**shape, **forks))
+    elif options.side.startswith("copy"):
+        model = CopyLM(CopyConfig(**shape, copies=int(options.side[-1])))
     else:
-        length = kappa * options.context
+        length = options.kappa * options.context
         model = TransformerLM(TransformerConfig(**shape))
-    model.configure_model()
-    return model.to(options.device).train(), length
+    return built(model, options), length
 
 
-def build_step(
-    model: LanguageModel, length: int, options: argparse.Namespace, bf16: bool
-) -> Callable[[], Any]:
+def build_step(options: Options) -> Step:
     """Returns a function that does one whole training step."""
-    stream = torch.randint(0, options.vocab, (options.batch, length + 1), device=options.device)
-    batch = {"tokens": stream[:, :-1], "targets": stream[:, 1:].contiguous()}
-    if options.compile:
-        assert model.network is not None
-        model.network.compile()
-
-    def loss() -> Tensor:
-        """Nats per target of the batch."""
-        term = model.loss(batch).terms["nll"]
-        return term.sum / term.normaliser
-
-    return training_step(model, loss, options.device, bf16=bf16)
+    return _step_of(*build(options), options)
 
 
-def build_fork_steps(
-    model: LanguageModel, options: argparse.Namespace, bf16: bool
-) -> Callable[[], Any]:
+def _step_of(model: LanguageModel, length: int, options: Options) -> Step:
+    batch = random_windows(options, options.vocab, length)
+    loss = functools.partial(harness.objective, model, batch)
+    return harness.training_step(model, loss, options.device, bf16=options.bf16)
+
+
+def build_fork_steps(model: LanguageModel, options: Options) -> Callable[[], Any]:
     """Returns a function that runs all fork layers forward and backward on a step's streams."""
     network: Any = model.network
     seen: list[dict[str, Any]] = []
     tokens = torch.randint(0, options.vocab, (options.batch, options.context))
     lengths = torch.full((options.batch,), options.context).to(options.device)
     autocast = functools.partial(
-        torch.autocast, torch.device(options.device).type, torch.bfloat16, enabled=bf16
+        torch.autocast, torch.device(options.device).type, torch.bfloat16, enabled=options.bf16
     )
     with recording(fork=lambda **values: seen.append(values)), torch.no_grad(), autocast():
         network(tokens.to(options.device))
@@ -114,82 +104,64 @@ def build_fork_steps(
     return run
 
 
-def report(options: argparse.Namespace) -> None:
-    """Prints one row per budget and precision."""
-    place = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(
-        f"{options.layers} layers x {options.dim}, forks at {options.fork_layers}, "
-        f"{options.context} tokens, batch {options.batch}, V {options.vocab}, {place}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}"
-        f"{', compiled' if options.compile else ''}"
-    )
-    print("kappa precision  ours s plain s  FLOP ratio overhead fork % | ours MB plain MB ratio")
+def _each(options: Options) -> Iterator[Options]:
+    """Yields the options with each budget and precision."""
     for kappa in options.kappa:
         for bf16 in options.bf16:
-            ours, plain = (build(side, options, kappa) for side in ("ours", "plain"))
-            time = compare(
-                build_step(*ours, options, bf16), build_step(*plain, options, bf16), options.rounds
-            )
-            flops = ours[0].flops_per_token(options.context) * options.context
-            flops /= plain[0].flops_per_token(plain[1]) * plain[1]
-            step = build_step(*ours, options, bf16)
-            share = compare(build_fork_steps(ours[0], options, bf16), step, options.rounds).ratio
-            row = f"{kappa:4d}L {'bf16' if bf16 else 'float32':9s}"
-            row += f" {time.ours:7.3f} {time.theirs:7.3f} {flops:11.3f}"
-            row += f" {time.ratio / flops:8.2f} {100 * share:6.1f}"
-            print(row + _memory(options, kappa, bf16), flush=True)
-    for side in options.controls:
-        _report_control(side, options)
+            yield Options(**{**vars(options), "kappa": kappa, "bf16": bf16})
 
 
-def _memory(options: argparse.Namespace, kappa: int, bf16: bool) -> str:
-    settings = {**vars(options), "kappa": kappa, "bf16": bf16}
-    ours, plain = (
-        in_a_process("benchmarks.forking", {**settings, "side": side}) / 1e6
-        for side in ("ours", "plain")
-    )
-    return f" | {ours:7.0f} {plain:8.0f} {ours / plain:5.2f}"
+def overhead(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields time, FLOPs and memory against the plain transformer, by budget and precision."""
+    for asked in _each(options):
+        sides = [Options(**vars(asked), side=side) for side in ("ours", "plain")]
+        ours, plain = map(build, sides)
+        step = _step_of(*ours, asked)
+        time = compare(step, _step_of(*plain, asked), asked.rounds)
+        flops = ours[0].flops_per_token(asked.context) * asked.context
+        flops /= plain[0].flops_per_token(plain[1]) * plain[1]
+        share = compare(build_fork_steps(ours[0], asked), step, asked.rounds).ratio
+        memory = [megabytes("benchmarks.forking", side) for side in sides]
+        yield {
+            "kappa": f"{asked.kappa}L",
+            "precision": "bf16" if asked.bf16 else "float32",
+            "ours s": time.ours,
+            "plain s": time.theirs,
+            "FLOP ratio": flops,
+            "overhead": time.ratio / flops,
+            "fork %": 100 * share,
+            "ours MB": memory[0],
+            "plain MB": memory[1],
+            "memory ratio": memory[0] / memory[1],
+        }
 
 
-def _report_control(side: str, options: argparse.Namespace) -> None:
-    """Prints tokens per second of every budget, relative to a copy-n model's."""
-    for kappa in options.kappa:
-        for bf16 in options.bf16:
-            rivals = [build_step(*build(s, options, kappa), options, bf16) for s in ("ours", side)]
-            time = compare(rivals[0], rivals[1], options.rounds)
-            tokens = options.batch * options.context
-            print(
-                f"{kappa}L {'bf16' if bf16 else 'float32'}: {tokens / time.ours:.0f} tokens/s, "
-                f"{1 / time.ratio:.2f} times {side}'s",
-                flush=True,
-            )
+def controls(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields tokens per second of every budget, and relative to a copy-n model's."""
+    for control in options.controls:
+        for asked in _each(options):
+            rivals = [build_step(Options(**vars(asked), side=side)) for side in ("ours", control)]
+            time = compare(rivals[0], rivals[1], asked.rounds)
+            yield {
+                "kappa": f"{asked.kappa}L",
+                "precision": "bf16" if asked.bf16 else "float32",
+                "tokens/s": asked.batch * asked.context / time.ours,
+                "control": control,
+                "times the control's": 1 / time.ratio,
+            }
 
 
 def main() -> None:
-    """Parses the command line and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--dim", type=int, default=192)
-    parser.add_argument("--heads", type=int, default=6)
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--vocab", type=int, default=2048)
+    """Parses the command line and prints the tables."""
+    sizes = {"layers": 6, "dim": 192, "heads": 6, "context": 256, "batch": 8, "vocab": 2048}
+    parser = harness.options_parser(__doc__, **sizes)
     parser.add_argument("--fork_layers", type=int, nargs="+", default=[1, 3, 5])
     parser.add_argument("--kappa", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--bf16", type=lambda s: s == "yes", nargs="+", default=[False, True])
     parser.add_argument("--controls", nargs="*", default=["copy-3", "copy-5"])
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--llama", action="store_true", help="rms norm, swiglu, no biases")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--memory", default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.memory is None:
-        report(options)
-        return
-    asked = argparse.Namespace(**json.loads(options.memory))
-    step = build_step(*build(asked.side, asked, asked.kappa), asked, asked.bf16)
-    print(extra_peak(step, asked.device))
+    harness.run(parser, {"overhead": overhead, "controls": controls}, build_step)
 
 
 if __name__ == "__main__":

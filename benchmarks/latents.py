@@ -11,31 +11,38 @@ process, the peak above what it held before its first step. Growth: our step by 
 vocabulary.
 """
 
-import argparse
-import json
+import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from benchmarks.literal_latents import LiteralLatents
-from benchmarks.measure import compare, seconds
-from benchmarks.memory import extra_peak, in_a_process
-from benchmarks.steps import training_step
-from benchmarks.training_step import PEAKS
+from benchmarks import harness
+from benchmarks.harness import (
+    Options,
+    built,
+    compare,
+    in_turn,
+    megabytes,
+    objective,
+    random_windows,
+)
 from lightning_models import LatentThoughtConfig, LatentThoughtLM
 from lightning_models.flops import TRAINING_FACTOR
 from lightning_models.latent_thought.module import TRAINED
-from lightning_models.latent_thought.posterior import Noise, Purpose
+from lightning_models.latent_thought.network import LatentAttention, LatentThoughtNetwork
+from lightning_models.latent_thought.posterior import INIT_NOISE, Noise, Purpose
+from lightning_models.layers import SelfAttention, apply_rope, rope_tables
+from lightning_models.layers.blocks import join_heads, split_heads
 
-Step = Callable[[], float]
 GROWTH = (0, 4, 8, 16, 32)
 """T_fast of the rows of the growth table."""
 
 
-def build_model(options: argparse.Namespace, vocab: int, steps: int) -> LatentThoughtLM:
+def build_model(options: Options, vocab: int, steps: int) -> LatentThoughtLM:
     """Returns the model without dropout, with ``steps`` inner steps."""
     config = LatentThoughtConfig(
         vocab_size=vocab,
@@ -48,21 +55,9 @@ def build_model(options: argparse.Namespace, vocab: int, steps: int) -> LatentTh
         inner_steps=steps,
         slow_gradient=options.slow_gradient,
     )
-    torch.manual_seed(0)
     model = LatentThoughtLM(config)
-    model.configure_model()
-    return model.to(options.device).train()
-
-
-def build_batch(options: argparse.Namespace, vocab: int) -> dict[str, Any]:
-    """Returns rows of random tokens as window data modules make them."""
-    generator = torch.Generator().manual_seed(0)
-    stream = torch.randint(0, vocab, (options.batch, options.context + 1), generator=generator)
-    tokens = stream[:, :-1].contiguous()
-    batch = {"tokens": tokens, "targets": stream[:, 1:].contiguous()}
-    batch["mask"] = torch.ones_like(tokens, dtype=torch.bool)
-    batch["sequence_id"] = torch.arange(options.batch)
-    return {key: value.to(options.device) for key, value in batch.items()}
+    built(model, Options(device=options.device))  # compiled with the loss
+    return model
 
 
 def build_loss(
@@ -81,13 +76,7 @@ def build_loss(
         return lambda: rival.loss(batch, *noise)
     if compiled:
         model.network.compile()
-
-    def loss() -> Tensor:
-        """The training objective of the batch."""
-        terms = model.loss(batch).terms.values()
-        return torch.stack([term.sum / term.normaliser for term in terms]).sum()
-
-    return loss
+    return functools.partial(objective, model, batch)
 
 
 def _noise(model: LatentThoughtLM, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -99,128 +88,186 @@ def _noise(model: LatentThoughtLM, batch: dict[str, Any]) -> tuple[Tensor, Tenso
     return noise.draw(Purpose.START), noise.draw(Purpose.INNER)
 
 
-def build_step(
-    side: str, options: argparse.Namespace, vocab: int, steps: int | None = None
-) -> Step:
-    """Returns a function that does one whole training step and returns nats per target."""
-    model = build_model(options, vocab, options.steps if steps is None else steps)
-    batch = build_batch(options, vocab)
-    loss = build_loss(side, model, batch, compiled=options.compile)
-    return training_step(model, loss, options.device, bf16=options.bf16)
+def build_step(options: Options) -> Callable[[], float]:
+    """Returns a function that does a training step of ``options.side``: nats per target."""
+    model = build_model(options, options.vocab, options.steps)
+    batch = random_windows(options, options.vocab, options.context)
+    loss = build_loss(options.side, model, batch, compiled=options.compile)
+    return harness.training_step(model, loss, options.device, bf16=options.bf16)
 
 
-def report(options: argparse.Namespace) -> None:
-    """Prints the tables that were asked for."""
-    place = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(
-        f"{options.layers} layers x {options.dim}, {options.heads} heads, {options.context} tokens,"
-        f" window {options.window}, batch {options.batch}, {options.latents_per_layer} latents a "
-        f"layer, T_fast {options.steps}, slow gradient {options.slow_gradient}, "
-        f"{'bf16' if options.bf16 else 'float32'}, {place}, {torch.get_num_threads()} threads, "
-        f"torch {torch.__version__}{', compiled' if options.compile else ''}"
-    )
-    tables = {"speed": _speed, "memory": _memory, "growth": _growth}
-    for name in options.only:
-        tables[name](options)
+def _sides(options: Options, vocab: int) -> list[Options]:
+    return [Options(**{**vars(options), "vocab": vocab, "side": s}) for s in ("ours", "literal")]
 
 
-def _speed(options: argparse.Namespace) -> None:
-    print("vocabulary  ours s literal s  x faster  bound | MFLOP/token as published | loss, apart")
+def speed(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields times, FLOPs and losses of both sides, by vocabulary."""
     for vocab in options.vocab:
-        losses: dict[str, list[float]] = {"ours": [], "literal": []}
-        ours, literal = (_noting(build_step(side, options, vocab), losses[side]) for side in losses)
+        losses: list[list[float]] = [[], []]
+        steps = [build_step(side) for side in _sides(options, vocab)]
+        ours, literal = (
+            lambda step=step, own=own: own.append(step())
+            for step, own in zip(steps, losses, strict=True)
+        )
         time = compare(ours, literal, options.rounds)
-        apart = max(abs(a - b) for a, b in zip(*losses.values(), strict=True))
         model = build_model(options, vocab, options.steps)
         flops = model.flops_per_token(options.context, training=True)
-        published = model.published_flops_per_token(options.context)
         once = sum(model.flops_by_part(options.context).values())
-        bound = (options.steps + 1) * TRAINING_FACTOR * once / flops
-        print(
-            f"{vocab:10d} {time.ours:7.3f} {time.theirs:9.3f} {1 / time.ratio:9.2f} "
-            f"{bound:6.2f} | {flops / 1e6:11.1f} {published / 1e6:12.1f} | "
-            f"{losses['ours'][0]:.6f}, {apart:.1e} in {len(losses['ours'])} steps"
-        )
-        print(_throughput(options, flops, time.ours), flush=True)
+        tokens = options.batch * options.context / time.ours
+        yield {
+            "vocabulary": vocab,
+            "ours s": time.ours,
+            "literal s": time.theirs,
+            "times faster": 1 / time.ratio,
+            "bound": (options.steps + 1) * TRAINING_FACTOR * once / flops,
+            "MFLOP/token": flops / 1e6,
+            "as published": model.published_flops_per_token(options.context) / 1e6,
+            "loss": losses[0][0],
+            "losses apart": max(abs(a - b) for a, b in zip(*losses, strict=True)),
+            "tokens/s": tokens,
+            "MFU": harness.utilisation(flops * tokens, options),
+        }
 
 
-def _noting(step: Step, losses: list[float]) -> Callable[[], None]:
-    """Returns the step; what it returns is noted."""
-    return lambda: losses.append(step())
-
-
-def _throughput(options: argparse.Namespace, flops: float, step_seconds: float) -> str:
-    """Returns our tokens per second, and on a known GPU the share of its peak that they use."""
-    speed = options.batch * options.context / step_seconds
-    text = f"           {speed:.0f} tokens/s"
-    name = torch.cuda.get_device_name() if options.device == "cuda" else ""
-    peak = options.peak or next((value for chip, value in PEAKS.items() if chip in name), None)
-    return text if peak is None else f"{text}, MFU {flops * speed / peak:.2f}"
-
-
-def _memory(options: argparse.Namespace) -> None:
-    print("vocabulary  ours MB  literal MB  ratio")
+def memory(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields the peak memory of both sides, by vocabulary."""
     for vocab in options.vocab:
-        settings = {**vars(options), "vocab": vocab}
-        ours, literal = (
-            in_a_process("benchmarks.latents", {**settings, "side": side}) / 1e6
-            for side in ("ours", "literal")
-        )
-        print(f"{vocab:10d} {ours:8.0f} {literal:11.0f} {ours / literal:6.2f}", flush=True)
+        ours, literal = (megabytes("benchmarks.latents", side) for side in _sides(options, vocab))
+        yield {
+            "vocabulary": vocab,
+            "ours MB": ours,
+            "literal MB": literal,
+            "ratio": ours / literal,
+        }
 
 
-def _growth(options: argparse.Namespace) -> None:
-    vocab = options.vocab[0]
-    print(f"T_fast  s/step  ms each further inner step (vocabulary {vocab})")
-    taken = _medians([build_step("ours", options, vocab, count) for count in GROWTH], options)
+def growth(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields the time of our step by T_fast, and what each further inner step adds."""
+    first = _sides(options, options.vocab[0])[0]
+    steps = [build_step(Options(**{**vars(first), "steps": count})) for count in GROWTH]
+    taken = list(map(statistics.median, in_turn(steps, options.rounds)))
     for row, (count, time) in enumerate(zip(GROWTH, taken, strict=True)):
-        more = (time - taken[row - 1]) / (count - GROWTH[row - 1]) if row else None
-        print(f"{count:6d} {time:7.3f} {'-' if more is None else f'{1e3 * more:.1f}':>8s}")
+        more = 1e3 * (time - taken[row - 1]) / (count - GROWTH[row - 1]) if row else None
+        yield {"T_fast": count, "s/step": time, "ms each further": more}
 
 
-def _medians(steps: Sequence[Step], options: argparse.Namespace) -> list[float]:
-    """Returns the median seconds of each, taken in turn after one uncounted run."""
-    rounds = [[seconds(step) for step in steps] for _ in range(options.rounds + 1)]
-    return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
+# ---- the rival
+#
+# What the public code does at every inner step: a forward pass from the embedding on, all logits at
+# once, and a backward pass that leaves gradients in every weight of the decoder.
+
+
+class LiteralLatents(nn.Module):
+    """A network's weights in the literal computation (``layered`` latents at ``index``).
+
+    Rotations and mask are computed once, noise is given: neither counts against it.
+    """
+
+    def __init__(self, network: LatentThoughtNetwork, context: int) -> None:
+        """Shares the weights of ``network``, for sequences of ``context`` tokens."""
+        super().__init__()
+        self.network = network
+        config, device = network.config, network.embedding.weight.device
+        places = torch.arange(context, device=device)
+        latents = torch.arange(config.latents_per_layer, device=device)
+        self.rope = rope_tables(places, config.head_dim, config.rope_base)
+        self.latent_rope = rope_tables(latents, config.head_dim, config.rope_base)
+        self.visible = None
+        if config.window is not None and config.window < context:
+            behind = places[:, None] - places
+            self.visible = (behind >= 0) & (behind < config.window)
+
+    def forward(self, tokens: Tensor, targets: Tensor, z: Tensor) -> Tensor:
+        """Returns the summed cross-entropy in nats of targets (B, T) under latents (B, Z, D)."""
+        x = self.network.embedding(tokens)
+        own = z.unflatten(1, (len(self.network.layers), -1)).unbind(1)
+        for block, latents in zip(self.network.layers, own, strict=True):
+            x = x + self._attend(block.attention, block.attention_norm(x))
+            x = x + self._read(block.latent_attention, block.latent_norm(x), latents)
+            x = x + block.feed_forward(block.feed_forward_norm(x))
+        logits = F.linear(self.network.norm(x), self.network.output_matrix)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+    def loss(self, batch: dict[str, Any], start: Tensor, draw: Tensor) -> Tensor:
+        """Returns the mean cross-entropy at the inferred z.
+
+        Gradients that inference left in the decoder are cleared with ``slow_gradient: final``, and
+        stay, as in the public code, with ``trajectory``: there as sums over the batch, here as
+        means over its targets, like the rest.
+
+        Args:
+            batch: ``tokens`` and ``targets`` (B, T).
+            start: normal noise (B, Z, D) of the first log-variances.
+            draw: normal noise (B, Z, D) of all samples.
+        """
+        tokens, targets = batch["tokens"], batch["targets"]
+        z = self._infer(tokens, targets, start, draw)
+        count = (targets >= 0).sum()
+        if self.network.config.slow_gradient == "final":
+            self.zero_grad()
+        for p in self.parameters():
+            if p.grad is not None:
+                p.grad /= count
+        return self(tokens, targets, z) / count
+
+    def _infer(self, tokens: Tensor, targets: Tensor, start: Tensor, draw: Tensor) -> Tensor:
+        config = self.network.config
+        mean = torch.zeros_like(start).requires_grad_()
+        log_variance = (config.init_log_variance + INIT_NOISE * start).requires_grad_()
+        optimizer = torch.optim.AdamW(
+            [mean, log_variance],
+            lr=config.inner_lr[1],
+            betas=config.inner_betas,
+            weight_decay=config.inner_weight_decay,
+            fused=True,
+        )
+        for _ in range(config.inner_steps):
+            optimizer.zero_grad()
+            z = mean + (0.5 * log_variance).exp() * draw
+            kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum()
+            (self(tokens, targets, z) + kl).backward()
+            optimizer.step()
+        return (mean + (0.5 * log_variance).exp() * draw).detach()
+
+    def _attend(self, attention: SelfAttention, x: Tensor) -> Tensor:
+        parts = attention.qkv(x).chunk(3, dim=-1)
+        q, k, v = (split_heads(part, attention.num_heads) for part in parts)
+        q, k = apply_rope(q, self.rope), apply_rope(k, self.rope)
+        causal = self.visible is None
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.visible, is_causal=causal)
+        return attention.out(join_heads(out))
+
+    def _read(self, attention: LatentAttention, x: Tensor, latents: Tensor) -> Tensor:
+        parts = attention.query(x), *attention.key_value(latents).chunk(2, dim=-1)
+        q, k, v = (split_heads(part, attention.num_heads) for part in parts)
+        q, k = apply_rope(q, self.rope), apply_rope(k, self.latent_rope)
+        return attention.out(join_heads(F.scaled_dot_product_attention(q, k, v)))
+
+
+def check(options: Options) -> None:
+    """Checks that there is a loop to compare.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if options.steps < 1:
+        raise ValueError(
+            f"--steps ({options.steps}) must be at least 1, or there is no loop to compare"
+        )
 
 
 def main() -> None:
     """Parses the command line and prints the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--window", type=int, default=256)
-    parser.add_argument("--latents_per_layer", type=int, default=8)
+    sizes = {"layers": 3, "dim": 256, "heads": 8, "context": 256, "window": 256, "batch": 4}
+    parser = harness.options_parser(__doc__, rounds=3, **sizes, latents_per_layer=8)
     parser.add_argument("--steps", type=int, default=16, help="T_fast")
     parser.add_argument("--slow_gradient", choices=("final", "trajectory"), default="final")
     parser.add_argument("--vocab", type=int, nargs="+", default=[4096, 50304])
-    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peak", type=float, help="FLOP/s, for the MFU of an unlisted chip")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=("speed", "memory", "growth"),
-        default=["speed", "memory", "growth"],
-    )
-    parser.add_argument("--memory", default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.steps < 1:
-        parser.error(
-            f"--steps ({options.steps}) must be at least 1, or there is no loop to compare"
-        )
-    if options.memory is None:
-        report(options)
-        return
-    asked = argparse.Namespace(**json.loads(options.memory))
-    print(extra_peak(build_step(asked.side, asked, asked.vocab), asked.device))
+    tables = {"speed": speed, "memory": memory, "growth": growth}
+    harness.run(parser, tables, build_step, prepare=check)
 
 
 if __name__ == "__main__":

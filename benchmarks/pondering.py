@@ -8,21 +8,22 @@
 Training: overhead = (our step time / our FLOPs) / (plain step time / plain FLOPs), against the
 plain transformer of the same widths on (K + 1) L positions; J is ``--iterations``. Memory: each
 side's peak above what it held before its first step, in a process of its own; plain is one pass
-over the interleaved sequence. Generation: see ``benchmarks.pondering_depth``.
+over the interleaved sequence. Generation: with every token at k steps, time per token should be
+(a + (k + 1) b) / (a + (K + 1) b) of that at full depth, where a is the output layer with sampling
+and b one slot of all rows; both are timed in turn with the generation. ``mixed``: the depth of each
+token of each row is drawn evenly from 0..K, so that rows are at different tokens.
 """
 
-import argparse
-import json
-from collections.abc import Callable
+import functools
+import statistics
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import compare
-from benchmarks.memory import extra_peak, in_a_process
-from benchmarks.pondering_depth import report_generation
-from benchmarks.steps import training_step
+from benchmarks import harness
+from benchmarks.harness import Options, Step, built, compare, megabytes, random_windows, seconds
 from lightning_models import (
     LanguageModel,
     PonderConfig,
@@ -30,13 +31,27 @@ from lightning_models import (
     TransformerConfig,
     TransformerLM,
 )
+from lightning_models.generation import Sampler, SamplingConfig, generate
+from lightning_models.layers import recording
+from lightning_models.output_layer import logits
+from lightning_models.ponderlm import sequential
+from lightning_models.ponderlm.router import Steps, executed_steps
 
 LLAMA = {"norm": "rms", "activation": "swiglu", "bias": False, "tie_head": False}
+FIRM = 50.0
+"""Logit of the number of steps that a token is given; the others have 0."""
+GREEDY = SamplingConfig(temperature=0)
+BATCHES = (1, 8)
+"""Rows of the generation table."""
+REPEATS = 20
+"""Slots, and choices of a token, that are timed together."""
 
 
-def build(side: str, options: argparse.Namespace) -> LanguageModel:
-    """Returns ``ours`` or ``plain``, on the device, in training mode."""
-    torch.manual_seed(0)
+# ---- training
+
+
+def build(options: Options) -> LanguageModel:
+    """Returns ``options.side``, ``ours`` or ``plain``, on the device, in training mode."""
     shape: dict[str, Any] = {
         "vocab_size": options.vocab,
         "block_size": options.context,
@@ -48,7 +63,7 @@ def build(side: str, options: argparse.Namespace) -> LanguageModel:
         **LLAMA,
     }
     model: LanguageModel
-    if side == "plain":
+    if options.side == "plain":
         model = TransformerLM(TransformerConfig(**shape))
     else:
         config = PonderConfig(
@@ -58,109 +73,191 @@ def build(side: str, options: argparse.Namespace) -> LanguageModel:
             checkpoint_passes=options.checkpoint,
         )
         model = PonderLM(config)
-    model.configure_model()
-    return model.to(options.device).train()
+    return built(model, options)
 
 
-def build_step(side: str, options: argparse.Namespace) -> Callable[[], float]:
+def build_step(options: Options) -> Step:
     """Returns a function that does one whole training step."""
-    model, length = build(side, options), length_of(side, options)
-    stream = torch.randint(0, options.vocab, (options.batch, length + 1), device=options.device)
-    batch = {"tokens": stream[:, :-1].contiguous(), "targets": stream[:, 1:].contiguous()}
-    if options.compile:
-        assert model.network is not None
-        model.network.compile()
-
-    def loss() -> Tensor:
-        """The training objective of the batch."""
-        terms = model.loss(batch).terms.values()
-        return torch.stack([term.sum / term.normaliser for term in terms]).sum()
-
-    return training_step(model, loss, options.device, bf16=options.bf16)
+    model, batch = build(options), random_windows(options, options.vocab, length_of(options))
+    loss = functools.partial(harness.objective, model, batch)
+    return harness.training_step(model, loss, options.device, bf16=options.bf16)
 
 
-def length_of(side: str, options: argparse.Namespace) -> int:
+def length_of(options: Options) -> int:
     """Returns the tokens of a row: those of the plain transformer fill all slots."""
     context: int = options.context
-    return context * (options.steps + 1) if side == "plain" else context
+    return context * (options.steps + 1) if options.side == "plain" else context
 
 
-def report_training(options: argparse.Namespace) -> None:
-    """Prints times, FLOPs and their quotient in both precisions."""
-    print("precision  ours s  plain s  FLOP ratio  overhead")
+def _side(side: str, options: Options, **changes: Any) -> Options:
+    return Options(**{**vars(options), "side": side, **changes})
+
+
+def training(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields times, FLOPs and their quotient in both precisions."""
     for bf16 in (False, True):
-        asked = argparse.Namespace(**{**vars(options), "bf16": bf16, "checkpoint": False})
-        flops = []
-        for side in ("ours", "plain"):
-            length = length_of(side, asked)
-            flops.append(build(side, asked).flops_per_token(length, training=True) * length)
-        time = compare(build_step("ours", asked), build_step("plain", asked), asked.rounds)
-        ratio = flops[0] / flops[1]
-        row = f"{'bf16' if bf16 else 'float32':9s} {time.ours:7.3f} {time.theirs:8.3f}"
-        print(f"{row} {ratio:11.2f} {time.ratio / ratio:9.2f}", flush=True)
+        sides = [_side(side, options, bf16=bf16, checkpoint=False) for side in ("ours", "plain")]
+        lengths = map(length_of, sides)
+        ours, plain = (
+            build(side).flops_per_token(length, training=True) * length
+            for side, length in zip(sides, lengths, strict=True)
+        )
+        time = compare(build_step(sides[0]), build_step(sides[1]), options.rounds)
+        yield {
+            "precision": "bf16" if bf16 else "float32",
+            "ours s": time.ours,
+            "plain s": time.theirs,
+            "FLOP ratio": ours / plain,
+            "overhead": time.ratio / (ours / plain),
+        }
 
 
-def report_memory(options: argparse.Namespace) -> None:
-    """Prints peak memory of a step, with the passes' activations held and computed again."""
-    print("passes        ours MB  one plain pass MB  ratio")
-    plain = _peak("plain", options)
-    for checkpointed in (False, True):
-        asked = argparse.Namespace(**{**vars(options), "checkpoint": checkpointed})
-        ours = _peak("ours", asked)
-        name = "computed again" if checkpointed else "held"
-        print(f"{name:13s} {ours:7.0f} {plain:18.0f} {ours / plain:6.2f}", flush=True)
+def memory(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields peak memory of a step, with the passes' activations held and computed again."""
+    plain = megabytes("benchmarks.pondering", _side("plain", options))
+    for checkpoint in (False, True):
+        ours = megabytes("benchmarks.pondering", _side("ours", options, checkpoint=checkpoint))
+        yield {
+            "passes": "computed again" if checkpoint else "held",
+            "ours MB": ours,
+            "one plain pass MB": plain,
+            "ratio": ours / plain,
+        }
 
 
-def _peak(side: str, options: argparse.Namespace) -> float:
-    return in_a_process("benchmarks.pondering", {**vars(options), "side": side}) / 1e6
+# ---- generation, by depth
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", choices=("training", "memory", "generation"), default=None)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=3, help="K")
-    parser.add_argument("--iterations", type=int, default=2, help="J")
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--new", type=int, default=64, help="tokens to generate")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--checkpoint", action="store_true")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--memory", default=None, help=argparse.SUPPRESS)
-    return parser
+def generation(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields time per token by depth, for single rows and for a batch."""
+    model = build(_side("ours", options)).eval()
+    assert isinstance(model, PonderLM)
+    for rows in BATCHES:
+        generator = torch.Generator().manual_seed(0)
+        shape = rows, options.prompt
+        prompts = torch.randint(1, options.vocab, shape, generator=generator).tolist()
+        for depth in [*range(model.config.thinking_steps), "mixed"]:
+            yield {"batch": rows, "depth": depth, **_at_depth(model, prompts, depth, options)}
+
+
+def _at_depth(
+    model: PonderLM, prompts: list[list[int]], depth: Any, options: Options
+) -> dict[str, float]:
+    most = model.config.thinking_steps
+    runs: list[Callable[[], float]] = [
+        lambda: _generate(model, prompts, depth, options),
+        lambda: _generate(model, prompts, most, options),
+        lambda: _one_head(model, len(prompts)),
+        lambda: _one_slot(model, prompts, options),
+    ]
+    times = [[run() for run in runs] for _ in range(options.rounds + 1)][1:]
+    steps = _mean_steps(model, prompts, depth, options)
+    ratio = statistics.median(t[0] / t[1] for t in times)
+    own, a, b = (statistics.median(t[i] for t in times) for i in (0, 2, 3))
+    predicted = (a + (steps + 1) * b) / (a + (most + 1) * b)
+    return {
+        "steps": steps,
+        "ms/token": 1e3 * own,
+        "a ms": 1e3 * a,
+        "b ms": 1e3 * b,
+        "ratio to full": ratio,
+        "predicted": predicted,
+        "measured/predicted": ratio / predicted,
+    }
+
+
+@torch.no_grad()
+def _generate(model: PonderLM, prompts: list[list[int]], depth: Any, options: Options) -> float:
+    """Returns seconds per new token of a row, after the prompt."""
+    with _FixedRouter(model, depth):
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=options.device)
+        tokens = torch.tensor(prompts, device=options.device)
+        start = seconds(lambda: model.init_cache(tokens, lengths, options.new))
+        whole = seconds(lambda: _continue(model, prompts, options))
+    return (whole - start) / options.new
+
+
+def _mean_steps(model: PonderLM, prompts: list[list[int]], depth: Any, options: Options) -> float:
+    """Returns the additional steps that a generated token takes."""
+    taken: list[int] = []
+    counting = recording(generated_steps=lambda steps: taken.extend(steps.tolist()))
+    with _FixedRouter(model, depth), counting:
+        _continue(model, prompts, options)
+    return statistics.mean(taken)
+
+
+def _continue(model: PonderLM, prompts: list[list[int]], options: Options) -> None:
+    generate(model, prompts, max_new_tokens=options.new, sampling=GREEDY, device=options.device)
+
+
+class _FixedRouter:
+    """Context in which the router gives every token ``depth`` steps, or mixed ones."""
+
+    def __init__(self, model: PonderLM, depth: Any) -> None:
+        self.model, self.depth = model, depth
+
+    def __enter__(self) -> None:
+        self.model.network.route = self._route  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        del self.model.network.route
+
+    def _route(self, first: Tensor) -> Steps:
+        most = self.model.config.thinking_steps
+        if self.depth == "mixed":  # as good as random, and the same at each run
+            depth = (first[..., 0].abs() * 1e4).long() % (most + 1)
+        else:
+            depth = torch.full(first.shape[:-1], self.depth, device=first.device)
+        scores = FIRM * torch.nn.functional.one_hot(depth, most + 1).float()
+        tails = scores.flip(-1).logcumsumexp(dim=-1).flip(-1)
+        log_tail = tails - tails[..., :1]
+        executed = executed_steps(log_tail, self.model.config.tau)
+        return Steps(scores.log_softmax(dim=-1), log_tail, executed)
+
+
+def _one_head(model: PonderLM, rows: int) -> float:
+    """Returns the seconds of an output layer and the choice of a token, for all rows."""
+    matrix = model.network.output_matrix.detach()
+    h, ready = matrix[:rows], torch.ones(rows, dtype=torch.bool, device=matrix.device)
+    sampler = Sampler(GREEDY, range(rows))
+
+    def run() -> None:
+        """Chooses a token a row, ``REPEATS`` times."""
+        for _ in range(REPEATS):
+            scores = logits(h, matrix).float()
+            sampler.choose(scores, ready, range(rows)).tolist()
+
+    return seconds(run) / REPEATS
+
+
+@torch.no_grad()
+def _one_slot(model: PonderLM, prompts: list[list[int]], options: Options) -> float:
+    """Returns the seconds of a slot of all rows, after the prompts."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=options.device)
+    tokens = torch.tensor(prompts, device=options.device)
+    cache = model.init_cache(tokens, lengths, REPEATS)
+    last = tokens[:, -1]
+
+    def run() -> None:
+        """Advances every row by a slot, ``REPEATS`` times."""
+        for _ in range(REPEATS):
+            bool(sequential.advance(model.network, cache, last).any())
+
+    return seconds(run) / REPEATS
 
 
 def main() -> None:
     """Parses the command line and prints the tables that are asked for."""
-    options = parser().parse_args()
-    if options.memory is not None:
-        asked = argparse.Namespace(**json.loads(options.memory))
-        print(extra_peak(build_step(asked.side, asked), asked.device))
-        return
-    place = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(
-        f"{options.layers} layers x {options.dim}, K {options.steps}, J {options.iterations}, "
-        f"{options.context} tokens, batch {options.batch}, V {options.vocab}, {place}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
-    if options.only in (None, "training"):
-        report_training(options)
-    if options.only in (None, "memory"):
-        report_memory(options)
-    if options.only in (None, "generation"):
-        model = build("ours", options).eval()
-        assert isinstance(model, PonderLM)
-        report_generation(model, options)
+    sizes = {"layers": 4, "dim": 256, "heads": 4, "context": 128, "batch": 8, "vocab": 4096}
+    parser = harness.options_parser(__doc__, **sizes, prompt=32)
+    parser.add_argument("--steps", type=int, default=3, help="K")
+    parser.add_argument("--iterations", type=int, default=2, help="J")
+    parser.add_argument("--new", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--checkpoint", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    tables = {"training": training, "memory": memory, "generation": generation}
+    harness.run(parser, tables, build_step)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
-ROUNDS = 5
+from benchmarks import harness
+from benchmarks.harness import Options, compare
+
 FIT = ["train.py", "fit", "-c", "configs/transformer/tiny.yaml", "--trainer.accelerator", "cpu"]
 
 
@@ -35,32 +39,34 @@ def process_seconds(arguments: list[str], until: str | None = None) -> float:
     return seen if until is not None else time.perf_counter() - start
 
 
-def main() -> None:
-    """Prints the table."""
-    imports = [
-        (
-            process_seconds(["-c", "import lightning_models"]),
-            process_seconds(["-c", "import lightning"]),
-        )
-        for _ in range(ROUNDS)
-    ]
-    ratio = statistics.median(ours / theirs for ours, theirs in imports)
-    ours = statistics.median(pair[0] for pair in imports)
-    print(f"import lightning_models  {ours:.1f} s, {ratio:.2f} times import lightning")
-    helps = statistics.median(process_seconds(["train.py", "fit", "--help"]) for _ in range(ROUNDS))
-    print(f"train.py fit --help      {helps:.1f} s")
+def _median(rounds: int, arguments: list[str], until: str | None = None) -> float:
+    return statistics.median(process_seconds(arguments, until) for _ in range(rounds))
+
+
+def processes(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields the seconds of each process, and of ``import lightning`` next to ours."""
+    own, other = (
+        partial(process_seconds, ["-c", f"import {name}"])
+        for name in ("lightning_models.base", "lightning")
+    )
+    ours, theirs, ratio = compare(own, other, options.rounds)
+    yield {"what": "import lightning_models.base", "s": ours, "to import lightning": ratio}
+    yield {"what": "import lightning", "s": theirs, "to import lightning": 1.0}
+    seconds = _median(options.rounds, ["train.py", "fit", "--help"])
+    yield {"what": "train.py fit --help", "s": seconds, "to import lightning": seconds / theirs}
     with tempfile.TemporaryDirectory() as folder:
         one = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"]
         place = ["--trainer.default_root_dir", folder, "--data.cache_dir", f"{folder}/cache"]
-        lines = ["--progress.line_every_n_steps", "1"]
-        times = []
-        for _ in range(ROUNDS + 1):
-            times.append(process_seconds([*FIT, *one, *place, *lines], until="step 1/1"))
-            assert Path(folder, "cache").exists()
-    print(
-        f"first step of the demo   {statistics.median(times[1:]):.1f} s "
-        f"({times[0]:.1f} s where the corpus is prepared first)"
-    )
+        fit = [*FIT, *one, *place, "--progress.line_every_n_steps", "1"]
+        names = ("first step, corpus prepared first", 1), ("first step", options.rounds)
+        for what, rounds in names:
+            seconds = _median(rounds, fit, until="step 1/1")
+            yield {"what": what, "s": seconds, "to import lightning": seconds / theirs}
+
+
+def main() -> None:
+    """Parses the command line and prints the table."""
+    harness.run(harness.options_parser(__doc__), {"processes": processes})
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks import latents
-from benchmarks.memory import in_a_process
+from benchmarks import harness, latents
+from benchmarks.harness import in_a_process, random_windows
 
 TINY = {
     "device": "cpu",
@@ -31,7 +31,7 @@ def step_of(side, **changes):
     """Loss and the gradients of all weights, in float64."""
     options = argparse.Namespace(**TINY | changes)
     model = latents.build_model(options, VOCAB, options.steps).double()
-    loss = latents.build_loss(side, model, latents.build_batch(options, VOCAB))()
+    loss = latents.build_loss(side, model, random_windows(options, VOCAB, options.context))()
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.network.named_parameters()}
 
@@ -52,51 +52,52 @@ def test_rivals_differ_where_the_public_code_keeps_what_inference_left():
     assert not torch.allclose(final["norm.weight"], kept["norm.weight"])
 
 
-def run_command(monkeypatch, capsys, *arguments):
-    """The lines that the command prints at a tiny size."""
+def run_command(monkeypatch, folder, *arguments):
+    """The tables that the command writes at a tiny size."""
     sizes = [f"--{key}={TINY[key]}" for key in ("layers", "dim", "heads", "context", "window")]
     sizes += ["--latents_per_layer=2", "--steps=2", "--batch=2", "--rounds=1"]
-    monkeypatch.setattr(sys, "argv", ["latents", *sizes, *arguments])
+    output = folder / "found.json"
+    monkeypatch.setattr(sys, "argv", ["latents", *sizes, f"--output={output}", *arguments])
     latents.main()
-    return capsys.readouterr().out.splitlines()
+    return json.loads(output.read_text())["tables"]
 
 
-def test_speed_has_a_row_for_each_vocabulary_with_both_counts(monkeypatch, capsys):
-    lines = run_command(
-        monkeypatch, capsys, "--only", "speed", "--peak=1e12", "--vocab", "40", "64"
-    )
-    rows = [line for line in lines if " steps" in line and "|" in line]
-    assert [row.split()[0] for row in rows] == ["40", "64"]
-    for row in rows:
-        ours, published = (float(count) for count in row.split("|")[1].split())
-        assert published > ours > 0
-        assert float(row.split("|")[2].split()[1]) < 1e-3  # losses apart
-    assert sum("MFU" in line for line in lines) == 2
+def test_speed_has_a_row_for_each_vocabulary_with_both_counts(monkeypatch, tmp_path):
+    table = run_command(
+        monkeypatch, tmp_path, "--only", "speed", "--peak=1e12", "--vocab", "40", "64"
+    )["speed"]
+    assert [row["vocabulary"] for row in table] == [40, 64]
+    for row in table:
+        assert row["as published"] > row["MFLOP/token"] > 0
+        assert row["losses apart"] < 1e-3
+        assert row["MFU"] > 0
 
 
-def test_growth_has_a_row_for_each_number_of_inner_steps(monkeypatch, capsys):
-    lines = run_command(monkeypatch, capsys, "--only", "growth", "--vocab", "40")
-    assert [int(line.split()[0]) for line in lines[2:]] == list(latents.GROWTH)
+def test_growth_has_a_row_for_each_number_of_inner_steps(monkeypatch, tmp_path):
+    table = run_command(monkeypatch, tmp_path, "--only", "growth", "--vocab", "40")["growth"]
+    assert [row["T_fast"] for row in table] == list(latents.GROWTH)
 
 
-def test_memory_is_measured_of_both_sides(monkeypatch, capsys):
+def test_memory_is_measured_of_both_sides(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        latents, "in_a_process", lambda module, settings: asked.append(settings) or 1e6
+        harness, "in_a_process", lambda module, settings: asked.append(settings) or 1e6
     )
-    lines = run_command(monkeypatch, capsys, "--only", "memory", "--vocab", "40")
+    (row,) = run_command(monkeypatch, tmp_path, "--only", "memory", "--vocab", "40")["memory"]
     assert [settings["side"] for settings in asked] == ["ours", "literal"]
-    assert lines[-1].split() == ["40", "1", "1", "1.00"]
+    assert list(row.values()) == [40, 1.0, 1.0, 1.0]
 
 
 def test_a_process_prints_the_bytes_of_a_step(monkeypatch, capsys):
     settings = json.dumps(TINY | {"vocab": VOCAB, "side": "literal"})
-    assert float(run_command(monkeypatch, capsys, "--memory", settings)[-1]) >= 0
+    monkeypatch.setattr(sys, "argv", ["latents", "--memory", settings])
+    latents.main()
+    assert float(capsys.readouterr().out) >= 0
 
 
-def test_no_inner_steps_are_refused(monkeypatch, capsys):
+def test_no_inner_steps_are_refused(monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as stopped:
-        run_command(monkeypatch, capsys, "--steps=0")
+        run_command(monkeypatch, tmp_path, "--steps=0")
     assert stopped.value.code == 2
     assert "--steps (0)" in capsys.readouterr().err
 

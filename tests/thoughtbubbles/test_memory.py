@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from benchmarks.memory import in_a_process
+from benchmarks.harness import in_a_process
 
 SHAPE = {
     "device": "cpu",
