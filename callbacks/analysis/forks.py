@@ -5,7 +5,7 @@ paper                                          where
 =============================================  =====================================================
 Fig. 4, forks against output entropy           ``windows``, ``fit_parabola``
 Fig. 5, attention to own forks                 ``ForkRecorder.attention``
-Fig. 7, streams of each token by fork layer    ``ForkRecorder.tokens``, ``tokens_figure``
+Fig. 7, streams of each token by fork layer    ``ForkRecorder.tokens``, ``_tokens_figure``
 =============================================  =====================================================
 """
 
@@ -410,11 +410,11 @@ def fork_report(title: str, findings: Findings, tokenizer: Any, html_rows: int) 
     }
     shown = _shown(tokens, tokenizer, html_rows)
     figures = {
-        "layers": partial(layers_figure, measures, tokens),
-        "entropy": partial(entropy_figure, means, fits),
+        "layers": partial(_layers_figure, measures, tokens),
+        "entropy": partial(_entropy_figure, means, fits),
     }
     if len(shown):
-        figures["tokens"] = partial(tokens_figure, shown[shown["row"] == 0])
+        figures["tokens"] = partial(_tokens_figure, shown[shown["row"] == 0])
     streams = tokens.filter(like="streams_layer")
     return AnalysisReport(
         scalars=_scalars(measures, means, fits),
@@ -452,13 +452,8 @@ def _shown(tokens: pd.DataFrame, tokenizer: Any, rows: int) -> pd.DataFrame:
 # ---- figures and page
 
 
-def entropy_figure(means: pd.DataFrame, fits: dict[str, dict[str, float]]) -> Any:
-    """Returns Fig. 4: forks in windows of tokens against the entropy of the output there.
-
-    Args:
-        means: see ``windows``.
-        fits: the parabola of each entropy; empty where there is none.
-    """
+def _entropy_figure(means: pd.DataFrame, fits: dict[str, dict[str, float]]) -> Any:
+    """Returns Fig. 4: forks in windows of tokens against the entropy of the output there."""
     names = {"entropy": "this model", "reference_entropy": "the reference"}
     figure, axes = panels(5.6 * len(fits), 4.2, len(fits), sharey=True)
     for ax, (name, fit) in zip(axes, fits.items(), strict=True):
@@ -495,12 +490,8 @@ def _scatter(ax: Any, x: np.ndarray, y: np.ndarray) -> None:
     )
 
 
-def tokens_figure(row: pd.DataFrame) -> Any:
-    """Returns Fig. 7: streams of the first tokens of a row after each fork layer.
-
-    Args:
-        row: the tokens of one row, with their texts.
-    """
+def _tokens_figure(row: pd.DataFrame) -> Any:
+    """Returns Fig. 7: streams of the first tokens of a row after each fork layer."""
     row = row.iloc[: LINE_TOKENS * LINES]
     streams = row.filter(like="streams_layer").to_numpy().T  # (fork layers, T)
     labels = [short_label(text) for text in row["text"]]
@@ -522,13 +513,8 @@ def tokens_figure(row: pd.DataFrame) -> Any:
     return figure
 
 
-def layers_figure(measures: pd.DataFrame, tokens: pd.DataFrame) -> Any:
-    """Returns, by fork layer: streams per token, what became of forks, scores, attention (Fig. 5).
-
-    Args:
-        measures: see ``measures_by_layer``.
-        tokens: all analysed tokens.
-    """
+def _layers_figure(measures: pd.DataFrame, tokens: pd.DataFrame) -> Any:
+    """Returns, by fork layer: streams per token, fate of forks, scores, attention (Fig. 5)."""
     attention = measures["attention_self"].notna().any()
     figure, parts = panels(14 if attention else 11, 3.6, 4 if attention else 3)
     counts = tokens.filter(like="streams_layer")

@@ -422,10 +422,8 @@ def attention_consumer(findings: Findings) -> Callable[..., None]:
     def take(*, layer: int, weights: Tensor, **_: Any) -> None:
         weights = weights.detach().double()
         total = weights.sum(dim=0).flip(0).cpu().numpy()
-        age, count = np.arange(1, len(total) + 1), float(len(weights))
-        findings.add(
-            "attention", pd.DataFrame({"age": age, "total": total}).assign(layer=layer, count=count)
-        )
+        columns = {"layer": layer, "age": np.arange(1, len(total) + 1), "total": total}
+        findings.add("attention", pd.DataFrame({**columns, "count": float(len(weights))}))
         entropy = float(torch.special.entr(weights).sum())
         findings.add("entropy", [{"layer": layer, "total": entropy}])
 
@@ -447,8 +445,9 @@ def reach_lines(
         probes: from how many sentences.
 
     Returns:
-        A table a probe t with ``age``, ``total`` (the gradient's 2-norm, nats per unit of a
-        sentence vector, added over streams that have a sentence t) and ``count`` of these streams.
+        A table a probe t with ``layer`` (0, of no layer), ``age``, ``total`` (the gradient's
+        2-norm, nats per unit of a sentence vector, added over streams that have a sentence t) and
+        ``count`` of these streams.
     """
     last = len(vectors) - 1
     chosen = {round(last * (1 + part / probes) / 2) for part in range(1, probes + 1)} - {0}
@@ -460,29 +459,31 @@ def reach_lines(
         rows = len(vectors[t])
         norms = [each[:rows].float().norm(dim=-1).sum() for each in gradients]
         total = as_float64(torch.stack(norms).flip(0))
-        tables.append(
-            pd.DataFrame({"age": np.arange(1, t + 1), "total": total, "count": float(rows)})
-        )
+        columns = {"layer": 0, "age": np.arange(1, t + 1), "total": total, "count": float(rows)}
+        tables.append(pd.DataFrame(columns))
     return tables
 
 
 def by_age(lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns sums over lines by ``age``, from 1, and what follows from them; empty without lines.
+    """Returns sums over lines by ``layer`` and ``age``, from 1, and what follows from them.
 
     Args:
-        lines: with ``age``, ``total`` and ``count``; counts never grow with age.
+        lines: with ``layer``, ``age``, ``total`` and ``count``; counts never grow with age. None:
+            the result has none.
 
     Returns:
-        ``age``, ``total``, ``count``, ``mean`` (of the summands that there are), ``spread`` (mean
-        over all, a missing summand counting as 0) and ``even`` (what ``spread`` would be if each
-        summand were 1 / (its highest age)).
+        ``layer``, ``age``, ``total``, ``count``, ``mean`` (of the summands that there are),
+        ``spread`` (mean over all, a missing summand counting as 0) and ``even`` (what ``spread``
+        would be if each summand were 1 / (its highest age)).
     """
     if not len(lines):
-        return pd.DataFrame(columns=["age", "total", "count", "mean", "spread", "even"])
-    table = lines.groupby("age")[["total", "count"]].sum().reset_index()
-    number, counts = table["count"].iloc[0], table["count"]
-    highest = counts - counts.shift(-1, fill_value=0.0)  # how many end at this age
-    even = (highest / table["age"])[::-1].cumsum()[::-1] / number
+        lines = pd.DataFrame(columns=["layer", "age", "total", "count"], dtype=float)
+    table = lines.groupby(["layer", "age"], as_index=False)[["total", "count"]].sum()
+    counts, layer = table["count"], table["layer"]
+    number = counts.groupby(layer).transform("first")
+    highest = counts - counts.groupby(layer).shift(-1, fill_value=0.0)  # how many end at this age
+    each = (highest / table["age"])[::-1]
+    even = each.groupby(layer).cumsum() / number
     return table.assign(mean=table["total"] / counts, spread=table["total"] / number, even=even)
 
 
@@ -501,28 +502,22 @@ def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
     return float(means[reach["age"] > memory_size].sum() / means.sum())
 
 
-def attention_by_layer(findings: Findings) -> pd.DataFrame:
-    """Returns :func:`by_age` of each layer's attention, with its ``layer``; empty without any."""
-    lines = findings["attention"]
-    tables = [
-        by_age(part).assign(layer=layer)
-        for layer, part in (lines.groupby("layer") if len(lines) else ())
-    ]
-    return pd.concat(tables, ignore_index=True) if tables else by_age(lines).assign(layer=0)
-
-
-def attention_summary(findings: Findings) -> pd.DataFrame:
+def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.DataFrame:
     """Returns of each ``layer`` the ``mean_age`` of what it reads and its ``entropy`` in nats.
 
     The age, in sentences, is weighted by attention; the entropy is that of a slot's weights (mean
     over heads) over memory, a mean over slots.
+
+    Args:
+        attention: see :func:`by_age`.
+        entropy: see ``attention_consumer``.
     """
-    table = attention_by_layer(findings)
-    if not len(table):
+    if not len(attention):
         return pd.DataFrame(columns=["layer", "mean_age", "entropy"])
-    by_layer = table.assign(mean_age=table["age"] * table["spread"]).groupby("layer")
-    entropy = findings["entropy"].groupby("layer")["total"].sum() / by_layer["count"].first()
-    return pd.DataFrame({"mean_age": by_layer["mean_age"].sum(), "entropy": entropy}).reset_index()
+    ages = (attention["age"] * attention["spread"]).groupby(attention["layer"]).sum()
+    number = attention.groupby("layer")["count"].first()
+    entropies = entropy.groupby("layer")["total"].sum() / number
+    return pd.DataFrame({"mean_age": ages, "entropy": entropies}).reset_index()
 
 
 def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[str, Any]:
@@ -564,8 +559,8 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
         findings: with ``reach``, ``attention`` and ``entropy``, or without.
         memory_size: M; None: unknown.
     """
-    reach, attention = by_age(findings["reach"]), attention_by_layer(findings)
-    summary = attention_summary(findings)
+    reach, attention = by_age(findings["reach"]), by_age(findings["attention"])
+    summary = attention_summary(attention, findings["entropy"])
     scalars = {
         f"memory_attention/layer_{line['layer']}/{name}": line[name]
         for line in summary.to_dict("records")
@@ -575,9 +570,9 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
     if len(reach):
         scalars["gradient_reach/age_1"] = reach["mean"].iloc[0]
         scalars["gradient_reach/beyond_memory"] = beyond(reach, memory_size)
-        figures["reach"] = partial(reach_figure, reach, memory_size)
+        figures["reach"] = partial(_reach_figure, reach, memory_size)
     if len(attention):
-        figures["attention"] = partial(attention_figure, attention, summary)
+        figures["attention"] = partial(_attention_figure, attention, summary)
     in_memory = "" if memory_size is None else (reach["age"] <= memory_size).astype(int)
     names = {"spread": "weight", "mean": "weight_if_there", "count": "slots"}
     columns = ["layer", "age", "weight", "weight_if_there", "slots"]
@@ -595,9 +590,9 @@ def run_report(gate_rows: GateHistory, norm_rows: GateHistory) -> AnalysisReport
     values, norms, by_component = gate_rows.table(), norm_rows.table(), norm_rows.shares()
     figures: dict[str, Callable[[], Any]] = {}
     if len(values):
-        figures["gates"] = partial(gates_figure, values)
+        figures["gates"] = partial(_gates_figure, values)
     if len(norms):
-        figures["gradient_share"] = partial(shares_figure, by_component)
+        figures["gradient_share"] = partial(_shares_figure, by_component)
     tables = {
         "gates": values.drop(columns="part").rename(columns={"value": "gate"}),
         "gradient_norms": norms.rename(columns={"part": "component", "value": "norm"}),
@@ -613,12 +608,8 @@ def _clock(table: pd.DataFrame) -> tuple[str, str]:
     return "step", "optimiser steps"
 
 
-def gates_figure(values: pd.DataFrame) -> Any:
-    """Returns Fig. 7: g_mem of every layer over training.
-
-    Args:
-        values: of gates, see ``GateHistory.table``; at least one line.
-    """
+def _gates_figure(values: pd.DataFrame) -> Any:
+    """Returns Fig. 7: g_mem of every layer over training."""
     figure, (ax,) = panels(6.4, 4.0, 1)
     clock, label = _clock(values)
     layers = list(values.groupby("layer"))
@@ -629,12 +620,8 @@ def gates_figure(values: pd.DataFrame) -> Any:
     return figure
 
 
-def shares_figure(by_component: pd.DataFrame) -> Any:
-    """Returns Fig. 8: the gradient share of each component, mean over the steps, and over training.
-
-    Args:
-        by_component: see ``GateHistory.shares``; at least one line.
-    """
+def _shares_figure(by_component: pd.DataFrame) -> Any:
+    """Returns Fig. 8: the gradient share of each component, as a mean and over training."""
     figure, (pie, over) = panels(11, 3.8, 2)
     shown = {n: pair for n, pair in SHOWN_COMPONENTS.items() if by_component[n].any()}
     means = by_component[list(shown)].mean()
@@ -653,13 +640,8 @@ def _style(table: pd.DataFrame) -> str:
     return "o" if len(table) == 1 else "-"
 
 
-def reach_figure(reach: pd.DataFrame, memory_size: int | None) -> Any:
-    """Returns Fig. 6 as numbers: how far back the gradient of a sentence's loss reaches.
-
-    Args:
-        reach: mean norms by age, see :func:`by_age`; at least of age 1.
-        memory_size: M, after which sentences have left memory; None: it is not marked.
-    """
+def _reach_figure(reach: pd.DataFrame, memory_size: int | None) -> Any:
+    """Returns Fig. 6 as numbers: how far back the gradient of a sentence's loss reaches."""
     figure, (ax,) = panels(6.4, 4.0, 1)
     means, last = reach["mean"], len(reach)
     if means.any():
@@ -674,13 +656,8 @@ def reach_figure(reach: pd.DataFrame, memory_size: int | None) -> Any:
     return figure
 
 
-def attention_figure(attention: pd.DataFrame, summary: pd.DataFrame) -> Any:
-    """Returns the weight of every age in memory, layer by layer, as a map and as lines.
-
-    Args:
-        attention: see ``attention_by_layer``; at least one layer.
-        summary: see ``attention_summary``.
-    """
+def _attention_figure(attention: pd.DataFrame, summary: pd.DataFrame) -> Any:
+    """Returns the weight of every age in memory, layer by layer, as a map and as lines."""
     grid = attention.pivot(index="layer", columns="age", values="spread").fillna(0)
     layers, most = len(grid), int(grid.columns.max())
     figure, (ax, lines) = panels(12, 1.8 + 0.35 * max(6, layers), 2)

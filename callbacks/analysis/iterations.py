@@ -144,13 +144,7 @@ def convergence(rmse: np.ndarray, fit: IterationFit | None) -> pd.DataFrame:
 
 
 def convergence_figure(table: pd.DataFrame, fit: IterationFit | None, noise: float) -> Any:
-    """Returns the distance of Jacobi iterations to the fixed point (Fig. 8).
-
-    Args:
-        table: see ``convergence``.
-        fit: the exponential, where there is one.
-        noise: what may be rounding.
-    """
+    """Returns the distance of Jacobi iterations to the fixed point (Fig. 8)."""
     figure, (ax,) = panels(6, 3.8, 1)
     if table["rmse"].max() > 0:
         ax.set_yscale("log")

@@ -389,13 +389,13 @@ def posterior_report(findings: Findings) -> AnalysisReport:
     found, in_use = variances(findings), len(steps) - 1
     figures: dict[str, Callable[[], Any]] = {}
     if in_use:
-        figures["inner_steps"] = partial(inner_steps_figure, steps)
+        figures["inner_steps"] = partial(_inner_steps_figure, steps)
     if len(by_layer):
-        figures["layers"] = partial(layers_figure, by_layer)
+        figures["layers"] = partial(_layers_figure, by_layer)
     if len(found):
-        figures["variance"] = partial(variance_figure, found)
+        figures["variance"] = partial(_variance_figure, found)
     if len(points):
-        figures["sweep"] = partial(sweep_figure, points, in_use, has_density(findings))
+        figures["sweep"] = partial(_sweep_figure, points, in_use, has_density(findings))
     tables = {
         "inner_steps": steps if in_use else steps[:0],
         "layers": by_layer,
@@ -427,12 +427,8 @@ def _scalars(
     return values
 
 
-def inner_steps_figure(steps: pd.DataFrame) -> Any:
-    """Returns -ELBO and its parts against the inner step, and the norms of gradients.
-
-    Args:
-        steps: see ``inner_steps``; stars mark the last, the scored sample.
-    """
+def _inner_steps_figure(steps: pd.DataFrame) -> Any:
+    """Returns -ELBO and its parts against the inner step, and the norms of gradients."""
     figure, (nats, norms) = panels(11, 3.8, 2)
     table = steps.assign(loss=-steps["elbo"])
     shown = {"loss": ("NLL + KL = -ELBO", GREEN)} | PARTS
@@ -450,12 +446,8 @@ def inner_steps_figure(steps: pd.DataFrame) -> Any:
     return figure
 
 
-def layers_figure(by_layer: pd.DataFrame) -> Any:
-    """Returns the KL divergence of each layer, and which share of its latents is active.
-
-    Args:
-        by_layer: see ``layers``.
-    """
+def _layers_figure(by_layer: pd.DataFrame) -> Any:
+    """Returns the KL divergence of each layer, and which share of its latents is active."""
     figure, (kl, active) = panels(10, 3.6, 2)
     draw_bars(kl, by_layer, "layer", {"kl": (None, BLUE)})
     shown = {"vectors": ("latent vectors", BLUE), "coordinates": ("coordinates", ORANGE)}
@@ -467,12 +459,8 @@ def layers_figure(by_layer: pd.DataFrame) -> Any:
     return figure
 
 
-def variance_figure(found: pd.DataFrame) -> Any:
-    """Returns the histogram of the coordinates' variances, stacked by layer.
-
-    Args:
-        found: see ``variances``; at least one.
-    """
+def _variance_figure(found: pd.DataFrame) -> Any:
+    """Returns the histogram of the coordinates' variances, stacked by layer."""
     figure, (ax,) = panels(6.4, 4.0, 1)
     layers = dict(list(found.groupby("layer")["variance"]))
     median, bins = found["variance"].median(), variance_bins(found["variance"])
@@ -486,14 +474,8 @@ def variance_figure(found: pd.DataFrame) -> Any:
     return figure
 
 
-def sweep_figure(points: pd.DataFrame, in_use: int, bound: bool) -> Any:
-    """Returns the loss, with its parts, against inner steps and against FLOPs per token.
-
-    Args:
-        points: see ``sweep``.
-        in_use: T_fast of the configuration, which is marked.
-        bound: whether the loss is a bound.
-    """
+def _sweep_figure(points: pd.DataFrame, in_use: int, bound: bool) -> Any:
+    """Returns the loss, with its parts, against inner steps and against FLOPs per token."""
     figure, axes = panels(11, 3.8, 2)
     label = "NLL + KL, a bound" if bound else "NLL at the last sample, no bound"
     shown = {"loss": (label, GREEN)} | (PARTS if bound else {})

@@ -579,11 +579,11 @@ def step_report(
         "convergence": convergence(rmse, fit),
     }
     draw: dict[str, Callable[[pd.DataFrame], Any]] = {
-        "steps": steps_figure,
-        "tokens": partial(tokens_figure, most=most),
-        "words": words_figure,
-        "utility": utility_figure,
-        "sweep": sweep_figure,
+        "steps": _steps_figure,
+        "tokens": partial(_tokens_figure, most=most),
+        "words": _words_figure,
+        "utility": _utility_figure,
+        "sweep": _sweep_figure,
         "convergence": partial(convergence_figure, fit=fit, noise=noise),
     }
     scalars = _scalars(table, tables, fit)
@@ -617,13 +617,9 @@ def _scalars(
     return values
 
 
-def steps_figure(table: pd.DataFrame) -> Any:
-    """Returns how many steps tokens execute, and how difficult those tokens are (Fig. 4 b).
-
-    Args:
-        table: see ``steps``.
-    """
-    figure, (shares, losses) = panels(9, 3.6, 2)
+def _steps_figure(table: pd.DataFrame) -> Any:
+    """Returns how many steps tokens execute, and how difficult those tokens are (Fig. 4 b)."""
+    figure, (shares, losses) = panels(9, 3.6, 2, sharex=True)  # no loss where there are no tokens
     draw_bars(shares, table, "steps", {"share": (None, BLUE)})
     shown = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
     draw_lines(losses, table, "steps", shown)
@@ -632,13 +628,8 @@ def steps_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def tokens_figure(table: pd.DataFrame, most: int) -> Any:
-    """Returns the mean steps of single tokens, and how often they take fewer than K (Table 3).
-
-    Args:
-        table: see ``tokens``, at least one.
-        most: K.
-    """
+def _tokens_figure(table: pd.DataFrame, most: int) -> Any:
+    """Returns the mean steps of single tokens, and how often they take fewer than K (Table 3)."""
     figure, (number_of_steps, pruned) = panels(9, 1.2 + 0.22 * len(table), 2, sharey=True)
     place = np.arange(len(table))
     for ax, name, color in ((number_of_steps, "mean_steps", BLUE), (pruned, "pruned", ORANGE)):
@@ -656,12 +647,8 @@ def tokens_figure(table: pd.DataFrame, most: int) -> Any:
     return figure
 
 
-def words_figure(table: pd.DataFrame) -> Any:
-    """Returns the steps of tokens within words and of those that end words (Table 4).
-
-    Args:
-        table: see ``words``.
-    """
+def _words_figure(table: pd.DataFrame) -> Any:
+    """Returns the steps of tokens within words and of those that end words (Table 4)."""
     figure, (ax,) = panels(5.6, 3.6, 1)
     names = {"internal": ("within a word", GREY), "final": ("end of a word", BLUE)}
     shown = {
@@ -674,12 +661,8 @@ def words_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def utility_figure(table: pd.DataFrame) -> Any:
-    """Returns the marginal utility of each step by difficulty (Fig. 4 a).
-
-    Args:
-        table: see ``utility``.
-    """
+def _utility_figure(table: pd.DataFrame) -> Any:
+    """Returns the marginal utility of each step by difficulty (Fig. 4 a)."""
     figure, (ax,) = panels(6.4, 3.8, 1)
     gains = table.set_index("bucket").filter(regex=r"^step_\d+$").T.set_axis(list(BUCKETS), axis=1)
     shown = {
@@ -695,12 +678,8 @@ def utility_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def sweep_figure(table: pd.DataFrame) -> Any:
-    """Returns the change of the loss against executed steps, for easy and hard tokens (Fig. 5).
-
-    Args:
-        table: see ``sweep``.
-    """
+def _sweep_figure(table: pd.DataFrame) -> Any:
+    """Returns the change of the loss against executed steps, for easy and hard tokens (Fig. 5)."""
     figure, axes = panels(10, 3.8, 2, sharey=True)
     for ax, name in zip(axes, ("easy", "hard"), strict=True):
         chosen = table[table["bucket"] == name]

@@ -335,10 +335,10 @@ def thought_report(
         "groups": by_group if len(by_group) > 1 else by_group[:0],
     }
     draw: dict[str, Callable[[pd.DataFrame], Any]] = {
-        "chunks": chunks_figure,
-        "thoughts": thoughts_figure,
-        "rounds": rounds_figure,
-        "groups": partial(groups_figure, name=group_name),
+        "chunks": _chunks_figure,
+        "thoughts": _thoughts_figure,
+        "rounds": _rounds_figure,
+        "groups": partial(_groups_figure, name=group_name),
     }
     shown = findings["shown"][:shown_rows]
     texts, markdown = {}, {}
@@ -381,12 +381,8 @@ def thought_page(title: str, by_chunk: pd.DataFrame, rows: Sequence[Sequence[str
     return page(title, table, MEANING, range(3), rows, unit="chunks")
 
 
-def chunks_figure(table: pd.DataFrame) -> Any:
-    """Returns the accuracy of each chunk, how often it has no thought, and where errors begin.
-
-    Args:
-        table: see ``chunks``, at least one.
-    """
+def _chunks_figure(table: pd.DataFrame) -> Any:
+    """Returns the accuracy of each chunk, how often it has no thought, and where errors begin."""
     figure, (accuracy, trivial, wrong) = panels(12, 3.6, 3)
     draw_lines(accuracy, table, "chunk", {"accuracy": (None, BLUE)})
     shown = {"trivial": ("model", BLUE), "gold_trivial": ("gold", GREY)}
@@ -406,12 +402,8 @@ def chunks_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def thoughts_figure(table: pd.DataFrame) -> Any:
-    """Returns the accuracy of gold thoughts by their order in the query.
-
-    Args:
-        table: see ``thoughts``, at least one.
-    """
+def _thoughts_figure(table: pd.DataFrame) -> Any:
+    """Returns the accuracy of gold thoughts by their order in the query."""
     figure, (ax,) = panels(5.6, 3.6, 1)
     draw_lines(ax, table, "thought", {"accuracy": (None, GREEN)})
     ax.set_ylim(-0.03, 1.03)
@@ -419,25 +411,16 @@ def thoughts_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def rounds_figure(table: pd.DataFrame) -> Any:
-    """Returns how many rounds queries take.
-
-    Args:
-        table: see ``rounds``, at least one.
-    """
+def _rounds_figure(table: pd.DataFrame) -> Any:
+    """Returns how many rounds queries take."""
     figure, (ax,) = panels(5.6, 3.6, 1)
     draw_bars(ax, table, "rounds", {"share": (None, BLUE)})
     finish(ax, "rounds of reading a query", "share of queries", whole=True)
     return figure
 
 
-def groups_figure(table: pd.DataFrame, name: str) -> Any:
-    """Returns accuracy and rounds by group.
-
-    Args:
-        table: see ``groups``, at least one.
-        name: what a group counts.
-    """
+def _groups_figure(table: pd.DataFrame, name: str) -> Any:
+    """Returns accuracy and rounds by group."""
     figure, (accuracy, passes) = panels(9, 3.6, 2)
     shown = {"accuracy_nontrivial": ("gold thoughts", BLUE), "all_right": ("whole queries", ORANGE)}
     draw_lines(accuracy, table, "group", shown)

@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 
+from callbacks.analysis.report import AnalysisReport
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
 
 QUIET = {
@@ -35,6 +36,12 @@ def make_trainer(tmp_path):
         return L.Trainer(callbacks=list(callbacks), **options)
 
     return make
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Drawing takes longer than all the rest."""
+    monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
 
 
 class Recorder(L.Callback):

@@ -13,17 +13,10 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from callbacks.analysis.report import AnalysisReport
 from tests.callbacks.analyses import BY_NAME, CASES
 from tests.callbacks.written import columns, names, scalars
 
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
 
 
 @pytest.fixture

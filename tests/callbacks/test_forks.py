@@ -23,7 +23,6 @@ from callbacks.analysis.forks import (
     windows,
     with_rows,
 )
-from callbacks.analysis.report import AnalysisReport
 from datamodules.tokenizers import BytesTokenizer
 from tests.callbacks.written import names, scalars, table
 
@@ -39,9 +38,8 @@ def build(name="thoughtbubbles", **changes):
 
 
 @pytest.fixture
-def analyse(make_data, make_trainer, tmp_path, monkeypatch):
+def analyse(make_data, make_trainer, tmp_path, undrawn):
     """Validates a model with the analysis and returns the names of its files, and its scalars."""
-    monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
 
     def run(model=None, **options):
         trainer = make_trainer(ForkAnalysis(**{"num_batches": 1, **options}))

@@ -15,7 +15,6 @@ from callbacks.analysis import gates as module
 from callbacks.analysis.base import Findings
 from callbacks.analysis.gates import (
     GateHistory,
-    attention_by_layer,
     attention_consumer,
     attention_summary,
     beyond,
@@ -28,7 +27,6 @@ from callbacks.analysis.gates import (
     run_report,
     shares,
 )
-from callbacks.analysis.report import AnalysisReport
 from lightning_models import (
     OptimizerConfig,
     ThoughtGestaltConfig,
@@ -59,12 +57,6 @@ def batches(number, seed=0):
     shape = [[3, 1, 2, 2, 3, 1, 2, 4], [2, 5], [4, 4, 1, 1, 2, 3]]
     made = [streams(shape, seed=seed + i) for i in range(number)]
     return DataLoader(made, batch_size=None, shuffle=False)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
 
 
 # ---- gates and gradients, in training
@@ -271,7 +263,9 @@ def reach(model, batch, **options):
 def lines(*sums):
     """Lines by age: lists of sums from age 1, each with its count."""
     tables = [
-        pd.DataFrame({"age": range(1, len(total) + 1), "total": total, "count": float(count)})
+        pd.DataFrame(
+            {"layer": 0, "age": range(1, len(total) + 1), "total": total, "count": float(count)}
+        )
         for total, count in sums
     ]
     return pd.concat(tables)
@@ -301,14 +295,14 @@ def test_findings_of_ranks_add_up():
         both.append(findings)
     ages = by_age(both["reach"])
     assert ages["mean"].tolist() == [3, 8]
-    assert attention_by_layer(both)["spread"].tolist() == [0.5, 0.5]
-    assert attention_summary(both)["entropy"].tolist() == pytest.approx([math.log(2) / 3])
+    assert by_age(both["attention"])["spread"].tolist() == [0.5, 0.5]
     assert beyond(ages, 1) == pytest.approx(8 / 11)
     assert math.isnan(beyond(ages, 2))
     assert math.isnan(beyond(ages, None))
     scalars = memory_report(both, 1).finite
     assert scalars["gradient_reach/beyond_memory"] == pytest.approx(8 / 11)
     assert scalars["memory_attention/layer_2/mean_age"] == 1.5
+    assert scalars["memory_attention/layer_2/entropy"] == pytest.approx(math.log(2) / 3)
     unknown = memory_report(both, None)
     assert set(unknown.tables["reach"]["in_memory"]) == {""}
 
@@ -372,26 +366,8 @@ def test_no_gradient_reaches_through_a_detached_memory():
     ages = by_age(findings["reach"])
     assert ages["mean"].tolist() == [0.0] * (2 * M)
     assert math.isnan(beyond(ages, M))
-    attention = attention_by_layer(findings)  # it is read all the same
+    attention = by_age(findings["attention"])  # it is read all the same
     assert attention.groupby("layer")["spread"].sum().tolist() == pytest.approx([1, 1])
-
-
-def test_what_the_analysis_leaves_alone():
-    model, batch = noisy(dropout=0.5, attention_dropout=0.5).train(), streams(SHAPE)
-    model.network.blocks[0].eval()
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    modes = [module.training for module in model.modules()]
-    before, state = {k: v.clone() for k, v in batch.items()}, torch.get_rng_state()
-    with torch.inference_mode():
-        inside = {key: value.clone() for key, value in batch.items()}
-        first = reach(model, inside)["mean"]
-    assert first.tolist() == reach(model, batch)["mean"].tolist()  # no dropout
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [module.training for module in model.modules()] == modes
-    assert all((parameter.grad == 1).all() for parameter in model.parameters())
-    assert all(torch.equal(batch[key], value) for key, value in before.items())
-    assert model.sentence_steps == 0
 
 
 def test_compiled_networks_and_checkpointed_sentences_change_nothing():
@@ -410,11 +386,11 @@ def test_compiled_networks_and_checkpointed_sentences_change_nothing():
 @pytest.mark.parametrize("layer_type", ["alternate", "serial", "parallel"])
 def test_attention_adds_up_to_one(layer_type):
     findings = found(noisy(layer_type=layer_type), streams(SHAPE))
-    by_layer = attention_by_layer(findings).groupby("layer")["spread"]
+    by_layer = by_age(findings["attention"]).groupby("layer")["spread"]
     layers = [2, 4] if layer_type == "alternate" else [1, 2, 3, 4]
     assert by_layer.size().to_dict() == dict.fromkeys(layers, M)
     assert by_layer.sum().tolist() == pytest.approx([1] * len(layers))
-    summary = attention_summary(findings)
+    summary = attention_summary(by_age(findings["attention"]), findings["entropy"])
     assert summary["mean_age"].between(1, M).all()
     assert summary["entropy"].between(0, math.log(M), inclusive="right").all()
 
@@ -426,7 +402,7 @@ def test_queries_of_zero_attend_everywhere():
             reader.query.weight.zero_()
             reader.query.bias.zero_()
     findings = found(model, batch, max_streams=3)
-    table = attention_by_layer(findings)
+    table = by_age(findings["attention"])
     ages = table[table["layer"] == 2]
     slots = batch["lengths"].sum(dim=0).tolist()  # of each sentence step
     assert ages["count"].tolist() == [sum(slots[1:]), sum(slots[2:]), sum(slots[3:])]
@@ -435,7 +411,7 @@ def test_queries_of_zero_attend_everywhere():
     total = sum(slots[1:])
     entropy = sum(n * math.log(size) for n, size in zip(slots[1:], sizes, strict=True)) / total
     mean = sum(n * (size + 1) / 2 for n, size in zip(slots[1:], sizes, strict=True)) / total
-    summary = attention_summary(findings).set_index("layer").loc[2]
+    summary = attention_summary(table, findings["entropy"]).set_index("layer").loc[2]
     assert (summary["entropy"], summary["mean_age"]) == pytest.approx((entropy, mean))
 
 
@@ -446,7 +422,7 @@ def test_the_last_entry_of_memory_has_age_one():
         for weights in ([[1.0]], [[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]):
             weights = torch.tensor(weights)
             record("memory_attention", layer=4, gate=2.0, weights=weights, more="x")
-    ages = attention_by_layer(findings)
+    ages = by_age(findings["attention"])
     assert ages["spread"].tolist() == pytest.approx([2.1 / 3, 0.5 / 3, 0.4 / 3], rel=1e-6)
     assert ages["mean"].tolist() == pytest.approx([2.1 / 3, 0.25, 0.2], rel=1e-6)
 

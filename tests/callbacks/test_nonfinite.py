@@ -1,4 +1,4 @@
-"""A loss or gradient that is not a number never reaches the weights."""
+"""Gradient norms; and a loss or gradient that is not a number never reaches the weights."""
 
 import math
 
@@ -6,9 +6,9 @@ import lightning as L
 import pytest
 import torch
 
-from callbacks import NonFinite, NonFiniteError, ResumeState, SaveCheckpoints
+from callbacks import GradientNorm, NonFinite, NonFiniteError, ResumeState, SaveCheckpoints
 from callbacks.nonfinite import weights_are_finite
-from lightning_models import TransformerLM
+from lightning_models import OptimizerConfig, TransformerLM
 from tests.callbacks.conftest import Recorder
 
 POISON = math.nan
@@ -156,8 +156,6 @@ def test_a_skipped_step_touches_nothing(run, accumulate, clip):
 
 
 def test_the_schedule_goes_on_past_a_skipped_step(make_model, make_data, make_trainer):
-    from lightning_models import OptimizerConfig
-
     rates = []
     for bad in ((), (2,)):
         model = make_model(Poisoned)
@@ -297,3 +295,44 @@ def test_large_weights_are_finite(make_model, make_trainer, make_data):
 def test_a_wrong_limit_is_refused():
     with pytest.raises(ValueError, match="max_skipped_in_a_row"):
         NonFinite(max_skipped_in_a_row=-1)
+
+
+# ---- gradient norms
+
+
+def whole_gradient_norm(model, data, num_batches):
+    """Norm of the gradient of the mean over all targets of the first batches, in one go."""
+    data.prepare_data()
+    data.setup()
+    model.configure_model()
+    batches = [batch for batch, _ in zip(data.train_dataloader(), range(num_batches), strict=False)]
+    terms = [model.loss(batch).terms["nll"] for batch in batches]
+    loss = sum(term.sum for term in terms) / sum(float(term.normaliser) for term in terms)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.stack([gradient.norm() for gradient in gradients]).norm().item()
+
+
+@pytest.mark.parametrize("clip", [None, 1e-3])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_it_is_the_norm_of_the_whole_step(clip, accumulate, make_model, make_data, make_trainer):
+    recorder = Recorder()
+    trainer = make_trainer(
+        GradientNorm(),
+        recorder,
+        max_steps=1,
+        gradient_clip_val=clip,
+        accumulate_grad_batches=accumulate,
+    )
+    trainer.fit(make_model(), make_data())
+    expected = whole_gradient_norm(make_model(), make_data(), accumulate)
+    assert recorder.rows[-1]["train/grad_norm"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(None, [2, 4]), (3, [3]), (0, [])])
+def test_it_is_logged_every_n_steps(every, steps, make_model, make_data, make_trainer):
+    recorder = Recorder()
+    trainer = make_trainer(GradientNorm(every), recorder, max_steps=5, log_every_n_steps=2)
+    trainer.fit(make_model(), make_data())
+    values = [row.get("train/grad_norm") for row in recorder.rows]
+    changes = [n + 1 for n, value in enumerate(values) if value != ([None, *values][n])]
+    assert changes == steps

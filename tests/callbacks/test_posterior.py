@@ -20,8 +20,6 @@ from callbacks.analysis.posterior import (
     variance_histogram,
     variances,
 )
-from callbacks.analysis.report import AnalysisReport
-from callbacks.hooks import dialled
 from lightning_models.layers import record, recording
 from tests.callbacks.written import column, names, scalars, table
 
@@ -34,12 +32,10 @@ def build(name="latent-thought", **changes):
 
 
 @pytest.fixture
-def analyse(make_data, make_trainer, tmp_path, monkeypatch):
+def analyse(make_data, make_trainer, tmp_path, undrawn):
     """Validates a model with the analysis and returns the folder and what was logged."""
 
-    def run(model=None, trainer=None, drawn=False, **options):
-        if not drawn:
-            monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
+    def run(model=None, trainer=None, **options):
         analysis = PosteriorAnalysis(**{"num_batches": 1, "steps": (0, 2), **options})
         trainer = make_trainer(analysis, **(trainer or {}))
         trainer.validate(model or build(), make_data(), verbose=False)
@@ -101,9 +97,8 @@ def test_layers_and_variances_add_up(analyse):
 
 
 def test_a_chain_has_no_density(analyse):
-    folder, logged = analyse(build("latent-thought-langevin"), drawn=True)
-    both = {f"{name}.{kind}" for name in ("inner_steps", "sweep") for kind in ("csv", "png")}
-    assert names(folder) == {"scalars.csv"} | both
+    folder, logged = analyse(build("latent-thought-langevin"))
+    assert names(folder) == {"scalars.csv", "inner_steps.csv", "sweep.csv"}
     nll, loss = column(folder, "inner_steps", "nll"), float(logged["val/loss"])
     assert len(nll) == 3
     assert nll[-1] == pytest.approx(loss, rel=1e-4)
@@ -118,9 +113,8 @@ def test_a_chain_has_no_density(analyse):
 def test_an_encoder_has_no_steps(analyse, caplog):
     with caplog.at_level(logging.INFO):
         options = {"num_batches": 2, "trainer": {"limit_val_batches": 2}}
-        folder, _ = analyse(build("latent-thought-amortised"), drawn=True, **options)
-    both = {f"{name}.{kind}" for name in ("layers", "variance") for kind in ("csv", "png")}
-    assert names(folder) == {"scalars.csv"} | both
+        folder, _ = analyse(build("latent-thought-amortised"), **options)
+    assert names(folder) == {"scalars.csv", "layers.csv", "variance.csv"}
     (line,) = [line for line in caplog.messages if "posterior analysis" in line]
     assert "LatentThoughtLM takes no inner steps" in line
     assert "posterior/layer_3/kl" in scalars(folder)
@@ -155,6 +149,17 @@ def test_a_sweep_that_fails_leaves_the_configuration(make_data, make_trainer, mo
         trainer.validate(model, make_data(), verbose=False)
     assert model.config is configs[0]
     assert model.network.config is configs[1]
+
+
+@pytest.mark.parametrize("name", ["latent-thought-langevin", "latent-thought-amortised"])
+def test_figures_of_other_ways_of_inference(make_data, make_trainer, tmp_path, name):
+    trainer = make_trainer(PosteriorAnalysis(num_batches=1, steps=(0, 1)))
+    trainer.validate(build(name), make_data(), verbose=False)
+    found = names(tmp_path / "posterior_analysis")
+    tables = {path.removesuffix(".csv") for path in found if path.endswith(".csv")}
+    assert {f"{table}.png" for table in tables - {"scalars"}} == found - {
+        f"{table}.csv" for table in tables
+    }
 
 
 def test_numbers_of_steps_are_checked():
@@ -361,32 +366,3 @@ def test_a_record_may_say_how_many_vectors_a_layer_has():
     wide = {"log_variance": ((0.0, 0.0),) * 4, "kl": (1.0,) * 4, "mean": torch.zeros(3, 4, 2)}
     assert len(layers(handed(**wide))) == 1
     assert len(layers(handed(**wide, latents_per_layer=2))) == 2
-
-
-# ---- what it leaves alone
-
-
-def test_flops_follow_the_dial():
-    model = noisy()
-    flops = []
-    for steps in (0, 1, 2):
-        with dialled(model, "inner_steps", steps):
-            flops.append(model.flops_per_token(32))
-    assert flops[2] == model.flops_per_token(32)
-    assert flops[2] - flops[1] == pytest.approx(flops[1] - flops[0])
-    assert flops[0] < flops[1]
-
-
-def test_what_the_analysis_leaves_alone():
-    model, data = noisy().train(), batch()
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    before, state = {key: value.clone() for key, value in data.items()}, torch.get_rng_state()
-    with torch.inference_mode():
-        inside = {key: value.clone() for key, value in data.items()}
-        first = values_of(found(model, inside))
-    assert values_of(found(model, data)) == first
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(module.training for module in model.modules())
-    assert all((parameter.grad == 1).all() for parameter in model.parameters())
-    assert all(torch.equal(data[key], value) for key, value in before.items())

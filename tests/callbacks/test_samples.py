@@ -1,14 +1,9 @@
 """Text samples, and that they leave training alone."""
 
-import random
-
-import numpy as np
 import pytest
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from callbacks import Samples
-from callbacks.hooks import undisturbed
 from callbacks.samples import as_markdown
 from lightning_models import TransformerLM
 
@@ -66,34 +61,6 @@ def test_nothing_is_generated_without_a_place_for_text(make_model, make_data, ma
     trainer = make_trainer(Samples(), max_steps=2, val_check_interval=1)
     trainer.fit(make_model(Mute), make_data())
     assert Mute.calls == before
-
-
-def test_random_states_and_modes_are_put_back():
-    module = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
-
-    def draws():
-        return torch.rand(2).tolist(), np.random.rand(), random.random()
-
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
-    expected = draws()
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
-    modes = []
-
-    def fails_inside():
-        with undisturbed(module):
-            modes.extend((module.training, module[0].training, torch.is_grad_enabled()))
-            draws()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails_inside()
-    assert modes == [False, False, False]
-    assert draws() == expected
-    assert (module.training, module[0].training, module[1].training) == (True, True, False)
 
 
 def test_the_same_seed_writes_the_same_text(make_model, make_data, make_trainer, written):

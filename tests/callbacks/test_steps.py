@@ -19,7 +19,6 @@ from callbacks.analysis.iterations import (
     fit_iterations,
     rmse_by_iteration,
 )
-from callbacks.analysis.report import AnalysisReport
 from callbacks.analysis.steps import (
     ELSEWHERE,
     FINAL,
@@ -123,9 +122,8 @@ def build(kind=MadeUp, config=MadeUpConfig, **changes):
 
 
 @pytest.fixture
-def analyse(make_data, make_trainer, tmp_path, monkeypatch):
+def analyse(make_data, make_trainer, tmp_path, undrawn):
     """Validates a model with the analysis and returns the folder and what was logged."""
-    monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
 
     def run(model=None, trainer=None, data=None, **options):
         analysis = StepAllocation(**{"num_batches": 1, "alphas": (), **options})
@@ -155,15 +153,6 @@ def test_a_validation_alone_sweeps_and_iterates(analyse):
     assert found == pytest.approx([0.25 * 0.5**n for n in range(9)], rel=1e-4)  # tau is 0
     assert scalars(folder)["steps/convergence/rate"] == pytest.approx(0.5, rel=1e-4)
     assert scalars(folder)["steps/convergence/r2"] == pytest.approx(1, abs=1e-5)
-
-
-def test_sweeps_may_be_part_of_a_training(make_data, make_trainer, tmp_path, analyse):
-    analysis = StepAllocation(num_batches=1, alphas=(2,), sweep_every_n_validations=2)
-    trainer = make_trainer(analysis, max_steps=3, val_check_interval=1)
-    trainer.fit(build(), make_data())
-    folder = tmp_path / "step_allocation"
-    swept = [{"sweep.csv", "convergence.csv"} & names(folder, step) for step in (1, 2, 3)]
-    assert swept == [set(), {"sweep.csv", "convergence.csv"}, set()]
 
 
 def test_numbers_are_those_of_the_validation(analyse, make_data):

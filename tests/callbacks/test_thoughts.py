@@ -8,7 +8,6 @@ import torch
 
 from callbacks import ThoughtTrace
 from callbacks.analysis.base import Findings
-from callbacks.analysis.report import AnalysisReport
 from callbacks.analysis.thoughts import (
     chunks,
     collect_thoughts,
@@ -47,12 +46,6 @@ def build(kind=ThinkingStatesLM):
     torch.manual_seed(0)
     optimizer = OptimizerConfig(schedule="constant", warmup=0)
     return kind(ThinkingStatesConfig(**THINKING), optimizer)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Drawing takes longer than all the rest."""
-    monkeypatch.setattr(AnalysisReport, "drawn", lambda report: {})
 
 
 @pytest.fixture

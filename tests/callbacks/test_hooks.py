@@ -1,11 +1,55 @@
-"""A model under another setting, for a moment."""
+"""What callbacks share: random states, and models under evaluation or another setting."""
 
+import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
-from callbacks.hooks import dialled, has_dial
+from callbacks.hooks import RandomState, dialled, has_dial, undisturbed
+
+# ---- random states and modes
+
+
+def draws():
+    return torch.rand(3).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1)
+
+
+def test_a_state_survives_a_checkpoint(tmp_path):
+    random.gauss(0, 1)  # leaves its second value for the next call
+    np.random.randn()
+    state = RandomState.capture()
+    expected = draws()
+    torch.save(state.plain(), tmp_path / "state")
+    draws()
+    RandomState.from_plain(torch.load(tmp_path / "state", weights_only=True)).restore()
+    assert draws() == expected
+
+
+def test_random_states_and_modes_are_put_back():
+    """After an error, too."""
+    module = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout().eval())
+    state = RandomState.capture()
+    expected = draws()
+    state.restore()
+    modes = []
+
+    def fails_inside():
+        with undisturbed(module):
+            modes.extend((module.training, module[0].training, torch.is_grad_enabled()))
+            draws()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails_inside()
+    assert modes == [False, False, False]
+    assert draws() == expected
+    assert (module.training, module[0].training, module[1].training) == (True, True, False)
+
+
+# ---- another setting
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""A run that ended within a validation begins with it: steps, values and counters as ever."""
+"""When checkpoints are written; and runs that ended within a validation begin with it."""
 
 import contextlib
+import re
+from datetime import timedelta
 
 import lightning as L
 import pytest
@@ -8,6 +10,112 @@ import torch
 
 from callbacks import PendingValidation, ResumeState, SaveCheckpoints
 from lightning_models import TransformerLM
+
+# ---- when checkpoints are written
+
+
+class Writes(L.Callback):
+    """Notes (global step, micro-batches so far) of each written file."""
+
+    def __init__(self):
+        self.at = []
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        processed = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        self.at.append((trainer.global_step, processed))
+
+
+@pytest.fixture
+def run(make_model, make_data, make_trainer, tmp_path):
+    def start(checkpoint, **options):
+        writes = Writes()
+        trainer = make_trainer(checkpoint, writes, enable_checkpointing=True, **options)
+        trainer.fit(make_model(), make_data())
+        return writes.at, sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+
+    return start
+
+
+def step_of(tmp_path, name):
+    return torch.load(tmp_path / "checkpoints" / name, weights_only=True)["global_step"]
+
+
+def test_last_does_not_wait_for_a_validation(run, tmp_path):
+    """Lightning's own writes nothing before val/loss is known."""
+    at, names = run(SaveCheckpoints(every_n_train_steps=2), max_steps=5, limit_val_batches=0)
+    assert at == [(2, 2), (4, 4), (5, 5)]
+    assert names == ["last.ckpt"]
+    assert step_of(tmp_path, "last.ckpt") == 5
+
+
+def test_the_best_does_not_wait_for_the_interval(run, tmp_path):
+    checkpoint = SaveCheckpoints(every_n_train_steps=4)
+    _, names = run(checkpoint, max_steps=4, val_check_interval=2)
+    (best,) = (name for name in names if re.fullmatch(r"best-step=\d\.ckpt", name))
+    assert step_of(tmp_path, best) in (2, 4)
+    assert checkpoint.best_model_score is not None
+
+
+def test_one_step_can_be_the_last_and_the_best(run, tmp_path):
+    """Writing last.ckpt must not count as the validated checkpoint of the same step."""
+    _, names = run(SaveCheckpoints(every_n_train_steps=2), max_steps=2, val_check_interval=2)
+    assert names == ["best-step=2.ckpt", "last.ckpt"]
+
+
+def test_all_are_kept_once(run):
+    checkpoint = SaveCheckpoints(every_n_train_steps=1, save_top_k=-1)
+    _, names = run(checkpoint, max_steps=3, val_check_interval=3)
+    assert names == ["last.ckpt", "step=1.ckpt", "step=2.ckpt", "step=3.ckpt"]
+    assert checkpoint.best_model_path.endswith("step=3.ckpt")
+
+
+def test_what_is_due_is_written_before_and_after_a_validation(run, tmp_path):
+    """The one before it is last.ckpt alone: a numbered name may hold a value of the validation."""
+    checkpoint = SaveCheckpoints(
+        every_n_train_steps=2,
+        save_top_k=-1,
+        filename="{step}-{val/bpb:.1f}",
+        auto_insert_metric_name=False,
+    )
+    at, names = run(checkpoint, max_steps=2, val_check_interval=2)
+    assert at == [(2, 2)] * 3  # last, validation, numbered, last
+    assert len(names) == 2
+
+
+def test_never_between_accumulated_batches(run):
+    checkpoint = SaveCheckpoints(train_time_interval=timedelta(0))
+    at, _ = run(checkpoint, max_steps=3, accumulate_grad_batches=3, limit_val_batches=0)
+    assert at == [(1, 3), (2, 6), (3, 9)]
+
+
+def test_time_is_asked_when_logging(run):
+    checkpoint = SaveCheckpoints(train_time_interval=timedelta(0))
+    at, _ = run(checkpoint, max_steps=5, log_every_n_steps=2, limit_val_batches=0)
+    assert [step for step, _ in at] == [2, 4, 5]
+
+
+def test_no_validation_is_no_error_at_the_end_of_an_epoch(run, recwarn):
+    run(SaveCheckpoints(), max_epochs=2, limit_train_batches=2, limit_val_batches=0)
+    assert not any("could not find the monitored key" in str(w.message) for w in recwarn)
+
+
+def test_another_folder_starts_its_own_ranking(tmp_path, recwarn):
+    old, new = (
+        SaveCheckpoints(dirpath=str(tmp_path / "a")),
+        SaveCheckpoints(dirpath=str(tmp_path / "b")),
+    )
+    old.best_model_path = "a/best.ckpt"
+    new.load_state_dict(old.state_dict())
+    assert new.best_model_path == ""
+    assert not recwarn
+
+
+def test_steps_must_be_positive():
+    with pytest.raises(ValueError, match="every_n_train_steps"):
+        SaveCheckpoints(every_n_train_steps=0)
+
+
+# ---- validations that were cut short: steps, values and counters as ever
 
 SCHEDULE = {"max_steps": 8, "limit_train_batches": 5, "limit_val_batches": 2}
 BY_EPOCH, BY_STEP, UNALIGNED = {}, {"val_check_interval": 2}, {"val_check_interval": 3}
