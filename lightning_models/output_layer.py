@@ -187,6 +187,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=wide, device=h.device)
         each = torch.zeros(len(h), dtype=wide, device=h.device)
         for rows, first, count in _chunks(h, owner):
+            # (n, V), (n, 1), (n,)
             exponentials, mass, losses = _softmax(states[rows], matrix, targets[rows])
             each[rows] = losses
             factor = scale[rows].to(losses.dtype)
@@ -199,9 +200,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if not (need_h or need_weight):
                 continue
             index, column = targets[rows][:, None], factor[:, None]
+            # factor (softmax - one-hot of the target), (n, V), written over the exponentials
             logit_grad = exponentials.mul_(column / mass).scatter_add_(1, index, -column).to(dtype)
             if grad_h is not None:
-                grad_h[rows] = logit_grad @ matrix
+                grad_h[rows] = logit_grad @ matrix  # (n, V) (V, D)
             if grad_weight is not None:
                 _accumulate(grad_weight, logit_grad, states[rows])
             del exponentials, logit_grad  # before the next chunk's logits are there
@@ -235,9 +237,10 @@ def _chunks(h: Tensor, owner: Tensor | None) -> list[TokenChunk]:
 
 def _softmax(h: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns exp(logits - maximum) (n, V), its sums (n, 1) and -log p(target) (n,)."""
-    scores = logits(h, weight)
+    scores = logits(h, weight)  # (n, V)
     picked = scores.gather(1, targets[:, None])[:, 0]
     highest = scores.amax(dim=-1, keepdim=True)
+    # in place: one chunk of (n, V) is held
     exponentials = scores.sub_(highest).exp_()
     mass = exponentials.sum(dim=-1, keepdim=True)
     return exponentials, mass, mass.log()[:, 0] + highest[:, 0] - picked
@@ -254,8 +257,9 @@ class _Mixed(NamedTuple):
 def _mix(log_scores: Tensor, log_prob: Tensor, token: Tensor, scale: Tensor, count: int) -> _Mixed:
     """Mixes the target's probability over the states of each of ``count`` tokens."""
     log_scores = log_scores.to(log_prob.dtype)
-    joint = segment_logsumexp(log_scores + log_prob, token, count)
+    joint = segment_logsumexp(log_scores + log_prob, token, count)  # (count,), log sum_j P_j p_j
     prior = segment_logsumexp(log_scores, token, count)
+    # (n,), shares of the states in p(target)
     posterior = (log_scores + log_prob - joint[token]).exp()
     share = (log_scores - prior[token]).exp()
     loss = -(scale * share * (joint - prior)[token]).sum()  # the shares of a token add up to one
@@ -286,7 +290,7 @@ def token_log_probs(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     index = target_index(targets)[:, None]
     out = torch.empty(len(flat), dtype=torch.float32, device=h.device)
     for rows in row_chunks(len(flat), weight.device):
-        chunk = logits(flat[rows], weight)
+        chunk = logits(flat[rows], weight)  # (n, V)
         out[rows] = chunk.gather(1, index[rows])[:, 0] - chunk.logsumexp(dim=-1)
     return out.view(targets.shape).masked_fill(targets == IGNORE_INDEX, 0.0)
 

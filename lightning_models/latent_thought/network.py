@@ -119,16 +119,17 @@ class LatentEncoder(nn.Module):
             x: embeddings of the tokens (B, T, D).
             known: (B, T) bool, which of them may be read.
         """
-        queries = self.queries.weight.expand(len(x), -1, -1)
+        queries = self.queries.weight.expand(len(x), -1, -1)  # (B, Z, D)
         count = queries.shape[1]
         places = torch.arange(x.shape[1], device=x.device)
         positions = torch.cat((torch.arange(count, device=x.device), places))
         rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
+        # all read all queries and the known tokens: (B, 1, 1, Z + T)
         seen = torch.cat((known.new_ones(len(x), count), known), dim=1)[:, None, None]
-        h = torch.cat((queries, x), dim=1)
+        h = torch.cat((queries, x), dim=1)  # (B, Z + T, D)
         for block in self.blocks:
             h = block(h, rope=rope, mask=seen)
-        out = self.out(self.norm(h[:, :count]))
+        out = self.out(self.norm(h[:, :count]))  # (B, Z, 2 D)
         mean, log_variance = out.to(torch.promote_types(out.dtype, torch.float32)).chunk(2, dim=-1)
         return mean, log_variance
 
@@ -246,7 +247,7 @@ class LatentThoughtNetwork(nn.Module):
         positions = latent_positions(config, z.device)
         rope = rope_tables(positions, config.head_dim, config.rope_base)
         if config.latents == "layered":
-            own = z.unflatten(1, (config.num_layers, -1)).unbind(1)
+            own = z.unflatten(1, (config.num_layers, -1)).unbind(1)  # L times (B, Z / L, D)
         else:
             own = (z,) * config.num_layers
         return [
@@ -259,6 +260,7 @@ class LatentThoughtNetwork(nn.Module):
         x, queries, rope = start
         mask = None if cache is None else cache.mask(x.shape[1], self.config.window)
         for index, (block, latents) in enumerate(zip(self.layers, memory, strict=True)):
+            # the first block's self-attention is in ``start``: it does not depend on z
             if index:
                 layer = None if cache is None else cache.layers[index]
                 x, queries = block.before(x, rope, layer, mask)

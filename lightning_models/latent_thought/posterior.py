@@ -190,7 +190,7 @@ def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Po
     """Gradient steps on mu and log sigma^2 of each sequence (Algorithm 1, lines 6 to 11)."""
     config = loop.config
     draws = _InnerDraws(noise, resampled=config.noise == "resampled")
-    start = noise.draw(Purpose.START)
+    start = noise.draw(Purpose.START)  # (B, Z, D)
     if loop.steps == 0:
         mean, log_variance = torch.zeros_like(start), torch.zeros_like(start)
         return Posterior(mean, log_variance, draws.at(0))
@@ -198,14 +198,17 @@ def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Po
     log_variance = (config.init_log_variance + INIT_NOISE * start).requires_grad_()
     optimizer = loop.optimizer([mean, log_variance])
     for step in range(loop.steps):
+        # (B,) each, and the sum
         nll = problem.likelihood(_sample(mean, log_variance, draws.at(step)))
-        kl = divergence(mean, log_variance)
+        kl = divergence(mean, log_variance)  # (B, Z)
+        # minus the ELBO, summed: no sequence has a part in another's gradient
         objective = nll.total + kl.sum()
         mean.grad, log_variance.grad = problem.gradients(objective, (mean, log_variance))
         _record(step, nll, kl, mean.grad, log_variance.grad)
         loop.set_rate(optimizer, step)
         optimizer.step()
     known = problem.informed[:, None, None]
+    # rows with nothing to infer from keep the prior: mean 0, log-variance 0
     mean, log_variance = (x.detach().masked_fill(~known, 0.0) for x in (mean, log_variance))
     return Posterior(mean, log_variance, _sample(mean, log_variance, draws.at(loop.steps)))
 
@@ -234,10 +237,11 @@ class _InnerDraws:
 def _langevin(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
     """Langevin dynamics z <- z + s grad log p(z, x) + sqrt(2 s) noise from N(0, I) (eq. 4)."""
     size = loop.config.langevin_step_size
-    z = noise.draw(Purpose.START)
+    z = noise.draw(Purpose.START)  # (B, Z, D)
     for step in range(loop.steps):
         z.requires_grad_()
         nll = problem.likelihood(z)
+        # -d log p(z, x) / dz
         (slope,) = problem.gradients(nll.total + 0.5 * z.square().sum(), (z,))
         _record(step, nll, None, slope, None)
         z = z.detach() - size * slope + math.sqrt(2 * size) * noise.draw(Purpose.INNER, step)

@@ -67,7 +67,7 @@ def attend(
     if window is not None and window >= k.shape[2]:
         window = None
     if mask is not None:
-        mask = mask[(None,) * (4 - mask.dim())]
+        mask = mask[(None,) * (4 - mask.dim())]  # leading dimensions of 1, up to four
     q, k, v = (_autocast(x) for x in (q, k, v))
     if backend == "auto":
         backend = _choose(q, window, mask, dropout)
@@ -96,13 +96,14 @@ def append_bias_channels(
     the keys is three times slower on CPU).
     """
     channels = q.shape[-1]
-    bias = math.sqrt(channels) * key_bias.to(torch.float32)
+    bias = math.sqrt(channels) * key_bias.to(torch.float32)  # (B, N), as 1/sqrt(C) comes later
     parts = [bias.to(k.dtype)]
     if k.dtype in (torch.bfloat16, torch.float16):
         parts.append((bias - parts[0].to(torch.float32)).to(k.dtype))
     elif k.dtype == torch.float64:
         parts = [math.sqrt(channels) * key_bias.to(torch.float64)]
     fill = -(channels + len(parts)) % 8
+    # (B, H, N, 1 or 2)
     columns = torch.stack(parts, dim=-1)[:, None].expand(-1, k.shape[1], -1, -1)
     k = torch.cat((k, F.pad(columns, (0, fill))), dim=-1)
     ones = q.new_ones(1, 1, 1, len(parts)).expand(*q.shape[:3], -1)
@@ -131,8 +132,8 @@ def _allowed(q: Tensor, k: Tensor, rules: _Rules) -> Tensor | None:
     num_queries, num_keys, window = q.shape[2], k.shape[2], rules.window
     if not rules.causal or (num_queries == 1 and window is None):
         return rules.mask
-    query = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]
-    key = torch.arange(num_keys, device=q.device)
+    query = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]  # (T, 1)
+    key = torch.arange(num_keys, device=q.device)  # (N,)
     seen = key <= query if window is None else (key <= query) & (key > query - window)
     return seen if rules.mask is None else seen & rules.mask
 
@@ -141,12 +142,13 @@ def _math(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | Non
     """The reference: every score explicit, softmax in float32 or better."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
-        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * rules.scale
+        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * rules.scale  # (B, H, T, N)
     if key_bias is not None:
         scores = scores + key_bias[:, None, None, :].to(wide)
     allowed = _allowed(q, k, rules)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -math.inf)
+        # a softmax over nothing is nan: queries that see no key get zeros
         empty = ~allowed.any(dim=-1, keepdim=True)
         weights = scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
     else:
@@ -255,6 +257,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, rules: _Rules) -> Tensor:
             f"backend flash_attn needs half precision on a GPU, not {q.dtype} on {q.device}; "
             "use --trainer.precision bf16-mixed or backend sdpa"
         )
+    # flash_attn has tokens before heads: (B, T, H, C)
     out = function(
         q.transpose(1, 2),
         k.transpose(1, 2),

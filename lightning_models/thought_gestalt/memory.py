@@ -17,7 +17,7 @@ def slot_positions(size: int, dim: int, device: torch.device | None = None) -> T
 
     Channel 2 i has sin(m / 10000^(2 i / D)), channel 2 i + 1 the cosine (Vaswani et al. 2017).
     """
-    place = torch.arange(1, size + 1, device=device, dtype=torch.float32)[:, None]
+    place = torch.arange(1, size + 1, device=device, dtype=torch.float32)[:, None]  # (M, 1)
     rate = torch.exp(
         torch.arange(0, dim, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / dim)
     )
@@ -78,18 +78,20 @@ class MemoryAttention(nn.Module):
             written: bool (A, M), of which slots of memory there are any; None: all. Rows without
                 any add nothing. With it, nothing is recorded.
         """
-        grid = packing.to_grid(self.query(x))
+        grid = packing.to_grid(self.query(x))  # (P, D) -> (A, U, D)
+        # (A, H, U, C) and twice (A, H, M, C)
         q, k, v = (split_heads(part, self.num_heads) for part in (grid, keys, values))
         if wants("memory_attention") and written is None:
             weights = packing.from_grid(_mean_weights(q, k))
             record("memory_attention", layer=self.layer, gate=self.gate, weights=weights)
         dropout = self.dropout if self.training else 0.0
-        mask = None if written is None else written[:, None, None]
+        mask = None if written is None else written[:, None, None]  # (A, 1, 1, M)
         backend = self.backend if mask is None else "auto"
         heads = attend(q, k, v, mask=mask, dropout=dropout, backend=backend)
         read = self.gate * self.out(packing.from_grid(join_heads(heads)))
         if written is None:
             return read
+        # (P,): slots of rows whose memory is empty
         empty = ~written.any(dim=1)[packing.cell // packing.width]
         return read.masked_fill(empty[:, None], 0.0)
 
@@ -98,7 +100,7 @@ def _mean_weights(q: Tensor, k: Tensor) -> Tensor:
     """Returns the attention weights (A, U, M) of (A, H, U, C) to (A, H, M, C), mean over heads."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
-        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / math.sqrt(q.shape[-1])
+        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / math.sqrt(q.shape[-1])  # (A, H, U, M)
     return scores.softmax(dim=-1).mean(dim=1)
 
 
@@ -145,6 +147,6 @@ class SentenceMemory:
         entries = self._entries[reader]
         if not entries:
             return None
-        keys = torch.stack([key[:rows] for key, _ in entries], dim=1)
+        keys = torch.stack([key[:rows] for key, _ in entries], dim=1)  # (A, M_t, D)
         values = torch.stack([value[:rows] for _, value in entries], dim=1)
         return keys + self._position_keys[reader][: len(entries)].to(keys.dtype), values

@@ -44,15 +44,16 @@ class PackedSelfAttention(SelfAttention):
         self, x: Tensor, packing: Packing, extend: Extend | None = None
     ) -> Tensor:
         """Returns the attention output (P, D) of normed slots (P, D)."""
-        grid = packing.to_grid(self.qkv(x))
+        grid = packing.to_grid(self.qkv(x))  # (P, 3 D) -> (A, U, 3 D)
         q, k, v = (split_heads(part, self.num_heads) for part in grid.chunk(3, dim=-1))
         dropout, mask = self.dropout if self.training else 0.0, None
         if extend is not None:
             k, v, mask = extend(k, v)
+        # (A, H, U, C) each
         # what stands after a sentence's end is hidden by causality
         backend = self.backend if mask is None else "auto"
         heads = attend(q, k, v, causal=mask is None, mask=mask, dropout=dropout, backend=backend)
-        return self.out(packing.from_grid(join_heads(heads)))
+        return self.out(packing.from_grid(join_heads(heads)))  # (A, H, U, C) -> (A, U, D) -> (P, D)
 
 
 class GestaltBlock(nn.Module):
@@ -224,13 +225,13 @@ class ThoughtGestaltNetwork(nn.Module):
     ) -> tuple[Result, Tensor | None]:
         """Returns what ``consume`` makes of the normed states, and the sentence vectors (A, D)."""
         rows, config = step.packing.rows, self.config
-        x = self._embed(step, memory, share)
-        prefix = self._prefix(memory, rows)
+        x = self._embed(step, memory, share)  # (P, D)
+        prefix = self._prefix(memory, rows)  # (A, M_t, D)
         packing = step.packing if prefix is None else step.packing.behind(prefix.shape[1])
         ahead = 0
         if prefix is not None:
             ahead = prefix.shape[0] * prefix.shape[1]
-            x = torch.cat((prefix.flatten(0, 1), x))
+            x = torch.cat((prefix.flatten(0, 1), x))  # (A M_t + P, D)
         sentences, reader = None, 0
         for index, block in enumerate(self.blocks):
             read = None
@@ -238,19 +239,21 @@ class ThoughtGestaltNetwork(nn.Module):
                 read = memory.read(reader, rows)
                 reader += 1
             x = block(x, packing, read)
+            # sentence vectors (A, D) from the states at EOS, in the middle of the stack
             if index + 1 == config.sentence_layer and self.sentence_head is not None:
                 sentences = self.sentence_head(x[ahead + step.eos], share * config.sentence_dropout)
         return consume(step, self.norm(x[ahead:])), sentences
 
     def _embed(self, step: SentenceStep, memory: SentenceMemory, share: float) -> Tensor:
         """Returns token and position embeddings (P, D), BOS replaced by the sentence before."""
-        words = self.embedding(step.tokens)
+        words = self.embedding(step.tokens)  # (P, D)
         rate = share * self.config.token_dropout
         if self.training and rate > 0:
             dropped = torch.rand(len(words), device=words.device) < rate
             words = words.masked_fill((dropped & step.content)[:, None], 0.0)
         x = words + self.position(step.positions)
         if self.config.context_seeding and memory.latest is not None:
+            # context seeding: BOS slots (A,) get the vectors of the sentences before
             x = x.index_copy(0, step.bos, memory.latest[: step.packing.rows].to(x.dtype))
         return self.dropout(x)
 
@@ -258,7 +261,7 @@ class ThoughtGestaltNetwork(nn.Module):
         """Returns the sentence vectors in front of the tokens (A, M_t, D) for ``in_context``."""
         if self.config.memory != "in_context" or not memory.vectors:
             return None
-        vectors = torch.stack([vector[:rows] for vector in memory.vectors], dim=1)
+        vectors = torch.stack([vector[:rows] for vector in memory.vectors], dim=1)  # (A, M_t, D)
         return vectors + self.slots[: vectors.shape[1]]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -116,13 +116,15 @@ def _step(
     device = tokens.device
     total, width = sum(used), max(used)
     sizes = lengths[streams, t]  # ``used`` once more, without a copy to the device
+    # (P,), stream of each slot
     row = torch.repeat_interleave(torch.arange(len(used), device=device), sizes, output_size=total)
-    starts = sizes.cumsum(0) - sizes
-    place = torch.arange(total, device=device) - starts[row]
+    starts = sizes.cumsum(0) - sizes  # (A,), first slot of each sentence
+    place = torch.arange(total, device=device) - starts[row]  # (P,), 0 at BOS
+    # index into (B, S, U), flattened
     source = streams[row] * stride + t * tokens.shape[2] + place
     own = tokens.reshape(-1)[source]
     from_end = sizes[row] - 1 - place  # 0 at EOS
-    last = is_last[streams, t][row]
+    last = is_last[streams, t][row]  # (P,), its sentence ends the document
     eod = last & (from_end == 1)
     positions = torch.where(from_end == 0, slots - 1, torch.where(eod, slots - 2, place))
     targets = torch.where(from_end == 0, IGNORE_INDEX, own.roll(-1))

@@ -137,8 +137,8 @@ def global_topk(scores: Tensor, budgets: Tensor, width: int) -> tuple[Choice, Te
     # of equal scores the first ones, whatever the padding: topk would make that depend on the width
     values, best = (x[:, :width] for x in scores.sort(dim=1, descending=True, stable=True))
     rank = torch.arange(width, device=scores.device)
-    inside = (rank < budgets[:, None]) & (values > -torch.inf)
-    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, inside)
+    inside = (rank < budgets[:, None]) & (values > -torch.inf)  # (B, width)
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, inside)  # (B, 2 N)
     last = F.pad(values, (1, 0), value=-torch.inf).gather(1, budgets[:, None])[:, 0]
     return Choice(chosen, width), last
 
@@ -167,15 +167,16 @@ def window_topk(
         The choice, and the scores (B, w - 1 + T, G) of history and these tokens.
     """
     rows, num_tokens, width = len(scores), streams.num_tokens, history.shape[2]
+    # each token's candidates in a row of G: fork and keep of its first stream, of its second, ...
     place = streams.token[..., None] * width + 2 * streams.slot[..., None]
     place = (place + torch.arange(2, device=scores.device)).flatten(1)
     dump = num_tokens * width  # padding goes after all tokens
     grid = scores.new_full((rows, dump + width), -torch.inf)
-    grid = grid.scatter(1, place.clamp(max=dump), scores)
+    grid = grid.scatter(1, place.clamp(max=dump), scores)  # (B, (T + 1) G)
     table = torch.cat((history, grid[:, :dump].view(rows, num_tokens, width)), dim=1)
-    borders = _window_borders(table, history.shape[1] + 1, per_window)
+    borders = _window_borders(table, history.shape[1] + 1, per_window)  # (B, T)
     borders = torch.cat((borders, borders.new_zeros(rows, 1)), dim=1)  # of padding
-    border = borders.gather(1, streams.token).repeat_interleave(2, dim=1)
+    border = borders.gather(1, streams.token).repeat_interleave(2, dim=1)  # (B, 2 N)
     chosen = (scores >= border) & (scores > -torch.inf)
     return Choice(chosen, _widest(chosen)), table
 
@@ -189,7 +190,7 @@ def _window_borders(table: Tensor, window: int, rank: int) -> Tensor:
     step = max(1, WINDOW_ELEMENTS // (rows * window * width))
     borders = [
         table[:, start : start + step + window - 1]
-        .unfold(1, window, 1)
+        .unfold(1, window, 1)  # (B, s, G, w), s windows at a time
         .flatten(2)
         .topk(rank, dim=2)
         .values[..., -1]
@@ -273,9 +274,9 @@ class ForkLayer(nn.Module):
         with torch.autocast(streams.x.device.type, enabled=False):
             wide = torch.promote_types(streams.x.dtype, torch.float32)
             normed = self.norm(streams.x.to(self.score.weight.dtype)).to(wide)
-            logits = F.linear(normed, self.score.weight.to(wide))
+            logits = F.linear(normed, self.score.weight.to(wide))  # (B, N, 2): fork, keep
             log_action = F.logsigmoid(logits).clamp(min=LOWEST_LOG_ACTION)
-        return (streams.log_p[..., None] + log_action).flatten(1)
+        return (streams.log_p[..., None] + log_action).flatten(1)  # (B, N, 2) -> (B, 2 N)
 
     @torch.no_grad()
     def observe(self, border: Tensor) -> None:
@@ -353,9 +354,10 @@ class ForkLayer(nn.Module):
         """Returns the streams that the candidates ``index`` (B, N') describe; 2 N is padding."""
         total = log_scores.shape[1]
         empty = index == total
+        # two candidates a stream, (B, N')
         parent = (index // 2).clamp(max=max(total // 2 - 1, 0))
-        is_fork = (index % 2 == 0) & ~empty
-        x = _take_rows(streams.x, parent)
+        is_fork = (index % 2 == 0) & ~empty  # forks have the even numbers
+        x = _take_rows(streams.x, parent)  # (B, N', D)
         x = x + is_fork[..., None] * self.fork_embedding.to(x.dtype)
         log_p = log_scores.gather(1, index.clamp(max=total - 1)).masked_fill(empty, 0.0)
         token = streams.token.gather(1, parent).masked_fill(empty, streams.num_tokens)
@@ -384,6 +386,7 @@ def _compact(choice: Choice) -> Tensor:
     """Returns the chosen candidates (B, width) in their order, 2 N where a row has fewer."""
     chosen, width = choice
     rows, total = chosen.shape
+    # the chosen go to the columns 0, 1, ..., the others to a last one, which is cut off
     place = torch.where(chosen, chosen.cumsum(dim=1) - 1, width)
     index = place.new_full((rows, width + 1), total)
     candidates = torch.arange(total, device=chosen.device).expand(rows, -1)

@@ -150,7 +150,7 @@ class AttenuatedBlock(Block):
         """
         if log_p is None:
             return super().forward(x, rope=rope, cache=cache, mask=mask)
-        p = log_p.exp().to(x.dtype)
+        p = log_p.exp().to(x.dtype)  # (B, N)
         seen = self.attention(
             self.attention_norm(x),
             rope=rope,
@@ -159,7 +159,7 @@ class AttenuatedBlock(Block):
             mask=mask,
             value_scale=p,
         )
-        p = p[..., None]
+        p = p[..., None]  # (B, N, 1)
         x = x + p * self.dropout(seen)
         return x + p * self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -196,6 +196,7 @@ class ThoughtbubblesNetwork(TransformerNetwork):
             cache: streams of earlier tokens; new ones are added.
             count: whether the streams of each token are counted.
         """
+        # N = T: one stream a token, with score 1
         streams = first_streams(self.embed(tokens, tokens), lengths)
         if lengths is None:
             lengths = tokens.new_full((len(tokens),), tokens.shape[1])
@@ -243,6 +244,7 @@ class ThoughtbubblesNetwork(TransformerNetwork):
         # before the first fork all scores are 1
         key_bias = log_p * self.config.bias_factor if ordinal > 0 else None
         x = streams.x
+        # blocks between two fork layers: N, positions and scores stay
         for place, index in enumerate(range(*self.config.stretches[ordinal])):
             x = self.blocks[index](
                 x,
@@ -276,11 +278,13 @@ def _averaged(streams: ResidualStreams) -> ResidualStreams:
     """
     rows, _, width = streams.x.shape
     tokens = streams.num_tokens + 1
+    # log sum_j P_j of each stream's token (B, N)
     total = segment_logsumexp(streams.log_p, streams.token, tokens).gather(1, streams.token)
+    # one sum over all rows: place of a stream's token among B (T + 1)
     flat = (streams.token + tokens * torch.arange(rows, device=streams.x.device)[:, None]).flatten()
     weighted = (streams.log_p - total).exp().to(streams.x.dtype)[..., None] * streams.x
     sums = weighted.new_zeros(rows * tokens, width).index_add(0, flat, weighted.flatten(0, 1))
-    x = sums.view(rows, tokens, width)[:, :-1]
+    x = sums.view(rows, tokens, width)[:, :-1]  # (B, T, D), padding's row left out
     alive = streams.token.new_zeros(rows, tokens).scatter(1, streams.token, 1)[:, :-1]
     token = torch.arange(tokens - 1, device=x.device).expand(rows, -1)
     token = torch.where(alive > 0, token, streams.num_tokens)
