@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.arguments import Split, add_which_argument
+from evaluation.arguments import Split, add_run_arguments, add_which_argument
 from evaluation.figures import (
     check_csv,
     check_picture,
@@ -16,7 +16,7 @@ from evaluation.figures import (
     write_frame,
     write_picture,
 )
-from evaluation.load import Device, Precision, pick_device
+from evaluation.load import pick_device
 from evaluation.report import (
     FIGURE,
     check_folder,
@@ -78,16 +78,6 @@ OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Score that many batches only.",
         {"type": int | None, "default": None},
     ),
-    "device": (
-        "report",
-        "Where to run; auto takes a GPU if any.",
-        {"type": Device, "default": "auto"},
-    ),
-    "precision": (
-        "report",
-        "bf16 rounds the matrix products.",
-        {"type": Precision, "default": "32"},
-    ),
     "scalar": (
         "curves",
         "Logged value to draw, such as val/ppl.",
@@ -98,16 +88,14 @@ OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Tokens of a sequence; null: those of the windows of the training.",
         {"type": int | None, "default": None},
     ),
-    "set": (
-        "compute",
-        "Fields of the models' config to change, also those that decide shapes, e.g. "
-        "--set.num_layers 12: no weights are read.",
-        {"type": dict[str, Any], "default": {}},
-    ),
 }
 """Options: the views that use them, help, and how the parser declares them."""
-USED_BY = {"which": (OF_RUNS, "last")} | {
-    name: (views, how["default"]) for name, (views, _, how) in OPTIONS.items()
+USED_BY = {
+    **{name: (views, how["default"]) for name, (views, _, how) in OPTIONS.items()},
+    "which": (OF_RUNS, "last"),
+    "device": ("report", "auto"),
+    "precision": ("report", "32"),
+    "set": ("compute", {}),
 }
 """Options: the views that use them, and their default."""
 
@@ -130,6 +118,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "tokens and FLOPs. compute: what FLOPs are spent on. results: result files side by side.",
     )
     add_which_argument(parser)
+    add_run_arguments(parser)
     parser.add_argument(
         "--output",
         type=str | None,
@@ -137,12 +126,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help=f"Of a report the folder for report.html, report.md, report.csv and what they are "
         f"made of (null: {DEFAULT_OUTPUT}); one of an earlier comparison is replaced. Of curves "
         "and compute a figure, .svg or .png, with its numbers as .csv; of results a .csv file.",
-    )
-    parser.add_argument(
-        "--packages",
-        type=list[str],
-        default=[],
-        help="Packages to import first, where models or data are classes of your own.",
     )
     for name, (views, text, how) in OPTIONS.items():
         of = "" if views == OF_RUNS else f"Of {views}: "

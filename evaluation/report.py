@@ -36,8 +36,8 @@ from evaluation.tables import (
 
 
 State = Literal["matched", "differs", "not known"]
-Verdict = tuple[State, str]
-"""Whether runs share a property; the value that all share, or the values with their runs."""
+Agreement = tuple[State, str]
+"""Whether runs share a property, and the value that all share or the values with their runs."""
 
 CLOSE_TOKENS, CLOSE_PARAMETERS, CLOSE_FLOPS = 0.01, 0.05, 0.05
 """How far the largest may be above the smallest where runs are called matched."""
@@ -55,7 +55,7 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         runs: the table of runs.
 
     Returns:
-        ``state`` and ``detail`` of each property, see ``Verdict``.
+        ``state`` and ``detail`` of each property, see ``Agreement``.
     """
     runs = runs.set_index("run")
     there = runs["same_text"].map({True: "yes", False: "no, it has changed since"})
@@ -101,7 +101,7 @@ def _short_hash(commit: str | None) -> str | None:
     return None if commit is None else HASH.sub(r"\1", commit)
 
 
-def equal(values: pd.Series, form: str = "") -> Verdict:
+def equal(values: pd.Series, form: str = "") -> Agreement:
     """Returns whether all runs have one value; None is one that is not known.
 
     Args:
@@ -119,7 +119,7 @@ def equal(values: pd.Series, form: str = "") -> Verdict:
     return "matched", _shown(known[0], form)
 
 
-def close(values: pd.Series, within: float, form: str = ",") -> Verdict:
+def close(values: pd.Series, within: float, form: str = ",") -> Agreement:
     """Returns whether the values of all runs are nearly the same."""
     state, detail = equal(values, form)
     known = values.dropna()
@@ -129,7 +129,7 @@ def close(values: pd.Series, within: float, form: str = ",") -> Verdict:
     return state, f"within {within:.0%}: {detail}"
 
 
-def same_parts(values: pd.Series) -> Verdict:
+def same_parts(values: pd.Series) -> Agreement:
     """Returns whether all runs have the same values, by key; names those that differ.
 
     Args:
@@ -231,20 +231,14 @@ def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 def rows_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the content of ``report.csv``: a line a row, its facts, and mean and range."""
-    lines = []
-    for label, row in runs.groupby("label", sort=False):
-        first = row.iloc[0]
-        line = {"label": label, "model": first["model"], "runs": " ".join(row["run"])}
-        line |= {"seeds": " ".join(row["seed"]), "num_seeds": len(row)}
-        line |= {key: first[key] for key in ("likelihood", "counted", "causal")}
-        for key in number_keys(runs):
-            values = row[key].dropna()
-            known = len(values) > 0
-            line[key] = sum(values) / len(values) if known else None
-            line[f"{key}_min"] = min(values) if known else None
-            line[f"{key}_max"] = max(values) if known else None
-        lines.append(line)
-    return pd.DataFrame(lines, dtype=object)
+    rows = runs.groupby("label", sort=False)
+    facts = rows[["model", "likelihood", "counted", "causal"]].first()
+    facts.insert(1, "runs", rows["run"].agg(" ".join))
+    facts.insert(2, "seeds", rows["seed"].agg(" ".join))
+    facts.insert(3, "num_seeds", rows.size())
+    numbers = rows[number_keys(runs)].agg(["mean", "min", "max"])
+    numbers.columns = [key if of == "mean" else f"{key}_{of}" for key, of in numbers.columns]
+    return pd.concat([facts, numbers], axis=1).reset_index()
 
 
 def _metrics(runs: pd.DataFrame) -> dict[str, list[str]]:

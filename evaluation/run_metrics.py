@@ -321,7 +321,7 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
 
 
 def _has_markers(tokenizer: Tokenizer) -> bool:
-    """Whether tokens besides those that end documents are no text: the markers of sentences."""
+    """Whether other tokens than those that end documents are no text: markers of sentences."""
     return set(tokenizer.special_ids) != {tokenizer.eos_id}
 
 
@@ -576,7 +576,7 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
 
 
 def describe_order(run: RunRecord) -> dict[str, Any]:
-    """Returns what decides, besides the text, which tokens an optimiser step has, in its order."""
+    """Returns what decides, for a given text, which tokens an optimiser step has, in its order."""
     order: Mapping[str, Any] = run.checkpoint.data_state.get("order", {})
     accumulated = run.record["accumulate_grad_batches"]
     if accumulated is None and run.checkpoint.step:

@@ -15,7 +15,7 @@ import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.figures import DPI, scaling_figure
-from evaluation.output import check_target, read_json, write_atomically, write_json
+from evaluation.output import check_target, read_json, write_atomically, write_report
 from evaluation.run_metrics import NATS
 from evaluation.runs import is_number, matching, split_name
 from evaluation.tables import (
@@ -384,9 +384,7 @@ def run(settings: Namespace) -> None:
     report = fit_scaling(
         read_results(settings.runs, settings.x, **how), settings.x, settings.baseline, **how
     )
-    print(report.as_table())
-    if target is not None:
-        write_json(target, report.as_dict())
+    write_report(report, target)
     if picture is not None:
         size = AXIS_KEYS[settings.x]
         figure = scaling_figure(report.runs, report.fits, size, settings.y)

@@ -293,6 +293,16 @@ def test_curves_are_what_was_logged(report):
     assert [float(p["training_flops"]) for p in points] == [flops / 2, flops]
 
 
+def test_curves_of_sentences_are_those_of_the_report(report, runs, evaluates, tmp_path):
+    words = (runs / "gestalt", "--view", "curves", "--scalar", "val/bpb")
+    evaluates("compare", *words, "--output", tmp_path / "curves.svg")
+    of_view = read(tmp_path / "curves.csv")
+    of_report = [row for row in read(report / "curves.csv") if row["run"] == "gestalt"]
+    assert len(of_view) == len(of_report) == 2
+    for key, other in (("tokens", "tokens"), ("flops", "training_flops"), ("val/bpb", "val/bpb")):
+        assert [row[key] for row in of_view] == [row[other] for row in of_report]
+
+
 def test_questions_alone_have_no_figure(compare, runs, tmp_path):
     printed, (row,) = compare(runs / "states")
     assert not (tmp_path / "report" / "loss.svg").exists()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from evaluation.compare import curves_frame
 from evaluation.figures import compare_figure
@@ -122,20 +123,11 @@ def test_tasks_of_a_group_with_a_mean_are_left_out():
 # ---- columns
 
 
-class Outline:
+class Outline(torch.nn.Module):
     """As much of a model as columns read."""
 
-    reads, adaptive_training = "windows", False
+    reads, adaptive_training, published, network = "windows", False, None, None
     config = SimpleNamespace(block_size=32)
-    published = None
-
-    def parameters(self):
-        return iter(())
-
-    def modules(self):
-        return iter(())
-
-    network = None
 
     def flops_per_token(self, context, training=False):
         return 6.0 if training else 2.0
@@ -145,7 +137,7 @@ class Outline:
 
 
 def run(scalars=None, name="run", **model):
-    """A run of 10 steps of 120 positions."""
+    """A run of 10 steps of 128 positions."""
     outline = Outline()
     vars(outline).update(model)
     total = {"fit_loop": {"epoch_loop.batch_progress": {"total": {"processed": 10}}}}
@@ -155,9 +147,8 @@ def run(scalars=None, name="run", **model):
         data_state={},
         data_recipe={"init_args": {"batch_size": 4}},
     )
-    return SimpleNamespace(
-        name=name, outline=outline, checkpoint=checkpoint, scalars=scalars or {}, model="X"
-    )
+    known = {"name": name, "outline": outline, "checkpoint": checkpoint}
+    return SimpleNamespace(**known, scalars=scalars or {}, model="X")
 
 
 MARKED = SimpleNamespace(

@@ -9,7 +9,7 @@ import torch
 from compared_runs import dress, place, read
 from methods import BLOCK, METHODS
 
-from datamodules import LocalText, Sentences
+from datamodules import LocalText
 from evaluation.figures import curves_figure
 from evaluation.load import build_model, build_outline
 from evaluation.runs import Labels
@@ -156,24 +156,6 @@ def test_a_real_run(quiet_trainer, corpus, evaluates, tmp_path):
     assert [float(row["tokens"]) for row in rows] == [2 * ROWS * TOKENS, 4 * ROWS * TOKENS]
     assert float(rows[1]["val/loss"]) == trainer.callback_metrics["val/loss"].item()
     assert float(rows[1]["flops"]) == 4 * ROWS * TOKENS * flops(num_layers=1, dim=16)
-
-
-def test_runs_of_sentences_are_drawn_as_the_report_draws_them(
-    corpus, train_checkpoint, draw, evaluates, tmp_path
-):
-    path = place(tmp_path / "runs", "gestalt", "ThoughtGestaltLM")
-    plain = {key: v for key, v in corpus.items() if key not in ("batch_size", "block_size")}
-    options = {"splitter": "spans:29", "max_sentence_tokens": 29, "max_sentences": 5}
-    data = Sentences(corpus=LocalText(**plain), batch_size=4, batch_tokens=300, **options)
-    sizes = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
-    train_checkpoint(path, data, ThoughtGestaltLM, **sizes)
-    dress(path, seed=1, **{"throughput/flops_per_token": 3.0})
-    _, rows = draw("--scalar", "val/bpb")
-    evaluates("compare", tmp_path / "runs", "--output", tmp_path / "report")
-    drawn = read(tmp_path / "report" / "curves.csv")
-    assert len(rows) == len(drawn) == 2
-    for key, other in (("tokens", "tokens"), ("flops", "training_flops"), ("val/bpb", "val/bpb")):
-        assert [float(row[key]) for row in rows] == [float(row[other]) for row in drawn]
 
 
 def test_of_questions_nothing_is_drawn(write_method, fails, tmp_path):
