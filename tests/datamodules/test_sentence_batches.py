@@ -1,7 +1,6 @@
 """Batches of sentences: training by streams, evaluation by documents, prompts."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,18 +110,6 @@ def test_streams_grow_up_to_their_limit(sentences):
         for e in range(3)
     ]
     assert longest == [4, 6, 6]
-
-
-def test_ranks_are_those_of_the_trainer(data):
-    prompts = ["One.", "Two.", "Three.", "Four.", "Five."]
-    for rank in range(2):
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
-        assert equal(data.training_source().batch(1), source(data, rank, 2).batch(1))
-        assert len(data.training_source()) == len(source(data, rank, 2))
-        assert equal(data.evaluation_source("train").batch(1), evaluation(data, rank, 2).batch(1))
-        asked = data.prompt_source(prompts)
-        found = [asked.batch(n)["sequence_id"].tolist() for n in range(len(asked))]
-        assert found == [[[0, 1, 2]], [[3, 4]]][rank]
 
 
 def test_counts_are_those_of_the_batches_of_all_ranks(data):

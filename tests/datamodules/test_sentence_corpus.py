@@ -204,12 +204,6 @@ def test_notes_say_that_rules_are_not_the_papers(sentences):
 # Rebuilding
 
 
-def test_a_corpus_may_be_a_dict(stories, tmp_path):
-    arguments = {"data_files": str(stories), "cache_dir": str(tmp_path)}
-    data = Sentences(corpus={"class_path": "datamodules.LocalText", "init_args": arguments})
-    assert data.fingerprint == Sentences(corpus=LocalText(**arguments)).fingerprint
-
-
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [

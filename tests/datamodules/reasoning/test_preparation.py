@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import time
 
@@ -45,6 +44,11 @@ def texts_of(data, split):
         query, answer = text(*examples.queries(i)), text(*examples.answers(i))
         found.append((query, own, places.tolist(), answer, int(examples.groups(i))))
     return found
+
+
+def kept_texts(data, split):
+    """(query, number of steps, answer) of each stored example."""
+    return [(query, len(steps), answer) for query, steps, _, answer, _ in texts_of(data, split)]
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:265"])
@@ -94,21 +98,6 @@ def test_rows_are_as_long_as_a_scored_one_is_on_average(make):
     assert data.row_tokens("val") == pytest.approx(sum(rows) / 3, abs=0.5)
 
 
-def test_examples_are_pickled_by_path(make):
-    data = make(repeats=200)
-    examples = data.stored("train")
-    pickled = pickle.dumps(examples)
-    assert len(pickled) < 1000
-    again = pickle.loads(pickled)
-    everything = np.arange(len(examples))
-    assert len(again) == 1000
-    for name in ("queries", "answers"):
-        for mine, theirs in zip(
-            getattr(again, name)(everything), getattr(examples, name)(everything), strict=True
-        ):
-            assert np.array_equal(mine, theirs)
-
-
 @pytest.fixture
 def lower_case(tmp_path):
     """The path of a tokenizer that does not give capitals back."""
@@ -120,19 +109,6 @@ def lower_case(tmp_path):
     return str(path)
 
 
-def stored_texts(data, split):
-    """(query, number of steps, answer) of each stored example, decoded."""
-    examples, decode = data.stored(split), data.tokenizer.decode
-    everything = np.arange(len(examples))
-
-    def texts(starts, lengths):
-        spans = [np.arange(a, a + n) for a, n in zip(starts, lengths, strict=True)]
-        return [decode(examples.stream.gather(span).tolist()) for span in spans]
-
-    queries, answers = texts(*examples.queries(everything)), texts(*examples.answers(everything))
-    return list(zip(queries, examples.num_steps(everything).tolist(), answers, strict=True))
-
-
 # ---- kept, left out, counted
 
 
@@ -142,14 +118,14 @@ def test_training_examples_that_do_not_come_back_are_left_out_and_counted(make, 
     data = make(task(train=few), tokenizer=lower_case)
     report = data.report()
     assert [report["train"].get(key, 0) for key in (READ, KEPT, UNRESTORED, STEPS)] == [4, 1, 3, 1]
-    assert stored_texts(data, "train") == [("two and", 1, " one")]
+    assert kept_texts(data, "train") == [("two and", 1, " one")]
 
 
 def test_other_splits_keep_every_example_so_that_results_compare(make, lower_case):
     data = make(task(train=[("two<T> and", ["two"], " one")]), tokenizer=lower_case)
     report = data.report()
     assert [report["val"].get(key, 0) for key in (READ, KEPT, NO_STEPS, STEPS)] == [3, 3, 3, 0]
-    assert stored_texts(data, "val") == [
+    assert kept_texts(data, "val") == [
         ("val one", 0, " 1"),
         ("val two", 0, " 2"),
         ("val three", 0, " 3"),
@@ -160,7 +136,7 @@ def test_broken_characters_are_not_aligned(make):
     broken = [("a\ud800<T>b", ["s"], " 1"), ("ab<T>", ["s"], " 1")]
     data = make(task(train=broken, val=broken))
     assert data.report()["train"][UNRESTORED] == 1
-    assert [row[0] for row in stored_texts(data, "val")] == ["a\ufffdb", "ab"]
+    assert [row[0] for row in kept_texts(data, "val")] == ["a\ufffdb", "ab"]
 
 
 def test_a_tokenizer_that_gives_nothing_back(make, lower_case):

@@ -45,11 +45,6 @@ def test_seed_and_order_decide(prepared):
     assert 60 < len(set(drawn)) < 100  # of 200, with replacement
 
 
-def test_too_few_examples_for_a_batch(prepared):
-    with pytest.raises(ValueError, match="takes 50 examples, the train split has only 25"):
-        prepared(batch_size=50).train_dataloader()
-
-
 # ---- epochs
 
 
