@@ -80,9 +80,7 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
         required=output_needed,
         help="jsonl file to write; one that is there is gone on with by `teacher`.",
     )
-    parser.add_argument(
-        "--limit", type=int | None, default=None, help="Only the first so many problems."
-    )
+    parser.add_argument("--limit", type=int | None, default=None, help="Only the first N problems.")
     return parser
 
 
@@ -103,7 +101,7 @@ def _by_rule(settings: Namespace) -> None:
         lines.append(json.dumps({**row, "answer": problem.answer}, ensure_ascii=False))
     if output is not None:
         write_whole(output, "".join(f"{line}\n" for line in lines))
-    _tell(counts)
+    _print_counts(counts)
 
 
 def _by_teacher(settings: Namespace) -> None:
@@ -114,18 +112,18 @@ def _by_teacher(settings: Namespace) -> None:
     endpoint = ChatEndpoint(EndpointConfig(**{name: settings[name] for name in fields}))
     bar = tqdm(unit=" replies", disable=None)
 
-    def told(counts: Counter[str]) -> None:
+    def report(counts: Counter[str]) -> None:
         bar.set_postfix(kept=counts["kept"], dropped=counts["dropped"], refresh=False)
         bar.update()
 
     try:
-        _tell(
+        _print_counts(
             place_steps(
                 _problems(settings),
                 endpoint.complete,
                 output,
                 concurrency=settings.concurrency,
-                told=told,
+                report=report,
             )
         )
     finally:
@@ -172,7 +170,7 @@ def _problems(settings: Namespace) -> Iterator[Solved]:
     return islice(problems, settings.limit)
 
 
-def _tell(counts: Counter[str]) -> None:
+def _print_counts(counts: Counter[str]) -> None:
     width = max(map(len, counts), default=0)
     for name, count in counts.items():
         print(f"{name:<{width}}  {count}")

@@ -274,7 +274,7 @@ class ReasoningDataModule(LanguageDataModule):
     def prepare_data(self) -> None:
         """Tokenises and aligns the examples into `store_dir`, unless that is done.
 
-        Says how many were kept and left out.
+        Logs how many were kept and left out.
 
         Raises:
             ValueError: An expected split has no examples, or a problem of the task or the
@@ -369,7 +369,7 @@ class ReasoningDataModule(LanguageDataModule):
     def longest_thought(self, chunk_size: int) -> int:
         """Returns the tokens of the longest thought in training; see `Examples.longest_thought`.
 
-        Models that think in at most so many tokens cut it at inference.
+        Models that think in at most that many tokens cut it at inference.
         """
         return self.stored("train").longest_thought(chunk_size)
 

@@ -169,7 +169,7 @@ def draws_of(seed: int, task: Task, split: Split, index: int) -> Callable[[int],
 
 
 def parity(operations: int, below: Callable[[int], int]) -> Example:
-    """Returns a text about a coin, of so many operations.
+    """Returns a text about a coin that is flipped, or not, `operations` times.
 
     Args:
         operations: How often it is flipped, or not.
@@ -188,7 +188,7 @@ def parity(operations: int, below: Callable[[int], int]) -> Example:
 def assignments(
     operations: int, below: Callable[[int], int], variables: int = 2, modulus: int = 10
 ) -> Example:
-    """Returns a text about variables, of so many assignments.
+    """Returns a text about variables and `operations` assignments.
 
     Args:
         operations: Number of assignments.

@@ -46,13 +46,13 @@ problem and the calculations of its solution, in order. Copy the problem and put
 Where the markers go:
 - There is exactly one marker for each calculation, and the n-th marker is that of the n-th \
 calculation, so markers may have to wait for earlier ones.
-- A marker stands as early as possible: directly behind the word or phrase that gives the last \
+- A marker stands as early as possible: directly after the word or phrase that gives the last \
 piece of information its calculation needs. What the problem does not say yet cannot be used, \
 including what it asks for.
-- Calculations that become possible at the same place have their markers one behind the other.
+- Calculations that become possible at the same place have their markers one after the other.
 
 What stays as it is:
-- Every character of the problem, spaces and mistakes included. Put no space before or behind a \
+- Every character of the problem, spaces and mistakes included. Put no space before or after a \
 marker that the problem does not have there.
 - The list of calculations.
 
@@ -404,7 +404,7 @@ def place_steps(
     output: Path,
     *,
     concurrency: int = 4,
-    told: Callable[[Counter[str]], None] = lambda counts: None,
+    report: Callable[[Counter[str]], None] = lambda counts: None,
 ) -> Counter[str]:
     """Asks for the places of the steps of all problems that are not in the output yet.
 
@@ -413,7 +413,7 @@ def place_steps(
         ask: Returns a language model's answer to a conversation, from several threads at once.
         output: jsonl file to append to; its folder exists.
         concurrency: Requests on their way at once.
-        told: Called with the counts so far after each reply.
+        report: Called with the counts so far after each reply.
 
     Returns:
         How many were kept, dropped ("dropped" and "dropped: REASON"), there already, or have no
@@ -432,7 +432,7 @@ def place_steps(
             for problem, answered in answers:
                 row, reason = _judged(problem, answered)
                 counts.update([KEPT] if reason is None else [DROPPED, f"{DROPPED}: {reason}"])
-                told(counts)
+                report(counts)
                 if reason == "refused":
                     refused.append(row)
                     if len(refused) == _MOST_UNFIT:

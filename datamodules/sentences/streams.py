@@ -136,7 +136,7 @@ def cut_documents(index: SentenceIndex, *, max_sentences: int, max_lexical: int)
 def longest_prefix(
     index: SentenceIndex, first: np.ndarray, stop: np.ndarray, max_lexical: np.ndarray | int
 ) -> np.ndarray:
-    """Returns where the longest prefixes of runs end that have at most so many words.
+    """Returns where the longest prefixes of runs end that have at most that many words.
 
     Args:
         index: Sentences of the split.
@@ -243,7 +243,7 @@ def distribute(
 
 
 def at_least(streams: Streams, index: SentenceIndex, number: int) -> Streams:
-    """Returns the streams, the longest of them halved until there are so many.
+    """Returns the streams, the longest of them halved until there are that many.
 
     Raises:
         ValueError: There are fewer sentences.
@@ -458,7 +458,7 @@ def _longest(pool: list[Piece], count: int, share: float) -> int:
 
 
 def _reach(index: SentenceIndex, first: int, stop: int, words: float) -> int:
-    """Returns where the shortest prefix ends that has so many words, `stop` if there is none."""
+    """Returns where the shortest prefix ends that has that many words, `stop` if there is none."""
     below = int(np.ceil(words)) - 1
     prefix = longest_prefix(index, np.array([first]), np.array([stop]), below)
     return min(int(prefix[0]) + 1, stop)

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -195,6 +196,14 @@ def test_keys_come_from_the_environment(endpoint, server, monkeypatch):
     with pytest.raises(ValueError, match="would send the key unencrypted"):
         endpoint(url="http://example.com/v1", key_variable="MINE")
     ChatEndpoint(EndpointConfig(url="https://example.com/v1", model="m", key_variable="MINE"))
+
+
+def test_a_missing_client_is_named_with_its_cure(endpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(
+        ValueError, match=r"needs the package openai .*pip install -e '.\[openai\]'"
+    ):
+        endpoint()
 
 
 # ---- settings
