@@ -4,7 +4,7 @@ import contextlib
 import operator
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -14,72 +14,46 @@ from lightning_models import LanguageModel
 from lightning_models.layers import recording
 
 
-@dataclass(frozen=True)
-class Thinking:
-    """How much more than one pass tokens take, and FLOPs of generating one of them."""
-
-    executed_steps: float
-    """Additional passes through the network, the mean over the targets; 0: a plain decoder."""
-    generation_flops: float
-    """FLOPs per generated token, counted operation by operation."""
-    flops_6nd: float
-    """6 N (1 + steps) with N all parameters: what PonderLM-3 (arXiv 2603.02023, section 4.2) calls
-    inference FLOPs per token. It is rather the count of a training step; ratios are the same."""
-
-    def as_dict(self) -> dict[str, float]:
-        """Returns the numbers under the keys of the JSON file."""
-        return {
-            "executed_steps": self.executed_steps,
-            "generation_flops_per_token": self.generation_flops,
-            "flops_per_token_6nd": self.flops_6nd,
-        }
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What stands next to every score."""
+    """What stands next to every score; fields are keys of the JSON files, absent where None."""
 
     flops_per_token: float | None
     """FLOPs per token of scoring, all passes, counted operation by operation. Where texts decide
     (``LanguageModel.adaptive``) those that ran; None if nothing was scored."""
-    thinking: Thinking
+    executed_steps: float
+    """Additional passes through the network, the mean over the targets; 0: a plain decoder."""
+    generation_flops_per_token: float
+    """FLOPs per generated token, counted operation by operation."""
+    flops_per_token_6nd: float
+    """6 N (1 + steps) with N all parameters: what PonderLM-3 (arXiv 2603.02023, section 4.2) calls
+    inference FLOPs per token. It is rather the count of a training step; ratios are the same."""
+    nominal_flops_per_token: float | None = None
+    """FLOPs per token of scoring as the configuration plans, where texts decide what runs."""
+    nominal_steps: float | None = None
+    """Additional passes of a token as the configuration plans, where texts decide what runs."""
     seconds: float
     """Wall time of what was measured, from the first batch to the last."""
-    nominal: "Nominal | None" = None
-    """What the configuration plans, where texts decide what runs."""
 
     def as_dict(self) -> dict[str, float]:
         """Returns the numbers under the keys of the JSON file."""
-        counted = {} if self.flops_per_token is None else {"flops_per_token": self.flops_per_token}
-        planned = {} if self.nominal is None else self.nominal.as_dict()
-        return {**counted, **self.thinking.as_dict(), **planned, "seconds": self.seconds}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
     def as_cells(self) -> dict[str, str]:
         """Returns the numbers for people, by name."""
-        names = {
-            "flops_per_token": "FLOPs/token",
-            "executed_steps": "executed steps",
-            "generation_flops_per_token": "FLOPs/generated token",
-            "flops_per_token_6nd": "6 N (1 + steps)",
-            "nominal_flops_per_token": "nominal FLOPs/token",
-            "nominal_steps": "nominal steps",
-            "seconds": "seconds",
-        }
-        return {names[key]: f"{value:.4g}" for key, value in self.as_dict().items()}
+        return {NAMES[key]: f"{value:.4g}" for key, value in self.as_dict().items()}
 
 
-@dataclass(frozen=True)
-class Nominal:
-    """What a model computes for a text that takes exactly what its configuration plans."""
-
-    flops_per_token: float
-    """FLOPs per token of scoring (``LanguageModel.flops_per_token``)."""
-    steps: float
-    """Additional passes of a token (``LanguageModel.passes_per_token``)."""
-
-    def as_dict(self) -> dict[str, float]:
-        """Returns the numbers under the keys of the JSON file."""
-        return {"nominal_flops_per_token": self.flops_per_token, "nominal_steps": self.steps}
+NAMES = {
+    "flops_per_token": "FLOPs/token",
+    "executed_steps": "executed steps",
+    "generation_flops_per_token": "FLOPs/generated token",
+    "flops_per_token_6nd": "6 N (1 + steps)",
+    "nominal_flops_per_token": "nominal FLOPs/token",
+    "nominal_steps": "nominal steps",
+    "seconds": "seconds",
+}
+"""Fields of a cost as people read them."""
 
 
 def price(
@@ -88,38 +62,31 @@ def price(
     steps: float | None,
     seconds: float,
     flops: float | None = None,
+    planned: float | None = None,
 ) -> Cost:
     """Returns the cost of scores of sequences of ``context`` tokens.
 
     Args:
-        model: which.
-        context: tokens of a sequence, on average.
-        steps: mean of additional steps that were executed; None: see ``price_steps``.
-        seconds: that it took.
-        flops: FLOPs per token that were counted; None: those of the model's configuration, which
-            are nominal where texts decide.
-    """
-    planned = model.flops_per_token(context)
-    nominal = Nominal(planned, model.passes_per_token(context) - 1) if model.adaptive else None
-    scored = flops if flops is not None or nominal else planned
-    return Cost(scored, price_steps(model, context, steps), seconds, nominal)
-
-
-def price_steps(model: LanguageModel, context: int, steps: float | None) -> Thinking:
-    """Returns what it costs to generate a token with so many additional steps on average.
-
-    Args:
         model: which; one that takes no additional steps costs what it costs.
-        context: tokens in front.
-        steps: mean of additional steps, at least 0; None: those of the model's configuration
-            (``LanguageModel.passes_per_token``), where nothing reports how many were executed.
+        context: tokens of a sequence, on average.
+        steps: mean of additional steps that were executed, at least 0; None: those of the model's
+            configuration (``LanguageModel.passes_per_token``), where nothing reports them.
+        seconds: that it took.
+        flops: FLOPs per token that were counted; None: the planned ones, except where texts decide.
+        planned: FLOPs per token of the model's configuration; None: at ``context`` tokens.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    executed = model.passes_per_token(context) - 1 if steps is None else steps
-    return Thinking(
+    planned_steps = model.passes_per_token(context) - 1
+    planned = model.flops_per_token(context) if planned is None else planned
+    executed = planned_steps if steps is None else steps
+    return Cost(
+        flops_per_token=flops if flops is not None or model.adaptive else planned,
         executed_steps=executed,
-        generation_flops=model.generation_flops(context, steps),
-        flops_6nd=6 * parameters * (1 + executed),
+        generation_flops_per_token=model.generation_flops(context, steps),
+        flops_per_token_6nd=6 * parameters * (1 + executed),
+        nominal_flops_per_token=planned if model.adaptive else None,
+        nominal_steps=planned_steps if model.adaptive else None,
+        seconds=seconds,
     )
 
 
@@ -132,27 +99,14 @@ def mean_cost(costs: Sequence[Cost], tokens: Sequence[int]) -> Cost:
     """
     weights = tokens if sum(tokens) else [1] * len(costs)
 
-    def mean(values: Iterable[float]) -> float:
+    def mean(key: str) -> Any:
+        values = [getattr(cost, key) for cost in costs]
+        if None in values:
+            return None
         return sum(map(operator.mul, values, weights)) / sum(weights)
 
-    thoughts = [cost.thinking for cost in costs]
-    counted = [cost.flops_per_token for cost in costs if cost.flops_per_token is not None]
-    planned = [cost.nominal for cost in costs if cost.nominal is not None]
-    nominal = None
-    if len(planned) == len(costs):
-        nominal = Nominal(
-            mean(one.flops_per_token for one in planned), mean(one.steps for one in planned)
-        )
-    return Cost(
-        mean(counted) if len(counted) == len(costs) else None,
-        Thinking(
-            mean(thinking.executed_steps for thinking in thoughts),
-            mean(thinking.generation_flops for thinking in thoughts),
-            mean(thinking.flops_6nd for thinking in thoughts),
-        ),
-        sum(cost.seconds for cost in costs),
-        nominal,
-    )
+    means = {field.name: mean(field.name) for field in fields(Cost)}
+    return Cost(**{**means, "seconds": sum(cost.seconds for cost in costs)})
 
 
 class Stopwatch:

@@ -40,12 +40,11 @@ from datamodules.gsm8k import (
 from datamodules.readers import read_lines
 from datamodules.reasoning.gsm8k import BAR
 from evaluation.arguments import (
+    add_file_arguments,
     add_model_arguments,
     add_tokenizer_argument,
     chosen,
-    load_checkpoint,
-    load_model,
-    load_own_tokenizer,
+    load_with_tokenizer,
 )
 from evaluation.cost import Cost, price
 from evaluation.load import Precision, autocast, describe_model
@@ -470,9 +469,8 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     parser.add_class_arguments(GSM8KConfig)
     parser.add_class_arguments(SamplingConfig)
     add_tokenizer_argument(parser)
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
-    parser.add_argument(
-        "--texts", type=str | None, default=None, help="JSONL file to write, a candidate a line."
+    add_file_arguments(
+        parser, output="JSON file to write.", texts="JSONL file to write, a candidate a line."
     )
 
 
@@ -480,9 +478,7 @@ def run(settings: Namespace) -> None:
     """Asks the questions, prints a table and writes the files that are asked for."""
     config, sampling = chosen(settings, GSM8KConfig), chosen(settings, SamplingConfig)
     target, written = check_targets(output=settings.output, texts=settings.texts)
-    checkpoint = load_checkpoint(settings)
-    model = load_model(settings, checkpoint)
-    tokenizer = load_own_tokenizer(settings, checkpoint, model)
+    checkpoint, model, tokenizer = load_with_tokenizer(settings)
     asked = load_problems("test", settings["files"]["test"])
     shown = load_problems("train", settings["files"]["train"]) if config.shots else None
     solved = [] if shown is None else shown.rows

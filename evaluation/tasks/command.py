@@ -10,11 +10,10 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import SentenceTokenizer, Tokenizer
 from evaluation.arguments import (
     add_budget_argument,
+    add_file_arguments,
     add_model_arguments,
     add_tokenizer_argument,
-    load_checkpoint,
-    load_model,
-    load_own_tokenizer,
+    load_with_tokenizer,
 )
 from evaluation.load import autocast, describe_model, non_embedding_parameters
 from evaluation.output import check_targets, format_table, write_json, write_jsonl
@@ -81,9 +80,8 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         default=None,
         help="File of answers (sqlite): a run that was stopped goes on from it.",
     )
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
-    parser.add_argument(
-        "--samples", type=str | None, default=None, help="JSONL file to write: example by example."
+    add_file_arguments(
+        parser, output="JSON file to write.", samples="JSONL file to write: example by example."
     )
 
 
@@ -91,10 +89,8 @@ def run(settings: Namespace) -> None:
     """Scores the tasks, prints the tables and writes the files that are asked for."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
-    checkpoint = load_checkpoint(settings)
     # Texts are shorter than training's windows: App. E.1 of the Thoughtbubbles paper.
-    model = load_model(settings, checkpoint, budget="dynamic")
-    tokenizer = load_own_tokenizer(settings, checkpoint, model)
+    checkpoint, model, tokenizer = load_with_tokenizer(settings, budget="dynamic")
     # The harness takes seconds to import: not before the input is known to be good.
     from evaluation.tasks import harness, report
     from evaluation.tasks.adapter import HarnessModel

@@ -5,7 +5,7 @@ from typing import Any
 
 from lm_eval.utils import make_table
 
-from evaluation.cost import Cost, Nominal, price_steps
+from evaluation.cost import Cost, price
 from evaluation.output import format_columns
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tasks.adapter import Facts, LogLikelihood, RollingLogLikelihood, Work
@@ -121,15 +121,12 @@ def _cost(facts: Sequence[Facts], parts: Sequence[Work], model: LanguageModel) -
         prompts = sum(part.prompt_tokens for part in parts)
         length = round((prompts + tokens) / max(1, sum(part.prompts for part in parts)))
     length = max(1, length)
-    thinking = price_steps(model, length, None if taken is None else taken / max(1, tokens))
-    flops, nominal = thinking.generation_flops, None
-    planned = model.flops_per_token(length)
+    steps = None if taken is None else taken / max(1, tokens)
+    flops, planned = model.generation_flops(length, steps), None
     if read:
         flops = sum(one.flops for one in facts) / read
         planned = sum(one.nominal_flops for one in facts) / read
-    if model.adaptive:
-        nominal = Nominal(planned, model.passes_per_token(length) - 1)
-    return Cost(flops, thinking, sum(part.seconds for part in parts), nominal)
+    return price(model, length, steps, sum(part.seconds for part in parts), flops, planned)
 
 
 def shown(scores: Mapping[str, Score]) -> dict[str, Score]:

@@ -9,7 +9,7 @@ from methods import BLOCK, METHODS
 
 from datamodules import LocalText
 from datamodules.text import IGNORE
-from evaluation.cost import ComputeCounter, Cost, Thinking, mean_cost, price_steps
+from evaluation.cost import ComputeCounter, Cost, mean_cost, price
 from evaluation.load import build_model
 from evaluation.perplexity import measure_perplexity
 from lightning_models import MoRLM, PonderLM, ThoughtbubblesLM
@@ -68,10 +68,11 @@ def test_the_mean_is_that_of_a_slow_loop(score, ponder_path, corpus, tau):
 def test_prices_follow_the_steps(ponder_path):
     model = build_model(read_checkpoint(ponder_path))
     size = sum(parameter.numel() for parameter in model.parameters())
-    none, some = price_steps(model, 32, 0.0), price_steps(model, 32, 1.5)
-    assert (none.flops_6nd, some.flops_6nd) == (6 * size, 15 * size)
-    assert some.generation_flops == model.generation_flops(32, 1.5) > none.generation_flops
-    assert price_steps(model, 32, None) == price_steps(model, 32, 2.0)
+    none, some, planned, two = (price(model, 32, s, 1.0) for s in (0.0, 1.5, None, 2.0))
+    assert (none.flops_per_token_6nd, some.flops_per_token_6nd) == (6 * size, 15 * size)
+    generated = some.generation_flops_per_token
+    assert generated == model.generation_flops(32, 1.5) > none.generation_flops_per_token
+    assert planned == two
 
 
 @pytest.mark.parametrize(
@@ -95,11 +96,11 @@ def test_papers_count_passes_times_all_parameters(name, changes, passes):
     (method,) = [method for method in METHODS if method.name == name]
     model = method.build(**changes)
     assert model.passes_per_token(BLOCK) == pytest.approx(passes)
-    found = price_steps(model, BLOCK, None)
+    found = price(model, BLOCK, None, 1.0)
     size = sum(parameter.numel() for parameter in model.parameters())
     assert found.executed_steps == pytest.approx(passes - 1)
-    assert found.flops_6nd == pytest.approx(6 * size * passes)
-    assert found.generation_flops == model.generation_flops(BLOCK)
+    assert found.flops_per_token_6nd == pytest.approx(6 * size * passes)
+    assert found.generation_flops_per_token == model.generation_flops(BLOCK)
 
 
 def test_a_plain_model_takes_no_additional_steps(score, checkpoint_path):
@@ -123,8 +124,9 @@ def test_behind_prefixes_steps_are_those_of_the_drawn_targets(score, ponder_path
 
 
 def test_several_texts_cost_the_mean_of_their_tokens():
-    costs = [Cost(10, Thinking(0, 20, 30), 1.0), Cost(40, Thinking(3, 50, 60), 2.5)]
-    assert mean_cost(costs, [2, 1]) == Cost(20, Thinking(1, 30, 40), 3.5)
+    rows = ((10, 0, 20, 30, 1.0), (40, 3, 50, 60, 2.5), (20, 1, 30, 40, 3.5))
+    *costs, mean = (Cost(**dict(zip(COST, row, strict=True))) for row in rows)
+    assert mean_cost(costs, [2, 1]) == mean
     assert mean_cost(costs, [0, 0]).flops_per_token == 25
 
 
@@ -145,7 +147,7 @@ def test_measuring_asks_for_nothing_afterwards(checkpoint_path, corpus):
     data.prepare_data()
     data.setup("validate")
     report = measure_perplexity(checkpoint, build_model(checkpoint), data, limit_batches=1)
-    assert report.cost.thinking.executed_steps == 0
+    assert report.cost.executed_steps == 0
     record("thinking_steps", executed=None, most=None)  # nobody is there to fail on it
 
 
