@@ -10,7 +10,6 @@ NOTE(paper): batch sizes of the paper's timings are not published; here ``--timi
 """
 
 import dataclasses
-from argparse import ArgumentParser as PlainParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -28,10 +27,11 @@ from evaluation.arguments import (
     add_which_argument,
     chosen,
     data_recipe,
+    first_look,
 )
 from evaluation.figures import check_picture, table_path, write_frame, write_picture
 from evaluation.load import Precision, changed_fields, describe_data, pick_device, prepare
-from evaluation.output import check_targets, write_json, write_jsonl
+from evaluation.output import check_targets, write_jsonl, write_report
 from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode
 from evaluation.reason.contestants import (
     TASKS,
@@ -244,17 +244,11 @@ def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
     Raises:
         ValueError: if it cannot be read, or the task is not known.
     """
-    scan = PlainParser(add_help=False, allow_abbrev=False)
-    scan.add_argument("--ckpt", nargs="+", default=[])
-    scan.add_argument("--which", default="last")
-    scan.add_argument("--task")
-    scan.add_argument("--packages", default="")
-    found, _ = scan.parse_known_args(list(argv))
-    if not found.ckpt or {"-h", "--help"} & set(argv):
+    found = first_look(argv, several=True, also=["task"])
+    if found is None:
         return None
     if found.task not in (None, "null", *TASKS):
         raise ValueError(f"task ({found.task}) is none of {', '.join(TASKS)}")
-    import_packages(found.packages)
     checkpoint = find_checkpoints(found.ckpt, "ckpt", found.which)[0]
     return with_task(checkpoint, None if found.task == "null" else found.task)
 
@@ -363,9 +357,7 @@ def run(settings: Namespace) -> None:
         baseline=pick_baseline(contestants, place),
         question_first=turned,
     )
-    print(report.as_table())
-    if target is not None:
-        write_json(target, report.as_dict())
+    write_report(report, target)
     if answers is not None:
         write_jsonl(answers, report.rows())
     if picture is not None:

@@ -11,7 +11,7 @@ from methods import METHODS
 from task_data import write_folder
 from verbs import VERBS
 
-from datamodules import LocalText
+from datamodules import Kinship, LocalText
 from datamodules.tokenizers import train_bpe
 
 NAMES = "The son of James is John. The father of Mark is Paul. "
@@ -228,3 +228,24 @@ def test_every_method_gives_the_same_twice(verb, name, result_of, request):
 def test_models_of_questions_score_no_texts(name, fails, write_method, verb_files):
     (verb,) = [verb for verb in VERBS if verb.methods == "texts"]
     assert "reads reasoning" in fails(*verb.command(write_method(name), verb_files))
+
+
+UNMARKED = [m.name for m in TAKEN["prompts"] if m.format.sizes["vocab_size"] == BYTES]
+
+
+@pytest.mark.parametrize("name", UNMARKED)
+def test_questions_with_one_answer(name, write_method, evaluates, data_cache, tmp_path):
+    stories = {"train_stories": 4, "val_stories": 2, "test_stories": 2, "test_hops": [2]}
+    data = Kinship(**stories, block_size=320, batch_size=2, cache_dir=str(data_cache))
+    few = {"eval_iterations": 3} if name in ("ponderlm", "ponderlm2") else {}  # not to convergence
+    path, found = write_method(name, block_size=320, **few), []
+    content = torch.load(path, weights_only=False)
+    content["recipe"]["data"] = data.recipe()
+    torch.save(content, path)
+    for number in range(2):
+        output = tmp_path / f"{number}.json"
+        evaluates("reason", "--ckpt", path, "--rounds", "null", "--output", output)
+        found.append(numbers(json.loads(output.read_text())["results"][0]))
+    assert found[0] == found[1]
+    assert found[0]["questions"] == 2
+    assert found[0]["likelihood"] in ("exact", "estimate", "noncausal")

@@ -122,30 +122,6 @@ def test_the_best_of_a_run_is_scored(evaluates, run, checkpoint_path, tmp_path, 
     assert float(row["nats_per_token_exact"]) == alone["nats_per_token"]
 
 
-VERBS = {
-    "perplexity": ("--ckpt",),
-    "zero_shot": ("--ckpt",),
-    "tasks": ("--tasks", "piqa_local", "--ckpt"),
-    "generate": ("--prompt", "a", "--ckpt"),
-    "quality": ("--ckpt",),
-    "gsm8k": ("--files.test", "none.jsonl", "--ckpt"),
-    "reversal": ("--ckpt",),
-    "reason": ("--ckpt",),
-    "sweep": ("--output", "sweep.svg", "--ckpts"),
-    "compare": (),
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_command_refuses_a_best_that_there_is_not(fails, run, runs, verb):
-    line = fails(verb, *VERBS[verb], runs / "b", "--which", "best")
-    assert "which=best: the run of" in line
-    assert "has kept no best checkpoint" in line
-    file = next(run.rglob("best-step=1.ckpt"))
-    line = fails(verb, *VERBS[verb], file, "--which", "best")
-    assert f"{file} is one file; give the folder of the run" in line
-
-
 # ---- labels
 
 
