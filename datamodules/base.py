@@ -25,7 +25,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.corpus import TextCorpus
-from datamodules.readers import check_utf8, parse_json
+from datamodules.readers import read_lines, read_rows
 from datamodules.recipe import build
 from datamodules.store import Split
 
@@ -47,7 +47,7 @@ class BatchSource(Protocol):
 
 
 class CountedSource(BatchSource, Protocol):
-    """A source that can tell the normalisers of a batch without building it."""
+    """A source that knows the normalisers of a batch without building it."""
 
     def counts(self, n: int) -> Mapping[str, float]:
         """Returns the normalisers of batch `n` over all ranks, e.g. ``{"targets": 4096.0}``."""
@@ -221,7 +221,7 @@ class BatchLoader:
         return {"next_batch": self._position()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Moves to the saved batch; without effect where `start` tells the position."""
+        """Moves to the saved batch; without effect where `start` gives the position."""
         self._next = state["next_batch"]
 
 
@@ -233,31 +233,22 @@ def read_prompts(path: Path) -> list[str]:
 
     Raises:
         ValueError: The file is missing, empty or not UTF-8, or a jsonl line has no text in its
-            field ``prompt``, or text
-            that is not UTF-8.
+            field ``prompt``, or text that is not UTF-8.
     """
     if not path.is_file():
         raise ValueError(f"there is no prompts file {path}")
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the prompts file {path} is not UTF-8 text ({error})") from error
-    numbered = [(n, line.rstrip("\r")) for n, line in enumerate(lines, start=1) if line.strip()]
-    if not numbered:
+    if path.suffix == ".jsonl":
+        prompts = [_prompt(row, where) for where, row in read_rows(path)]
+    else:
+        prompts = [line for line in read_lines(path) if line.strip()]
+    if not prompts:
         raise ValueError(f"the prompts file {path} is empty")
-    if path.suffix != ".jsonl":
-        return [line for _, line in numbered]
-    return [_field(path, n, line) for n, line in numbered]
+    return prompts
 
 
-def _field(path: Path, number: int, line: str) -> str:
-    try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+def _prompt(row: Any, where: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-        raise ValueError(f'{path}, line {number}: expected {{"prompt": "text"}}')
-    check_utf8(row["prompt"], f"{path}, line {number}")
+        raise ValueError(f'{where}: expected {{"prompt": "text"}}')
     return str(row["prompt"])
 
 
@@ -387,7 +378,7 @@ class LanguageDataModule(TextCorpus):
 
     @abstractmethod
     def order(self) -> dict[str, Any]:
-        """Returns, in plain values, what decides besides text and world size what batch n holds."""
+        """Returns what decides, next to text and world size, what batch n holds; plain values."""
 
     # Loaders
 

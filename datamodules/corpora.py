@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from datamodules.corpus import split_documents
 from datamodules.hub import HubProgress, HubSplit, HubTexts
-from datamodules.local_corpora import Patterns, files_of_splits, identify
+from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import shuffled
 from datamodules.readers import (
     PARQUET_SUFFIXES,
@@ -34,8 +34,6 @@ from datamodules.readers import (
 )
 from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
-
-_KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}
 
 
 class HubCorpus(TextDataModule):
@@ -61,7 +59,7 @@ class HubCorpus(TextDataModule):
         ValueError: An argument is unusable.
     """
 
-    # Besides the arguments of windows and loaders: files are named by their content.
+    # Next to the arguments of windows and loaders: files are named by their content.
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {
         "data_files",
         "val_files",
@@ -199,7 +197,7 @@ class HubCorpus(TextDataModule):
         if split == "train":
             return f"Check data.data_files and data.train_tokens (now {self._train_tokens})."
         key = f"{split}_fraction"
-        return f"Set data.{key} (now {getattr(self, key)}), or {_KEYS[split]} with data_files."
+        return f"Set data.{key} (now {getattr(self, key)}), or {FILE_KEYS[split]} with data_files."
 
     def smaller_splits(self) -> str:
         """Returns what gives smaller held-out splits, for messages."""
@@ -233,7 +231,7 @@ class HubCorpus(TextDataModule):
     def tokenizer_text(self) -> Iterable[str]:
         """Returns the documents that a ``bpe:N`` is trained on.
 
-        Under a token cap, only so many that they are within the cap for sure: one token stands for
+        Under a token cap, only as many as are within the cap for sure: one token stands for
         at least one byte, and each document has an EOS.
         """
         room = self._train_tokens
@@ -598,7 +596,7 @@ class WikiText103(HubCorpus):
 def articles(lines: Iterable[str], where: str) -> Iterator[str]:
     """Yields the articles: lines joined by line ends, from a title to the last one with text.
 
-    Text in front of the first title (a file that was cut) is a document of its own.
+    Text before the first title (a file that was cut) is a document of its own.
 
     Args:
         lines: Lines with or without their line ends.

@@ -35,7 +35,7 @@ from datamodules.tokenizers import (
     train_bpe,
 )
 
-_SIZES_TOLD: set[Path] = set()  # stores whose sizes this process has told
+_LOGGED: set[Path] = set()  # stores whose sizes this process has logged
 
 
 class TextCorpus(L.LightningDataModule, ABC):
@@ -87,7 +87,7 @@ class TextCorpus(L.LightningDataModule, ABC):
             raise ValueError(f"num_proc={num_proc} must be at least 1, or null for one a core.")
         self.num_proc = num_proc
         self._spec = parse_tokenizer(tokenizer)
-        self._told = False
+        self._noted = False
         self._name = type(self).__name__  # in messages
 
     # What a corpus writes
@@ -137,7 +137,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         return {}
 
     def smaller_splits(self) -> str:
-        """Returns what gives smaller held-out splits, besides smaller fractions, for messages."""
+        """Returns what gives smaller held-out splits apart from smaller fractions, for messages."""
         return "more documents"
 
     def how_to_get(self, split: Split) -> str:
@@ -151,7 +151,7 @@ class TextCorpus(L.LightningDataModule, ABC):
     def notes(self) -> list[str]:
         """Returns where the text differs from what papers train on, a sentence each.
 
-        They are told when the text is prepared and in every run, and are in meta.json.
+        They are logged when the text is prepared and in every run, and are in meta.json.
         """
         return []
 
@@ -209,7 +209,7 @@ class TextCorpus(L.LightningDataModule, ABC):
     def prepare_data(self) -> None:
         """Tokenises the corpus into `store_dir`, unless that is done.
 
-        If it is killed, the next call goes on after the last finished shard. Says how large the
+        If it is killed, the next call goes on after the last finished shard. Logs how large the
         splits are.
 
         Raises:
@@ -217,39 +217,39 @@ class TextCorpus(L.LightningDataModule, ABC):
                 tokenizer.
         """
         if not self.store_dir.exists():
-            _SIZES_TOLD.discard(self.store_dir.absolute())
+            _LOGGED.discard(self.store_dir.absolute())
             rank_zero_info(f"Preparing {self.store_dir}")
         prepare_store(
             self.store_dir,
             description=self._description(),
             documents=self.stored_documents,
-            notes=self._tell,
+            notes=self._log_notes,
             remote=self.remote(),
             make_tokenizer=self._make_tokenizer,
             check=self._check_counts,
             train_tokens=self.train_tokens,
             num_proc=self.num_proc,
         )
-        self._tell_sizes()
+        self._log_sizes()
 
-    def _tell_sizes(self) -> None:
-        """Says how much text each split has, in one line, once a store in a process."""
+    def _log_sizes(self) -> None:
+        """Logs how much text each split has, in one line, once a store in a process."""
         place = self.store_dir.absolute()
-        if place in _SIZES_TOLD:
+        if place in _LOGGED:
             return
-        _SIZES_TOLD.add(place)
+        _LOGGED.add(place)
         counts = {split: self.counts(split) for split in SPLITS}
         rank_zero_info(f"{self._name}: {in_words(counts)}")
         warning = too_much_held_out(counts, self.shares(), self.smaller_splits())
         if warning is not None:
             rank_zero_warn(f"{self._name}: {warning}")
 
-    def _tell(self, notes: list[str] | None = None) -> list[str]:
-        """Returns the notes on the text, which are told: in one line, once an object."""
+    def _log_notes(self, notes: list[str] | None = None) -> list[str]:
+        """Returns the notes on the text, and logs them in one line, once an object."""
         notes = self.notes() if notes is None else notes
         if notes:
             rank_zero_info(f"{type(self).__name__}: {' '.join(notes)}")
-        self._told = True
+        self._noted = True
         return notes
 
     def _make_tokenizer(self) -> Tokenizer:
@@ -272,8 +272,8 @@ class TextCorpus(L.LightningDataModule, ABC):
             StoreError: It is missing or damaged.
         """
         self._store.counts("train")
-        if not self._told:
-            self._tell(self._store.meta.get("notes", []))
+        if not self._noted:
+            self._log_notes(self._store.meta.get("notes", []))
 
     @cached_property
     def _store(self) -> Store:
@@ -341,7 +341,7 @@ def split_documents(
 
 # How much text each split got
 
-# More is told: this many times what was asked, and so much of all tokens above it.
+# More is reported: this many times what was asked, and this share of all tokens above it.
 _TIMES, _ABOVE = 2.0, 0.05
 
 
@@ -365,7 +365,7 @@ def too_much_held_out(
         counts: Sizes of all splits.
         shares: Shares that were asked for, ``val_fraction`` and ``test_fraction``. A split without
             a share is not counted: it has text of its own.
-        cures: What gives smaller splits, besides smaller fractions.
+        cures: What gives smaller splits apart from smaller fractions.
     """
     asked = {key: share for key, share in shares.items() if share > 0}
     held: dict[Split, Counts] = {

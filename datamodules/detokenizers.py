@@ -19,7 +19,7 @@ _Rule = tuple[re.Pattern[str], str]
 VERSION = 1
 """Goes up when a rule changes, so that text stored under the older one is not taken for it."""
 
-_END = r"(?= |$)"  # in front of a space, or at the end of the text; not in front of a line end
+_END = r"(?= |$)"  # before a space, or at the end of the text; not before a line end
 
 
 def _rules(*pairs: tuple[str, str]) -> list[_Rule]:

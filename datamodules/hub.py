@@ -94,7 +94,7 @@ def explained(
 
 
 # Names of error classes, of whatever HTTP library the hub's client uses (httpx, aiohttp, requests),
-# and pieces of messages; then what is wrong, and what helps besides a copy of one's own.
+# and pieces of messages; then what is wrong, and what helps apart from a copy of one's own.
 _NETWORK = {"ConnectionError", "TimeoutError", "TransportError", "ClientConnectionError"}
 _CAUSES: list[tuple[set[str], tuple[str, ...], str, str]] = [
     (
@@ -139,7 +139,7 @@ _CAUSES: list[tuple[set[str], tuple[str, ...], str, str]] = [
 
 
 def _cause(error: Exception) -> tuple[str, str]:
-    """Returns what is wrong, and what helps besides a copy of one's own."""
+    """Returns what is wrong, and what helps apart from a copy of one's own."""
     chain = list(_chain(error))
     names = {kind.__name__ for link in chain for kind in type(link).__mro__}
     words = " ".join(map(str, chain))
@@ -179,9 +179,9 @@ class Place:
     Attributes:
         rows: Rows read.
         documents: Documents in them: rows that are not blank.
-        stream: State of a streamed data set, which finds the row without reading those in front of
+        stream: State of a streamed data set, which finds the row without reading those before
             it; None where rows have numbers, or at the beginning.
-        skipped: Rows in front of the stretch that this stream skips.
+        skipped: Rows before the stretch that this stream skips.
         finished: Whether that was all.
     """
 
@@ -268,7 +268,7 @@ class HubTexts:
     def documents(self, first: int = 0, end: int | None = None) -> Iterator[str]:
         """Yields the texts of those rows that are more than white space.
 
-        After `go_to`, empty texts stand for those in front of the place.
+        After `go_to`, empty texts stand for those before the place.
 
         Raises:
             CorpusUnavailableError: As `read`.
@@ -421,7 +421,7 @@ def _offline() -> Iterator[None]:
 
 # Where the reading stands
 
-_EVERY = 1024  # documents between two noted places: what is read again is at most so many
+_EVERY = 1024  # documents between two noted places: at most that many are read again
 
 
 class HubProgress:
@@ -461,7 +461,7 @@ class HubProgress:
                 texts.go_to({})
 
     def place(self, document: int) -> dict[str, Any] | None:
-        """Returns the last place at or in front of a document; earlier ones are forgotten."""
+        """Returns the last place at or before a document; earlier ones are forgotten."""
         found = None
         while self._marks and self._marks[0]["document"] <= document:
             found = self._marks.popleft()

@@ -1,6 +1,6 @@
 """Files that survive being killed, and the journal of a text store that is being written.
 
-The journal says what is known of an unfinished store, so that a killed preparation can go on: a
+The journal is what is known of an unfinished store, so that a killed preparation can go on: a
 header, then a line for each finished section with the documents it holds. It is written whole each
 time, and never changed in place: a full disk leaves the file as it was.
 """
@@ -149,7 +149,7 @@ class Journal:
         origin: What the corpus had settled before the first of them, e.g. the commit of a
             repository; None without a section.
         place: Where in its source the corpus stood near the end of the last section, to get there
-            again without reading all in front of it; None: not known.
+            again without reading all before it; None: not known.
         foreign: Whether there are sections of another format or with other limits.
     """
 

@@ -18,9 +18,10 @@ from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
 _WHOLE = 2**26  # files up to this size, in bytes, are identified by all of their content
-_SAMPLES, _SAMPLE = 64, 2**16  # larger ones by so many evenly spaced pieces of so many bytes
+_SAMPLES, _SAMPLE = 64, 2**16  # larger ones by that many evenly spaced pieces, of that many bytes
 
 Patterns = dict[Split, str | list[str] | None]  # paths and globs of each split
+FILE_KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}
 
 
 class LocalText(TextDataModule):
@@ -155,17 +156,16 @@ def files_of_splits(
         ValueError: A file is missing, of unknown format, or in two splits.
     """
     files: dict[Split, list[Path]] = {}
-    keys = {"train": "data_files", "val": "val_files", "test": "test_files"}
     seen: dict[Path, str] = {}
     for split in SPLITS:
         named = patterns[split]
         files[split] = [] if named is None else expand(named)
         for path in files[split]:
             check(path)
-            other = seen.setdefault(path.resolve(), keys[split])
-            if other != keys[split]:
+            other = seen.setdefault(path.resolve(), FILE_KEYS[split])
+            if other != FILE_KEYS[split]:
                 raise ValueError(
-                    f"{path} is in {other} and in {keys[split]}: what is trained on cannot "
+                    f"{path} is in {other} and in {FILE_KEYS[split]}: what is trained on cannot "
                     "test. Remove one."
                 )
     if patterns["train"] is not None and not files["train"]:

@@ -27,7 +27,7 @@ SHARED_FROM = 2**20  # documents: a smaller order (12 MB) is not worth a file
 _KEPT = 4  # order files next to a store: of epochs, and of seeds
 _PART = 2**22  # documents that are worked on at once
 _SAMPLED = 64  # documents whose lengths are compared when a file is opened
-# Second halves of the Philox keys, one for each purpose; `text` has 1 too, for windows.
+# Second halves of the Philox keys: one stream of random numbers for each purpose.
 _DRAWS, _ORDER, _SHUFFLE = 1, 2, 3
 _ENDS, _NUMBERS = np.dtype("<i8"), np.dtype("<u4")
 
@@ -54,6 +54,13 @@ def permutation(count: int, *, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(philox.random_raw(count), kind="stable")
 
 
+def draws(numbers: np.ndarray, *, seed: int) -> np.ndarray:
+    """Returns a random uint64 for each of the numbers (B,), the first of the four of its block."""
+    first, last = int(numbers.min()), int(numbers.max())
+    philox = np.random.Philox(key=[seed, _DRAWS], counter=[first, 0, 0, 0])
+    return philox.random_raw(4 * (last - first + 1))[::4][numbers - first]
+
+
 def epoch_order(stream: TokenStream, *, seed: int, epoch: int) -> EpochOrder:
     """Returns the order of an epoch, from its file where there is one.
 
@@ -68,12 +75,12 @@ def epoch_order(stream: TokenStream, *, seed: int, epoch: int) -> EpochOrder:
     count = stream.num_documents
     if count < SHARED_FROM or count > np.iinfo(_NUMBERS).max:
         return _in_memory(stream, seed, epoch)
-    path = stream.beside(f"order-{seed}-{epoch}")
+    path = stream.split_file(f"order-{seed}-{epoch}")
     order = _opened(path, stream)
     if order is not None:
         return order
     try:
-        with FileLock(stream.beside("order.lock")):
+        with FileLock(stream.split_file("order.lock")):
             order = _opened(path, stream)
             if order is None:
                 _write(path, stream, permutation(count, seed=seed, epoch=epoch))
@@ -200,19 +207,13 @@ class RowOrder:
         if self._order is None:
             return np.where(rows < self._count, rows, -1)
         if self._order == "random":
-            return (self._draws(rows) % np.uint64(self._count)).astype(np.int64)
+            return (draws(rows, seed=self._seed) % np.uint64(self._count)).astype(np.int64)
         epochs, places = np.divmod(rows, len(self))
         out = np.empty_like(rows)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             out[here] = self._permutation(int(epoch))[places[here]]
         return out
-
-    def _draws(self, rows: np.ndarray) -> np.ndarray:
-        """Returns a random uint64 for each row, the first of the four of that Philox block."""
-        first, last = int(rows.min()), int(rows.max())
-        philox = np.random.Philox(key=[self._seed, _DRAWS], counter=[first, 0, 0, 0])
-        return philox.random_raw(4 * (last - first + 1))[::4][rows - first]
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._permutations:

@@ -11,7 +11,7 @@ order: the stored bytes do not depend on the number of processes. A worker token
 the thread pools of the tokenizer libraries are used only where there are no workers.
 
 Finished shards are never removed silently: those after a damaged one are made again, a folder that
-cannot be gone on with is moved aside, and one line says so.
+cannot be continued is moved aside, and one line reports it.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ CHUNK_DOCUMENTS = 1024  # documents of a chunk, or fewer once they hold
 CHUNK_BYTES = 2**20  # this much text
 # Text that is tokenised before workers are started: a small corpus is done by then.
 BYTES_BEFORE_WORKERS = 2**23
-MOST_PROCESSES = 16  # by default: reading and writing, in one process, feed about so many
+MOST_PROCESSES = 16  # by default: reading and writing, in one process, feed about that many
 
 
 @dataclass(kw_only=True)
@@ -96,7 +96,7 @@ class EncodedChunk:
     documents: int
 
     def until(self, document: int) -> "EncodedChunk":
-        """Returns the chunk that ends in front of its document number `document`."""
+        """Returns the chunk that ends before its document number `document`."""
         if document == len(self.splits):
             return self
         return EncodedChunk(
@@ -399,11 +399,11 @@ class Remote(Protocol):
         ...
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Lets the documents in front of a place be anything, e.g. empty: they are stored."""
+        """Lets the documents before a place be anything, e.g. empty: they are stored."""
         ...
 
     def place(self, document: int) -> Mapping[str, Any] | None:
-        """Returns a place at or in front of that document, None where it knows none."""
+        """Returns a place at or before that document, None where it knows none."""
         ...
 
 
@@ -424,14 +424,14 @@ def prepare_store(
 
     Args:
         folder: Final place; its parents are created.
-        description: What goes into meta.json besides the rest: source and tokenizer.
+        description: What goes into meta.json next to counts and checksums: source and tokenizer.
         documents: Called once, yields the documents of all splits in an order that never changes.
         make_tokenizer: Called once, before `documents`, unless a killed preparation left a
             tokenizer.json.
         check: Called with the counts of each split before the store gets its name; may raise to
             refuse it. The shards are kept.
         shard_tokens: A shard is full at the first chunk of documents that reaches this many tokens.
-        train_tokens: Most tokens of the train split: reading stops in front of the first train
+        train_tokens: Most tokens of the train split: reading stops before the first train
             document that would exceed it. None: all documents.
         num_proc: See `encode_in_order`.
         remote: The source of `documents`, where that can change or is slow to read.
@@ -455,7 +455,7 @@ def prepare_store(
             noted = list(notes())
             tokenizer = partial.tokenizer(make_tokenizer)
             partial.write(documents, tokenizer, train_tokens, num_proc, remote)
-        with partial.told_if_refused():
+        with partial.reported_if_refused():
             check(partial.counts())
         partial.finish({**description, "origin": origin, "notes": noted}, tokenizer)
         partial.folder.rename(folder)
@@ -503,8 +503,8 @@ class _Partial:
             raise
 
     @contextlib.contextmanager
-    def told_if_refused(self) -> Iterator[None]:
-        """Says that the finished shards are kept, if what is done here fails."""
+    def reported_if_refused(self) -> Iterator[None]:
+        """Warns that the finished shards are kept, if what is done here fails."""
         with self.kept_if_begun():
             try:
                 yield
@@ -604,7 +604,7 @@ class _Partial:
         if kept < len(sound):
             rank_zero_warn(
                 f"{self.folder}: the shards number {kept} are damaged. They and those after them "
-                f"are made again; those in front of them are kept."
+                f"are made again; those before them are kept."
             )
             self._journal.keep(kept)
         known = {shard_name(split, i) for i, s in enumerate(self.sections) for split in s.splits}

@@ -24,7 +24,7 @@ _Part = TypeVar("_Part")
 _CHUNK = 2**20  # bytes read at once
 # Characters kept before and awaited after a separator match: as far as a pattern may look around
 # itself.
-_LOOK_AHEAD, _LOOK_BEHIND = 4096, 256
+_LOOK_AHEAD, _LOOK_BACK = 4096, 256
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped, maybe one of a pair
 
 
@@ -60,7 +60,7 @@ def read_documents(
     """Yields the documents of a file; those of white space alone are left out.
 
     Args:
-        path: File to read; its suffix tells the format.
+        path: File to read; its suffix names the format.
         text_field: Field (jsonl) or column (parquet) with the text.
         separator: Regular expression that cuts a text file into documents; None: the file is one
             document.
@@ -156,7 +156,7 @@ def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterat
     """
     text, start, at_end = "", 0, False  # the current document begins at text[start]
     while not at_end:
-        kept = max(0, start - _LOOK_BEHIND)
+        kept = max(0, start - _LOOK_BACK)
         more = read(
             max(_CHUNK, len(text) - kept)
         )  # doubling: a long document is not scanned over and over

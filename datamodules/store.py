@@ -311,8 +311,8 @@ class Store:
             raise damaged(
                 self.folder, f"the document ends in {name} do not ascend to {len(tokens)} tokens"
             )
-        looked_at = ends if thorough else ends[:1]
-        if (tokens[looked_at - 1] != self.meta["eos_id"]).any():
+        checked = ends if thorough else ends[:1]
+        if (tokens[checked - 1] != self.meta["eos_id"]).any():
             raise damaged(self.folder, f"a document that ends by {name} has no EOS in the tokens")
 
     def counts(self, split: Split) -> Counts:
@@ -445,7 +445,7 @@ class TokenStream:
         numbers = np.asarray(documents, dtype=np.int64)
         return np.where(numbers > 0, self.ends(np.maximum(numbers - 1, 0)), 0)
 
-    def beside(self, name: str) -> Path:
+    def split_file(self, name: str) -> Path:
         """Returns the path of a file of this split in the store: ``<split>-<name>``."""
         shard = self._shards[0]
         return shard.with_name(f"{shard.name.partition('-')[0]}-{name}")

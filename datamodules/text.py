@@ -28,14 +28,11 @@ import torch
 from torch import Tensor
 
 from datamodules.base import Batch, DealtPrompts, LanguageDataModule
-from datamodules.order import EpochOrder, epoch_order, permutation
+from datamodules.order import EpochOrder, draws, epoch_order, permutation
 from datamodules.store import Split, TokenStream
 from datamodules.tokenizers import Tokenizer
 
 IGNORE = -100  # target of positions where nothing is predicted, and filler in rows
-
-# Second half of the Philox key: one stream of random numbers per purpose.
-_POSITIONS = 1
 
 
 class WindowOrder(Protocol):
@@ -101,15 +98,11 @@ class RandomWindows:
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """Returns rows (B, T+1) for numbers (B,)."""
-        starts = self._draws(numbers) % np.uint64(len(self._stream) - self.block_size + 1)
+        starts = draws(numbers, seed=self._seed) % np.uint64(
+            len(self._stream) - self.block_size + 1
+        )
         positions = starts.astype(np.int64)[:, None] - 1 + np.arange(self.block_size + 1)
         return _cut(self._stream, positions, self._eos_id)
-
-    def _draws(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns a random uint64 for each number, the first of the four of that Philox block."""
-        first, last = int(numbers.min()), int(numbers.max())
-        philox = np.random.Philox(key=[self._seed, _POSITIONS], counter=[first, 0, 0, 0])
-        return philox.random_raw(4 * (last - first + 1))[::4][numbers - first]
 
 
 class PackedWindows:
@@ -489,6 +482,6 @@ class TextDataModule(LanguageDataModule):
         )
 
     def order(self) -> dict[str, Any]:
-        """Returns what decides, besides text and world size, which windows make batch n."""
+        """Returns what decides, next to text and world size, which windows make batch n."""
         keys = ("block_size", "batch_size", "train_windows", "seed")
         return {key: getattr(self, key) for key in keys}

@@ -371,7 +371,7 @@ def train_bpe(name: str, texts: Iterable[str]) -> JsonTokenizer:
     """Returns a byte-level BPE of exactly N entries, trained on `texts`; `name` is ``bpe:N``.
 
     Raises:
-        ValueError: The text is too small for so many entries.
+        ValueError: The text is too small for that many entries.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers

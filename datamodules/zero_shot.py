@@ -140,7 +140,7 @@ class ZeroShotSet:
         detokenizer: Makes text of a row.
         text_field: Field (jsonl) or column (parquet) with the text.
         by_line: Whether each line of a txt file is a document; else the file is one.
-        ending: What every document ends in, besides the EOS.
+        ending: What every document ends in, before the EOS.
     """
 
     place: HubPlace
@@ -162,7 +162,7 @@ class ZeroShotSet:
 
     @property
     def identity(self) -> dict[str, str | int]:
-        """What decides besides the rows which text is stored, for the fingerprint."""
+        """What decides, next to the rows, which text is stored, for the fingerprint."""
         return {
             "detokenizer": self.detokenizer.__name__,
             "detokenizer_version": detokenizers.VERSION,
@@ -382,7 +382,7 @@ def fitting_field(path: Path, fields: Sequence[str]) -> str:
     """
     if format_of(path) != "text":
         for field in fields:
-            with contextlib.suppress(ValueError):  # reading for good says what is wrong
+            with contextlib.suppress(ValueError):  # the reading that follows names what is wrong
                 next(read_documents(path, text_field=field))
                 return field
     return fields[0]

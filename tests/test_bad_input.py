@@ -386,7 +386,7 @@ TRAIN = {
     ),
     "predict, prompts not UTF-8": (
         ("predict", FROM, "--data.predict_file=latin1.txt"),
-        "latin1.txt is not UTF-8",
+        "latin1.txt, line 1 is not UTF-8",
     ),
     "predict, half a surrogate pair": (
         ("predict", FROM, "--data.predict_file=surrogate_prompts.jsonl"),

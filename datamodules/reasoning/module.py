@@ -298,7 +298,7 @@ class ReasoningDataModule(LanguageDataModule):
         """Returns what meta.json says of the source, which is settled, e.g. at a commit."""
         remote = self.remote()
         origin = {} if remote is None else dict(remote.pin(None))
-        return {**self._description(), "origin": origin, "notes": self._tell()}
+        return {**self._description(), "origin": origin, "notes": self._log_notes()}
 
     def _counted_examples(self, split: Split) -> Iterator[Example]:
         """Yields the examples of a split; what is noticed meanwhile is about it."""

@@ -93,9 +93,9 @@ def sentence_ends(stream: TokenStream, eos_id: int) -> np.ndarray:
     """
     if len(stream) < SHARED_FROM:
         return np.concatenate([np.empty(0, _ENDS), *_scan(stream, eos_id)])
-    path = stream.beside(_NAME)
+    path = stream.split_file(_NAME)
     try:
-        with FileLock(stream.beside(f"{_NAME}.lock")):
+        with FileLock(stream.split_file(f"{_NAME}.lock")):
             ends = _opened(path, stream, eos_id)
             return _written(path, stream, eos_id) if ends is None else ends
     except OSError as error:
@@ -278,7 +278,7 @@ class SentenceCorpus(TextCorpus):
         self.corpus.prepare_data()
         super().prepare_data()
 
-    def _tell_sizes(self) -> None:
+    def _log_sizes(self) -> None:
         """Logs nothing: the inner corpus logs the sizes of the same documents."""
 
     def setup(self, stage: str | None = None) -> None:

@@ -426,9 +426,9 @@ def test_both_formats_are_read(tmp_path):
     [
         ("p.txt", b"\n\n", "is empty"),
         ("p.txt", b"\xff\xfe", "not UTF-8"),
-        ("p.jsonl", b'{"prompt": "a"}\n{oops\n', "line 2: not JSON"),
+        ("p.jsonl", b'{"prompt": "a"}\n{oops\n', "line 2 is not JSON"),
         ("p.jsonl", b'{"text": "a"}\n', "line 1: expected"),
-        ("p.jsonl", b"[" * 100_000, "line 1: not JSON .*nested too deeply"),
+        ("p.jsonl", b"[" * 100_000, "line 1 is not JSON .*nested too deeply"),
         ("p.jsonl", b'{"prompt": "a\\udc00"}\n', "line 1: .*\\\\ud...', half a surrogate pair"),
     ],
 )

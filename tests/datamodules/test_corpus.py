@@ -55,7 +55,7 @@ def test_sizes_are_told_once_a_store(books, told, warned, monkeypatch):
     LocalText(**books).prepare_data()
     assert told == [f"Preparing {data.store_dir}", line]
     assert len(warned) == 1
-    monkeypatch.setattr("datamodules.corpus._SIZES_TOLD", set())  # as in another process
+    monkeypatch.setattr("datamodules.corpus._LOGGED", set())  # as in another process
     LocalText(**books).prepare_data()
     assert told[2:] == [line]
     assert len(warned) == 2

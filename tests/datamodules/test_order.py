@@ -35,7 +35,7 @@ def windows(stream, **options) -> PackedWindows:
 
 
 def files(stream) -> list[str]:
-    return sorted(path.name for path in stream.beside("").parent.glob("train-order-*"))
+    return sorted(path.name for path in stream.split_file("").parent.glob("train-order-*"))
 
 
 def test_the_file_has_the_order_that_memory_has(stream, monkeypatch):
@@ -46,7 +46,7 @@ def test_the_file_has_the_order_that_memory_has(stream, monkeypatch):
     assert windows(stream).rows(rows).tolist() == expected.tolist()
     assert files(stream)[0] == "train-order-5-0"
     assert len(files(stream)) == 3  # epochs of 60 rows
-    size = stream.beside("order-5-0").stat().st_size
+    size = stream.split_file("order-5-0").stat().st_size
     assert size == 12 * len(LENGTHS)
 
 
@@ -89,7 +89,7 @@ def test_processes_that_want_it_at_once_get_the_same(stream):
 @pytest.mark.parametrize("damage", ["cut", "numbers", "ends"])
 def test_a_damaged_file_is_written_anew(stream, damage):
     expected = windows(stream).rows(np.arange(9)).tolist()
-    path = stream.beside("order-5-0")
+    path = stream.split_file("order-5-0")
     whole = path.read_bytes()
     changed = {"cut": whole[:-1], "numbers": whole[:-8] + b"\xff" * 8, "ends": b"\xff" + whole[1:]}
     path.write_bytes(changed[damage])
@@ -101,7 +101,7 @@ def test_a_damaged_file_is_written_anew(stream, damage):
 def test_old_files_are_removed(stream):
     for epoch in range(7):
         epoch_order(stream, seed=0, epoch=epoch)
-        os.utime(stream.beside(f"order-0-{epoch}"), (epoch, epoch))
+        os.utime(stream.split_file(f"order-0-{epoch}"), (epoch, epoch))
     assert files(stream) == [f"train-order-0-{epoch}" for epoch in range(3, 7)]
 
 
@@ -119,7 +119,7 @@ def test_a_disk_that_cannot_be_written_is_no_obstacle(stream, monkeypatch):
     monkeypatch.setattr(Path, "replace", refused)
     with pytest.warns(UserWarning, match="cannot be written"):
         assert epoch_order(stream, seed=1, epoch=0).numbers.tolist() == expected
-    assert not list(stream.beside("").parent.glob("*.tmp"))
+    assert not list(stream.split_file("").parent.glob("*.tmp"))
 
 
 @pytest.mark.usefixtures("shared")
