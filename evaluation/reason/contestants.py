@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 
 from callbacks.answers import Question, questions_in
@@ -17,7 +17,7 @@ from datamodules import LanguageDataModule
 from datamodules.recipe import parameters
 from evaluation.arguments import Split
 from evaluation.load import build_data, build_model, check_fit, check_tokenizer, prepare
-from evaluation.runs import MODEL, MOST_KEYS, differing, find_checkpoints, label_runs, short_names
+from evaluation.runs import find_checkpoints, label_rows, short_names
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which
 from lightning_models.recipe import resolve_class
@@ -345,18 +345,17 @@ def _with_latents(
 def _labels(
     built: Sequence[tuple[Checkpoint, int | None, LanguageModel]], keys: str | None
 ) -> list[str]:
-    """Returns a label for each model: its class and what others of that class differ from it in."""
+    """Returns a label for each model, see `label_rows`; no two are the same."""
     recipes = [_recipe(model, number) for _, number, model in built]
-    names = short_names([checkpoint.path.resolve() for checkpoint, _, _ in built])
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for recipe in recipes:
-        groups.setdefault(recipe["class_path"], []).append(recipe["init_args"]["config"])
-    more = list(dict.fromkeys(key for group in groups.values() for key in differing(group)))
-    if keys is None and len(more) > MOST_KEYS:
-        return unique_labels(names, names)
-    return unique_labels(
-        label_runs(recipes, names, keys or ",".join([MODEL, *more])).texts(), names
+    models = pd.DataFrame(
+        {
+            "run": short_names([checkpoint.path.resolve() for checkpoint, _, _ in built]),
+            "row": None,
+            "model": [recipe["class_path"] for recipe in recipes],
+            "model_recipe": recipes,
+        }
     )
+    return numbered(label_rows(models, keys))
 
 
 def _recipe(model: LanguageModel, number: int | None) -> Recipe:
@@ -368,16 +367,10 @@ def _recipe(model: LanguageModel, number: int | None) -> Recipe:
     return {**recipe, "init_args": {"config": kept}}
 
 
-def unique_labels(texts: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns labels of which no two are the same, with the name after those that were."""
-    often = Counter(texts)
-    labels = [
-        text if often[text] == 1 else f"{text} ({name})"
-        for text, name in zip(texts, names, strict=True)
+def numbered(labels: list[str]) -> list[str]:
+    """Returns the labels, with a number from 2 on after those that were there before."""
+    counts = [labels[: place + 1].count(label) for place, label in enumerate(labels)]
+    return [
+        f"{label} #{count}" if count > 1 else label
+        for label, count in zip(labels, counts, strict=True)
     ]
-    counts: Counter[str] = Counter()
-    for number, text in enumerate(labels):
-        counts[text] += 1
-        if counts[text] > 1:
-            labels[number] = f"{text} #{counts[text]}"
-    return labels

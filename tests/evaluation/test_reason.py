@@ -86,15 +86,13 @@ def test_answers_are_those_to_single_questions(reason, reasoners, data):
         share = sum(right) / 9
         assert numbers["accuracy"] == pytest.approx(share)
         assert 0 < share < 1  # both kinds are there
-        assert numbers["standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 9))
-        assert f"{numbers['standard_error']:.4f} of 9 " in printed
-        for group, count in ((1, 5), (2, 4)):
+        error = math.sqrt(share * (1 - share) / 9)
+        assert numbers["standard_error"] == pytest.approx(error)
+        assert f"{share:.4f} +- {error:.4f} of 9 " in printed
+        for found, group, count in zip(numbers["by_group"], (1, 2), (5, 4), strict=True):
             here = [row["right"] for row in own if row["group"] == group]
-            found = numbers["by_group"][group - 1]
             assert (found["operations"], found["questions"]) == (group, count)
             assert found["accuracy"] == pytest.approx(sum(here) / count)
-            assert f"{found['accuracy']:.4f} +- {found['standard_error']:.4f} of {count}" in printed
-        assert f"{share:.4f} +- " in printed
     assert "s/question" not in printed
 
 
@@ -102,7 +100,6 @@ def test_thoughts_are_those_of_the_model(reason, reasoners, data):
     """Recorded again, one query at a time."""
     result, rows, _ = reason(*UNTIMED, ckpts=("ts",))
     model, tokenizer = build_model(read_checkpoint(reasoners["ts"])), data.tokenizer
-    rounds, full, chunks = [], [], []
     for row in rows:
         seen = []
         query = tokenizer.prompt_ids(row["query"])
@@ -115,20 +112,14 @@ def test_thoughts_are_those_of_the_model(reason, reasoners, data):
             if thought.tokens
         ]
         assert row["thoughts"] == thoughts
-        assert row["rounds"] == trace.rounds[0]
+        assert (row["rounds"], row["nontrivial_chunks"]) == (trace.rounds[0], len(thoughts))
+        assert row["chunks"] == -(-len(query) // 4)
         for thought in thoughts:
-            behind = tokenizer.decode(query[1 : thought["token"] + 1]).rstrip()
-            assert (
-                f"{behind.rsplit(' ', 1)[-1]} [T: {thought['text']}]" in row["query_with_thoughts"]
-            )
-        rounds.append(trace.rounds[0])
-        full.append(len(thoughts))
-        chunks.append(-(-len(query) // 4))
-    assert max(full) > 0
+            before = tokenizer.decode(query[1 : thought["token"] + 1]).split()[-1]
+            assert f"{before} [T: {thought['text']}]" in row["query_with_thoughts"]
     (numbers,) = result["results"]
-    assert numbers["rounds"] == pytest.approx(sum(rounds) / 9)
-    assert numbers["nontrivial_chunks"] == pytest.approx(sum(full) / 9)
-    assert numbers["chunks"] == pytest.approx(sum(chunks) / 9)
+    for key in ("rounds", "nontrivial_chunks", "chunks"):
+        assert 0 < numbers[key] == pytest.approx(sum(row[key] for row in rows) / 9)
 
 
 def test_steps_out_of_their_chunks_are_counted(reason, data, monkeypatch):

@@ -10,7 +10,7 @@ from callbacks.answers import Question, Reply
 from callbacks.thinking import RowThinking, Thought
 from evaluation.reason import asking
 from evaluation.reason.asking import Timing, time_in_turn
-from evaluation.reason.contestants import check_same_questions, unique_labels
+from evaluation.reason.contestants import check_same_questions, numbered
 from evaluation.reason.report import ReasonReport, ReasonResult, answer_row, overlaps
 from evaluation.scoring import share_of
 
@@ -107,9 +107,8 @@ def test_models_are_timed_in_turn(monkeypatch):
     assert Timing((6.0,), 3).seconds == 2.0
 
 
-def test_labels_areunique_labels():
-    texts, names = ["A", "B", "A", "A"], ["x", "y", "z", "z"]
-    assert unique_labels(texts, names) == ["A (x)", "B", "A (z)", "A (z) #2"]
+def test_labels_that_are_there_already_are_numbered():
+    assert numbered(["A", "B", "A", "A"]) == ["A", "B", "A #2", "A #3"]
 
 
 def test_other_questions_are_no_variant():
