@@ -120,33 +120,36 @@ def test_the_example_of_the_paper():
     assert verdicts == ["decided", "tie", "tie"]  # 3 cups, or three dogs
 
 
-def test_operands_come_from_the_text_or_from_earlier_steps():
-    text, verdicts = marked("4 and 5 make it, then 6.", "<<4+5=9>>", "<<9-6=3>>", "<<9*3=27>>")
-    assert (text, verdicts) == ("4 and 5| make it, then 6||.", ["decided"] * 3)
+TIE, SURE, LACKS = "tie", "decided", "missing"
 
 
-def test_markers_never_go_back():
-    text, _ = marked("One has 3, one has 4, one has 5.", "<<4+5=9>>", "<<3+4=7>>")
-    assert text == "One has 3, one has 4, one has 5||."
-
-
-def test_a_tie_takes_the_earliest_source():
-    assert marked("2 of 9, or 9 of them", "<<2*9=18>>") == ("2 of 9|, or 9 of them", ["tie"])
-    assert marked("9 of 9, then 2", "<<2*9=18>>") == ("9 of 9, then 2|", ["decided"])
-
-
-def test_a_value_that_is_used_twice_needs_two_sources_if_there_are_two():
-    assert marked("Ann has 5, Bob 5, Cem 5.", "<<5+5=10>>") == (
-        "Ann has 5, Bob 5|, Cem 5.",
-        ["tie"],
-    )
-    assert marked("A square of 5 ft.", "<<5*5=25>>") == ("A square of 5| ft.", ["decided"])
-
-
-def test_a_result_is_a_source_of_its_value():
-    text, verdicts = marked("6 and 2, later 8 and 3.", "<<6+2=8>>", "<<8/2=4>>")
-    assert text == "6 and 2||, later 8 and 3."
-    assert verdicts == ["decided", "tie"]
+@pytest.mark.parametrize(
+    ("query", "steps", "expected", "verdicts"),
+    [
+        # from the text, or from earlier steps
+        ("4 and 5, then 6.", ["4+5=9", "9-6=3", "9*3=27"], "4 and 5|, then 6||.", [SURE] * 3),
+        # markers never go back
+        ("A 3, a 4, a 5.", ["4+5=9", "3+4=7"], "A 3, a 4, a 5||.", [SURE] * 2),
+        # a tie takes the earliest source
+        ("2 of 9, or 9 of them", ["2*9=18"], "2 of 9|, or 9 of them", [TIE]),
+        ("9 of 9, then 2", ["2*9=18"], "9 of 9, then 2|", [SURE]),
+        # a value that is used twice needs two sources, if there are two
+        ("Ann has 5, Bob 5, Cem 5.", ["5+5=10"], "Ann has 5, Bob 5|, Cem 5.", [TIE]),
+        ("A square of 5 ft.", ["5*5=25"], "A square of 5| ft.", [SURE]),
+        # a result is a source of its value
+        ("6 and 2, later 8 and 3.", ["6+2=8", "8/2=4"], "6 and 2||, later 8 and 3.", [SURE, TIE]),
+        # a missing operand sends the step, and those after it, to the end; 1 is taken for granted
+        (
+            "2 and 3 and 4.",
+            ["2+3=5", "7*3=21", "2+4=6"],
+            "2 and 3| and 4.||",
+            [SURE, LACKS, SURE],
+        ),
+        ("Take 6.", ["6-1=5"], "Take 6|.", [SURE]),
+    ],
+)
+def test_where_steps_go(query, steps, expected, verdicts):
+    assert marked(query, *(f"<<{step}>>" for step in steps)) == (expected, verdicts)
 
 
 def test_implied_numbers_count_only_without_others():
@@ -156,12 +159,6 @@ def test_implied_numbers_count_only_without_others():
     assert placed.markers == (len("He saves $3 each month"),)
     text, verdicts = marked("Each month of the year $3 for 12 men.", "<<3*12=36>>")
     assert (text, verdicts) == ("Each month of the year $3 for 12| men.", ["decided"])
-
-
-def test_a_missing_operand_sends_the_step_and_those_behind_it_to_the_end():
-    text, verdicts = marked("2 and 3 and 4.", "<<2+3=5>>", "<<7*3=21>>", "<<2+4=6>>")
-    assert (text, verdicts) == ("2 and 3| and 4.||", ["decided", "missing", "decided"])
-    assert marked("Take 6.", "<<6-1=5>>") == ("Take 6|.", ["decided"])  # 1 is taken for granted
 
 
 def test_waiting_for_the_clause_the_sentence_or_the_end():

@@ -221,13 +221,6 @@ def test_groups_are_operations(make):
     assert data.group_name == "operations"
 
 
-def test_what_a_report_says(make):
-    report = make().report(chunk_size=8)
-    assert report["train"]["examples read"] == report["train"]["examples kept"] == 40
-    assert report["test"]["steps"] == sum(12 + i for i in range(12))
-    assert not any(count for what, count in report["val"].items() if "moved" in what)
-
-
 def test_answers_are_right_word_for_word(make):
     data = make()
     assert data.is_right(" heads", " heads")
