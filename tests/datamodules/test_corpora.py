@@ -431,13 +431,6 @@ def test_a_seeded_subset_has_whole_articles_until_the_cap(tmp_path):
     assert sorted(orders[0, 10]) == sorted(expected(0, 40))
 
 
-def test_the_hub_names_follow_the_level():
-    names = {level: WikiText103(level=level).source()["hub"]["train"] for level in ("raw", "word")}
-    assert names["raw"]["config"] == "wikitext-103-raw-v1"
-    assert names["word"]["config"] == "wikitext-103-v1"
-    assert WikiText103(level="word").fingerprint != WikiText103().fingerprint
-
-
 def test_shuffling_keeps_all_documents_and_depends_on_the_seed(tmp_path):
     rng = random.Random(0)
     texts = ["x" * rng.randint(0, 9) + str(i) + "\u00e4\ud800" for i in range(200)]

@@ -67,23 +67,13 @@ def test_splits_without_text_are_left_out():
     assert in_words(counts(0)) == "no documents"
 
 
-# Too much held out
-
-
-def test_whole_files_held_out_are_warned_about_with_a_cure(books, told, warned):
-    LocalText(**books).prepare_data()
-    (line,) = warned
-    assert line == (
-        "LocalText: Held out for val and test are 50% of the tokens, where val_fraction + "
-        "test_fraction asked for 10%: whole documents are held out, and there are 4. What helps: "
-        "more documents (data.separator cuts txt files), files of their own (data.val_files, "
-        "data.test_files), or smaller fractions (0: no such split)."
-    )
+# Too much held out, with a cure
 
 
 @pytest.mark.parametrize(
     ("options", "share"),
     [
+        ({}, "50%"),
         ({"separator": r"\n{3,}"}, "25%"),
         ({"test_fraction": 0.0}, "25%"),
         ({"val_fraction": 0.3, "test_fraction": 0.0}, None),
@@ -96,6 +86,7 @@ def test_the_warning_follows_the_options(books, told, warned, options, share):
     if share is not None:
         assert f"are {share} of the tokens" in warned[0]
         assert ("data.separator" in warned[0]) == ("separator" not in options)
+        assert "data.val_files" in warned[0]
 
 
 def test_the_separator_that_the_readme_names_cuts_txt_files(books, told, warned):

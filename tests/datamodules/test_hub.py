@@ -294,13 +294,6 @@ def test_deviations_are_in_the_log_of_every_run_and_in_meta(
         assert told == [f"{kind.__name__}: {' '.join(data._store.meta['notes'])}"]
 
 
-def test_your_own_files_have_no_deviations(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl(PAGES))
-    data = prepared(OpenWebText, tmp_path, data_files=str(tmp_path / "a.jsonl"), val_documents=5)
-    assert data._store.meta["notes"] == []
-    assert data._store.meta["origin"] == {}
-
-
 def refused(kind):
     from types import SimpleNamespace
 

@@ -281,16 +281,6 @@ def test_size_and_splits(data):
     assert all(c.tokens == c.utf8_bytes + c.documents for c in counts)
 
 
-def test_documents_are_english_about_python(data):
-    texts = {split: list(data.documents(split)) for split in SPLITS}
-    everything = list(chain(*texts.values()))
-    assert len(set(everything)) == len(everything)
-    assert any("assert" in t.splitlines()[0] for t in everything)
-    textwrap = next(t for t in everything if t.startswith("textwrap."))
-    assert "wrapping" in textwrap
-    assert not any(t.startswith(("test.", "site-packages")) for t in everything)
-
-
 def test_topics_come_from_pydoc():
     from pydoc_data.topics import topics as texts
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from datamodules import check, prepare, store
 from datamodules.prepare import prepare_store
-from datamodules.store import SPLITS, Counts, Store, StoreError, fingerprint, token_dtype
+from datamodules.store import SPLITS, Counts, Store, StoreError, fingerprint
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
 DOCUMENTS = [("train", "first"), ("val", "held out"), ("train", "caf\u00e9"), ("train", "")]
@@ -67,11 +67,6 @@ def test_lone_surrogates_are_replaced(tmp_path):
     stream = opened.stream("train")
     assert bytes(stream.gather(np.arange(5)).tolist()) == "a\ufffdb".encode()
     assert opened.counts("train").utf8_bytes == 5
-
-
-@pytest.mark.parametrize(("size", "dtype"), [(257, "<u2"), (2**16, "<u2"), (2**16 + 1, "<u4")])
-def test_dtype_by_vocabulary(size, dtype):
-    assert token_dtype(size).str == dtype
 
 
 def test_large_ids_survive(tmp_path):

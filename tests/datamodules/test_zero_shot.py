@@ -70,18 +70,6 @@ def test_your_files_become_documents(tmp_path, name, suffix):
     assert [data.counts(split).documents for split in SPLITS] == [0, len(documents), 0]
 
 
-def test_one_eos_joins_documents_and_blocks_do_not_overlap(tmp_path):
-    path = write_rows(tmp_path / "set.txt", ROWS["ptb"][0], "sentence")
-    data = prepared(
-        ZeroShotText, tmp_path, set_name="ptb", data_files=str(path), block_size=8, batch_size=2
-    )
-    source, eos = data.evaluation_source("val"), data.tokenizer.eos_id
-    targets = [t for n in range(len(source)) for t in source.batch(n)["targets"].flatten().tolist()]
-    stored = [t for text in ROWS["ptb"][1] for t in [*data.tokenizer.encode(text), eos]]
-    assert [t for t in targets if t >= 0] == stored
-    assert source.batch(0)["tokens"][0, 0] == eos
-
-
 def test_a_field_may_have_another_name(tmp_path):
     for field, options in (("text", {}), ("body", {"text_field": "body"})):
         path = write_rows(tmp_path / f"{field}.jsonl", ["it is n't"], field)
