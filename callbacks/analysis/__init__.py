@@ -14,5 +14,10 @@ file             what it holds
 ===============  ===================================================================================
 
 An analysis collects tables from each batch, makes a report of those of all batches and ranks, and
-its base publishes that: CSV, PNG and HTML files, scalars and pictures in the loggers.
+its base publishes that. Scalars go to the loggers, pictures to TensorBoard, and CSV, PNG and HTML
+files, with the step in their names, to a folder named after the analysis in the run's log folder
+(without a logger in trainer.default_root_dir). Training is not touched: metrics, gradients, random
+states, train/eval modes and the configuration stay as they are. With several ranks the analysed
+batches are those of all; text that is written out is that of rank 0. What a model has not is left
+out; one without anything to analyse is reported once and left alone.
 """

@@ -76,11 +76,8 @@ class ForkAnalysis(Analysis):
     and how strongly originals attend to their own forks (Fig. 5); and forks against the entropy of
     the output in windows of 4 tokens, with the best parabola (Fig. 4).
 
-    All goes to the loggers (``forks/...``) and, as CSV, PNG and HTML with the step in their names,
-    to ``fork_analysis`` in the run's log folder (without a logger in trainer.default_root_dir).
-    Training is not touched: metrics, random states and train/eval modes stay as they are. With
-    several ranks the analysed batches are those of all; the text shown is that of rank 0. A model
-    without forks is reported once and left alone.
+    Scalars are ``forks/...``, see ``fork_report``; files are in ``fork_analysis``. What all
+    analyses have in common is described in ``callbacks.analysis``.
     """
 
     of_tests = True

@@ -79,12 +79,9 @@ class GateAnalysis(Analysis):
     still holds (``gradient_reach/...``, Fig. 6 as numbers), and at which ages each layer attends
     (``memory_attention/...``).
 
-    All goes to the loggers, pictures to TensorBoard, CSV and PNG files to ``gate_analysis`` in the
-    run's log folder (without a logger in trainer.default_root_dir); rows of the training so far are
-    part of checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up to there.
-    Training is not touched: gradients, random states and train/eval modes stay as they are. With
-    several ranks the analysed batches are those of all. A model without gates is reported once;
-    what it has nothing for is left out.
+    Files are in ``gate_analysis``, those of the training so far without a step in their names; its
+    rows are part of checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up to
+    there. What all analyses have in common is described in ``callbacks.analysis``.
     """
 
     tag = "gate_analysis"

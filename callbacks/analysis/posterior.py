@@ -63,12 +63,9 @@ class PosteriorAnalysis(Analysis):
     the verb validate, or in training as often as asked, it also scores the batches with other
     numbers of inner steps: the bound against T_fast and against FLOPs per token.
 
-    All goes to the loggers, pictures to TensorBoard, CSV and PNG files, with the step in their
-    names, to ``posterior_analysis`` in the run's log folder (without a logger in
-    trainer.default_root_dir). Training is not touched: metrics, gradients, random states, modes and
-    the configuration stay as they are. With several ranks the analysed batches are those of all.
-    What a way of inference has not is left out: a chain's KL and variances, an encoder's steps. A
-    model without posteriors is reported once and left alone.
+    Files are in ``posterior_analysis``. What a way of inference has not is left out: a chain's KL
+    and variances, an encoder's steps. What all analyses have in common is described in
+    ``callbacks.analysis``.
     """
 
     tag = "posterior_analysis"

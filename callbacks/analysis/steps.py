@@ -81,12 +81,9 @@ class StepAllocation(Analysis):
     scores the batches with other alphas (Fig. 5), and follows Jacobi iterations to the fixed point
     (Fig. 8).
 
-    Scalars (``steps/...``, listed at ``step_report``) go to the loggers, pictures to TensorBoard,
-    and CSV, PNG and HTML files, with the step in their names, to ``step_allocation`` in the run's
-    log folder (without a logger in trainer.default_root_dir). Training is not touched: metrics,
-    random states, modes and the configuration stay as they are. With several ranks the analysed
-    batches are those of all; the text shown is that of rank 0. What a model has not is left out:
-    alpha, iterations, a router. One that records no steps is reported once and left alone.
+    Scalars are ``steps/...``, see ``step_report``; files are in ``step_allocation``. What a model
+    has not is left out: alpha, iterations, a router. What all analyses have in common is described
+    in ``callbacks.analysis``.
     """
 
     tag = "step_allocation"
@@ -178,7 +175,7 @@ class StepAllocation(Analysis):
                 del consumers["depth_losses"]  # which is expensive
             with dialled(pl_module, DIAL, alpha):
                 scores = pl_module.recorded(batch, **consumers)
-            findings.add("sweep", sweep_lines(alpha, batch, recorder, scores.log_prob))
+            collect_sweep(findings, alpha, batch, recorder, scores.log_prob)
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         title = f"Steps of {type(pl_module).__name__}, step {self._step(trainer)}"
@@ -316,27 +313,32 @@ def _shown_row(
     return pd.DataFrame(columns)
 
 
-def sweep_lines(
-    alpha: float, batch: dict[str, Any], recorder: StepRecorder, log_prob: Tensor
-) -> pd.DataFrame:
-    """Returns ``alpha``, ``executed``, ``loss`` and ``difficulty`` of the tokens with a target.
+def collect_sweep(
+    findings: Findings,
+    alpha: float,
+    batch: dict[str, Any],
+    recorder: StepRecorder,
+    log_prob: Tensor,
+) -> None:
+    """Adds ``alpha``, ``executed`` and ``loss`` in nats of the tokens with a target to ``sweep``.
 
-    The difficulty is the step-0 loss at alpha 0, nan at other alphas; losses are in nats.
+    And, at alpha 0, their ``step0_loss`` to ``difficulty``.
 
     Args:
+        findings: to add to.
         alpha: what the router's logits were shifted by.
         batch: that was scored.
         recorder: what it has recorded; losses at alpha 0.
         log_prob: float32 (B, T), of the targets in nats.
     """
     assert recorder.executed is not None
-    chosen, losses = targets_of(batch), recorder.losses
-    columns = {
-        "executed": recorder.executed[chosen].astype(np.int16),
-        "loss": -as_float64(log_prob)[chosen].astype(np.float32),
-        "difficulty": np.float32(math.nan) if losses is None else losses[chosen][:, 0].astype("f4"),
-    }
-    return pd.DataFrame(columns).assign(alpha=alpha)
+    chosen = targets_of(batch)
+    executed = recorder.executed[chosen].astype(np.int16)
+    loss = -as_float64(log_prob)[chosen].astype(np.float32)
+    findings.add("sweep", {"alpha": np.float32(alpha), "executed": executed, "loss": loss})
+    if alpha == 0:
+        assert recorder.losses is not None
+        findings.add("difficulty", {"step0_loss": recorder.losses[chosen][:, 0].astype(np.float32)})
 
 
 def word_places(texts: Sequence[str]) -> np.ndarray:
@@ -529,7 +531,7 @@ def sweep(findings: Findings) -> pd.DataFrame:
     lines = findings["sweep"]
     if not len(lines):
         return lines
-    bucket = buckets(lines.loc[lines["alpha"] == 0, "difficulty"])
+    bucket = buckets(findings["difficulty"]["step0_loss"])
     tables = []
     for alpha, part in lines.groupby("alpha"):  # of the same tokens in the same order
         values = part[["executed", "loss"]].astype(np.float64)

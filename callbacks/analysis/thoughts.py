@@ -59,13 +59,9 @@ class ThoughtTrace(Analysis):
     reading a query takes; all that by group of queries. A few queries are written out with their
     thoughts where they are thought (Thinking States, Fig. 4).
 
-    Scalars (``thoughts/...``, defined in ``summary``) go to the loggers, pictures and queries to
-    TensorBoard, and CSV, PNG, HTML and text files, with the step in their names, to
-    ``thought_trace`` in the run's log folder (without a logger in trainer.default_root_dir).
-    Training is not touched: metrics, random states and modes stay as they are. With several ranks
-    the analysed batches are those of all; the queries shown are those of rank 0. Queries without
-    known steps count for rounds and trivial thoughts only. A model that records no thoughts is
-    reported once and left alone.
+    Scalars are ``thoughts/...``, see ``summary``; files are in ``thought_trace``, queries in
+    TensorBoard, too. Queries without known steps count for rounds and trivial thoughts only. What
+    all analyses have in common is described in ``callbacks.analysis``.
     """
 
     tag = "thought_trace"

@@ -6,7 +6,7 @@ from typing import Any
 EOS = "\N{END OF PROOF}"
 """Shown for the end of a document."""
 PART = "\N{WHITE VERTICAL RECTANGLE}"
-"""Shown for a token without a whole character of its own."""
+"""Shown for a token that is part of the character after it."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MOST_BYTES = 4  # of a character in UTF-8

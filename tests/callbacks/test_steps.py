@@ -25,12 +25,12 @@ from callbacks.analysis.steps import (
     INTERNAL,
     StepRecorder,
     buckets,
+    collect_sweep,
     collect_tokens,
     frequent,
     step_report,
     steps,
     sweep,
-    sweep_lines,
     texts_by_id,
     tokens,
     utility,
@@ -340,11 +340,11 @@ def test_steps_within_words():
 def test_a_sweep_is_compared_with_alpha_zero():
     findings = found()
     base = -LOSSES[..., 2]
-    findings.add("sweep", sweep_lines(0.0, BATCH, seen(), base))
+    collect_sweep(findings, 0.0, BATCH, seen(), base)
     fewer = StepRecorder()
     fewer.take_steps(executed=EXECUTED.clamp(max=1), most=2)
     worse = base - torch.tensor([0.25, 0.25, 2, 3, 9])
-    findings.add("sweep", sweep_lines(-4.0, BATCH, fewer, worse))
+    collect_sweep(findings, -4.0, BATCH, fewer, worse)
     lines = {(line["alpha"], line["bucket"]): line for line in lines_of(sweep(findings))}
     easy, hard = lines[-4, "easy"], lines[-4, "hard"]
     assert (easy["mean_steps"], easy["loss"], easy["loss_change"]) == (0.5, 1.25, 0.25)
@@ -418,7 +418,7 @@ def test_ranks_and_batches_add_up():
     together, merged, other = found(), found(), Findings()
     for findings in (together, other):
         collect_tokens(findings, BATCH, seen(EXECUTED.flip(1)), BytesTokenizer(), 1)
-        findings.add("sweep", sweep_lines(0.0, BATCH, seen(), -LOSSES[..., 2]))
+        collect_sweep(findings, 0.0, BATCH, seen(), -LOSSES[..., 2])
     merged.append(other)
     assert len(merged["shown"]) == 2 * len(together["shown"])  # of each rank; the first is shown
     assert report(merged).files() == report(together).files()
@@ -426,7 +426,7 @@ def test_ranks_and_batches_add_up():
 
 def test_scalars():
     findings = found()
-    findings.add("sweep", sweep_lines(0.0, BATCH, seen(), -LOSSES[..., 2]))
+    collect_sweep(findings, 0.0, BATCH, seen(), -LOSSES[..., 2])
     values = report(findings).finite
     assert values["steps/mean"] == 1.2
     assert values["steps/share_2"] == 0.4
