@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -34,18 +35,17 @@ def loader(batches, rank, ranks):
     return DataLoader(batches[rank::ranks], batch_size=None)
 
 
-def forks(folder, rank, ranks):
-    """A validation of two batches."""
-    from methods import METHODS
+def validation(name, folder, rank, ranks):
+    """A validation of two batches by one of ``analyses.CASES``."""
+    from tests.callbacks.analyses import BY_NAME, CASES
 
-    from callbacks import ForkAnalysis
-
-    (method,) = (method for method in METHODS if method.name == "thoughtbubbles")
-    model = method.build(num_layers=3, dim=16, num_heads=2)
-    made = [method.batch(rows, seed=seed) for seed, rows in enumerate((3, 2))]
+    (case,) = (case for case in CASES if case.name == name)
+    method = BY_NAME[case.method]
+    made = [method.batch(rows, 24, seed) for seed, rows in enumerate((3, 2))]
+    alone = {"convergence_rows": 0} if "convergence_rows" in case.options else {}  # of a rank each
     options = {"precision": "32-true", "use_distributed_sampler": False}
-    trainer = trainer_of(folder, ranks, ForkAnalysis(), **options)
-    trainer.validate(model, loader(made, rank, ranks), verbose=False)
+    trainer = trainer_of(folder, ranks, case.make(num_batches=2, **alone), **options)
+    trainer.validate(case.build(), loader(made, rank, ranks), verbose=False)
 
 
 def gates(folder, rank, ranks):
@@ -64,35 +64,6 @@ def gates(folder, rank, ranks):
     trainer.fit(model, loader(made, rank, ranks), loader(made, rank, ranks))
     (norms,) = analysis._norms.rows
     return norms
-
-
-def posteriors(folder, rank, ranks):
-    """A validation of two batches."""
-    from methods import METHODS
-
-    from callbacks import PosteriorAnalysis
-
-    (method,) = (method for method in METHODS if method.name == "latent-thought")
-    model = method.build(num_layers=3, dim=16, num_heads=2)
-    made = [method.batch(rows, seed=seed) for seed, rows in enumerate((3, 2))]
-    analysis = PosteriorAnalysis(steps=(0, 1))
-    trainer = trainer_of(folder, ranks, analysis, use_distributed_sampler=False)
-    trainer.validate(model, loader(made, rank, ranks), verbose=False)
-
-
-def steps(folder, rank, ranks):
-    """A validation of two batches."""
-    from formats import WINDOWS
-
-    from callbacks import StepAllocation
-    from lightning_models import PonderConfig, PonderLM
-
-    sizes = {"vocab_size": 257, "block_size": 32, "dim": 16, "num_layers": 2, "num_heads": 2}
-    model = PonderLM(PonderConfig(**sizes, thinking_steps=2, router_init="uniform", tau=0.3))
-    made = [WINDOWS.batch(rows, 24, seed) for seed, rows in enumerate((3, 2))]
-    analysis = StepAllocation(alphas=(-1, 1), convergence_rows=0)
-    trainer = trainer_of(folder, ranks, analysis, use_distributed_sampler=False)
-    trainer.validate(model, loader(made, rank, ranks), verbose=False)
 
 
 def thoughts(folder, rank, ranks):
@@ -122,26 +93,27 @@ def thoughts(folder, rank, ranks):
     return list(found.values())
 
 
-CASES = {
-    "fork_analysis": (forks, {"val-step=0-scalars.csv", "val-step=0-windows.csv"}),
-    "gate_analysis": (gates, {"val-step=1-reach.csv", "val-step=1-attention.csv"}),
-    "posterior_analysis": (posteriors, {"val-step=0-layers.csv", "val-step=0-sweep.csv"}),
-    "step_allocation": (steps, {"val-step=0-utility.csv", "val-step=0-sweep.csv"}),
-    "thought_trace": (thoughts, {"val-step=0-chunks.csv", "val-step=0-groups.csv"}),
+TABLES = {
+    "fork_analysis": {"val-step=0-scalars.csv", "val-step=0-windows.csv"},
+    "gate_analysis": {"val-step=1-reach.csv", "val-step=1-attention.csv"},
+    "posterior_analysis": {"val-step=0-layers.csv", "val-step=0-sweep.csv"},
+    "step_allocation": {"val-step=0-utility.csv", "val-step=0-sweep.csv"},
+    "thought_trace": {"val-step=0-chunks.csv", "val-step=0-groups.csv"},
 }
-"""Name of the folder that is written -> what is done, and tables that must be there."""
+"""Name of the folder that is written -> tables that must be there."""
 
 
 def measure(name, folder, rank, ranks):
     """Does it, and notes what this rank found besides the tables."""
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
-    found = CASES[name][0](folder, rank, ranks)
+    special = {"gate_analysis": gates, "thought_trace": thoughts}
+    found = special.get(name, partial(validation, name))(folder, rank, ranks)
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TABLES)
 def test_two_ranks_find_what_one_does(tmp_path, name):
     one, two = tmp_path / "one", tmp_path / "two"
     measure(name, one, 0, 1)
@@ -159,7 +131,7 @@ def test_two_ranks_find_what_one_does(tmp_path, name):
         found = json.loads((two / f"{rank}.json").read_text())
         assert found == (expected and pytest.approx(expected, rel=1e-9))
     tables = {path.name for path in (one / name).glob("*.csv")}
-    assert CASES[name][1] <= tables
+    assert TABLES[name] <= tables
     assert tables == {path.name for path in (two / name).glob("*.csv")}
     for table in {each for each in tables if each.startswith("val-step=")}:
         first, second = ((folder / name / table).read_text() for folder in (one, two))
