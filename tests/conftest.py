@@ -97,3 +97,32 @@ def make_reasoning(data_cache):
         return StateTracking(**{**options, **changes})
 
     return make
+
+
+@pytest.fixture
+def exact_tables(monkeypatch):
+    """Rotary tables in float64, which are float32 otherwise, for comparisons with references."""
+    from lightning_models.latent_thought import network as latent_thought
+    from lightning_models.layers import Rope
+    from lightning_models.ponderlm.baselines import shared
+    from lightning_models.thoughtbubbles import network as thoughtbubbles
+    from lightning_models.transformer import network as transformer
+
+    def rope_tables(positions, head_dim, base=10000.0):
+        """``layers.rope_tables`` in float64."""
+        exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+        angles = positions.double()[..., None] * base**-exponent
+        angles = torch.cat((angles, angles), dim=-1).reshape(-1, 1, positions.shape[-1], head_dim)
+        return Rope(angles.cos(), angles.sin())
+
+    for module in (transformer, thoughtbubbles, latent_thought, shared):
+        monkeypatch.setattr(module, "rope_tables", rope_tables)
+
+
+@pytest.fixture
+def exact(exact_tables):
+    """Those, and all that is made inside, weights and positions, in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

@@ -316,6 +316,18 @@ def test_evaluation_does_not_depend_on_the_batch_size(method, make_loaders, tmp_
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+def test_sampled_texts_do_not_depend_on_the_batch(method):
+    """Rows leave the batch at different times; each draws from its own stream."""
+    model, prompts = method.build(seed=1).eval(), method.format.prompts
+    whole = generate(model, prompts, max_new_tokens=12)
+    stop = whole[0][3]
+    expected = [row[: row.index(stop) + 1] if stop in row else row for row in whole]
+    assert generate(model, prompts, max_new_tokens=12, eos_id=stop) == expected
+    for row, prompt in enumerate(prompts):
+        (alone,) = generate(model, [prompt], max_new_tokens=12, eos_id=stop, first_row=row)
+        assert alone == expected[row]
+
+
 def test_generated_ids_stay_inside_the_vocabulary(method):
     model, size = method.build().eval(), method.format.sizes["vocab_size"]
     rows = generate(model, method.format.prompts[:2], max_new_tokens=20, vocab_size=size)

@@ -175,13 +175,6 @@ def test_rows_that_end_leave_the_others_as_they_are():
     assert generate(model, prompts, max_new_tokens=9, eos_id=stop) == expected
 
 
-def test_sampled_texts_do_not_depend_on_the_batch(kind):
-    model, prompts = build(**kind, resample_every=2), [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
-    together = generate(model, prompts, max_new_tokens=7)
-    for row, prompt in enumerate(prompts):
-        assert generate(model, [prompt], max_new_tokens=7, first_row=row) == together[row : row + 1]
-
-
 def test_generation_under_inference_mode(kind):
     model = build(**kind, resample_every=2)
     expected = generate(model, [[1, 2, 3], [4]], max_new_tokens=5)

@@ -8,7 +8,7 @@ from lightning_models import LatentThoughtLM, OptimizerConfig
 from lightning_models.generation import generate
 from lightning_models.latent_thought import LatentThoughtConfig
 from lightning_models.layers import recording
-from tests.latent_thought.cases import alone, build, posterior_of, rows_of
+from tests.latent_thought.cases import build, posterior_of, rows_of
 
 KINDS = {
     "variational": {},
@@ -154,17 +154,6 @@ def test_slow_learning_drops():
 
 
 # ---- batches
-
-
-@pytest.mark.usefixtures("exact")
-def test_inference_does_not_depend_on_the_batch(kind):
-    model, batch = build(**kind), rows_of([5, 3, 4])
-    together, scores = posterior_of(model, batch)
-    for row in range(3):
-        single, own = posterior_of(model, alone(batch, row))
-        torch.testing.assert_close(single.mean[0], together.mean[row], atol=1e-9, rtol=1e-8)
-        torch.testing.assert_close(own.log_prob[0], scores.log_prob[row])
-        torch.testing.assert_close(own.sequence_term[0], scores.sequence_term[row])
 
 
 @pytest.mark.usefixtures("exact")

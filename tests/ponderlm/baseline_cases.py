@@ -5,9 +5,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_models import TransformerConfig, TransformerLM
-from lightning_models.layers import Rope
-from lightning_models.ponderlm.baselines import shared
-from lightning_models.transformer import network as transformer_network
 from tests.ponderlm.cases import SIZES, V
 from tests.reference import ponderlm as reference
 
@@ -26,24 +23,6 @@ COUNTED = {
     )
 }
 """Torch's counter knows only the other form of this product."""
-
-
-def exactly(monkeypatch):
-    """Rotary tables, and all that is made inside, in float64; for a fixture to yield from."""
-    for module in (transformer_network, shared):
-        monkeypatch.setattr(module, "rope_tables", exact_rope_tables)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
-def exact_rope_tables(positions, head_dim, base=10000.0):
-    """``layers.rope_tables`` in float64."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    angles = positions.double()[..., None] * base**-exponent
-    angles = torch.cat((angles, angles), dim=-1).reshape(-1, 1, positions.shape[-1], head_dim)
-    return Rope(angles.cos(), angles.sin())
 
 
 def build(model, kind, seed=0, **changes):

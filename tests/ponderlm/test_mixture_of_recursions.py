@@ -24,7 +24,6 @@ from tests.ponderlm.baseline_cases import (
     counted_flops,
     cross_entropies,
     embedded,
-    exactly,
     own_rows,
     recorded,
     rows_of,
@@ -35,11 +34,6 @@ SOME = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}
 TIED = {"thinking_steps": 3, "capacities": (1.0, 0.6, 0.6)}
 """The first and the last extra recursion have nothing to choose."""
 ALL = {"thinking_steps": 2, "capacities": (1.0, 1.0)}
-
-
-@pytest.fixture
-def exact(monkeypatch):
-    yield from exactly(monkeypatch)
 
 
 class Naive:

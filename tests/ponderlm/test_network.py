@@ -20,7 +20,7 @@ from tests.ponderlm.cases import (
 )
 from tests.reference import ponderlm as reference
 
-pytestmark = pytest.mark.usefixtures("exact")
+pytestmark = pytest.mark.usefixtures("exact_tables")
 
 
 def slow_passes(model, batch, iterations, **options):

@@ -74,7 +74,7 @@ def assert_objective(model, batch, iterations):
     return expected
 
 
-@pytest.mark.usefixtures("exact")
+@pytest.mark.usefixtures("exact_tables")
 @pytest.mark.parametrize("iterations", [0, 2])
 @pytest.mark.parametrize("style", ALL_STYLES)
 def test_loss_and_all_gradients(style, iterations):
@@ -89,7 +89,7 @@ def test_loss_and_all_gradients(style, iterations):
         assert found.penalty > 0
 
 
-@pytest.mark.usefixtures("exact")
+@pytest.mark.usefixtures("exact_tables")
 @pytest.mark.parametrize("kind", [PonderLM, PonderLM2])
 @pytest.mark.parametrize("passes", PASSES)
 def test_gradients_of_some_passes(passes, kind):
@@ -99,7 +99,7 @@ def test_gradients_of_some_passes(passes, kind):
     assert_objective(model, rows_of([3, 2]), 2)
 
 
-@pytest.mark.usefixtures("exact")
+@pytest.mark.usefixtures("exact_tables")
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_gradients_of_every_penalty(penalty):
     model = build(**PENALTIES[penalty], router=1.5, jacobi_iterations=(1, 1))
@@ -107,7 +107,7 @@ def test_gradients_of_every_penalty(penalty):
     assert found.penalty > 0 or penalty == "none"
 
 
-@pytest.mark.usefixtures("exact")
+@pytest.mark.usefixtures("exact_tables")
 @pytest.mark.parametrize("style", ["k3", "literal-index"])
 def test_truncation_and_alpha_are_not_of_training(style):
     changes = {**STYLES[style], **PENALISED, "alpha": 2.0, "tau": 0.3}

@@ -116,7 +116,7 @@ def slow_rows(model, batch, iterations):
     return weights, rows
 
 
-@pytest.mark.usefixtures("exact")
+@pytest.mark.usefixtures("exact_tables")
 @pytest.mark.parametrize("every", [1, 2, 3])
 @pytest.mark.parametrize("penalty", ["ours", "paper"])
 def test_statistics_of_training(penalty, every):
@@ -170,7 +170,7 @@ def test_no_penalty():
         assert not any("rho" in name for name in output.stats)
 
 
-@pytest.mark.usefixtures("exact")
+@pytest.mark.usefixtures("exact_tables")
 def test_the_penalty_reaches_the_output_matrix_never():
     """Gradients flow through w alone: into the router, and into what it looks at."""
     model, batch = build(penalty_beta=1e-3), rows_of([4])

@@ -23,7 +23,7 @@ from tests.ponderlm.cases import (
 )
 from tests.reference import ponderlm as reference
 
-pytestmark = pytest.mark.usefixtures("exact")
+pytestmark = pytest.mark.usefixtures("exact_tables")
 TAU = 0.05
 STOPPING = {
     "shifted": {"thinking_steps": 3},

@@ -12,18 +12,6 @@ from tests.thought_gestalt.cases import VARIANTS, gestalt, streams
 SHAPE = [[3, 1, 6, 2], [2, 5], [4, 4, 1, 1, 2, 3]]
 
 
-def test_scores_stand_where_the_targets_do():
-    model, batch = gestalt(), streams(SHAPE)
-    scores = model.score(batch)
-    assert scores.log_prob.shape == batch["targets"].shape
-    assert torch.equal(scores.log_prob < 0, batch["targets"] >= 0)
-    for row in range(len(SHAPE)):
-        alone = model.score({key: value[row : row + 1] for key, value in batch.items()})
-        torch.testing.assert_close(alone.log_prob[0], scores.log_prob[row])
-    assert scores.num_targets.tolist() == [17, 9, 22]
-    assert scores.kind == "exact"
-
-
 def test_filling_rows_have_no_targets():
     model, batch = gestalt(), streams([[2], [3, 1]])
     filled = {key: torch.cat((torch.zeros_like(value[:1]), value)) for key, value in batch.items()}

@@ -101,16 +101,6 @@ def test_an_empty_memory_adds_nothing():
     assert not torch.equal(changed[0, 1, 0], packed_losses(network, later)[0, 1, 0])
 
 
-def test_a_stream_alone_is_the_stream_in_its_batch():
-    network = build()
-    batch = streams(SHAPE)
-    together = packed_losses(network, batch)
-    for row in range(len(SHAPE)):
-        alone = packed_losses(network, {key: value[row : row + 1] for key, value in batch.items()})
-        for (_, t, slot), loss in alone.items():
-            torch.testing.assert_close(loss, together[row, t, slot])
-
-
 def test_dropouts_follow_their_share_and_spare_boundaries():
     network, batch = build(token_dropout=0.9, attention_dropout=0.0).train(), streams([[6] * 6] * 8)
     steps, _ = pack(batch["tokens"], batch["lengths"], batch["is_last"], SLOTS)

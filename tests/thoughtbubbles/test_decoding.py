@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lightning_models.generation import SamplingConfig, generate
 from lightning_models.thoughtbubbles.network import PrefixCache, StreamCache
 from tests.thoughtbubbles.cases import (
     THRESHOLDS,
@@ -149,16 +148,6 @@ def test_autocast_decodes_in_half_precision(case):
             log_prob = feed(model, cache, [0, 1, 2], [step, 3 + step, 2 + step], batch["tokens"])
             assert log_prob.isfinite().all()
             torch.testing.assert_close(log_prob.exp().sum(-1), torch.ones(3))
-
-
-@pytest.mark.parametrize("case", CAUSAL)
-def test_generation_does_not_depend_on_the_batch(case):
-    model = build(thresholds=THRESHOLDS, **CAUSAL[case])
-    prompts = [[1, 2, 3, 4, 5], [6], [7, 8]]
-    sampling = SamplingConfig(temperature=0)
-    together = generate(model, prompts, max_new_tokens=7, sampling=sampling, eos_id=3)
-    alone = [generate(model, [p], max_new_tokens=7, sampling=sampling, eos_id=3) for p in prompts]
-    assert together == [rows[0] for rows in alone]
 
 
 def test_a_row_alone_is_a_prefix_of_itself():
