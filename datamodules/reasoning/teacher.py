@@ -424,9 +424,9 @@ def place_steps(
         EndpointError: As `ask`. What was answered before is in the output.
     """
     with only_writer(output):
-        kept, dropped = _Lines(output), _Lines(dropped_path(output))
+        dropped = dropped_path(output)
         counts: Counter[str] = Counter()
-        waiting = _to_ask(problems, kept.identities | dropped.identities, counts)
+        waiting = _to_ask(problems, _written(output) | _written(dropped), counts)
         refused: list[dict[str, Any]] = []  # in a row; all of them are the options' fault, or none
         with contextlib.closing(_answers(ask, waiting, concurrency)) as answers:
             for problem, answered in answers:
@@ -438,17 +438,11 @@ def place_steps(
                     if len(refused) == _MOST_UNFIT:
                         answered.result()  # raises what the endpoint said
                     continue
-                _append_all(dropped, refused)
-                (kept if reason is None else dropped).append(row)
-        _append_all(dropped, refused)
+                _append(dropped, refused)
+                refused.clear()
+                _append(output if reason is None else dropped, [row])
+        _append(dropped, refused)
     return counts
-
-
-def _append_all(lines: "_Lines", rows: list[dict[str, Any]]) -> None:
-    """Writes the rows and forgets them."""
-    for row in rows:
-        lines.append(row)
-    rows.clear()
 
 
 def _to_ask(problems: Iterable[Solved], done: set[str], counts: Counter[str]) -> Iterator[Solved]:
@@ -502,39 +496,31 @@ def _answers(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _Lines:
-    """A jsonl file that is appended to, a line at once.
-
-    Attributes:
-        identities: The problems that it has.
+def _written(path: Path) -> set[str]:
+    """Returns which problems a jsonl file has; a line that a killed process began is removed.
 
     Raises:
         ValueError: A line is not one of ours.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.identities: set[str] = set()
-        whole = 0
-        content = path.read_bytes() if path.exists() else b""
-        for number, line in enumerate(content.splitlines(keepends=True), start=1):
-            if not line.endswith(b"\n"):
-                break  # a killed process was writing it
-            self.identities.add(self._identity(line, number))
-            whole += len(line)
-        if whole < len(content):
+    found, whole = set(), 0
+    content = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
             os.truncate(path, whole)
-
-    def _identity(self, line: bytes, number: int) -> str:
+            break
         try:
-            return str(parse_json(line)["id"])
+            found.add(str(parse_json(line)["id"]))
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{self._path}, line {number} is not a line of this command's output; name another "
-                "file, or remove the line"
+                f"{path}, line {number} is not a line of this command's output; name another file, "
+                "or remove the line"
             ) from error
+        whole += len(line)
+    return found
 
-    def append(self, row: dict[str, Any]) -> None:
-        """Writes a line, which is on the disk when this returns."""
+
+def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes lines, which are on the disk when this returns."""
+    for row in rows:
         line = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        append_durably(self._path, line)
+        append_durably(path, line)
