@@ -31,6 +31,6 @@ place               what it holds
 ==================  ================================================================================
 
 A command is a module with ``add_arguments(parser, argv)`` and ``run(settings)``, the file of its
-name or ``command.py`` of its folder, and one line in ``cli.COMMANDS``; nothing heavy is imported
-before it is known.
+name or ``command.py`` of its folder, one line in ``cli.COMMANDS``, and one in ``tests/verbs.py``,
+which puts it under the contract of all commands; nothing heavy is imported before it is known.
 """

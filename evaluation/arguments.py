@@ -205,7 +205,7 @@ def add_data_arguments(
         "--batch_size", type=int | None, default=None, help="Windows per batch (null: as trained)."
     )
     parser.add_argument(
-        "--limit_batches", type=int | None, default=None, help="Score so many batches only."
+        "--limit_batches", type=int | None, default=None, help="Score that many batches only."
     )
 
 

@@ -127,7 +127,7 @@ def draw_targets(
 
     Args:
         source: batches of the split by number.
-        batches: draw from the first so many.
+        batches: number of the first ones to draw from.
         positions: how many (all, if there are fewer); None: all.
         seed: of the draw, non-negative.
 

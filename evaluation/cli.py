@@ -19,7 +19,7 @@ COMMANDS = {
     "gsm8k": ("gsm8k", "Solve word problems in k tries: pass@k on GSM8K."),
     "reason": ("reason.command", "Ask questions with known right answers, and time them."),
     "quality": ("quality", "Compare its texts with human ones: MAUVE, perplexity."),
-    "known_facts": ("reason.known_facts", "Ask a model for the facts behind two-hop questions."),
+    "known_facts": ("reason.known_facts", "Ask a model for the facts that two-hop questions join."),
     "reversal": ("reversal", "Ask for a relation that the prompt states in reverse."),
     "scaling": ("scaling", "Fit power laws through results of perplexity."),
     "sweep": ("sweep", "Compare perplexity with the steps and FLOPs it takes."),

@@ -435,7 +435,7 @@ class Pretrained:
         source: the same.
         model: the ``transformers`` model, in eval mode.
         tokenizer: the ``transformers`` tokenizer.
-        start: the BOS that the tokenizer puts in front of texts by itself, or nothing.
+        start: the BOS that the tokenizer puts before texts by itself, or nothing.
 
     Raises:
         ValueError: if they are not there, cannot be read, lack weights, or would need code of their

@@ -144,7 +144,7 @@ def measure_perplexity(
         seed: of that draw.
         split: which documents.
         precision: of the matrix products.
-        limit_batches: score, or draw from, the first so many batches; None: all.
+        limit_batches: score, or draw from, that many of the first batches; None: all.
 
     Raises:
         ValueError: if the split is empty.

@@ -450,7 +450,7 @@ def judge_texts(
     """Returns the perplexity of texts under a causal model, under the keys of the JSON file.
 
     ``judged_tokens`` are in the judge's tokenizer. A text's first token is context only, unless the
-    tokenizer puts a BOS in front by itself; the end of a document within a text is the judge's EOS,
+    tokenizer puts a BOS first by itself; the end of a document within a text is the judge's EOS,
     and counts as a token. ``cut_texts`` were longer than the judge's context, and only their
     beginning was scored.
 

@@ -24,6 +24,7 @@ from evaluation.arguments import (
     load_with_tokenizer,
 )
 from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
+from evaluation.figures import DPI
 from evaluation.load import (
     Precision,
     Pretrained,
@@ -323,7 +324,6 @@ class ReversalReport:
 COLOURS = {"target": "#3f9c6b", "distractor": "#c0443c"}
 MOST_POINTS = 500
 WIDTH = 0.5  # of the cloud of points
-DPI = 150
 
 
 def reversal_figure(answers: pd.DataFrame, title: str) -> Any:

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
+from evaluation.arguments import add_file_arguments
 from evaluation.figures import DPI, scaling_figure
-from evaluation.output import check_target, read_json, write_atomically, write_report
+from evaluation.output import check_targets, read_json, write_atomically, write_report
 from evaluation.run_metrics import NATS
 from evaluation.runs import is_number, matching, split_name
 from evaluation.tables import (
@@ -372,14 +373,12 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="Group that the others are compared with: how many times the size it would need for "
         "their values.",
     )
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
-    parser.add_argument("--plot", type=str | None, default=None, help="PNG file to write.")
+    add_file_arguments(parser, output="JSON file to write.", plot="PNG file to write.")
 
 
 def run(settings: Namespace) -> None:
     """Fits the curves, prints them and writes the files that are asked for."""
-    target = None if settings.output is None else check_target(settings.output)
-    picture = None if settings.plot is None else check_target(settings.plot, "plot")
+    target, picture = check_targets(output=settings.output, plot=settings.plot)
     how = {"y": settings.y, "law": settings.law}
     report = fit_scaling(
         read_results(settings.runs, settings.x, **how), settings.x, settings.baseline, **how

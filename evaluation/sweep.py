@@ -6,7 +6,6 @@ its dials, with its likelihood and its costs.
 """
 
 import itertools
-from argparse import ArgumentParser as PlainParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_type_hints
@@ -20,6 +19,7 @@ from evaluation.arguments import (
     add_run_arguments,
     add_which_argument,
     data_recipe,
+    first_look,
 )
 from evaluation.figures import (
     MARKS,
@@ -470,15 +470,8 @@ Measure = Literal["perplexity", "loss"]
 
 def checkpoints_in(argv: Sequence[str]) -> list[Checkpoint]:
     """Returns the checkpoints that a command line names; needed before it can be parsed."""
-    scan = PlainParser(add_help=False, allow_abbrev=False)
-    scan.add_argument("--ckpts", nargs="+", default=[])
-    scan.add_argument("--which", default="last")
-    scan.add_argument("--packages", default="")
-    found, _ = scan.parse_known_args(list(argv))
-    if not found.ckpts or {"-h", "--help"} & set(argv):
-        return []
-    import_packages(found.packages)
-    return find_checkpoints(found.ckpts, "ckpts", found.which)
+    found = first_look(argv, "ckpts", several=True)
+    return [] if found is None else find_checkpoints(found.ckpts, "ckpts", found.which)
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:

@@ -86,7 +86,7 @@ class ZeroShotReport:
 
 
 def _row(name: str, report: PerplexityReport) -> list[str]:
-    """Returns split, perplexity, bits per byte and tokens of a set; less than all is told."""
+    """Returns split, perplexity, bits per byte and tokens of a set; less than all is marked."""
     totals, how = report.totals, report.settings
     limited = how["batches"] < how["of_batches"]
     part = f" ({how['batches']} of {how['of_batches']} batches)" if limited else ""
@@ -121,7 +121,7 @@ def measure_zero_shot(
         model: on its device, in eval mode.
         sets: by name, prepared and set up.
         precision: of the matrix products.
-        limit_batches: score the first so many batches of each; None: all.
+        limit_batches: score that many of the first batches of each; None: all.
     """
     return ZeroShotReport(
         {
@@ -199,7 +199,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--batch_size", type=int | None, default=None, help="Blocks per batch (null: as trained)."
     )
     parser.add_argument(
-        "--limit_batches", type=int | None, default=None, help="Score so many batches of a set."
+        "--limit_batches", type=int | None, default=None, help="Score that many batches of a set."
     )
     add_file_arguments(parser, output="JSON file to write.")
 

@@ -245,7 +245,7 @@ def reason_options(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train_reasoner(quiet_trainer):
-    """Writes a checkpoint of so many steps on questions."""
+    """Writes a checkpoint of that many steps on questions."""
 
     def train(path, data, kind, steps, **changes):
         torch.manual_seed(0)

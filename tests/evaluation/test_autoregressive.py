@@ -84,7 +84,7 @@ def test_causal_methods_score_prefixes_as_whole_windows(pair, name):
 
 
 @pytest.mark.parametrize("budget", ["dynamic", "fixed"])
-def test_a_choice_over_the_whole_sequence_is_made_anew_for_each_prefix(pair, make_source, budget):
+def test_a_choice_over_the_whole_sequence_is_made_again_for_each_prefix(pair, make_source, budget):
     model = BY_NAME["thoughtbubbles"].build(budget=budget)
     drawn, scores = pair(model, positions=60)
     data, _ = make_source()
@@ -124,9 +124,9 @@ def test_a_batch_of_prefixes_holds_no_later_token(make_source):
     chosen = torch.arange(20)
     before = prefix_batch(drawn, chosen, 256)
     place = torch.arange(before["tokens"].shape[1])
-    behind = place > drawn.column[:, None]
-    assert (before["tokens"][behind] == 256).all()
-    assert torch.equal(before["mask"], ~behind)
+    later = place > drawn.column[:, None]
+    assert (before["tokens"][later] == 256).all()
+    assert torch.equal(before["mask"], ~later)
     assert ((before["targets"] != -100).sum(dim=1) == 1).all()
     assert torch.equal(
         before["targets"][chosen, drawn.column], drawn.windows["targets"][drawn.row, drawn.column]
@@ -265,7 +265,7 @@ def test_all_positions_of_a_causal_model_are_its_blockwise_perplexity(score, che
     assert result["flops_per_token"] == blockwise["flops_per_token"]
 
 
-def test_a_noncausal_model_is_exact_behind_prefixes(score, forking_path):
+def test_a_noncausal_model_is_exact_after_prefixes(score, forking_path):
     result = score(forking_path, *FEW)
     assert (result["likelihood"], result["causal"]) == ("exact", True)
     assert result["perplexity"] == pytest.approx(math.exp(result["nats_per_token"]))

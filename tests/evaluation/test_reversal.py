@@ -336,7 +336,7 @@ def test_the_figure_has_means_and_a_point_a_pair(tokenizer):
 
 @pytest.fixture
 def gpt2(save_gpt2, tokenizer):
-    """Saves a random GPT-2 with the tokenizer; ``bos`` makes that one put a BOS in front."""
+    """Saves a random GPT-2 with the tokenizer; ``bos`` makes that one put a BOS first."""
 
     def save(bos=False, positions=32):
         model, _, folder = save_gpt2(bos, positions, words=tokenizer, spread=0.1)
@@ -369,7 +369,7 @@ def test_transformers_models_give_what_they_say_themselves(
     assert result["model"] == "GPT2LMHeadModel"
 
 
-def test_a_tokenizer_that_puts_a_space_in_front_of_every_text_has_its_names():
+def test_a_tokenizer_that_begins_every_text_with_a_space_has_its_names():
     import tokenizers
     from tokenizers import normalizers, pre_tokenizers
 

@@ -87,7 +87,7 @@ def test_prices_follow_the_steps(ponder_path):
         ("thought-gestalt", {}, 1),
         ("thinking-states", {}, 1),
         ("coconut", {}, 1),
-        # two of three blocks have twice as many streams; all three with a fork in front of each
+        # two of three blocks have twice as many streams; all three with a fork before each
         ("thoughtbubbles", {"fork_layers": (1,), "kappa": "2L"}, (1 + 2 + 2) / 3),
         ("thoughtbubbles", {"fork_layers": (0,), "kappa": "1.5L"}, 1.5),
     ],
@@ -117,7 +117,7 @@ def test_a_plain_model_takes_no_additional_steps(score, checkpoint_path):
     assert all(key.replace("_", " ") in printed for key in COST)
 
 
-def test_behind_prefixes_steps_are_those_of_the_drawn_targets(score, ponder_path):
+def test_after_prefixes_steps_are_those_of_the_drawn_targets(score, ponder_path):
     options = ("--mode", "autoregressive", "--positions", 3, "--limit_batches", 1)
     assert score(ponder_path, *options)[0]["executed_steps"] == 2
     assert score(ponder_path, *options, "--set.tau", "0.999")[0]["executed_steps"] == 0
@@ -151,7 +151,7 @@ def test_measuring_asks_for_nothing_afterwards(checkpoint_path, corpus):
     record("thinking_steps", executed=None, most=None)  # nobody is there to fail on it
 
 
-def test_generation_tells_the_steps_it_took(evaluates, ponder_path, checkpoint_path):
+def test_generation_prints_the_steps_it_took(evaluates, ponder_path, checkpoint_path):
     words = ["--prompt", "a", "--max_new_tokens", "5", "--temperature", "0"]
     out = evaluates("generate", "--ckpt", ponder_path, *words, "--set.tau", "0")
     most = read_checkpoint(ponder_path).model_recipe["init_args"]["config"]["thinking_steps"]
@@ -183,7 +183,7 @@ def bubbles_path(corpus, train_checkpoint, tmp_path_factory):
 
 
 def windows_of(corpus, number=None):
-    """The validation windows one by one, of so many batches."""
+    """The validation windows one by one, of that many batches."""
     data = LocalText(**corpus)
     data.prepare_data()
     data.setup("validate")
