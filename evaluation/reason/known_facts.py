@@ -1,6 +1,6 @@
-"""``evaluate.py known_facts``: which facts behind two-hop questions a model knows by itself.
+"""``evaluate.py known_facts``: which facts of two-hop questions a model knows by itself.
 
-Each fact is asked for as the public sets ask for it, a sentence to be gone on with ("The singer of
+Each fact is asked for as the public sets ask for it, a sentence to be continued ("The singer of
 X is"), and greedily: `TwoHop(known_file=...)` keeps the questions whose two facts are known, the
 parametric knowledge of Thinking States (Sec. 4.3).
 
@@ -8,7 +8,7 @@ NOTE(paper): the paper does not say how its questions were filtered. The protoco
 public sets (Biran et al., arXiv 2406.12775): ten new tokens, and a fact is known if a name of its
 object occurs in them, whatever the case; but only as whole words.
 
-Answers are on the disk batch by batch: the same command goes on where an interrupted one ended.
+Answers are on the disk batch by batch: the same command continues where an interrupted one ended.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from evaluation.output import check_target, format_table, write_jsonl
 
 
 @dataclass
-class Journal:
+class AnswerJournal:
     """Answers by batch, in a hidden file next to the output until that is whole.
 
     A header that names the command, then a line for each batch of questions. Whole batches only: in
@@ -117,7 +117,7 @@ def ask(
 
     Columns: ``question``, ``object``, ``written``, and ``known``, whether that names the object.
     They are the keys of the lines of `output`, which is written once all answers are there; until
-    then they are in a journal next to it, which a later call goes on with.
+    then they are in a journal next to it, which a later call continues.
 
     Args:
         pretrained: A causal model.
@@ -141,7 +141,7 @@ def ask(
     sizes = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     digest = hashlib.sha256("\n".join(order).encode("utf-8", "replace")).hexdigest()[:16]
     with only_writer(output):
-        journal = Journal(output, {**(made_by or {}), **sizes, "questions": digest})
+        journal = AnswerJournal(output, {**(made_by or {}), **sizes, "questions": digest})
         done = len(journal.batches)
         for texts in tqdm(
             batches[done:], "asking", len(batches), initial=done, unit=" batches", disable=None
@@ -221,7 +221,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--output",
         type=str,
         required=True,
-        help="JSONL file to write; one that an interrupted command has begun is gone on with.",
+        help="JSONL file to write; one that an interrupted command has begun is continued.",
     )
     parser.add_argument("--max_new_tokens", type=int, default=10, help="Longest answer, in tokens.")
     parser.add_argument("--batch_size", type=int, default=32, help="Questions asked at once.")
