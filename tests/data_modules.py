@@ -26,8 +26,8 @@ def write_files(folder: Path) -> None:
     metas = [{"pile_set_name": TOPICS[i % 3]} for i in range(len(PAGES))]
     lines("pile.jsonl", [{"text": t, "meta": m} for t, m in zip(PAGES, metas, strict=True)])
     (folder / "wiki.raw").write_text("".join(ARTICLE.format(i=i) for i in range(60)))
-    asked = [{"question": f"What is twice {i}?", "answer": SOLVED} for i in range(30)]
-    problems = [{**row, "answer": SOLVED.format(i=i, n=2 * i)} for i, row in enumerate(asked)]
+    solved = [SOLVED.format(i=i, n=2 * i) for i in range(60)]
+    problems = [{"question": f"What is twice {i}?", "answer": a} for i, a in enumerate(solved)]
     lines("problems.jsonl", problems)
 
 
@@ -53,23 +53,29 @@ class DataModuleCase:
         return getattr(datamodules, self.kind)(**{**defaults, **self.options, **options})
 
 
-WINDOWS = {"block_size": 16, "batch_size": 2, "tokenizer": "bytes"}
+WINDOWS = {"block_size": 16, "batch_size": 4, "tokenizer": "bytes"}
 PAGES_FILE = {**WINDOWS, "data_files": "pages.jsonl"}
 INNER = {
     "class_path": "datamodules.LocalText",
-    "init_args": {"data_files": "pages.jsonl", "cache_dir": "cache"},
+    "init_args": {"data_files": "pages.jsonl", "cache_dir": "cache", "val_fraction": 0.2},
 }
-VARS = {
-    "task": "vars",
-    "operations": [5, 6],
-    "test_operations": [7],
-    "train_examples": 44,
-    "val_examples": 6,
-    "test_examples": 6,
-    "block_size": 256,
+STREAMS = {
+    "corpus": INNER,
+    "batch_size": 4,
+    "batch_tokens": 150,
+    "max_sentences": 4,
+    "curriculum_step": 3,
+    "curriculum_epochs": 1,
+}
+STATES = {
+    "train_examples": 40,
+    "val_examples": 9,
+    "test_examples": 7,
+    "block_size": 1500,
     "batch_size": 4,
 }
 STORIES = {"train_stories": 40, "val_stories": 9, "test_stories": 12, "block_size": 640}
+WORLD = {"works": 6, "people": 8, "companies": 4, "cities": 4, "countries": 3, "batch_size": 4}
 OUT_OF_RANGE = (
     {"block_size": 0},
     {"batch_size": -1},
@@ -82,8 +88,12 @@ OUT_OF_RANGE = (
 )
 
 DATA_MODULES = [
-    DataModuleCase("PythonDocs", WINDOWS, (*OUT_OF_RANGE, {"min_docstring": -1})),
-    DataModuleCase("LocalText", PAGES_FILE, ({"separator": "("},)),
+    DataModuleCase(
+        "PythonDocs",
+        {**WINDOWS, "block_size": 1024, "batch_size": 64},
+        (*OUT_OF_RANGE, {"min_docstring": -1}),
+    ),
+    DataModuleCase("LocalText", {**PAGES_FILE, "tokenizer": "bpe:270"}, ({"separator": "("},)),
     DataModuleCase("LocalText", {**PAGES_FILE, "train_windows": "random"}),
     DataModuleCase(
         "OpenWebText",
@@ -106,25 +116,27 @@ DATA_MODULES = [
         ({"set_name": "ptbb"}, {"revision": "x"}),
         trains=False,
     ),
-    DataModuleCase(
-        "Sentences",
-        {"corpus": INNER, "splitter": "spans:7", "batch_size": 2},
-        ({"max_sentences": 0}, {"splitter": "dots"}),
-    ),
+    DataModuleCase("Sentences", STREAMS, ({"max_sentences": 0}, {"splitter": "dots"})),
+    DataModuleCase("Sentences", {**STREAMS, "splitter": "spans:9", "max_sentence_tokens": 9}),
     DataModuleCase(
         "SentenceWindows",
-        {"corpus": INNER, "splitter": "spans:7", "block_size": 16, "batch_size": 2},
+        {"corpus": INNER, "block_size": 48, "batch_size": 4},
         ({"block_size": 0},),
     ),
-    DataModuleCase("StateTracking", VARS, ({"batch_size": 0},)),
+    DataModuleCase("StateTracking", {**STATES, "operations": [20, 21]}, ({"batch_size": 0},)),
+    DataModuleCase(
+        "StateTracking",
+        {**STATES, "task": "vars", "tokenizer": "bpe:270", "operations": [5, 6]},
+    ),
     DataModuleCase("Kinship", {**STORIES, "batch_size": 4}, ({"hops": [0]}, {"train_stories": 0})),
+    DataModuleCase("TwoHop", {**WORLD, "val_fraction": 0.2, "test_fraction": 0.1}),
     DataModuleCase(
         "ReasoningGSM8K",
         {
             "data_files": "problems.jsonl",
-            "val_fraction": 0.1,
+            "val_fraction": 0.2,
             "test_fraction": 0.1,
-            "batch_size": 2,
+            "batch_size": 4,
         },
         ({"batch_size": 0},),
     ),

@@ -1,8 +1,12 @@
-"""The contract of every data module, from tests/data_modules.py."""
+"""The contract of every data module, from tests/data_modules.py.
 
-import json
-from itertools import chain, combinations, islice
-from types import SimpleNamespace
+Batch n is a pure function of (seed, n, rank, world size); ranks share an epoch; evaluation scores
+every target once; data are prepared once, and rebuilt from plain values.
+"""
+
+import io
+import pickle
+from itertools import chain, combinations
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from data_modules import DATA_MODULES, write_files
 import datamodules
 from datamodules.recipe import build as build_recipe
 from datamodules.store import SPLITS
+from tests.datamodules.reasoning.reasoning_tasks import fake_trainer
 
 TRAINED = [case for case in DATA_MODULES if case.trains]
 
@@ -36,39 +41,22 @@ def build(folder, monkeypatch):
     """Returns a function that makes a prepared data module."""
     monkeypatch.chdir(folder)
 
-    def make(case, **options):
+    def make(case, trainer=None, **options):
         data = case.build(**options)
         data.prepare_data()
         data.setup()
+        data.trainer = trainer
         return data
 
     return make
 
 
-def loader_of(data, case):
-    return data.train_dataloader() if case.trains else data.val_dataloader()
-
-
-def rank_of_two(data, rank):
-    data.trainer = SimpleNamespace(
-        global_rank=rank,
-        world_size=2,
-        accumulate_grad_batches=1,
-        limit_train_batches=1.0,
-        callbacks=[],
-        lightning_module=SimpleNamespace(),
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
-    )
-    return data.train_dataloader().source
-
-
 def equal(a, b):
-    """Whether two batches, or two values of batches, are the same."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    return bool(a == b)
+    """Whether two batches are the same."""
+    return a.keys() == b.keys() and all(
+        torch.equal(value, b[key]) if isinstance(value, torch.Tensor) else value == b[key]
+        for key, value in a.items()
+    )
 
 
 def texts(data, split):
@@ -79,49 +67,90 @@ def texts(data, split):
 
 
 @every
-def test_prepared_once(build, case):
-    def stamps(store):
-        return {path.name: path.stat().st_mtime_ns for path in store.iterdir()}
+def test_prepared_once_whatever_does_not_decide_the_text(build, folder, case):
+    def stamps():
+        files = (folder / "cache").rglob("*")
+        return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
 
-    first = build(case)
-    before = stamps(first.store_dir)
-    second = build(case)
-    assert second.store_dir == first.store_dir
-    assert stamps(second.store_dir) == before
-    assert second.state_dict() == first.state_dict()
+    data, before = build(case), stamps()
+    others = [build(case, **{key: 3}) for key in ("seed", "batch_size", "eval_batch_size")]
+    assert {other.store_dir for other in others} == {data.store_dir}
+    assert stamps() == before
+
+
+@trained
+def test_batch_n_is_a_pure_function_of_n(build, case):
+    source = build(case).training_source()
+    epoch = len(source)
+    numbers = [epoch + 1, 0, 3 * epoch + 2, 1]
+    batches = {n: source.batch(n) for n in numbers}
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 10_000
+    for again in (build(case).training_source(), source, pickle.loads(pickled)):
+        assert all(equal(again.batch(n), batches[n]) for n in reversed(numbers))
+    assert not equal(source.batch(0), source.batch(epoch))
+    assert not equal(source.batch(0), build(case, seed=1).training_source().batch(0))
+
+
+@trained
+def test_loaders_go_on_anywhere_and_workers_change_nothing(build, case):
+    whole = list(build(case).train_dataloader())
+    assert len(whole) == len(build(case).training_source()) > 3
+    for start, workers in ((2, 2), (len(whole) - 1, 0)):
+        loader = build(case, num_workers=workers).train_dataloader()
+        loader.load_state_dict({"next_batch": start})
+        assert all(equal(a, b) for a, b in zip(loader, whole[start:], strict=True))
+
+
+@trained
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_share_an_epoch_and_count_alike(build, case, world_size):
+    ranks = [
+        build(case, fake_trainer(rank, world_size), batch_size=2).training_source()
+        for rank in range(world_size)
+    ]
+    assert len({len(rank) for rank in ranks}) == 1
+    seen = []
+    for n in range(len(ranks[0]), min(2 * len(ranks[0]), len(ranks[0]) + 100)):
+        batches = [rank.batch(n) for rank in ranks]
+        seen += [i for batch in batches for i in batch["sequence_id"].tolist()]
+        targets = sum(int((batch["targets"] >= 0).sum()) for batch in batches)
+        assert {rank.counts(n)["targets"] for rank in ranks} == {float(targets)}
+        assert len({batch.get("sentence_steps") for batch in batches}) == 1
+    assert len(seen) == len(set(seen))
+
+
+@trained
+def test_normalisers_are_those_of_the_optimiser_step(build, case):
+    data = build(case, fake_trainer(accumulate=3))
+    source, batches = data.training_source(), list(data.train_dataloader())
+    for n, batch in enumerate(batches):
+        group = range(n - n % 3, min(n - n % 3 + 3, len(batches)))
+        expected = {"micro_batches": float(len(group))}
+        for name in source.counts(0):
+            expected[name] = sum(source.counts(m)[name] for m in group)
+        assert batch["step_normalisers"] == expected
 
 
 @every
-def test_batch_n_is_a_function_of_seed_and_n(build, case):
-    numbers = range(5)
-    source = loader_of(build(case), case).source
-    batches = [source.batch(n) for n in numbers]
-    again = loader_of(build(case), case).source
-    assert all(equal(again.batch(n), batches[n]) for n in reversed(numbers))
-    if case.trains:
-        other = loader_of(build(case, seed=1), case).source
-        assert not all(equal(other.batch(n), batches[n]) for n in numbers)
-
-
-@trained
-def test_ranks_have_batches_of_their_own_and_one_step(build, case):
-    first, second = (rank_of_two(build(case), rank) for rank in range(2))
-    assert len(first) == len(second) > 0
-    for n in range(3):
-        here, there = first.batch(n), second.batch(n)
-        assert here["step_normalisers"] == there["step_normalisers"]
-        assert not equal(here, there)
-        assert equal(rank_of_two(build(case), 1).batch(n), there)
-
-
-@trained
-def test_a_run_goes_on_at_any_batch(build, case):
-    whole = list(islice(build(case).train_dataloader(), 6))
-    for start in range(len(whole)):
-        loader = build(case).train_dataloader()
-        loader.load_state_dict({"next_batch": start})
-        assert all(map(equal, loader, whole[start:]))
-        assert loader.state_dict()["next_batch"] > start
+def test_evaluation_scores_every_target_once(build, case):
+    found = []
+    for world_size in (1, 2, 5):
+        sources = [
+            build(case, fake_trainer(rank, world_size), eval_batch_size=3).evaluation_source("val")
+            for rank in range(world_size)
+        ]
+        assert len({len(source) for source in sources}) == 1
+        rows = {}
+        for batch in (source.batch(n) for source in sources for n in range(len(source))):
+            for number, targets in zip(
+                batch["sequence_id"].tolist(), batch["targets"], strict=True
+            ):
+                if (targets >= 0).any():
+                    assert number not in rows
+                    rows[number] = targets[targets >= 0].tolist()
+        found.append(rows)
+    assert found[0] == found[1] == found[2] != {}
 
 
 @every
@@ -145,12 +174,27 @@ def test_an_option_out_of_range_is_named_in_one_line(folder, monkeypatch, case, 
 
 
 @every
-def test_the_recipe_rebuilds_it_in_another_folder(folder, tmp_path, monkeypatch, case):
-    monkeypatch.chdir(folder)
-    first = case.build()
-    recipe, fingerprint = json.loads(json.dumps(first.recipe())), first.fingerprint
+def test_plain_values_rebuild_it_in_another_folder(build, tmp_path, monkeypatch, case):
+    data = build(case, seed=5)
+    file = io.BytesIO()
+    torch.save([data.recipe(), dict(data.hparams), data.state_dict()], file)
+    file.seek(0)
+    recipe, *_ = torch.load(file, weights_only=True)
     assert recipe["class_path"] == f"datamodules.{case.kind}"
-    monkeypatch.chdir(tmp_path)
     again = build_recipe(recipe, datamodules.LanguageDataModule, "data")
-    assert again.fingerprint == fingerprint
-    assert again.recipe()["init_args"].keys() == recipe["init_args"].keys()
+    assert (again.recipe(), again.seed) == (recipe, 5)
+    monkeypatch.chdir(tmp_path)
+    moved = build_recipe(recipe, datamodules.LanguageDataModule, "data")
+    assert moved.fingerprint == data.fingerprint
+
+
+@every
+def test_another_order_than_the_checkpoints_warns(build, case, recwarn):
+    state = build(case).state_dict()
+    recwarn.clear()
+    build(case, num_workers=1, eval_batch_size=9).load_state_dict(state)
+    assert not recwarn
+    with pytest.warns(UserWarning, match=r"batch_size was \d+, is 3.*seed was 0, is 1"):
+        build(case, batch_size=3, seed=1).load_state_dict(state)
+    with pytest.warns(UserWarning, match="another text, split or tokenizer"):
+        build(case).load_state_dict({**state, "fingerprint": "other"})
