@@ -170,18 +170,3 @@ def quiet_trainer(folder, *callbacks, **options):
         "callbacks": [ResumeState(), *callbacks],
     }
     return L.Trainer(**{**defaults, **options})
-
-
-def plain_log_probs(model, tokens):
-    """log p of every next token (T, V) of one row without padding or cache, float64."""
-    ids = torch.tensor([tokens])
-    backbone = model.network.backbone
-    h = backbone(backbone.embed(ids), torch.arange(len(tokens))[None]).last
-    return (h[0] @ backbone.output_matrix.t()).log_softmax(-1)
-
-
-def answer_score(model, before, answer):
-    """log p of an answer's tokens after what stands before it."""
-    found = plain_log_probs(model, [*before, *answer])
-    places = torch.arange(len(before) - 1, len(before) + len(answer) - 1)
-    return found[places, torch.tensor(answer)]

@@ -78,6 +78,8 @@ TRAINING = [
         "tie_head": True,
     },
     {"grid": "absolute", "chunk_size": 2, "input_layer": 1, "output_layer": 3},
+    {"grid": "left_align", "chunk_size": 1, "answer_prefix": ()},
+    {"grid": "left_align", "chunk_size": 16, "think_in_decode": True},
 ]
 THINKING = [
     {"grid": kind, "chunk_size": c, "think_in_decode": decode, "prefill": prefill}

@@ -64,6 +64,11 @@ def mean_nll(weights, shape, texts):
     return -torch.cat([chain.log_probs(weights, shape, text) for text in texts]).mean()
 
 
+def asking(text, row):
+    """The text whose query is learned too."""
+    return text._replace(labels=[*row.query[1:], *text.labels[len(row.query) - 1 :]])
+
+
 def greedy(read, pieces, limit):
     """What is written greedily after some pieces up to the prefix, which ends a chain."""
     written, size = [], len(PREFIX)
@@ -74,16 +79,23 @@ def greedy(read, pieces, limit):
     return written
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_no_cot(tied):
-    model, (rows, batch) = build("no_cot", tie_head=tied), asked()
+@pytest.mark.parametrize(
+    ("prefix", "changes"),
+    [(PREFIX, {"tie_head": False}), (PREFIX, {"tie_head": True, "lm_on_query": True}), ((), {})],
+    ids=str,
+)
+def test_no_cot(prefix, changes):
+    model, (rows, batch) = build("no_cot", answer_prefix=prefix, **changes), asked()
     weights, shape = weights_of(model)
-    texts = [chain.no_cot_text(row.query, PREFIX, row.answer) for row in rows]
+    texts = [chain.no_cot_text(row.query, prefix, row.answer) for row in rows]
+    if model.config.lm_on_query:
+        texts = [asking(text, row) for text, row in zip(texts, rows, strict=True)]
     assert_learns(model, batch, mean_nll(weights, shape, texts), weights)
     scores = model.score(batch).log_prob
     for number, text in enumerate(texts):
-        found = chain.log_probs(weights, shape, text)
-        torch.testing.assert_close(scores[number, : len(found)], found.detach(), **LOSS)
+        own = len(rows[number].answer)
+        found = chain.log_probs(weights, shape, text)[-own:]
+        torch.testing.assert_close(scores[number, :own], found.detach(), **LOSS)
 
 
 @pytest.mark.parametrize("asks", [False, True])
@@ -94,8 +106,7 @@ def test_cot(asks):
     for row in rows:
         written = chain.chain_tokens(row.steps, SEPARATOR)
         text = chain.cot_text(row.query, written, PREFIX, row.answer)
-        query = row.query[1:] if asks else text.labels[: len(row.query) - 1]
-        texts.append(text._replace(labels=[*query, *text.labels[len(row.query) - 1 :]]))
+        texts.append(asking(text, row) if asks else text)
     assert_learns(model, batch, mean_nll(weights, shape, texts), weights)
 
 
@@ -113,6 +124,7 @@ def test_cot_scores_behind_its_own_chain():
         torch.testing.assert_close(scores[number, : len(found)], found, **LOSS)
         lengths.add(len(written))
     assert 6 + len(PREFIX) in lengths
+    assert min(lengths) < 6 + len(PREFIX), "one ends by itself"
 
 
 @pytest.mark.parametrize(
@@ -163,9 +175,10 @@ def test_icot_removes_as_counted_batch_by_batch():
             assert kind.at(batch / batches) == min(r, 10)
 
 
-def test_offsets_have_their_distribution():
-    odds = icot.offset_distribution(0.5, size=101)
-    drawn = curricula.offsets(torch.arange(1500), 0.5, seed=1)
+@pytest.mark.parametrize("smoothing", [4.0, 0.5])
+def test_offsets_have_their_distribution(smoothing):
+    odds = icot.offset_distribution(smoothing, size=101)
+    drawn = curricula.offsets(torch.arange(1500), smoothing, seed=1)
     shares = torch.bincount(drawn, minlength=101) / 1500
     torch.testing.assert_close(shares.tolist()[:6], odds[:6], rtol=0, atol=0.04)
 
@@ -223,7 +236,8 @@ def test_coconut_at_drawn_stages(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("first", "latents", "most"), [(3, 4, None), (3, 3, 3), (1, 2, None), (0, 1, 1)]
+    ("first", "latents", "most"),
+    [(3, 4, None), (3, 3, 3), (3, 7, 7), (3, 0, 0), (1, 2, None), (0, 1, 1)],
 )
 @torch.no_grad()
 def test_coconut_scores_behind_latents_and_own_chain(first, latents, most):

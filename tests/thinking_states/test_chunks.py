@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_models.thinking_states.rows import Grid, in_blocks
-from lightning_models.thinking_states.thoughts import ThoughtLayout, gold_thoughts
+from lightning_models.thinking_states.thoughts import ThoughtLayout
 from tests.thinking_states.cases import (
     GRIDS,
     PREFIX,
@@ -15,7 +15,6 @@ from tests.thinking_states.cases import (
     gold_of,
     place_of,
     reasoning_batch,
-    row_of,
     without_steps,
 )
 
@@ -114,57 +113,6 @@ def test_the_counter_counts_what_is_predicted(kind, in_answers):
     }
 
 
-def test_rows_hold_query_prefix_and_answer(kind):
-    layout, batch = layout_of(kind, lm_on_query=True), reasoning_batch()
-    rows = layout.rows(batch)
-    for row in range(3):
-        own, q = row_of(batch, row, layout), int(batch["query_lengths"][row])
-        width = rows.tokens.shape[1]
-        assert rows.tokens[row].tolist() == own + [0] * (width - len(own))
-        answer = [t for t in batch["targets"][row].tolist() if t >= 0]
-        following = {q + len(PREFIX) - 1 + place: token for place, token in enumerate(answer)}
-        following |= {t: own[t + 1] for t in range(q - 1)}
-        pairs = zip(
-            rows.answers.where[row].tolist(), rows.answers.tokens[row].tolist(), strict=True
-        )
-        assert {i - row * width: token for i, token in pairs if token >= 0} == following
-
-
-def test_states_go_to_the_chunk_behind_their_thought(kind, in_answers):
-    layout, batch = layout_of(kind, in_answers=in_answers), reasoning_batch(seed=2)
-    states, width = layout.rows(batch).states, layout.rows(batch).tokens.shape[1]
-    found = {}
-    for number, index in enumerate(states.where.view(-1, 4).tolist()):
-        thought = states.thoughts[number].tolist()
-        size = int(states.lengths[number])
-        assert thought[size - 1] == END
-        assert all(token == PAD for token in thought[size:])
-        for place, where in enumerate(index):
-            if where < 3 * width:
-                found[where] = (thought[: size - 1], place)
-    expected = {}
-    for row in range(3):
-        q = int(batch["query_lengths"][row])
-        gold = gold_of(batch, row, layout)
-        for t in range(len(row_of(batch, row, layout))):
-            chunk, place = place_of(t, q, layout.grid)
-            if gold.get(chunk - 1):
-                expected[row * width + t] = (gold[chunk - 1], place)
-    assert found == expected
-
-
-def test_the_trace_of_gold_thoughts_names_ends(kind, in_answers):
-    layout, batch = layout_of(kind, in_answers=in_answers), reasoning_batch(seed=3)
-    trace = layout.gold_trace(batch)
-    for row, thoughts in enumerate(trace.rows):
-        q, total = int(batch["query_lengths"][row]), len(row_of(batch, row, layout))
-        chunks, gold = chunks_of(q, total, layout.grid), gold_of(batch, row, layout)
-        assert [t.end for t in thoughts] == [chunks[c][-1] for c in sorted(chunks)]
-        assert [t.tokens for t in thoughts] == [gold[c] for c in sorted(chunks)]
-        assert trace.at(row) == {chunks[c][-1]: gold[c] for c in chunks if gold[c]}
-    assert trace.nontrivial == [len(trace.at(row)) for row in range(3)]
-
-
 @pytest.mark.parametrize("c", [1, 3, 4, 16])
 def test_blocks_hold_a_chunk_each_with_its_end_last(kind, c):
     lengths = [11, 4, 9, 1, 12]
@@ -185,20 +133,3 @@ def test_blocks_hold_a_chunk_each_with_its_end_last(kind, c):
             if tokens:
                 assert int(blocks.last[row, number]) == tokens[-1]
         assert int(blocks.thinks[row].sum()) == len(chunks_of(q, q, Grid(c, kind)))
-
-
-def test_gold_thoughts_of_rows_do_not_depend_on_padding():
-    batch, grid = reasoning_batch(), Grid(4)
-    lengths = torch.tensor([20, 9, 15])
-    wide = {
-        **batch,
-        "steps": torch.nn.functional.pad(batch["steps"], (0, 3, 0, 2), value=9),
-        "step_lengths": torch.nn.functional.pad(batch["step_lengths"], (0, 2)),
-        "step_places": torch.nn.functional.pad(batch["step_places"], (0, 2), value=-1),
-    }
-    for mine, theirs in zip(
-        gold_thoughts(wide, grid, lengths, STEP),
-        gold_thoughts(batch, grid, lengths, STEP),
-        strict=True,
-    ):
-        assert torch.equal(mine, theirs)

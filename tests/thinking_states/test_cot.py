@@ -8,69 +8,15 @@ from lightning_models.thinking_states.baselines.text import TextCache
 from tests.thinking_states.questions import (
     EOS,
     PREFIX,
-    SEPARATOR,
     SHAPES,
     V,
-    answer_score,
     build,
-    plain_log_probs,
     questions,
     row_of,
 )
 
 SHORT_END = {"answer_prefix": (3,), "max_chain_tokens": 8}
 """An end that a random model happens to write now and then."""
-
-
-def naive_chain(model, query, prefix, limit):
-    """Greedy tokens up to the prefix, one row, the whole text read again for each token."""
-    written = []
-    while tuple(written[-len(prefix) :]) != tuple(prefix):
-        if len(written) >= limit:
-            written.append(prefix[len(written) - limit])
-        else:
-            written.append(int(plain_log_probs(model, [*query, *written])[-1, :V].argmax()))
-    return written
-
-
-def test_rows_are_query_chain_prefix_and_answer():
-    batch = questions([(2, [2, 1], 1), (3, [], 1)])
-    rows = build("cot").layout.training(batch)
-    (q, steps, a), (p, _, b) = row_of(batch, 0), row_of(batch, 1)
-    learned = [*SEPARATOR, *steps[0], *SEPARATOR, *steps[1], *PREFIX, *a]
-    other = [*PREFIX, *b]
-    tokens = rows.tokens.tolist()
-    assert tokens[0] == [*q, *learned]
-    assert tokens[1] == [*p, *other] + [0] * (len(tokens[0]) - 3 - len(other))
-    assert rows.targets[0].tolist() == [-100, *learned, -100]
-    assert rows.targets[1].tolist()[:7] == [-100, -100, *other, -100]
-    assert (rows.targets[1, 7:] == -100).all()
-    assert rows.answers.sum(dim=1).tolist() == [2, 2]
-    assert rows.targets[rows.answers].tolist() == [*a, *b]
-
-
-def test_the_loss_is_that_of_single_rows():
-    model, batch = build("cot"), questions()
-    total = 0.0
-    for row in range(len(SHAPES)):
-        query, steps, answer = row_of(batch, row)
-        text = [token for step in steps for token in (*SEPARATOR, *step)]
-        total -= answer_score(model, query, [*text, *PREFIX, *answer]).sum()
-    torch.testing.assert_close(model.loss(batch).terms["nll"].sum, total)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_scores_are_of_the_answer_behind_the_own_greedy_chain(seed):
-    model, batch = build("cot", seed=seed, **SHORT_END).eval(), questions(seed=seed)
-    with torch.no_grad():
-        found = model.score(batch).log_prob
-        tokens, lengths = model.write_chains(batch["query"], batch["query_lengths"])
-        for row in range(len(SHAPES)):
-            query, _, answer = row_of(batch, row)
-            chain = naive_chain(model, query, (3,), 8)
-            assert tokens[row, : lengths[row]].tolist() == chain
-            expected = answer_score(model, [*query, *chain], answer)
-            torch.testing.assert_close(found[row, : len(answer)].double(), expected)
 
 
 def test_chains_end_by_themselves_or_are_broken_off():
@@ -140,26 +86,6 @@ def test_rows_that_leave_take_their_chains_with_them():
     assert allowed[0, PREFIX[0]]
     cache.take(torch.tensor([PREFIX[1], PREFIX[1]]))
     assert cache.answering.tolist() == [False, True]
-
-
-def test_a_learned_chain_is_written():
-    model, batch = build("cot", double=False), questions()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(60):
-        optimizer.zero_grad()
-        term = model.loss(batch).terms["nll"]
-        (term.sum / term.normaliser).backward()
-        optimizer.step()
-    model.eval()
-    log_prob = model.score(batch).log_prob
-    assert log_prob.sum() > -0.5
-    for row in range(len(SHAPES)):
-        query, steps, answer = row_of(batch, row)
-        greedy = {"sampling": SamplingConfig(temperature=0), "eos_id": EOS}
-        (text,) = generate(model, [query], max_new_tokens=30, **greedy)
-        chain = [token for step in steps for token in (*SEPARATOR, *step)]
-        assert text == [*chain, *PREFIX, *answer]
-        assert model.answer_tokens(text) == answer
 
 
 def test_max_chain_tokens_is_not_negative():

@@ -1,31 +1,21 @@
 """iCoT: its schedule, what is removed, and optimisers that start again."""
 
-import math
-
 import lightning as L
 import pytest
 import torch
 
 from lightning_models.optim import OptimizerConfig
 from lightning_models.thinking_states.baselines.curricula import TokenStages, offsets
-from lightning_models.thinking_states.baselines.text import shortened
 from tests.thinking_states.questions import (
-    PREFIX,
-    SEPARATOR,
     SHAPES,
     Questions,
     build,
     questions,
     quiet_trainer,
-    row_of,
     rows,
 )
 
 STEPS = {"removal": "steps", "max_latent_stage": 2, "epochs_per_stage": 2}
-
-
-def chain(steps):
-    return [token for step in steps for token in (*SEPARATOR, *step)]
 
 
 def left(model, batch, stage=0):
@@ -66,15 +56,6 @@ def test_nothing_goes_in_the_first_epochs():
     assert behind.any()
 
 
-@pytest.mark.parametrize("smoothing", [4.0, 0.5])
-def test_offsets_are_exponential(smoothing):
-    drawn = offsets(torch.arange(1500), smoothing, seed=1)
-    for k in range(3):
-        expected = (1 - math.exp(-smoothing)) * math.exp(-smoothing * k)
-        spread = math.sqrt(expected * (1 - expected) / 1500)
-        assert (drawn == k).double().mean().item() == pytest.approx(expected, abs=4 * spread)
-
-
 def test_offsets_are_a_function_of_row_and_seed():
     numbers = torch.arange(200)
     drawn = offsets(numbers, 0.2, seed=3)
@@ -86,36 +67,6 @@ def test_offsets_are_a_function_of_row_and_seed():
 
 
 # ---- text
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_segments_lose_their_first_or_last_tokens(side):
-    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]])
-    kept, lengths = shortened((tokens, torch.tensor([4, 2, 1])), torch.tensor([1, 2, 0]), side)
-    assert lengths.tolist() == [3, 0, 1]
-    expected = [2, 3, 4, 0] if side == "left" else [1, 2, 3, 0]
-    assert kept.tolist() == [expected, [0] * 4, [7, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_the_first_r_tokens_are_gone(side):
-    model = build("icot", remove_per_epoch=4, removal_smoothing=None, removal_side=side)
-    batch = questions(epochs=1.0)
-    for row, learned in enumerate(left(model, batch)):
-        _, steps, answer = row_of(batch, row)
-        whole = chain(steps)
-        rest = whole[4:] if side == "left" else whole[: max(0, len(whole) - 4)]
-        assert learned == [*rest, *PREFIX, *answer]
-
-
-def test_the_first_steps_are_gone():
-    model = build("icot", **STEPS)
-    for epochs, gone in ((0.0, 0), (2.0, 1), (5.9, 2), (6.0, 9)):
-        batch = questions(epochs=epochs)
-        for row, learned in enumerate(left(model, batch)):
-            _, steps, answer = row_of(batch, row)
-            end = [] if gone == 9 else PREFIX
-            assert learned == [*chain(steps[gone:]), *end, *answer], (epochs, row)
 
 
 def test_with_a_whole_chain_it_is_cot_and_without_one_no_cot():

@@ -1,115 +1,19 @@
 """Training's parallel pass against reading token by token, and T and C by themselves."""
 
-import pytest
 import torch
-from torch.nn import functional as F
 
-from lightning_models.thinking_states.backbone import causal_mask, new_cache
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.network import ThinkingStatesNetwork
 from tests.thinking_states.cases import (
-    GRIDS,
-    PREFIX,
     SIZES,
     V,
     build,
-    chunks_of,
     exact,
-    gold_of,
-    place_of,
     ragged,
     reasoning_batch,
-    row_of,
-    rows_of,
-    without_steps,
 )
 
 EXACT = {"atol": 1e-9, "rtol": 0}
-
-
-@torch.no_grad()
-def compressed(network, thought):
-    """S (c, D) of one thought, alone."""
-    c, (end, _, pad) = network.config.chunk_size, range(V, V + 3)
-    tokens = [*thought, end]
-    padded = torch.tensor([tokens + [pad] * (c - len(tokens))])
-    h = network.backbone.embed(padded)
-    tables = network.backbone.rotary(h, torch.arange(padded.shape[1])[None])
-    layer = network.compression.layer
-    return layer(h, attention_mask=None, position_embeddings=tables)[0, -c:]
-
-
-@torch.no_grad()
-def spoken(network, tapped, thought):
-    """T's states after a chunk's last token and after each token of a thought, alone."""
-    c = network.config.chunk_size
-    h = torch.cat((tapped, network.backbone.embed(torch.tensor(thought, dtype=torch.int64))))[None]
-    positions = c - len(tapped) + torch.arange(h.shape[1])[None]
-    states = network.thinking(h, network.backbone.rotary(h, positions))
-    return states[0, len(tapped) - 1 :]
-
-
-@torch.no_grad()
-def step_by_step(model, batch, row):
-    """What predicts the answer of a row, and its thoughts, read token by token with a cache."""
-    network, layout, cache = model.network, model.layout, new_cache()
-    tokens, q = row_of(batch, row, layout), int(batch["query_lengths"][row])
-    gold, thinks = gold_of(batch, row, layout), chunks_of(q, len(tokens), layout.grid)
-    last, tapped, thoughts = [], [], {}
-    for t, token in enumerate(tokens):
-        h = network.backbone.embed(torch.tensor([[token]]))
-        chunk, place = place_of(t, q, layout.grid)
-        state = torch.zeros_like(h)
-        if gold.get(chunk - 1):
-            state = compressed(network, gold[chunk - 1])[None, place : place + 1]
-        hidden = network.backbone(
-            h,
-            torch.tensor([[t]]),
-            cache=cache,
-            state=state,
-            state_layer=network.input_layer,
-            tap_layer=network.output_layer,
-        )
-        last.append(hidden.last[0, 0])
-        tapped.append(hidden.tapped[0, 0])
-        if chunk in thinks and thinks[chunk][-1] == t:
-            heard = torch.stack([tapped[i] for i in thinks[chunk]])
-            thoughts[chunk] = spoken(network, heard, gold[chunk])
-    return torch.stack(last[q + len(PREFIX) - 1 :]), thoughts
-
-
-VARIANTS = {
-    "left-align": {},
-    "partial": {"grid": "partial"},
-    "absolute": {"grid": "absolute"},
-    "left-align-answers": {"think_in_decode": True},
-    "partial-answers": {"grid": "partial", "think_in_decode": True},
-    "absolute-answers": {"grid": "absolute", "think_in_decode": True},
-    "one-token-chunks": {"chunk_size": 1},
-    "one-chunk": {"chunk_size": 16},
-    "from-the-input": {"input_layer": 0, "output_layer": 2},
-    "to-the-output": {"input_layer": 2, "output_layer": 3},
-    "tied": {"tie_head": True, "tie_thinking_head": True},
-    "many-heads": {"num_kv_heads": 2, "chunk_size": 3},
-}
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_the_parallel_pass_is_reading_token_by_token_with_gold_thoughts(name):
-    model = exact(build(**VARIANTS[name]))
-    batch = reasoning_batch((11, 4, 9), (6, 1, 2), seed=1)
-    rows = model.layout.rows(batch)
-    with torch.no_grad():
-        forced = model.network(rows)
-    for row in range(3):
-        answers, thoughts = step_by_step(model, batch, row)
-        there = rows.answers.tokens[row] >= 0
-        torch.testing.assert_close(forced.answers[row, there], answers, **EXACT)
-        ordered = [thoughts[chunk] for chunk in sorted(thoughts)]
-        expected = torch.cat([o[:1] for o in ordered] + [o[1:] for o in ordered])
-        found = forced.thoughts[row, rows.thoughts.valid[row]]
-        torch.testing.assert_close(found, expected, **EXACT)
-        assert len(expected) > len(thoughts) or not any(gold_of(batch, row, model.layout).values())
 
 
 def test_T_begins_as_the_last_layer_with_norm_and_head():
@@ -179,73 +83,6 @@ def test_copies_are_made_of_trained_weights(tmp_path):
     )
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-def test_the_state_is_zero_exactly_where_no_thought_has_tokens(grid):
-    model, batch = build(grid=grid), reasoning_batch(seed=1)
-    rows = model.layout.rows(batch)
-    with torch.no_grad():
-        state = model.network._injected(rows.states, model.network.backbone.embed(rows.tokens))
-    some = 0
-    for row in range(3):
-        q, gold = int(batch["query_lengths"][row]), gold_of(batch, row, model.layout)
-        for t in range(len(row_of(batch, row, model.layout))):
-            expected = bool(gold.get(place_of(t, q, model.layout.grid)[0] - 1))
-            assert bool(state[row, t].any()) == expected
-            some += expected
-    assert some
-    empty = model.layout.rows(without_steps(batch))
-    with torch.no_grad():
-        h = model.network.backbone.embed(empty.tokens)
-        assert not model.network._injected(empty.states, h).any()
-
-
-def test_thoughts_do_not_see_other_chunks():
-    """What the backbone computed of a chunk, and its thought, matter to that chunk alone."""
-    model, batch = build(), reasoning_batch((12,), (2,), seed=1)
-    network, rows = model.network, model.layout.rows(batch)
-    tapped = torch.randn(1, rows.tokens.shape[1], 16)
-    changed = tapped.clone()
-    changed[:, 4:8] += 1.0
-    with torch.no_grad():
-        before, after = (network._think(h, rows.speech) for h in (tapped, changed))
-    gold, width = model.layout.gold(batch), 12
-    own = (gold.chunk[0] == 1).nonzero()[:, 0] + width
-    moved = (before != after).any(dim=-1)[0].nonzero()[:, 0].tolist()
-    assert moved == [4, 5, 6, 7, *own.tolist()]
-
-
-def test_padding_is_never_thought_about():
-    """Rows alone are predicted as within a batch of longer ones."""
-    model, batch = exact(build()), reasoning_batch((13, 5, 8), (4, 2, 1), seed=4)
-    rows = model.layout.rows(batch)
-    with torch.no_grad():
-        whole = model.network(rows)
-        for row in range(3):
-            alone = rows_of(batch, [row])
-            alone["query"] = alone["query"][:, : int(batch["query_lengths"][row])]
-            own = model.layout.rows(alone)
-            forced = model.network(own)
-            for name in ("answers", "thoughts"):
-                there = getattr(rows, name).tokens[row] >= 0
-                expected = getattr(whole, name)[row, there]
-                found = getattr(forced, name)[getattr(own, name).tokens >= 0]
-                torch.testing.assert_close(found, expected, **EXACT)
-
-
-def test_opening_a_thought_is_reading_its_chunk():
-    model = exact(build())
-    network, h = model.network, torch.randn(3, 4, 16, dtype=torch.float64)
-    real = torch.tensor([[False, True, True, True], [True] * 4, [False, False, False, True]])
-    tables, mask = network.backbone.rotary(h, torch.arange(4)[None]), causal_mask(real, 4)
-    with torch.no_grad():
-        short, long = new_cache(), new_cache()
-        opened = network.thinking.opening(h, tables, mask, short)
-        read = network.thinking(h, tables, mask, long)
-    torch.testing.assert_close(opened, read[:, -1], **EXACT)
-    assert torch.equal(short.layers[0].keys, long.layers[0].keys)
-    assert torch.equal(short.layers[0].values, long.layers[0].values)
-
-
 def total(model, batch):
     return sum(term.sum / term.normaliser for term in model.loss(batch).terms.values())
 
@@ -285,18 +122,3 @@ def test_the_work_of_training_does_not_grow_with_the_number_of_chunks():
             total(model, batch).backward()
         work[chunks] = counter.get_total_flops()
     assert work[16] <= 1.1 * work[2]
-
-
-def test_states_are_the_last_outputs_of_long_thoughts():
-    """C reads all of a thought longer than a chunk, and hands on what stands at its end."""
-    model = exact(build())
-    thought = torch.tensor([[1, 2, 3, 4, 5, 6]])
-    layout = model.layout
-    with torch.no_grad():
-        padded = F.pad(layout.for_compression(thought, torch.tensor([6])), (0, 5), value=V + 2)
-        state = model.network.compress(padded, torch.tensor([7]))[0]
-        other = model.network.compress(
-            layout.for_compression(thought.flip(1), torch.tensor([6])), torch.tensor([7])
-        )[0]
-    torch.testing.assert_close(state, compressed(model.network, thought[0].tolist()), **EXACT)
-    assert not torch.allclose(state, other)
