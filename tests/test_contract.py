@@ -64,6 +64,7 @@ def test_a_later_token_never_changes_an_earlier_prediction(method):
     assert not torch.equal(before[~earlier], after[~earlier])
     same = torch.equal(before[earlier], after[earlier])
     assert same == model.causal, "a model that is not causal must show it, or say that it is"
+    assert model.causal or model.likelihood != "exact"
 
 
 def test_the_loss_starts_near_that_of_guessing(method):
@@ -107,6 +108,20 @@ def test_cached_and_uncached_greedy_tokens_are_equal(method):
         for number, row in enumerate(uncached):
             row += generate(model, [row], max_new_tokens=1, sampling=GREEDY, first_row=number)[0]
     assert cached == [row[len(p) :] for row, p in zip(uncached, prompts, strict=True)]
+
+
+def test_bf16_autocast_decodes_close_to_float32(method):
+    model, batch, found = method.build().eval(), method.batch(), []
+    tokens, _ = method.format.in_order(batch)
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled), torch.no_grad():
+            cache = model.init_cache(*method.format.begin(batch), 4)
+            ready = torch.zeros(1, dtype=torch.bool)
+            while not ready.any():
+                logits, ready = model.decode_step(cache, tokens[:, 0])
+        assert logits.dtype == torch.float32
+        found.append(logits[ready].log_softmax(-1))
+    torch.testing.assert_close(*found, atol=0.1, rtol=0)
 
 
 def test_decoding_and_scoring_agree(method):

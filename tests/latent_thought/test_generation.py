@@ -54,20 +54,6 @@ def test_cached_and_uncached_logits_are_equal(kind, monkeypatch):
         torch.testing.assert_close(found[row], expected, **CLOSE)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("longer", [6, 9, 14])
-def test_a_longer_prompt_is_the_same_text(longer, monkeypatch):
-    model, tokens = build(), rows_of([14])["tokens"]
-    memory = model.network.remember(random_latents(model, 1))
-    monkeypatch.setattr(model.network, "remember", lambda z: memory)
-    ends = []
-    for length in (3, longer):
-        lengths = torch.tensor([length])
-        cache = model.init_cache(tokens[:, :length], lengths, 20)
-        ends.append(decoded(model, tokens, lengths, cache)[:, -1])
-    torch.testing.assert_close(ends[0], ends[1], **CLOSE)
-
-
 @pytest.mark.usefixtures("exact")
 @torch.no_grad()
 def test_ragged_prompts_are_what_they_are_alone(kind):

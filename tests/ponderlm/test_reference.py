@@ -8,90 +8,11 @@ import torch
 
 from tests.ponderlm.cases import (
     PonderConfig,
-    PonderLM2Config,
     config_of,
     some_tokens,
     toy_weights,
 )
 from tests.reference import ponderlm as reference
-
-FIXED_POINTS = {
-    "k1": {"thinking_steps": 1},
-    "k3": {"thinking_steps": 3},
-    "literal": {"mask_index": "literal", "augmentation": "literal"},
-    "sequential-positions": {"latent_positions": "sequential"},
-    "k0": {"thinking_steps": 0},
-}
-
-
-def states_of(thoughts):
-    """(T, S, D) where nobody stopped early."""
-    return torch.stack([torch.stack(thought.states) for thought in thoughts])
-
-
-def read_outs_of(thoughts):
-    return torch.stack([thought.read_out for thought in thoughts])
-
-
-@pytest.mark.parametrize("case", FIXED_POINTS)
-def test_iterations_reach_sequential_thinking(case):
-    """T1: exactly so after J = K (T - 1), and by no means before."""
-    config, tokens = config_of(**FIXED_POINTS[case]), some_tokens(4)
-    weights, steps = toy_weights(config), config.thinking_steps
-    with torch.no_grad():
-        thoughts = reference.sequential(weights, config, tokens)
-        passes = reference.jacobi(weights, config, tokens, 3 * steps)
-        early = reference.jacobi(weights, config, tokens, max(3 * steps - 1, 0))
-    assert len(passes) == steps + 3 * steps + 1
-    torch.testing.assert_close(passes[-1].states, states_of(thoughts), atol=1e-12, rtol=0)
-    h = reference.read_out(passes[-1])
-    torch.testing.assert_close(h, read_outs_of(thoughts), atol=1e-12, rtol=0)
-    last = torch.stack([thought.logits for thought in thoughts])[-1]
-    torch.testing.assert_close(reference.logits(weights, h[-1]), last, atol=1e-11, rtol=0)
-    assert (early[-1].states - passes[-1].states).abs().max() > 1e-9 or steps == 0
-
-
-def test_iterations_reach_sequential_thinking_without_a_router():
-    config, tokens = config_of(PonderLM2Config, thinking_steps=3), some_tokens(4)
-    weights = toy_weights(config)
-    with torch.no_grad():
-        thoughts = reference.sequential(weights, config, tokens)
-        last = reference.jacobi(weights, config, tokens, 9)[-1]
-    torch.testing.assert_close(last.states, states_of(thoughts), atol=1e-12, rtol=0)
-    torch.testing.assert_close(reference.read_out(last), last.states[:, 3])
-    torch.testing.assert_close(read_outs_of(thoughts), states_of(thoughts)[:, 3])
-
-
-@pytest.mark.parametrize("mask_index", ["shifted", "literal"])
-def test_iterations_stop_tokens_as_sequential_thinking_does(mask_index):
-    """Slots below tau are neither keys nor summands; those of a fixed point are the same."""
-    config = config_of(thinking_steps=3, mask_index=mask_index)
-    weights, tokens, tau = toy_weights(config, router=3.0), some_tokens(4), 0.05
-    with torch.no_grad():
-        thoughts = reference.sequential(weights, config, tokens, tau=tau)
-        last = reference.jacobi(weights, config, tokens, 9, tau=tau)[-1]
-    assert len({thought.executed for thought in thoughts}) > 1
-    for states, thought in zip(last.states, thoughts, strict=True):
-        expected = torch.stack(thought.states)
-        torch.testing.assert_close(states[: len(expected)], expected, atol=1e-12, rtol=0)
-    h = reference.read_out(last, tau)
-    torch.testing.assert_close(h, read_outs_of(thoughts), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("seed", [1, 3])
-def test_what_a_hard_stop_changes(seed):
-    """D2: little with w_k on slot k, much with the labels of Fig. 7."""
-    change, tokens = {}, some_tokens(4, seed)
-    for mask_index in ("shifted", "literal"):
-        config = config_of(thinking_steps=3, mask_index=mask_index)
-        weights = toy_weights(config, seed, router=6.0)
-        with torch.no_grad():
-            full = reference.sequential(weights, config, tokens)
-            cut = reference.sequential(weights, config, tokens, tau=1e-4)
-        assert sum(thought.executed for thought in cut) < 4 * 3
-        change[mask_index] = (read_outs_of(full) - read_outs_of(cut)).abs().max().item()
-    assert change["shifted"] < 1e-3
-    assert change["literal"] > 0.05
 
 
 def test_a_hard_stop_skips_slots():
@@ -121,22 +42,6 @@ def test_tail_identities():
     torch.testing.assert_close(reference.tail_log(far)[2].item(), -1000.0)
 
 
-def test_alpha_of_either_shape():
-    """T8: the same on all logits changes nothing; a ramp moves all tokens to more steps."""
-    config = config_of(thinking_steps=3, alpha_shape="scalar")
-    weights, h = toy_weights(config), torch.linspace(-1, 1, 8, dtype=torch.float64)
-    plain = reference.route(weights, config, h, 0.0)
-    for found, expected in zip(reference.route(weights, config, h, 5.0), plain, strict=True):
-        torch.testing.assert_close(found, expected)
-    config = config_of(thinking_steps=3)
-    steps = [reference.route(weights, config, h, a)[1][1:].exp().sum() for a in (-6, -1, 0, 1, 6)]
-    assert all(more > fewer for fewer, more in itertools.pairwise(steps))
-    log_s, before = reference.route(weights, config, h, 3.0)[0], plain[0]
-    torch.testing.assert_close(
-        (log_s[3] - before[3]) - (log_s[0] - before[0]), torch.tensor(3.0).double()
-    )
-
-
 def test_both_attenuations_of_a_key():
     """``shifted``: w_k on slot k; ``literal``: w_(k-1), so that the first latent never fades."""
     log_w = torch.tensor([0.0, -1.0, -2.0], dtype=torch.float64)
@@ -147,18 +52,6 @@ def test_both_attenuations_of_a_key():
     assert found == {"shifted": [0, -1, -math.inf], "literal": [0, 0, -math.inf]}
     matrix = reference.mask_matrix([log_w[0], log_w[1], log_w[2]])
     assert matrix.tolist() == [[0, -math.inf, -math.inf], [0, -1, -math.inf], [0, -1, -2]]
-
-
-def test_no_steps_is_a_plain_decoder():
-    """K = 0: one pass over the tokens, whatever J."""
-    config, tokens = config_of(thinking_steps=0), some_tokens(3)
-    weights = toy_weights(config)
-    x = torch.stack([reference.embed(weights, config, token) for token in tokens])
-    causal = torch.full((3, 3), -math.inf).double().triu(1)
-    plain = reference.transformer(weights, config, x, range(3), causal)
-    for iterations in (0, 2):
-        last = reference.jacobi(weights, config, tokens, iterations)[-1]
-        torch.testing.assert_close(reference.read_out(last), plain)
 
 
 def test_gradients_of_the_last_passes_only():
@@ -220,25 +113,6 @@ def test_both_penalties_of_some_losses():
     assert ours == pytest.approx([0, 1 / (1 + math.exp(-2))])
     paper = reference.fractions(config_of(penalty="paper"), [2.0, 0.5, 1.0])
     assert paper == pytest.approx([0.5, 0], abs=1e-6)
-
-
-def test_the_printed_penalty_is_inert():
-    """T7 and D10a: nothing is penalised at ce >= 2, and there is no mean of nothing."""
-    config = config_of(thinking_steps=2, penalty="paper")
-    assert max(reference.fractions(config, [6.0, 3.0, 2.0])) < 1e-6
-    weights, done = final_pass(config)
-    assert min(reference.mean_losses(weights, config, [(done, some_tokens(6, 5))])) > 2
-    assert reference.penalty(weights, config, [(done, some_tokens(6, 5))]) == 0
-    assert reference.penalty(weights, config, [(done, [-100] * 6)]) == 0
-
-
-def test_the_penalty_moves_the_router_alone():
-    """The cross-entropies only count; gradients flow through w."""
-    config = config_of(thinking_steps=2, penalty_beta=1e-9)
-    weights, done = final_pass(config)
-    reference.penalty(weights, config, [(done, some_tokens(6, 5))]).backward()
-    assert weights["router.weight"].grad.norm() > 0
-    assert weights["head.weight"].grad is None
 
 
 def test_the_objective_is_the_mean_over_all_targets():

@@ -191,24 +191,6 @@ def test_skipped_slots_leave_no_keys(prefill):
         assert cache.bias[row, : sum(counts)].tolist() == pytest.approx(expected)
 
 
-def test_both_ways_to_read_a_prompt_are_one():
-    """T1: converged iterations leave the keys and values of reading slot by slot."""
-    prompts, lengths, caches = rows_of([4, 2, 1])["tokens"], torch.tensor([4, 2, 1]), []
-    for prefill in ("sequential", "jacobi"):
-        model = stopping(prefill=prefill, eval_iterations=None)
-        with torch.no_grad():
-            caches.append(model.init_cache(prompts, lengths, 1))
-    first, second = caches
-    assert first.kv.lengths.tolist() == second.kv.lengths.tolist()
-    assert first.token.tolist() == second.token.tolist() == [3, 1, 0]
-    probe = torch.zeros(3, 2, 1, 4, dtype=torch.float64)
-    for one, other in zip(first.kv.layers, second.kv.layers, strict=True):
-        for left, right in zip(one.append(probe, probe), other.append(probe, probe), strict=True):
-            for row, length in enumerate(first.kv.lengths.tolist()):
-                close = left[row, :, :length], right[row, :, :length]
-                torch.testing.assert_close(*close, atol=1e-12, rtol=0)
-
-
 def slow_greedy(model, prompt, count, stop=None):
     """A greedy continuation, all of it again for every token."""
     tokens = list(prompt)

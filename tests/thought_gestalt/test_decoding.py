@@ -3,22 +3,13 @@
 import pytest
 import torch
 
-from lightning_models.generation import generate
-from lightning_models.thought_gestalt import ThoughtGestaltConfig, ThoughtGestaltLM
 from lightning_models.thought_gestalt.cache import GestaltCache
 from lightning_models.thought_gestalt.packing import pack
-from tests.thought_gestalt.cases import BOS, EOD, EOS, SIZES, SLOTS, VOCAB, build
+from tests.thought_gestalt.cases import BOS, EOD, EOS, SLOTS, VARIANTS, VOCAB, build
 
-VARIANTS = {
-    "alternate": {},
-    "serial": {"layer_type": "serial"},
-    "parallel": {"layer_type": "parallel"},
-    "detached": {"memory": "detached"},
-    "none": {"memory": "none"},
-    "in_context": {"memory": "in_context"},
+STYLES = {
+    **VARIANTS,
     "in_context-static-bos": {"memory": "in_context", "context_seeding": False},
-    "static-bos": {"context_seeding": False},
-    "deep-head": {"sentence_head_depth": 2, "sentence_layer": 4},
     "memory-of-one": {"memory_size": 1, "sentence_layer": 1},
 }
 FULL = SLOTS - 3  # most words of a sentence
@@ -137,7 +128,7 @@ def decode(network, texts, lengths):
     return [torch.stack(states) for states in found]
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", STYLES.values(), ids=STYLES)
 def test_steps_are_the_packed_text(changes):
     """Rows of different lengths, of which each is in another sentence, slot and document."""
     network, texts = build(**changes), list(TEXTS.values())
@@ -155,14 +146,6 @@ def test_a_prompt_may_end_anywhere(text):
     shorter, expected = [text[: n + 1] for n in range(len(text))], packed(network, text)
     for tail, states in enumerate(decode(network, shorter, [n + 1 for n in range(len(text))])):
         torch.testing.assert_close(states[0], expected[tail], **EXACT)
-
-
-def test_a_row_alone_is_the_row_in_its_batch():
-    network, texts = build(), list(TEXTS.values())
-    lengths = [min(len(text), 4 * n + 1) for n, text in enumerate(texts)]
-    together = decode(network, texts, lengths)
-    for text, length, states in zip(texts, lengths, together, strict=True):
-        torch.testing.assert_close(decode(network, [text], [length])[0], states, **EXACT)
 
 
 # ---- boundaries
@@ -274,47 +257,3 @@ def test_decoding_keeps_no_graph():
     cache = start(network, [TEXTS["forgets"]], [14])
     states, _ = cache.step(network, torch.tensor([3]))
     assert not states.requires_grad
-
-
-# ---- generation
-
-
-def model(**changes):
-    torch.manual_seed(0)
-    lm = ThoughtGestaltLM(ThoughtGestaltConfig(**{**SIZES, "init_std": 0.4, **changes}))
-    lm.configure_model()
-    return lm.eval()
-
-
-PROMPTS = [
-    [BOS],
-    [BOS, 1, 2, EOS, BOS, 4],
-    [5, 6, 7, 8, 9, 10, 11, 12],
-    [BOS, 3, EOS, BOS, 4, EOS, BOS, 5, EOS, BOS, 6, EOS, BOS, 7, EOS],
-    [EOS],
-]
-
-
-def test_generated_text_does_not_depend_on_the_batch():
-    """Sampled, so that boundaries come up, and rows end at different times."""
-    lm = model(init_std=0.1)
-    options = {"max_new_tokens": 25, "vocab_size": VOCAB, "eos_id": EOD}
-    together = generate(lm, PROMPTS, **options)
-    alone = [
-        generate(lm, [prompt], first_row=row, **options)[0] for row, prompt in enumerate(PROMPTS)
-    ]
-    assert together == alone
-    assert any(EOS in row for row in together)
-    assert any(BOS in row for row in together)
-    assert len({len(row) for row in together}) > 1
-
-
-@pytest.mark.parametrize("memory", ["differentiable", "in_context", "none"])
-def test_autocast_decodes_in_half_precision(memory):
-    network, text = build(memory=memory).float(), TEXTS["forgets"]
-    expected = packed(network, text)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        (states,) = decode(network, [text], [12])
-    assert states.dtype == torch.float32
-    error = (states - expected[11:]).norm(dim=1) / expected[11:].norm(dim=1)
-    assert error.max() < 0.05

@@ -121,10 +121,3 @@ def test_fork_layers_come_in_any_order_and_as_lists():
 def test_the_eval_allocation_goes_first():
     assert config(eval_allocation="threshold").inference_allocation == "threshold"
     assert config(allocation="window_topk").inference_allocation == "window_topk"
-
-
-@pytest.mark.parametrize(
-    ("scale", "factor"), [("inv_sqrt_dhead", 0.5), ("one", 1.0), ("inv_sqrt_dmodel", 8**-0.5)]
-)
-def test_factors_of_log_p(scale, factor):
-    assert config(bias_scale=scale).bias_factor == pytest.approx(factor)

@@ -94,32 +94,3 @@ def test_one_copy_is_the_plain_decoder_to_the_bit(copy_positions):
         assert torch.equal(copying.score(batch).log_prob, plain.score(batch).log_prob)
         assert torch.equal(copying.network(batch["tokens"]), plain.network(batch["tokens"]))
         assert copying.flops_per_token(6) == plain.flops_per_token(6)
-
-
-@pytest.mark.parametrize("copy_positions", ["fractional", "shared"])
-@pytest.mark.parametrize("copies", [1, 3])
-def test_steps_are_the_whole_row(copies, copy_positions):
-    model = build(copies=copies, copy_positions=copy_positions)
-    tokens = rows_of([6, 6, 6])["tokens"]
-    with torch.no_grad():
-        expected = (model.network(tokens) @ model.network.output_matrix.t()).log_softmax(-1)
-        cache = model.init_cache(tokens[:, :3], torch.tensor([1, 3, 2]), 4)
-        rows, places = [0, 1, 2], [0, 2, 1]
-        for step in range(4):
-            if step == 2:
-                cache.select(torch.tensor([1, 0]))
-                rows, places = [1, 0], [places[1], places[0]]
-            logits, _ = model.decode_step(cache, tokens[rows, places])
-            torch.testing.assert_close(
-                logits.log_softmax(-1), expected[rows, places], atol=1e-5, rtol=1e-5
-            )
-            places = [place + 1 for place in places]
-
-
-def test_later_copies_are_never_seen():
-    model, tokens = build(copies=3), rows_of([6])["tokens"]
-    changed = tokens.clone()
-    changed[0, 4] = (changed[0, 4] + 1) % V
-    before, after = model.network(tokens), model.network(changed)
-    assert torch.equal(before[:, :4], after[:, :4])
-    assert not torch.equal(before[:, 4:], after[:, 4:])

@@ -193,12 +193,6 @@ def test_flops_of_a_training_step(case):
     assert model.flops_per_token(10, training=True) * 20 == pytest.approx(counted, rel=0.02)
 
 
-def test_shorter_texts_have_a_smaller_budget_unless_it_is_fixed():
-    dynamic, fixed = (build(kappa="2L", block_size=32, budget=b) for b in ("dynamic", "fixed"))
-    assert dynamic.flops_per_token(32) == fixed.flops_per_token(32)
-    assert dynamic.flops_per_token(8) < fixed.flops_per_token(8)
-
-
 @pytest.mark.parametrize("copies", [1, 3, 5])
 def test_flops_of_copies(copies):
     sizes = {"vocab_size": 11, "vocab_multiple": 1, "num_layers": 3, "dim": 8, "num_heads": 2}

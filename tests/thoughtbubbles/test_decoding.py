@@ -8,9 +8,7 @@ from tests.thoughtbubbles.cases import (
     THRESHOLDS,
     build,
     full_distribution,
-    row_alone,
     rows_of,
-    stream_counts,
 )
 
 LENGTH = 12
@@ -75,14 +73,6 @@ def test_steps_are_the_whole_row(case, lengths):
     assert cache.tokens.tolist() == places
 
 
-@pytest.mark.parametrize("case", sorted(set(CAUSAL) - {"no-forks", "window-1"}))
-def test_those_rows_are_ragged(case):
-    model = build(thresholds=THRESHOLDS, **CAUSAL[case])
-    counts = stream_counts(model, rows_of([LENGTH] * 3, seed=1))[-1]
-    assert counts.cumsum(1).unique(dim=0).shape[0] > 1
-    assert counts[:, 3:].unique().numel() > 1
-
-
 @pytest.mark.parametrize("case", CAUSAL)
 def test_a_cache_in_two_parts_is_a_cache_in_one(case):
     """The network may read several new tokens after a cache, fewer in some rows."""
@@ -136,22 +126,3 @@ def test_a_long_text_outgrows_the_first_room_of_the_cache(case):
         mine = feed(model, cache, [0, 1], [37 + step, 2 + step], batch["tokens"])
         torch.testing.assert_close(mine[0], expected[0, 37 + step], atol=5e-5, rtol=1e-5)
         torch.testing.assert_close(mine[1], expected[1, 2 + step], atol=5e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("case", ["threshold", "window-2L", "no-forks"])
-def test_autocast_decodes_in_half_precision(case):
-    model = build(thresholds=THRESHOLDS, **CAUSAL[case])
-    batch = rows_of([LENGTH] * 3, seed=1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cache = start(model, batch["tokens"], (1, 4, 3))
-        for step in range(3):
-            log_prob = feed(model, cache, [0, 1, 2], [step, 3 + step, 2 + step], batch["tokens"])
-            assert log_prob.isfinite().all()
-            torch.testing.assert_close(log_prob.exp().sum(-1), torch.ones(3))
-
-
-def test_a_row_alone_is_a_prefix_of_itself():
-    """What the reference of these tests rests on: scoring a causal prefix is scoring the row."""
-    model, batch = build(**CAUSAL["window"]), rows_of([LENGTH, 5], seed=1)
-    whole = full_distribution(model, batch)
-    torch.testing.assert_close(whole[1, :5], full_distribution(model, row_alone(batch, 1))[0])

@@ -26,14 +26,6 @@ def forks_of(model, batch):
     return seen
 
 
-@pytest.fixture(params=ALLOCATIONS)
-def fork_steps(request):
-    """The fork steps of a model with three fork layers on padded rows, in each allocation."""
-    changes = {"fork_layers": (0, 1, 2), **ALLOCATIONS[request.param]}
-    model = build(thresholds=THRESHOLDS, **changes)
-    return model, forks_of(model, rows_of([6, 5, 2]))
-
-
 @pytest.mark.parametrize("lively", [False, True])
 def test_without_fork_layers_it_is_the_plain_decoder_to_the_bit(lively):
     """The same weights from the same seed, and the same numbers from any weights."""
@@ -112,67 +104,6 @@ def test_all_streams_double_where_nothing_competes(kappa, duplicating, allocatio
         assert doubled == (ordinal < duplicating)
         if doubled:
             assert step["is_fork"][0].tolist() == [True, False] * before.x.shape[1]
-
-
-def test_originals_survive_at_the_right_end(fork_steps):
-    _, steps = fork_steps
-    for step in steps:
-        after = step["after"]
-        for row, length in enumerate([6, 5, 2]):
-            originals = after.original[row]
-            assert after.token[row][originals].tolist() == list(range(length))
-            own = after.token[row][after.real[row]].tolist()
-            assert own == sorted(own)
-            ends = [place for place, token in enumerate(own) if token not in own[place + 1 :]]
-            assert originals.nonzero()[:, 0].tolist() == ends
-            # they descend from originals alone, by being kept
-            parents = step["parent"][row][originals]
-            assert step["before"].original[row][parents].all()
-            assert not step["is_fork"][row][originals].any()
-
-
-def test_positions_rise_strictly_within_their_token(fork_steps):
-    _, steps = fork_steps
-    for step in steps:
-        after = step["after"]
-        positions = after.positions()
-        for row in range(3):
-            real = after.real[row]
-            own, token = positions[row][real], after.token[row][real]
-            assert (own.diff() > 0).all()
-            assert (own > token).all()
-            assert (own <= token + 1).all()
-            assert torch.equal(own[after.original[row][real]], torch.arange(1.0, token[-1] + 2))
-            for k in token.unique():
-                c = int((token == k).sum())
-                expected = [k.item() + 1 - p / c for p in reversed(range(c))]
-                torch.testing.assert_close(own[token == k], torch.tensor(expected))
-
-
-def test_scores_are_those_of_the_action_unforced(fork_steps):
-    model, steps = fork_steps
-    for ordinal, step in enumerate(steps):
-        before, after = step["before"], step["after"]
-        fork = model.network.forks[ordinal]
-        logits = fork.score(fork.norm(before.x))
-        scores = before.log_p[..., None] + torch.nn.functional.logsigmoid(logits)
-        for row, stream in after.real.nonzero().tolist():
-            action = 0 if step["is_fork"][row, stream] else 1
-            parent = step["parent"][row, stream]
-            torch.testing.assert_close(after.log_p[row, stream], scores[row, parent, action])
-        assert (after.log_p[after.real] < 0).all(), "an original's score falls below 1 too"
-        assert (after.log_p[~after.real] == 0).all()
-
-
-def test_a_fork_is_its_parent_and_the_layers_vector(fork_steps):
-    model, steps = fork_steps
-    for ordinal, step in enumerate(steps):
-        before, after = step["before"], step["after"]
-        vector = model.network.forks[ordinal].fork_embedding
-        for row, stream in after.real.nonzero().tolist():
-            parent = before.x[row, step["parent"][row, stream]]
-            expected = parent + vector if step["is_fork"][row, stream] else parent
-            torch.testing.assert_close(after.x[row, stream], expected)
 
 
 def test_a_fork_may_outlive_its_parent_unless_that_is_an_original():
