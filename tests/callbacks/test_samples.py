@@ -17,9 +17,7 @@ def written(tmp_path, monkeypatch):
     return logger, texts
 
 
-def test_texts_are_written_behind_every_nth_validation(
-    make_model, make_data, make_trainer, written
-):
+def test_texts_are_written_after_every_nth_validation(make_model, make_data, make_trainer, written):
     logger, texts = written
     samples = Samples(prompts=["", "latent"], every_n_validations=2, max_new_tokens=5)
     trainer = make_trainer(samples, logger=logger, max_steps=8, val_check_interval=2)

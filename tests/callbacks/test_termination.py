@@ -77,7 +77,7 @@ BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 
 @BOTH
-def test_it_saves_behind_the_step_in_work(run, tmp_path, number):
+def test_it_saves_after_the_step_in_work(run, tmp_path, number):
     assert stopped(run, tmp_path, 2, number=number, limit_val_batches=0) == [(3, False)]
 
 
