@@ -14,7 +14,7 @@ teacher forcing; Sec. 3.2, eq. 5           ``thoughts.ThoughtLayout``,
 objective; eq. 6                           ``module.ThinkingStatesLM.loss``
 reading while thinking, chunk by chunk     ``reading.SequentialReader``
 speculative prefill; Sec. 3.3, App. A.2    ``reading.SpeculativeReader``
-answers, and chunks of theirs              ``answering.ThinkingCache``
+answers, and chunks of theirs              ``reading.ThinkingCache``
 thoughts as people read them               ``thoughts.Trace``
 FLOPs                                      ``backbone.backbone_flops``,
                                            ``network.reading_flops``

@@ -19,7 +19,6 @@ from lightning_models.output_layer import (
     token_log_probs,
 )
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
-from lightning_models.thinking_states.answering import ThinkingCache
 from lightning_models.thinking_states.backbone import ReasoningNetwork, backbone_flops
 from lightning_models.thinking_states.config import ReasoningConfig, ThinkingStatesConfig
 from lightning_models.thinking_states.network import (
@@ -27,7 +26,7 @@ from lightning_models.thinking_states.network import (
     answering_flops,
     reading_flops,
 )
-from lightning_models.thinking_states.reading import most_likely, read_queries
+from lightning_models.thinking_states.reading import ThinkingCache, most_likely, read_queries
 from lightning_models.thinking_states.rows import within
 from lightning_models.thinking_states.thoughts import ThoughtLayout, ThoughtTargets, Trace
 

@@ -12,7 +12,7 @@ the sentence tensor of 67 slots, its padding left out      ``packing.pack``
 weight of EOS targets (2.3)                                ``module.ThoughtGestaltLM.loss``
 token and sentence dropout, warmed in (B.2)                ``network.ThoughtGestaltNetwork``,
                                                            ``module.ThoughtGestaltLM``
-decoding sentence by sentence (ours)                       ``cache.GestaltCache``, ``cache``
+decoding sentence by sentence (ours)                       ``cache.GestaltCache``, ``cache.Slots``
 GPT-2 + gist masking (3.3, E.4)                            ``baselines.GistLM``
 =========================================================  ======================================
 """
