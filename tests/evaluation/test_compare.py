@@ -399,18 +399,35 @@ def test_wrong_results_end_in_one_line(fails, runs, tmp_path, content, expected)
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("view", "options", "expected"),
     [
-        (["--limit_batches", "0"], "limit_batches (0) must be at least 1"),
-        (["--label", "width"], "label (width) is no key"),
-        (["--split", "none"], "split"),
-        (["--packages", "[not_there]"], "cannot import 'not_there'"),
+        ("report", ("--limit_batches", 0), "limit_batches (0) must be at least 1"),
+        ("report", ("--label", "width"), "label (width) is no key of the models' config"),
+        ("report", ("--split", "none"), "split"),
+        ("report", ("--packages", "[not_there]"), "cannot import 'not_there'"),
+        ("curves", ("--output", "figure.pdf"), "must end in .svg or .png"),
+        ("curves", ("--output", "none/figure.svg"), "the folder none does not exist"),
+        ("curves", ("--scalar", "val/lost"), "scalar (val/lost) was not logged by"),
+        ("curves", ("--scalar", "val/lost"), "it has val/bpb, val/loss"),
+        ("curves", ("--label", "width"), "label (width) is no key of the models' config"),
+        ("compute", ("--context", 0), "context (0) must be at least 1"),
+        ("compute", ("--label", "width"), "label (width) is no key"),
+        ("compute", ("--set.dimm", 3), "has no option config.dimm"),
+        ("compute", ("--set.num_heads", 5), "num_heads (5) must divide dim"),
+        ("curves", ("--context", 8), "context is an option of --view compute; leave it out with"),
+        ("curves", ("--split", "test"), "split is an option of --view report; leave it out"),
+        ("compute", ("--scalar", "val/ppl"), "scalar is an option of --view curves"),
+        ("compute", ("--results", "x.json"), "results is an option of --view report"),
+        ("results", ("--skip_unreadable",), "skip_unreadable is an option of --view report, cur"),
+        ("results", ("--which", "best"), "which is an option of --view report, curves, compute"),
+        ("report", ("--set.dim", 8), "set is an option of --view compute; leave it out"),
     ],
 )
-def test_wrong_options_end_in_one_line(fails, runs, tmp_path, options, expected):
-    output = tmp_path / "report"
-    assert expected in fails("compare", runs / "plain_1", "--output", output, *options)
-    assert not output.exists()
+def test_wrong_options_end_in_one_line(fails, runs, tmp_path, monkeypatch, view, options, expected):
+    monkeypatch.chdir(tmp_path)
+    output = () if "--output" in options or view == "results" else ("--output", "new.svg")
+    assert expected in fails("compare", runs / "plain_1", "--view", view, *output, *options)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -30,26 +30,6 @@ COMPUTE = ("compare", "--view", "compute")
 RESULTS = ("compare", "--view", "results")
 
 
-@pytest.mark.parametrize(
-    ("view", "options", "views"),
-    [
-        ("curves", ("--context", 8), "compute"),
-        ("curves", ("--split", "test"), "report"),
-        ("curves", ("--set.dim", 8), "compute"),
-        ("compute", ("--scalar", "val/ppl"), "curves"),
-        ("compute", ("--results", "x.json"), "report"),
-        ("results", ("--skip_unreadable",), "report, curves, compute"),
-        ("results", ("--which", "best"), "report, curves, compute"),
-        ("results", ("--label", "dim"), "report, curves, compute"),
-        ("report", ("--scalar", "val/ppl"), "curves"),
-    ],
-)
-def test_options_of_another_view_are_refused(fails, tmp_path, view, options, views):
-    name = options[0].removeprefix("--").partition(".")[0]
-    line = fails("compare", tmp_path / "none", "--view", view, *options)
-    assert f"{name} is an option of --view {views}; leave it out with --view {view}" in line
-
-
 # ---- curves
 
 
@@ -164,26 +144,6 @@ def test_of_questions_nothing_is_drawn(write_method, fails, tmp_path):
     dress(path, seed=1)
     line = fails(*CURVES, tmp_path / "runs", "--output", tmp_path / "figure.svg")
     assert f"runs ({path.parents[1]}): its training tokens or FLOPs are not known" in line
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--output", "figure.pdf"], "must end in .svg or .png"),
-        (["--output", "none/figure.svg"], "the folder none does not exist"),
-        (["--scalar", "val/lost"], "scalar (val/lost) was not logged by"),
-        (["--scalar", "val/lost"], "it has val/loss, val/ppl"),
-        (["--label", "width"], "label (width) is no key of the models' config"),
-        (["--packages", "[not_there]"], "cannot import 'not_there'"),
-    ],
-)
-def test_wrong_options_of_curves_end_in_one_line(
-    make_run, fails, tmp_path, monkeypatch, options, expected
-):
-    monkeypatch.chdir(tmp_path)
-    options = [*options, *([] if "--output" in options else ["--output", "figure.svg"])]
-    assert expected in fails(*CURVES, make_run("run"), *options)
-    assert not list(tmp_path.glob("figure*"))
 
 
 def test_rows_that_are_named_keep_their_names(make_run, evaluates, tmp_path):
@@ -363,20 +323,6 @@ def test_sizes_can_be_changed_as_no_weights_are_read(checkpoint_path, evaluates,
     assert float(row["flops_feed_forward"]) == 6 * expected["parts"]["feed_forward"]
     assert "TransformerLM" in printed
     assert output.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--context", "0"], "context (0) must be at least 1"),
-        (["--output", "shares.pdf"], "must end in .svg or .png"),
-        (["--label", "width"], "label (width) is no key"),
-        (["--set.dimm", "3"], "has no option config.dimm"),
-        (["--set.num_heads", "5"], "num_heads (5) must divide dim"),
-    ],
-)
-def test_wrong_options_of_compute_end_in_one_line(checkpoint_path, fails, options, expected):
-    assert expected in fails(*COMPUTE, checkpoint_path, *options)
 
 
 EVERY_CLASS = list({method.model: method for method in reversed(METHODS)}.values())[::-1]
