@@ -82,11 +82,6 @@ def write_picture(figure: Any, path: Path) -> None:
         write_atomically(path, lambda file: figure.savefig(file, metadata={"Date": None}, **form))
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes rows as CSV, see ``write_frame``."""
-    write_frame(path, pd.DataFrame(rows, columns=list(header), dtype=object))
-
-
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """Writes a table as CSV, atomically; numbers keep all their digits, None is an empty cell."""
     write_atomically(path, lambda target: frame.to_csv(target, index=False, lineterminator="\n"))
@@ -443,7 +438,6 @@ SIZES = {
     "parameters": ("non-embedding parameters N", "N"),
 }
 """Sizes: what the axis is called, and the letter of the exponent."""
-GROUP_COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#9a5fb0", "#8a8f98", "#b8433f")
 GROUP_MARKERS = "osD^vP"
 Y_TICKS = 5
 
@@ -462,7 +456,7 @@ def scaling_figure(
     figure, (axes,) = make_panels((5.6, 4.2))
     title, letter = SIZES[size]
     for number, (name, own) in enumerate(runs.groupby("group", sort=False)):
-        colour, fit = GROUP_COLOURS[number % len(GROUP_COLOURS)], fits[str(name)]
+        colour, fit = COLOURS[number % len(COLOURS)], fits[str(name)]
         line = np.geomspace(own["x"].iloc[0], own["x"].iloc[-1], 50)
         axes.plot(line, [fit.value_at(x) for x in line], linewidth=1.5, color=colour)
         sign = rf"$\alpha_{letter}$" if fit.law == "power" else "slope"

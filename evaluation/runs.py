@@ -398,7 +398,7 @@ def find_compared(
     rows = [row for *_, row in found.values()]
     runs = []
     for name, (place, checkpoint, outline, row) in zip(names, found.values(), strict=True):
-        if row is not None and rows.count(row) == 1:
+        if row is not None and rows.count(row) == 1 and row not in names:
             name = row
         near = (place, checkpoint.path.parent, checkpoint.path.parent.parent)
         log = next((path for path in near if path.is_dir() and any(path.glob(PATTERN))), None)

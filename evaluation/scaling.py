@@ -157,7 +157,9 @@ def read_results(
         for path in _files(pattern)
     ]
     runs = pd.DataFrame(lines, dtype=object)
-    groups = [group.sort_values("x") for _, group in runs.groupby("group", sort=False)]
+    groups = [
+        group.sort_values("x", kind="stable") for _, group in runs.groupby("group", sort=False)
+    ]
     for group in groups:
         name, size, file = group[["group", "x", "file"]].iloc[0]
         if group["x"].nunique() < 2:

@@ -44,6 +44,8 @@ def test_patterns_find_runs_and_each_counts_once(runs):
     words = [str(runs / "[ab]"), str(runs / "b" / "X" / "version_0")]
     found, _ = find_compared(words, skip=False)
     assert [run.name for run in found] == ["a", "b"]
+    found, _ = find_compared([f"b={runs / 'a'}", str(runs / "b")], skip=False)
+    assert [(run.name, run.row) for run in found] == [("a", "b"), ("b", None)]
 
 
 def test_checkpoints_are_found_by_file_folder_and_pattern(runs):
