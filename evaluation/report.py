@@ -231,14 +231,19 @@ def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
 
 def rows_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the content of ``report.csv``: a line a row, its facts, and mean and range."""
-    rows = runs.groupby("label", sort=False)
-    facts = rows[["model", "likelihood", "counted", "causal"]].first()
-    facts.insert(1, "runs", rows["run"].agg(" ".join))
-    facts.insert(2, "seeds", rows["seed"].agg(" ".join))
-    facts.insert(3, "num_seeds", rows.size())
-    numbers = rows[number_keys(runs)].agg(["mean", "min", "max"])
-    numbers.columns = [key if of == "mean" else f"{key}_{of}" for key, of in numbers.columns]
-    return pd.concat([facts, numbers], axis=1).reset_index()
+    lines, keys = [], number_keys(runs)
+    for label, row in runs.groupby("label", sort=False):
+        first = row.iloc[0]
+        line = {"label": label, "model": first["model"], "runs": " ".join(row["run"])}
+        line |= {"seeds": " ".join(row["seed"]), "num_seeds": len(row)}
+        line |= {key: first[key] for key in ("likelihood", "counted", "causal")}
+        for key in keys:  # not by agg: whole numbers stay whole next to unknown ones
+            known = list(row[key].dropna())
+            line[key] = sum(known) / len(known) if known else None
+            line[f"{key}_min"] = min(known, default=None)
+            line[f"{key}_max"] = max(known, default=None)
+        lines.append(line)
+    return pd.DataFrame(lines, dtype=object)
 
 
 def _metrics(runs: pd.DataFrame) -> dict[str, list[str]]:

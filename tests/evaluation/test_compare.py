@@ -158,6 +158,7 @@ def test_training_is_counted_in_tokens_of_the_text(report, corpus):
     assert float(gestalt["training_flops"]) == pytest.approx(per_token * text)
     assert float(gestalt["tokens_per_second"]) == pytest.approx(100 * text / slots)
     assert rows["ThinkingStatesLM"]["training_tokens"] == ""
+    assert rows["TransformerLM"]["training_tokens_max"] == "256"  # whole next to unknown ones
     assert float(rows["ThinkingStatesLM"]["val_accuracy"]) == 1.25  # the latest
     assert float(rows["TransformerLM"]["tokens_per_second"]) == 100
 
