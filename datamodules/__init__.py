@@ -19,6 +19,7 @@
 | `readers` | documents of one file: compression, encodings, broken lines, separators |
 | `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
 | `prepare` | `prepare_store`: tokenising on several processes, resuming, the final name |
+| `journals` | files that survive a kill: whole writes, durable appends, a store's journal |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |
 | `order` | seeded orders of documents and of examples |

@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningCLI
 
 import datamodules
 from datamodules import LocalText, PythonDocs, TextDataModule, load_tokenizer, read_prompts
-from datamodules.base import BatchLoader, TrainingSource, accumulation_group
+from datamodules.base import BatchLoader, accumulation_group
 from datamodules.text import PromptSource
 
 KEYS = ("tokens", "targets", "mask", "sequence_id", "num_bytes")
@@ -349,13 +349,6 @@ def test_iterating_does_not_touch_the_global_generator():
 def test_accumulation_groups_end_with_the_epoch():
     groups = [list(accumulation_group(n, 5, 2)) for n in range(10)]
     assert groups == [[0, 1]] * 2 + [[2, 3]] * 2 + [[4]] + [[5, 6]] * 2 + [[7, 8]] * 2 + [[9]]
-
-
-def test_normalisers_are_those_of_the_whole_step():
-    source = TrainingSource(Numbers(), epoch_batches=3, accumulate=2)
-    totals = [source.batch(n)["step_normalisers"] for n in range(4)]
-    assert [t["targets"] for t in totals] == [21.0, 21.0, 12.0, 27.0]
-    assert [t["other"] for t in totals] == [2.0, 2.0, 1.0, 2.0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="who sent a signal is known there only")
