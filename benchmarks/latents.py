@@ -174,8 +174,8 @@ class LiteralLatents(nn.Module):
         self.latent_rope = rope_tables(latents, config.head_dim, config.rope_base)
         self.visible = None
         if config.window is not None and config.window < context:
-            behind = places[:, None] - places
-            self.visible = (behind >= 0) & (behind < config.window)
+            distance = places[:, None] - places
+            self.visible = (distance >= 0) & (distance < config.window)
 
     def forward(self, tokens: Tensor, targets: Tensor, z: Tensor) -> Tensor:
         """Returns the summed cross-entropy in nats of targets (B, T) under latents (B, Z, D)."""

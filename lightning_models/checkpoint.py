@@ -231,8 +231,8 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
         if newest is None:
             break
         files = files[files.index(newest.path) + 1 :]  # those before it are damaged
-        beside = [path for path in files if path.parent == newest.path.parent]
-        run = [newest, *(c for c in _whole(beside, _open) if c.run_id == newest.run_id)]
+        others = [path for path in files if path.parent == newest.path.parent]
+        run = [newest, *(c for c in _whole(others, _open) if c.run_id == newest.run_id)]
         run.sort(key=lambda checkpoint: (checkpoint.step, _time(checkpoint.path)), reverse=True)
         # the whole content of the one that is taken only: a folder may hold hundreds
         best = next(iter(_whole([checkpoint.path for checkpoint in run], read_checkpoint)), None)

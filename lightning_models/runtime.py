@@ -67,7 +67,7 @@ def ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
 def shard(network: nn.Module, mesh: Any) -> None:
     """Shards each block, then the rest, with FSDP2 over the mesh's data-parallel axis.
 
-    A network that has a field ``sharded`` is told: all ranks must then run as many blocks.
+    Sets a network's field ``sharded``, if it has one: all ranks must then run as many blocks.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -401,7 +401,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _end_on_all_ranks(stop: Terminated | NonFiniteError, debug: bool) -> int:
-    """Returns the exit code of an end that all ranks have agreed on; rank 0 tells it.
+    """Returns the exit code of an end that all ranks have agreed on; rank 0 reports it.
 
     The others end with 0: a launcher that sees one of them fail would kill rank 0 while it speaks.
     """

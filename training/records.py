@@ -97,8 +97,8 @@ def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
         saved: the checkpoint.
         root: trainer.default_root_dir.
     """
-    beside = saved.path.resolve().parent
-    default = [beside.parent] if beside.name == "checkpoints" else []
+    folder = saved.path.resolve().parent
+    default = [folder.parent] if folder.name == "checkpoints" else []
     if saved.run_id is None:
         return next(iter(default), None)
     named = [] if saved.log_folder is None else [(root / saved.log_folder).resolve()]

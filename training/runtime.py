@@ -19,7 +19,7 @@ from lightning_models.checkpoint import Checkpoint
 class FullySharded(ModelParallelStrategy):
     """FSDP2 over every process of the run; a checkpoint is one file, as on one device.
 
-    Lightning's own must be told how many processes there are, which a config file that fits any
+    Lightning's own takes the number of processes as an argument, which a config file that fits any
     machine cannot know. The model shards itself in ``configure_model``.
     """
 

@@ -178,7 +178,7 @@ class LatentBlock(nn.Module):
         x = x + self.dropout(seen)
         return x, self.latent_attention.queries(self.latent_norm(x), rope)
 
-    def behind(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def after(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Returns the stream after cross-attention and feed-forward."""
         x = x + self.dropout(self.latent_attention(queries, keys, values))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
@@ -264,7 +264,7 @@ class LatentThoughtNetwork(nn.Module):
             if index:
                 layer = None if cache is None else cache.layers[index]
                 x, queries = block.before(x, rope, layer, mask)
-            x = block.behind(x, queries, *latents)
+            x = block.after(x, queries, *latents)
         return self.norm(x)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:

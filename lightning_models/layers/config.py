@@ -11,7 +11,7 @@ from lightning_models.layers.attention import Backend
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig:
-    """What every model of sequences is told about its data.
+    """What every model of sequences knows of its data.
 
     Raises:
         ValueError: if a size is below 1; the message names key and value.

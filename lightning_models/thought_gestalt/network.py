@@ -227,7 +227,7 @@ class ThoughtGestaltNetwork(nn.Module):
         rows, config = step.packing.rows, self.config
         x = self._embed(step, memory, share)  # (P, D)
         prefix = self._prefix(memory, rows)  # (A, M_t, D)
-        packing = step.packing if prefix is None else step.packing.behind(prefix.shape[1])
+        packing = step.packing if prefix is None else step.packing.prefixed(prefix.shape[1])
         ahead = 0
         if prefix is not None:
             ahead = prefix.shape[0] * prefix.shape[1]

@@ -33,7 +33,7 @@ class Packing:
         """Returns the slots (P, C) of a grid (A, U, C)."""
         return grid.flatten(0, 1).index_select(0, self.cell)
 
-    def behind(self, prefix: int) -> "Packing":
+    def prefixed(self, prefix: int) -> "Packing":
         """Returns the packing in which every row begins with ``prefix`` more slots, those first.
 
         Row by row: the prefix, then the sentence.
