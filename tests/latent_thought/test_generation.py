@@ -152,15 +152,6 @@ def test_latents_inferred_anew_are_those_of_the_whole_text():
         assert not torch.allclose(mine[1], old[1])
 
 
-def test_rows_that_end_leave_the_others_as_they_are():
-    model, prompts = build(resample_every=2, scale=1.0), [[1, 2, 3], [4], [5, 6]]
-    whole = generate(model, prompts, max_new_tokens=9)
-    stop = whole[0][2]
-    expected = [row[: row.index(stop) + 1] if stop in row else row for row in whole]
-    assert len({len(row) for row in expected}) > 1
-    assert generate(model, prompts, max_new_tokens=9, eos_id=stop) == expected
-
-
 def test_generation_under_inference_mode(kind):
     model = build(**kind, resample_every=2)
     expected = generate(model, [[1, 2, 3], [4]], max_new_tokens=5)

@@ -19,16 +19,6 @@ SHORT_END = {"answer_prefix": (3,), "max_chain_tokens": 8}
 """An end that a random model happens to write now and then."""
 
 
-def test_chains_end_by_themselves_or_are_broken_off():
-    """What the test above stands on: both happen."""
-    ends = set()
-    for seed in range(3):
-        model, batch = build("cot", seed=seed, **SHORT_END).eval(), questions(seed=seed)
-        _, lengths = model.write_chains(batch["query"], batch["query_lengths"])
-        ends |= {length <= 8 for length in lengths.tolist()}
-    assert ends == {True, False}
-
-
 def test_a_chain_is_as_long_as_the_block_at_most():
     model, batch = build("cot", block_size=12).eval(), questions()
     tokens, lengths = model.write_chains(batch["query"], batch["query_lengths"])

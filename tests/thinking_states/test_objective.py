@@ -73,15 +73,6 @@ def test_the_shares_of_parts_add_up_to_the_whole(options):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
-def test_normalisers_of_a_batch_are_those_of_the_step(options):
-    model, batch = build(**options), reasoning_batch(seed=2)
-    counted = model.counter(batch)
-    for term in model.loss(batch).terms.values():
-        weights = {term.over: 1.0} if isinstance(term.over, str) else term.over
-        expected = sum(weight * counted[key] for key, weight in weights.items())
-        assert float(term.normaliser) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("grid", GRIDS)
 def test_every_parameter_takes_part_in_every_batch(grid):
     """Also where no thought has tokens, and where no chunk thinks at all."""

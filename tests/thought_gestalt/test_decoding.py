@@ -185,33 +185,6 @@ def test_a_step_is_one_slot(text, expected):
     assert steps_of(build(), text)[0] == expected
 
 
-def test_bos_in_an_empty_sentence_changes_nothing():
-    network = build()
-    plain, said = [1, 2, EOS, 3, EOS, 4], [BOS, BOS, 1, 2, EOS, BOS, 3, EOS, BOS, BOS, 4]
-    _, expected = steps_of(network, plain)
-    _, states = steps_of(network, said)
-    assert torch.equal(states[[2, 3, 4, 6, 7, 10]], expected)
-    assert torch.equal(states[5], states[4])
-    assert torch.equal(states[9], states[7])
-
-
-def test_a_long_sentence_is_cut_as_the_data_cuts_it():
-    network, text = build(), words(2 * FULL + 1)
-    whole = steps_of(network, text)[1]
-    cut = [*text[:FULL], EOS, BOS, *text[FULL : 2 * FULL], EOS, text[-1]]
-    kept = [place for place, token in enumerate(cut) if token not in (BOS, EOS)]
-    assert torch.equal(whole, steps_of(network, cut)[1][kept])
-
-
-def test_the_end_of_a_document_is_forgotten():
-    network, second = build(), marked([2, 1, 3], seed=5)
-    _, expected = steps_of(network, second)
-    _, states = steps_of(network, marked([3, 2]) + second)
-    assert torch.equal(states[-len(second) :], expected)
-    _, states = steps_of(network, marked([3, 2], last=False) + second)
-    assert not torch.allclose(states[-len(second) :], expected)
-
-
 # ---- the cache
 
 

@@ -32,16 +32,6 @@ def test_a_batch_of_filling_rows_only():
     assert scores.reported(batch) == (0, 0)
 
 
-def test_only_lexical_targets_are_reported():
-    model, batch = gestalt(), streams(SHAPE)
-    scores = model.score(batch)
-    nats, number = scores.reported(batch)
-    assert number == 34
-    words = (batch["targets"] >= 0) & (batch["targets"] < model.config.bos_id)
-    torch.testing.assert_close(nats, scores.log_prob[words].double().sum())
-    assert nats > scores.total()
-
-
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize(("sentence", "slot"), [(0, 1), (1, 3), (2, 0)], ids=str)
 def test_a_word_changes_nothing_before_it_and_all_sentences_behind_it(changes, sentence, slot):
@@ -115,16 +105,6 @@ def test_flops_are_those_that_torch_counts(changes, sentences):
     slots = 27 * sentences
     expected = counter.get_total_flops() - hidden - positions
     assert model.flops_per_token(slots) * slots == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_sentence_is_written_once_for_every_reader():
-    model = gestalt(block_size=30)
-    per_sentence = (
-        model.flops_per_token(27) - gestalt(block_size=30, memory="none").flops_per_token(27)
-    ) * 27
-    # two of four layers exchange self-attention for a memory that is empty yet
-    attention = 2 * (8 * 16 * 16 * 27 + 2 * 16 * 27 * 28)
-    assert per_sentence + attention == pytest.approx(2 * 16 * 16 * (1 + 2 * 2))
 
 
 def test_flops_grow_until_memory_is_full():

@@ -70,33 +70,6 @@ def test_losses_and_gradients_of_the_loop_over_tokens(backend):
         torch.testing.assert_close(ours.double(), exact, atol=1e-5, rtol=1e-5)
 
 
-def reach(model, tokens, place):
-    """Places whose embeddings the states after the last token depend on, layer by layer alone."""
-    x = model.network.embed(tokens, torch.arange(tokens.shape[1])).detach().requires_grad_()
-    mask = gist_mask(tokens == EOS, torch.arange(tokens.shape[1]))
-    (gradient,) = torch.autograd.grad(model.network.blocks[0](x, mask=mask)[0, place].sum(), x)
-    return gradient[0].any(dim=-1).nonzero()[:, 0].tolist()
-
-
-def test_a_layer_reads_what_the_mask_says():
-    model, tokens = build(), window()["tokens"][:1]
-    for place in range(LENGTH):
-        assert reach(model, tokens, place) == visible(tokens[0].tolist(), place, EOS)
-
-
-def test_a_closed_sentence_is_reached_through_its_end_only():
-    """Without another layer between, its words do not matter; its EOS does."""
-    model = build(num_layers=1)
-    tokens = torch.tensor([[BOS, 1, 2, EOS, BOS, 3, 4]])
-    before = all_log_probs(model, tokens)
-    words = all_log_probs(model, torch.tensor([[BOS, 9, 8, EOS, BOS, 3, 4]]))
-    torch.testing.assert_close(words[:, 3:][:, 1:], before[:, 4:])
-    assert not torch.allclose(words[:, 3], before[:, 3])
-    deep = build(num_layers=2)
-    first = all_log_probs(deep, tokens)[:, 4:]
-    assert not torch.allclose(all_log_probs(deep, tokens.where(tokens != 1, 9))[:, 4:], first)
-
-
 def test_without_ends_it_is_the_plain_decoder():
     gist, plain = build(), build(TransformerLM, TransformerConfig)
     tokens = torch.randint(0, 17, (2, LENGTH), generator=torch.Generator().manual_seed(1))

@@ -91,36 +91,6 @@ def test_stream_counts(kappa, length, budget):
     assert model.config.streams_by_layer(length) == [first, second, second, third]
 
 
-@pytest.mark.parametrize(("kappa", "duplicating"), [("1.5L", 0), ("2L", 1), ("3L", 1), ("4L", 2)])
-@pytest.mark.parametrize("allocation", ALLOCATIONS)
-def test_all_streams_double_where_nothing_competes(kappa, duplicating, allocation):
-    if allocation == "window_topk" and kappa == "1.5L":
-        pytest.skip("a window of one token rounds its budget up to two")
-    changes = {"allocation": allocation, "kappa": kappa, "allocation_window": 1}
-    model = build(thresholds=(-0.5,) * 3, fork_layers=(1, 2, 3), **changes)
-    for ordinal, step in enumerate(forks_of(model, rows_of([6]))):
-        before, after = step["before"], step["after"]
-        doubled = after.x.shape[1] == 2 * before.x.shape[1]
-        assert doubled == (ordinal < duplicating)
-        if doubled:
-            assert step["is_fork"][0].tolist() == [True, False] * before.x.shape[1]
-
-
-def test_a_fork_may_outlive_its_parent_unless_that_is_an_original():
-    orphans = 0
-    for seed in range(5):
-        model = build(seed, kappa="2L", fork_layers=(1, 2))
-        step = forks_of(model, rows_of([6, 6]))[1]
-        for row in range(2):
-            pairs = list(
-                zip(step["parent"][row].tolist(), step["is_fork"][row].tolist(), strict=True)
-            )
-            alone = [parent for parent, fork in pairs if fork and (parent, False) not in pairs]
-            orphans += len(alone)
-            assert not step["before"].original[row][alone].any()
-    assert orphans > 0
-
-
 def test_the_floor_of_a_score():
     model = build(fork_layers=(1,))
     with torch.no_grad():

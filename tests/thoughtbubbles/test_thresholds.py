@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.thoughtbubbles.cases import (
-    THRESHOLDS,
     build,
     reference_of,
     row_alone,
@@ -70,29 +69,6 @@ def test_only_training_moves_them():
     assert all(new != old for new, old in zip(thresholds(model), [-1.0, -1.5], strict=True))
 
 
-def test_they_are_saved_with_the_weights():
-    model = build(kappa="1.5L").train()
-    model.loss(rows_of([6]))
-    state = model.state_dict()
-    for ordinal in range(2):
-        assert state[f"network.forks.{ordinal}.threshold"].isfinite()
-        assert state[f"network.forks.{ordinal}.updates"] == 1
-    fresh = build(seed=1, kappa="1.5L")
-    fresh.load_state_dict(state)
-    assert thresholds(fresh) == thresholds(model)
-    fresh.train().loss(rows_of([6], seed=1))
-    model.loss(rows_of([6], seed=1))
-    assert thresholds(fresh) == pytest.approx(thresholds(model))
-
-
-def test_they_take_no_gradient_and_are_no_parameters():
-    model = build(kappa="1.5L", allocation="threshold").train()
-    names = [name for name, _ in model.network.named_parameters()]
-    assert not any("threshold" in name for name in names)
-    model.loss(rows_of([6])).terms["nll"].sum.backward()
-    assert not any(fork.threshold.requires_grad for fork in model.network.forks)
-
-
 @pytest.mark.parametrize("kappa", ["1.5L", "2L"])
 def test_trained_by_topk_evaluated_by_threshold(kappa):
     """The budget is then met on average, and rows differ."""
@@ -153,14 +129,6 @@ def test_thresholds_far_up_and_down():
         counts = stream_counts(model, batch)[-1]
         assert counts[0].tolist() == [per_token] * 6
         assert counts[1].tolist() == [per_token] * 3 + [0] * 3
-
-
-def test_thresholds_hold_for_every_layer_on_its_own():
-    batch = rows_of([6])
-    low, high = THRESHOLDS[2], 0.0
-    few = stream_counts(build(kappa="1.5L", allocation="threshold", thresholds=(low, high)), batch)
-    assert few[0].sum() > 6
-    assert few[1].sum() == 6
 
 
 @pytest.mark.parametrize(
