@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
+from tests.reference import thinking_states_grid as literal
 
 V = 24
 PREFIX = (5, 7, 1)
@@ -134,25 +135,16 @@ def rows_of(batch, rows):
 
 def place_of(t, q, grid):
     """Chunk and place of token ``t`` of a row with a query of ``q`` tokens."""
-    c, n = grid.chunk_size, -(-q // grid.chunk_size)
-    if grid.kind == "absolute" or (grid.kind == "partial" and t < q):
-        return divmod(t, c)
-    behind, place = divmod(t - q, c)
-    return n + behind, place
+    return literal.find(grid.kind, grid.chunk_size, q, t)
 
 
 def chunks_of(q, total, grid):
     """The tokens of each chunk of a row of ``total`` tokens that thinks, by the chunk's number."""
-    found = {}
-    for t in range(total):
-        found.setdefault(place_of(t, q, grid)[0], []).append(t)
-    queried = place_of(q - 1, q, grid)[0]
-    thinks = {}
-    for chunk, tokens in found.items():
-        complete = place_of(tokens[-1] + 1, q, grid)[0] != chunk
-        if complete and (grid.in_answers or chunk <= queried):
-            thinks[chunk] = tokens
-    return thinks
+    kind, c, thinks = grid.kind, grid.chunk_size, grid.in_answers
+    return {
+        chunk: [t for t in range(total) if place_of(t, q, grid)[0] == chunk]
+        for chunk in literal.thinking_chunks(kind, c, q, total, thinks)
+    }
 
 
 def gold_of(batch, row, layout):

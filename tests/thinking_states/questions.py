@@ -4,7 +4,6 @@ from typing import Any, get_type_hints
 
 import lightning as L
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from callbacks import ResumeState
@@ -12,6 +11,8 @@ from datamodules.base import BatchLoader, TrainingSource
 from datamodules.reasoning.module import Wording
 from lightning_models import OptimizerConfig
 from lightning_models.thinking_states import CoconutLM, CoTLM, ICoTLM, NoCoTLM
+from tests.reference.thinking_states import Row
+from tests.thinking_states.literal import batch_of
 
 V = 16
 EOS, PREFIX, SEPARATOR = 0, (3, 4), (5,)
@@ -59,26 +60,14 @@ def questions(shapes=SHAPES, seed=0, first=0, epochs=None):
     generator = torch.Generator().manual_seed(seed)
 
     def words(count):
-        return torch.randint(WORDS.start, WORDS.stop, (count,), generator=generator)
+        return torch.randint(WORDS.start, WORDS.stop, (count,), generator=generator).tolist()
 
-    query = [torch.cat((torch.tensor([EOS]), words(n - 1))) for n, _, _ in shapes]
+    queries = [[EOS, *words(n - 1)] for n, _, _ in shapes]
     steps = [[words(n) for n in lengths] for _, lengths, _ in shapes]
-    most = max(1, *(len(row) for row in steps))
-    width = max([1, *(len(step) for row in steps for step in row)])
-    padded = torch.full((len(shapes), most, width), EOS)
-    lengths = torch.zeros(len(shapes), most, dtype=torch.int64)
-    for row, own in enumerate(steps):
-        for number, step in enumerate(own):
-            padded[row, number, : len(step)] = step
-            lengths[row, number] = len(step)
-    answers = [torch.cat((words(n), torch.tensor([EOS]))) for _, _, n in shapes]
+    answers = [[*words(n), EOS] for _, _, n in shapes]
+    places = [[1] * len(row) for row in steps]
     batch = {
-        "query": pad_sequence(query, batch_first=True, padding_value=EOS),
-        "query_lengths": torch.tensor([len(row) for row in query]),
-        "steps": padded,
-        "step_lengths": lengths,
-        "step_places": torch.where(lengths > 0, 1, -1),
-        "targets": pad_sequence(answers, batch_first=True, padding_value=-100),
+        **batch_of([Row(*row) for row in zip(queries, steps, places, answers, strict=True)]),
         "sequence_id": torch.arange(len(shapes)) + first,
         "group": torch.tensor([len(row) for row in steps]),
         "num_bytes": torch.tensor([len(row) for row in answers]),
