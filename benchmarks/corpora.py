@@ -246,6 +246,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
 
         def table(what: str) -> harness.Table:
+            """Returns a table whose numbers are measured once it is asked for."""
             return lambda options: lazily[what](options)
 
         def prepare(options: Options) -> None:

@@ -104,7 +104,7 @@ def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[
 
 
 def insert(part: str, mark: str) -> str:
-    """Returns a part of a query with a mark after it, in front of the spaces that it ends with."""
+    """Returns a part of a query with a mark after it, before the spaces that it ends with."""
     text = part.rstrip()
     return f"{text} {mark}{part[len(text) :]}" if mark else part
 

@@ -19,7 +19,7 @@ from datamodules.tokenizers import first_line
 
 REPOSITORY, CONFIG = "openai/gsm8k", "main"
 RESULT = "####"
-"""Stands in front of the result, in the last line of an answer."""
+"""Precedes the result, in the last line of an answer."""
 
 GSM8KSplit = Literal["train", "test"]
 
@@ -45,7 +45,7 @@ class Problems:
 
     Attributes:
         rows: At least one.
-        origin: What tells them apart from others: the hub's name and commit, or the file's name,
+        origin: What distinguishes them from others: the hub's name and commit, or the file's name,
             size and hash.
     """
 

@@ -226,12 +226,14 @@ class _Worker:
         theirs.close()
 
     def send(self, chunk: Chunk) -> None:
+        """Hands the process a chunk; raises if it has died."""
         try:
             self._connection.send(chunk)
         except OSError as error:
             raise self._died() from error
 
     def receive(self) -> EncodedChunk:
+        """Returns the next encoded chunk; raises what the process raised, or that it has died."""
         try:
             result = self._connection.recv()
         except (EOFError, OSError) as error:
@@ -250,6 +252,7 @@ class _Worker:
         )
 
     def stop(self) -> None:
+        """Ends the process."""
         self._connection.close()
         self._process.terminate()
         self._process.join(5)
@@ -477,6 +480,7 @@ class _Partial:
 
     @property
     def sections(self) -> list[Section]:
+        """The parts that are tokenised."""
         return self._journal.sections
 
     def _remove(self) -> None:

@@ -44,7 +44,7 @@ def format_of(path: Path) -> str:
     if suffix in PARQUET_SUFFIXES and not compressed:
         return "parquet"
     raise ValueError(
-        f"{path}: the format is told by the suffix, which must be one of "
+        f"{path}: the suffix decides the format, which must be one of "
         f"{', '.join(TEXT_SUFFIXES + JSONL_SUFFIXES)} (also followed by "
         f"{' or '.join(COMPRESSIONS)}) or {PARQUET_SUFFIXES[0]}. Rename or convert the file."
     )
@@ -135,6 +135,7 @@ def _read_text(path: Path, separator: str | None) -> Iterator[str]:
     """Yields the documents of a text file, with Unix line ends and without a byte order mark."""
 
     def parts(file: BinaryIO) -> Iterator[str]:
+        """Yields the documents of an open file."""
         text = io.TextIOWrapper(file, encoding="utf-8-sig")
         if separator is None:
             yield text.read()
@@ -183,6 +184,7 @@ def _numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yields (place for messages, line with its end) of a text file, which may be compressed."""
 
     def parts(file: BinaryIO) -> Iterator[tuple[str, str]]:
+        """Yields lines, each with its place."""
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"
             try:

@@ -416,7 +416,7 @@ class TokenStream:
 
     @cached_property
     def _ends(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """Where documents end in each shard, and the documents in front of each shard."""
+        """Where documents end in each shard, and the documents before each shard."""
         parts = [_map(shard, "ends", "<i8") for shard in self._shards]
         return parts, np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
 

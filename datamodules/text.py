@@ -3,7 +3,7 @@
 A corpus writes one method, `documents(split)`, and gets the rest: splits, tokenizer, text store
 (`corpus`), loaders, ranks and resuming (`base`), windows (here).
 
-The stream of a split is its documents, each ending in EOS. In front of it we think one more EOS, at
+The stream of a split is its documents, each ending in EOS. Before it we think one more EOS, at
 position -1, as the context of the very first token; so every stored token, that one too, is a
 target like any other. A window is a row of T+1 tokens: the first T are the inputs, the last T the
 targets.
@@ -54,7 +54,7 @@ class WindowOrder(Protocol):
 
 
 def _cut(stream: TokenStream, positions: np.ndarray, eos_id: int) -> np.ndarray:
-    """Returns the tokens at `positions`, where -1 is the EOS in front of the stream."""
+    """Returns the tokens at `positions`, where -1 is the EOS before the stream."""
     tokens = stream.gather(np.maximum(positions, 0))
     tokens[positions < 0] = eos_id
     return tokens
@@ -80,7 +80,7 @@ class RandomWindows:
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
-        eos_id: The token in front of the stream.
+        eos_id: The token before the stream.
         seed: Non-negative; row g is a pure function of (seed, g).
 
     Raises:
@@ -114,7 +114,7 @@ class PackedWindows:
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
-        eos_id: The token in front of the stream.
+        eos_id: The token before the stream.
         seed: Non-negative; the order of an epoch is a pure function of (seed, epoch).
         rows_per_batch: Rows of a batch of all ranks: an epoch uses a multiple of that.
 
@@ -189,7 +189,7 @@ class NonOverlappingWindows:
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
-        eos_id: The token in front of the stream.
+        eos_id: The token before the stream.
     """
 
     def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int) -> None:

@@ -333,6 +333,7 @@ def _piece_counter(data: Mapping[str, Any]) -> Callable[[str], int]:
         return len  # each character of a piece stands for one byte
 
     def count(piece: str) -> int:
+        """Returns the bytes that a piece of the vocabulary stands for."""
         if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
             return 1
         return len(piece.removeprefix("##").replace("\u2581", " ").encode("utf-8"))

@@ -189,6 +189,7 @@ def _run_report(settings: Namespace) -> None:
     print(report_text(report))
 
     def write(place: Path) -> None:
+        """Writes all files of the report to a folder."""
         svg = None
         if report.has_figure:
             svg = _write_figure(place, runs, found)

@@ -100,6 +100,7 @@ def mean_cost(costs: Sequence[Cost], tokens: Sequence[int]) -> Cost:
     weights = tokens if sum(tokens) else [1] * len(costs)
 
     def mean(key: str) -> Any:
+        """Returns the weighted mean of a field; None where a cost lacks it."""
         values = [getattr(cost, key) for cost in costs]
         if None in values:
             return None

@@ -290,7 +290,7 @@ def is_number(value: Any) -> bool:
 
 
 def _rank(value: Any) -> tuple[bool, float, str]:
-    """Orders numbers by size, in front of all else."""
+    """Orders numbers by size, before all else."""
     return (False, float(value), "") if is_number(value) else (True, 0.0, str(value))
 
 

@@ -195,7 +195,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 total += (losses * factor).sum()
             else:
                 mixed = _mix(log_scores[rows], -losses, owner[rows] - first, factor, count)
-                factor, grad_scores[rows] = mixed.responsibilities, mixed.score_gradient
+                factor = mixed.responsibilities
+                grad_scores[rows] = mixed.score_gradient.to(grad_scores.dtype)
                 total += mixed.loss
             if not (need_h or need_weight):
                 continue

@@ -368,6 +368,19 @@ def test_a_mixture_of_one_state_each_is_the_plain_loss():
     assert gradient.abs().max() < 1e-6
 
 
+def test_float64_states_take_float32_scores():
+    """Training with ``precision: 64-true``: the scores of forks are kept in float32."""
+    h, weight, log_scores, owner, targets, weights = mixture_inputs([1, 4, 2])
+    single = log_scores.detach().float().requires_grad_()
+    loss = linear_mixture_cross_entropy(h, weight, single, owner, targets, weights)
+    double = linear_mixture_cross_entropy(h, weight, log_scores, owner, targets, weights)
+    torch.testing.assert_close(loss, double, atol=1e-6, rtol=1e-6)
+    (found,) = torch.autograd.grad(loss, single)
+    (expected,) = torch.autograd.grad(double, log_scores)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected.float())
+
+
 def test_chunks_of_mixtures_never_part_a_token(monkeypatch):
     monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", 4)
     owner = mixture_inputs([1, 4, 2, 7, 1, 1, 2])[3]

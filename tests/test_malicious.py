@@ -437,8 +437,9 @@ def test_a_backbone_runs_no_command(method, spelling, trained, trace, tmp_path, 
         recipe["data"] = {"class_path": "datamodules.StateTracking", "init_args": {}}
 
     path = with_recipe(trained, tmp_path / "evil.ckpt", change)
-    refused(train_main, capfd, "test", f"--ckpt_path={path}")
+    assert str(path) in refused(train_main, capfd, "test", f"--ckpt_path={path}")
     refused_everywhere(path, capfd)
+    assert not trace.exists()
 
 
 def test_a_config_file_builds_nothing_within_a_backbone(trace, tmp_path, capfd):

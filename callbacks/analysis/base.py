@@ -249,6 +249,7 @@ def rows_of(batch: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     rows = len(batch["tokens"])
 
     def part(value: Any) -> Any:
+        """Returns the rows of what has one value a row; else all of it."""
         has_rows = isinstance(value, Tensor | list) and len(value) == rows
         return value[start:stop] if has_rows else value
 
@@ -260,6 +261,7 @@ def first_tokens(batch: dict[str, Any], number: int) -> dict[str, Any]:
     shape = batch["tokens"].shape
 
     def part(value: Any) -> Any:
+        """Returns the first tokens of what has one value a token; else all of it."""
         by_token = isinstance(value, Tensor) and value.shape[:2] == shape
         return value[:, :number] if by_token else value
 

@@ -220,7 +220,7 @@ class ForkRecorder:
 
         Args:
             ordinal: which fork layer, from 0.
-            before: streams in front of it, with ``token``, ``original``, ``real`` (B, N).
+            before: streams before it, with ``token``, ``original``, ``real`` (B, N).
             after: streams after it, with ``log_p``, ``token``, ``count``, ``num_tokens`` too.
             parent: int64 (B, N'), indices into ``before``.
             is_fork: bool (B, N'), whether a stream is new.

@@ -241,6 +241,7 @@ class GateAnalysis(Analysis):
         found: list[tuple[list[Tensor], list[Tensor]]] = []
 
         def take(*, vectors: list[Tensor], nll: list[Tensor], **_: Any) -> None:
+            """Keeps the sentence vectors and losses of a pass."""
             found.append((list(vectors), list(nll)))
 
         with torch.inference_mode(False):
@@ -295,7 +296,7 @@ def gradient_norms(model: nn.Module) -> dict[Place, float]:
     """Returns the 2-norm of the gradient of every component of every layer, 0 without a gradient.
 
     Components are self-attention within sentences, cross-attention to memory with its gate, and
-    the feed-forward layer, each with the norm in front of it; embeddings, sentence head, final norm
+    the feed-forward layer, each with the norm before it; embeddings, sentence head, final norm
     and output matrix are none. With sharded parameters all ranks have to call this.
     """
     places: dict[Place, int] = {}
@@ -417,6 +418,7 @@ def attention_consumer(findings: Findings) -> Callable[..., None]:
     """
 
     def take(*, layer: int, weights: Tensor, **_: Any) -> None:
+        """Adds a layer's attention weights (rows, memory) by age, and their entropy in nats."""
         weights = weights.detach().double()
         total = weights.sum(dim=0).flip(0).cpu().numpy()
         columns = {"layer": layer, "age": np.arange(1, len(total) + 1), "total": total}
@@ -534,6 +536,7 @@ def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[
     sentences = min(max_sentences, int(numbers.max()))
 
     def part(value: Any) -> Any:
+        """Returns the chosen streams, and their first sentences where it has one value each."""
         if not isinstance(value, Tensor) or value.shape[:1] != lengths.shape[:1]:
             return value
         chosen = value[rows]

@@ -48,11 +48,13 @@ def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd
     common: dict[str, float] = {}
 
     def take(*, states: Tensor, **_: Any) -> None:
+        """Keeps the sequential states (B, T, D): the fixed point of the iteration."""
         fixed.append(states.detach().cpu().double()[mask])
         squares = float(fixed[0].square().sum())
         common.update(fixed=squares, number=fixed[0].numel(), eps=_eps(states))
 
     def compare(*, states: Tensor, iteration: int, **_: Any) -> None:
+        """Adds the squared distance of one iteration's states to the fixed point."""
         distance = states.detach().cpu().double()[mask] - fixed[0]
         lines.append({"iteration": iteration, "squares": float(distance.square().sum()), **common})
 

@@ -24,7 +24,7 @@ def pieces(tokenizer: Any, ids: Iterable[int]) -> list[str]:
         ids: token ids.
     """
     out = []
-    context: list[int] = []  # some tokenizers drop the space in front of a text's first token
+    context: list[int] = []  # some tokenizers drop the space before a text's first token
     pending: list[int] = []
     shown = ""
     for i in ids:

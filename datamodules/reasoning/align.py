@@ -113,6 +113,7 @@ def _by_teacher(settings: Namespace) -> None:
     bar = tqdm(unit=" replies", disable=None)
 
     def report(counts: Counter[str]) -> None:
+        """Shows how many examples are placed so far."""
         bar.set_postfix(kept=counts["kept"], dropped=counts["dropped"], refresh=False)
         bar.update()
 

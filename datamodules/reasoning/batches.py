@@ -50,7 +50,7 @@ class ReasoningSource:
         examples: Of one split.
         order: Which of them is row n.
         batch_size: B, rows per rank and micro-batch.
-        eos_id: Stands in front of queries, after answers, and in padding.
+        eos_id: Stands before queries, after answers, and in padding.
         token_bytes: UTF-8 bytes of each id, (V,) int64.
         rank: This process among `world_size`.
         world_size: Processes that share the rows.
@@ -132,7 +132,7 @@ def reasoning_batch(
         examples: Of one split, at least one.
         which: Number of the example of each row (B,), -1: none.
         rows: Number of each row (B,).
-        eos_id: Stands in front of queries, after answers, and in padding.
+        eos_id: Stands before queries, after answers, and in padding.
         token_bytes: UTF-8 bytes of each id, (V,) int64.
     """
     real, numbers = which >= 0, which.clip(min=0)

@@ -2,13 +2,13 @@
 
 `Example` says after which part of the query each step can be inferred; a marker in the text says
 so. Every text is tokenised for itself, and `align` gives the token of the query that each step
-belongs to (Thinking States, Sec. 3.4, App. A.3): the token in front of its marker, more exactly:
+belongs to (Thinking States, Sec. 3.4, App. A.3): the token before its marker, more exactly:
 
-- the first token after which all text in front of the marker has been read, where the marker
+- the first token after which all text before the marker has been read, where the marker
   falls inside a token;
-- spaces between a marker and the text in front of it do not count: most tokenizers make them part
+- spaces between a marker and the text before it do not count: most tokenizers make them part
   of the next word's token, which would be one too late;
-- the EOS in front of the query, where nothing stands in front of the marker;
+- the EOS before the query, where nothing stands before the marker;
 - each token takes one step. The steps of consecutive markers go to successive tokens, the first one
   to its own (App. A.3); where such a row reaches the token of a later marker, that one's step is
   moved on in turn. NOTE(paper): the last is ours, the paper does not say.
@@ -88,7 +88,7 @@ class Example:
         return text + self.query[start:]
 
     def after(self, text: str) -> "Example":
-        """Returns the example with a text in front of its query."""
+        """Returns the example with a text before its query."""
         markers = tuple(place + len(text) for place in self.markers)
         return replace(self, query=text + self.query, markers=markers)
 
@@ -101,9 +101,9 @@ class Alignment:
     """Where the R steps of an example belong.
 
     Attributes:
-        places: Index of each step's token, the EOS in front of the query counted as 0; (R,) int64,
+        places: Index of each step's token, the EOS before the query counted as 0; (R,) int64,
             non-decreasing; only the query's last token may occur more than once.
-        shifts: Tokens from the one in front of the step's marker to that; (R,) int64, not negative,
+        shifts: Tokens from the one before the step's marker to that; (R,) int64, not negative,
             above 0 where another step had the marker's token already.
     """
 
@@ -125,7 +125,7 @@ def align(query: str, markers: Sequence[int], sizes: np.ndarray) -> Alignment:
 
 
 def marker_tokens(query: str, markers: Sequence[int], sizes: np.ndarray) -> np.ndarray:
-    """Returns the token in front of each marker, (R,) int64; 0 is the EOS in front of the query.
+    """Returns the token before each marker, (R,) int64; 0 is the EOS before the query.
 
     Args:
         query: Text without markers.
@@ -143,7 +143,7 @@ def spread(own: np.ndarray, last: int) -> np.ndarray:
     place[r] = max(own[r], place[r - 1] + 1), or the last token.
 
     Args:
-        own: Token in front of each step's marker, (R,) int64, non-decreasing.
+        own: Token before each step's marker, (R,) int64, non-decreasing.
         last: The query's last token.
     """
     steps = np.arange(len(own))
@@ -187,7 +187,7 @@ class EncodedExample:
 
         Args:
             prefix: Tokens of the answer prefix.
-            separator: Tokens in front of each step.
+            separator: Tokens before each step.
         """
         steps = len(self.texts) - 2
         return 1 + sum(map(len, self.texts)) + steps * separator + prefix + 1

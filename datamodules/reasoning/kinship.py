@@ -307,9 +307,11 @@ def family(seed: int, number: int) -> Family:
     draws, grown = Draws(f"family/{seed}/{number}"), Family()
 
     def couple() -> tuple[int, int]:
+        """Adds two who are married."""
         return grown.marry(grown.add("male"), grown.add("female"))
 
     def children(a: int, b: int, least: int, most: int) -> list[int]:
+        """Adds some children of two parents."""
         count = draws.between(least, most)
         return [grown.beget(a, b, draws.pick(GENDERS)) for _ in range(count)]
 

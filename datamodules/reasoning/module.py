@@ -135,7 +135,7 @@ class Wording:
 
     Attributes:
         answer_prefix: Begins every answer, unscored, and is inserted at inference too.
-        step_separator: Stands in front of every step of a chain of thought that is written out.
+        step_separator: Stands before every step of a chain of thought that is written out.
     """
 
     answer_prefix: tuple[int, ...]
@@ -158,17 +158,17 @@ class ReasoningDataModule(LanguageDataModule):
     that task takes them out of its `not_in_source`.
 
     Args:
-        block_size: Most tokens of a row of text, the EOS in front of the query and the one after
+        block_size: Most tokens of a row of text, the EOS before the query and the one after
             the answer counted. Batches are only as wide as their rows need.
         train_windows: 'packed' has each example once an epoch, in a new order; 'random' draws
             examples with replacement.
         max_length: Training examples with more tokens than this, counted as for block_size, are
             left out and counted; null: all are kept. Examples of other splits are never left out.
-        answer_prefix: Fixed text in front of every answer, unscored and given at inference too. The
+        answer_prefix: Fixed text before every answer, unscored and given at inference too. The
             state after the last chunk of a query enters here (methods of one latent state a
             chunk), so it must not be empty.
-        step_separator: Text in front of every step where steps are written out.
-        question_first: Whether the question stands in front of what it is about (Thinking States,
+        step_separator: Text before every step where steps are written out.
+        question_first: Whether the question stands before what it is about (Thinking States,
             Fig. 5), where the task has a question that can be distinguished.
         **kwargs: See `LanguageDataModule` and `TextCorpus`.
 

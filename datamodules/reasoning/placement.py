@@ -168,7 +168,7 @@ def _composed(value: Fraction, following: re.Match[str]) -> Iterator[Mention]:
 
 
 def _fraction(above: Fraction, below: Fraction, end: int) -> Iterator[Mention]:
-    """Yields a fraction and its denominator; the numerator is mentioned in front of it."""
+    """Yields a fraction and its denominator; the numerator is mentioned before it."""
     yield from (Mention(value, end) for value in (below, above / below))
     yield from (Mention(v, end, stated=False) for v in (1 - above / below, below - above))
 
@@ -251,7 +251,7 @@ def counts_of(placed: Placed) -> dict[str, int]:
 
 
 def operands(equation: str) -> list[Fraction]:
-    """Returns the numbers in front of the last "=" of an equation, in order, repeated as there."""
+    """Returns the numbers before the last "=" of an equation, in order, repeated as there."""
     return [number(digits) for digits in _OPERAND.findall(_sides(equation)[0])]
 
 

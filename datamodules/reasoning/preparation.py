@@ -306,7 +306,7 @@ class RowLimits:
 
     Attributes:
         prefix: Tokens of the answer prefix.
-        separator: Tokens in front of each step.
+        separator: Tokens before each step.
         max_length: Most tokens of a training example's row; None: no limit.
     """
 

@@ -45,7 +45,7 @@ QUESTIONS: dict[Task, str] = {
     "parity": "What is the final state of the coin? ",
     "vars": "What are the final values? ",
 }
-"""Stand in front of queries with question_first; else the answer prefix says what is asked."""
+"""Stand before queries with question_first; else the answer prefix says what is asked."""
 
 
 class StateTracking(ReasoningDataModule):
@@ -74,7 +74,7 @@ class StateTracking(ReasoningDataModule):
             (example_seed, split, i) and of its number of operations.
         variables: Vars: number of variables, a, b, c and so on.
         modulus: Vars: values are from 0 to modulus - 1, and sums are taken modulo it.
-        answer_prefix: Text in front of the answer; null: that of the task, as above.
+        answer_prefix: Text before the answer; null: that of the task, as above.
         **kwargs: See `ReasoningDataModule`.
 
     Raises:

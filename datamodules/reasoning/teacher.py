@@ -78,7 +78,7 @@ EXAMPLES = (
         " 24",
     ),
 )
-"""Shown in front of every problem."""
+"""Shown before every problem."""
 
 
 def messages(problem: Solved) -> list[Message]:

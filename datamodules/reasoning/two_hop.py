@@ -320,6 +320,7 @@ def _format(path: Path, there: Iterable[str]) -> _Columns:
 
 def _chain(row: Mapping[str, str | None], columns: _Columns, where: str) -> Chain:
     def value(name: str) -> str:
+        """Returns the text of a column, which must not be empty."""
         text = (row.get(name) or "").strip()
         if not text:
             raise ValueError(f"{where}: the column {name!r} is empty. Fix or remove the row.")

@@ -69,7 +69,7 @@ class SentenceIndex:
         return np.where(numbers > 0, self.ends[np.maximum(numbers - 1, 0)], 0)
 
     def ends_document(self, stops: np.ndarray) -> np.ndarray:
-        """Returns whether a document ends in front of those sentences, bool."""
+        """Returns whether a document ends before those sentences, bool."""
         document = np.searchsorted(self.document_ends, stops)
         return self.document_ends[np.minimum(document, len(self.document_ends) - 1)] == stops
 
@@ -359,11 +359,11 @@ class _Reading:
         return origin
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Leaves out the text of documents in front of a place."""
+        """Leaves out the text of documents before a place."""
         self.skip = int(place["document"])
 
     def place(self, document: int) -> Mapping[str, Any]:
-        """Returns the place in front of a document."""
+        """Returns the place before a document."""
         return {"document": document}
 
 

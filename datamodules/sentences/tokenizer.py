@@ -39,7 +39,7 @@ class SentenceTokenizer(Tokenizer):
         max_sentence_tokens: The same.
         bos_id: Begins a sentence: V0.
         eos_id: Ends it: V0 + 1.
-        eod_id: In front of the EOS of a document's last sentence: V0 + 2.
+        eod_id: Before the EOS of a document's last sentence: V0 + 2.
 
     Raises:
         ValueError: `max_sentence_tokens` is below 1, or below the N of ``spans:N``.
@@ -125,7 +125,7 @@ class SentenceTokenizer(Tokenizer):
         return [int(i) for i in self._mark(ids, ends)]
 
     def _mark(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Returns words with BOS in front of each sentence and EOS after all but the last."""
+        """Returns words with BOS before each sentence and EOS after all but the last."""
         sentence = np.arange(len(ends))
         out = np.empty(len(ids) + 2 * len(ends) - 1, dtype=np.int64)
         lengths = np.diff(ends, prepend=0)

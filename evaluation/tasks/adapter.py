@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from datamodules import Tokenizer
 from evaluation.tasks.readers import Piece, Reader, reader_of
-from evaluation.tasks.writing import WritingRequest, WrittenTexts, write
+from evaluation.tasks.writing import Continuations, WritingRequest, write
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
 from lightning_models.outputs import Likelihood
@@ -98,7 +98,7 @@ class Work:
     prompt_tokens: int = 0
     prompts: int = 0
 
-    def add_written(self, prompt: Sequence[int], written: WrittenTexts, seconds: float) -> None:
+    def add_written(self, prompt: Sequence[int], written: Continuations, seconds: float) -> None:
         """Counts one of the texts that were written together."""
         rows = len(written.texts)
         self.seconds += seconds / rows

@@ -108,7 +108,7 @@ def _sampling(options: Mapping[str, Any], seed: int) -> SamplingConfig:
     return SamplingConfig(temperature=temperature, seed=seed, **cuts)
 
 
-class WrittenTexts(NamedTuple):
+class Continuations(NamedTuple):
     """Continuations, and what they took.
 
     Attributes:
@@ -124,7 +124,7 @@ class WrittenTexts(NamedTuple):
 
 def write(
     model: LanguageModel, tokenizer: Tokenizer, requests: Sequence[WritingRequest]
-) -> WrittenTexts:
+) -> Continuations:
     """Returns the continuations of requests with the same sampling and number of tokens.
 
     A row ends once it has written a stop text. Streams are the requests' own numbers, so that
@@ -137,6 +137,7 @@ def write(
     """
 
     def text_of(ids: Sequence[int]) -> str:
+        """Returns the text without the stop token."""
         return tokenizer.decode([i for i in ids if i != tokenizer.stop_id])
 
     def ended(row: int, ids: Sequence[int]) -> bool:
@@ -162,7 +163,7 @@ def write(
     pairs = zip(map(text_of, rows), requests, strict=True)
     texts = [_cut(text, request.until) for text, request in pairs]
     tokens = sum(map(len, rows))
-    return WrittenTexts(texts, tokens, None if taken.mean is None else taken.mean * tokens)
+    return Continuations(texts, tokens, None if taken.mean is None else taken.mean * tokens)
 
 
 def _cut(text: str, until: Sequence[str]) -> str:

@@ -95,7 +95,7 @@ class TransportPrior(nn.Module):
 
 
 class LatentEncoder(nn.Module):
-    """q(z|x) in one pass: learned queries, one for each latent vector, in front of the tokens.
+    """q(z|x) in one pass: learned queries, one for each latent vector, before the tokens.
 
     NOTE(paper): only "a 12-layer encoder with full attention" is known; how it makes latent vectors
     of the tokens is ours. It reads the decoder's embeddings, which agrees with the 114M parameters

@@ -401,7 +401,7 @@ class GestaltCache:
         return torch.where(seeded[:, None], latest.to(x.dtype), x)
 
     def _begin(self, network: ThoughtGestaltNetwork, begins: Tensor) -> None:
-        """Processes the sentence vectors in front of the sentences that begin, bool (B,)."""
+        """Processes the sentence vectors before the sentences that begin, bool (B,)."""
         rows = (begins & (self._memory.counts > 0)).nonzero()[:, 0]
         if not len(rows):
             return

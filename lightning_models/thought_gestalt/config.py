@@ -33,7 +33,7 @@ class ThoughtGestaltConfig(DecoderConfig):
     """Linear layers of the sentence head W_sent; more than one: with GELU and dropout between."""
     memory: Memory = "differentiable"
     """differentiable: gradients flow through memory; detached: they stop where it is written; none:
-    self-attention in place of every cross-attention; in_context: sentence vectors stand in front of
+    self-attention in place of every cross-attention; in_context: sentence vectors stand before
     the sentence's tokens, and self-attention reads both (Table 1)."""
     memory_size: int = 40
     """M, sentence vectors that are remembered."""

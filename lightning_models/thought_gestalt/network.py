@@ -258,7 +258,7 @@ class ThoughtGestaltNetwork(nn.Module):
         return self.dropout(x)
 
     def _prefix(self, memory: SentenceMemory, rows: int) -> Tensor | None:
-        """Returns the sentence vectors in front of the tokens (A, M_t, D) for ``in_context``."""
+        """Returns the sentence vectors before the tokens (A, M_t, D) for ``in_context``."""
         if self.config.memory != "in_context" or not memory.vectors:
             return None
         vectors = torch.stack([vector[:rows] for vector in memory.vectors], dim=1)  # (A, M_t, D)

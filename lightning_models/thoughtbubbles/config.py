@@ -31,7 +31,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     """Budget of a sequence shorter or longer than block_size: dynamic keeps the ratio (App. E.1),
     fixed keeps the number."""
     fork_layers: tuple[int, ...] = (3, 7, 11)
-    """Blocks (0-based) in front of which streams fork and are pruned."""
+    """Blocks (0-based) before which streams fork and are pruned."""
     allocation: Allocation = "global_topk"
     """Who survives. global_topk: the kappa best of the whole sequence (the paper's; a token's
     streams then depend on later tokens, so it is not causal). threshold: all above a running mean

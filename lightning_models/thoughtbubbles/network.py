@@ -165,7 +165,7 @@ class AttenuatedBlock(Block):
 
 
 class ThoughtbubblesNetwork(TransformerNetwork):
-    """A plain decoder whose blocks are attenuated, with fork layers in front of some of them.
+    """A plain decoder whose blocks are attenuated, with fork layers before some of them.
 
     Its parameters have the plain decoder's names; those of the fork layers are below ``forks``.
     """

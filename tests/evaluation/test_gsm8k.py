@@ -228,7 +228,7 @@ def test_shares_and_their_errors():
 
 def answered(trained, monkeypatch, only, **options):
     """The harness' samples where all answers are known, in one of three candidates or in all."""
-    from evaluation.tasks.writing import WrittenTexts
+    from evaluation.tasks.writing import Continuations
 
     seen = []
 
@@ -239,7 +239,7 @@ def answered(trained, monkeypatch, only, **options):
             number = int(BYTES.decode(request.prompt).rpartition("What is ")[2].split()[0])
             known = only is None or request.stream % 3 == only
             texts.append(f" It is\n#### {50 * number}.00"[: request.most] if known else " no")
-        return WrittenTexts(texts, sum(map(len, texts)), None)
+        return Continuations(texts, sum(map(len, texts)), None)
 
     monkeypatch.setattr("evaluation.tasks.adapter.write", write)
     model = build_model(read_checkpoint(trained))

@@ -17,12 +17,9 @@ from evaluation.quality import (
     check_room,
     documents,
     human_texts,
-    judge_texts,
-    mauve_scores,
-    text_features,
-    token_entropy,
     write_texts,
 )
+from evaluation.text_metrics import judge_texts, mauve_scores, text_features, token_entropy
 from lightning_models import OptimizerConfig, ThoughtGestaltLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.thought_gestalt import ThoughtGestaltConfig

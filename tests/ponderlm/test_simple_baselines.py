@@ -198,7 +198,7 @@ def test_a_pause_is_drawn_like_a_token():
 
 
 def test_pauses_are_slots_with_a_constant_in_place_of_thoughts():
-    """methods.md, T9: one pass of PonderLM-2 with constant feedback."""
+    """One pass of PonderLM-2 with constant feedback."""
     model = build(PauseLM, PauseConfig, thinking_steps=3)
     slots = SlotNetwork(PonderLM2Config(**{**SIZES, "thinking_steps": 3}))
     weights = model.network.state_dict()
