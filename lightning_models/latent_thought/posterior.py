@@ -63,7 +63,7 @@ class Noise:
             )
             for key in self.keys
         ]
-        return torch.stack(rows).to(self.device, self.dtype)
+        return torch.stack(rows).to(self.device, self.dtype)  # B of (Z, D) -> (B, Z, D)
 
 
 # ---- inference
@@ -241,7 +241,7 @@ def _langevin(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Poste
     for step in range(loop.steps):
         z.requires_grad_()
         nll = problem.likelihood(z)
-        # -d log p(z, x) / dz
+        # -d log p(z, x) / dz, (B, Z, D); z^2 / 2 is -log N(z; 0, I) up to a constant
         (slope,) = problem.gradients(nll.total + 0.5 * z.square().sum(), (z,))
         _record(step, nll, None, slope, None)
         z = z.detach() - size * slope + math.sqrt(2 * size) * noise.draw(Purpose.INNER, step)
@@ -252,7 +252,7 @@ def _amortised(problem: InferenceProblem, noise: Noise) -> Posterior:
     """The encoder's answer (Kingma & Welling 2013); rows that tell nothing get the prior."""
     known = problem.informed[:, None, None]
     mean, log_variance = (x.masked_fill(~known, 0.0) for x in problem.encode())
-    draw = noise.draw(Purpose.INNER)
+    draw = noise.draw(Purpose.INNER)  # (B, Z, D)
     return Posterior(mean, log_variance, _sample(mean, log_variance, draw))
 
 
@@ -286,6 +286,7 @@ def divergence_floor(loop: InnerLoop) -> float:
         mean, log_variance = (torch.tensor(x, dtype=torch.float64).requires_grad_() for x in starts)
         optimizer = loop.optimizer([mean, log_variance])
         for step in range(loop.steps):
+            # gradients of the KL divergence alone: mu, and (sigma^2 - 1) / 2 for log sigma^2
             mean.grad = mean.detach().clone()
             log_variance.grad = 0.5 * (log_variance.detach().exp() - 1)
             loop.set_rate(optimizer, step)

@@ -87,7 +87,7 @@ def rope_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rope
 
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     """Returns ``x`` (B, H, T, C) with channel pairs (i, i + C/2) rotated by their angle."""
-    first, second = x.chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)  # (B, H, T, C/2) each
     turned = torch.cat((-second, first), dim=-1)
     return (x * rope.cos + turned * rope.sin).to(x.dtype)
 
@@ -157,11 +157,11 @@ class SelfAttention(nn.Module):
         """
         q, k, v = self.project(x, rope)
         if value_scale is not None:
-            v = v * value_scale[:, None, :, None].to(v.dtype)
+            v = v * value_scale[:, None, :, None].to(v.dtype)  # (B, 1, T, 1) over heads, channels
         # a ragged cache's mask contains causality
         causal = self.causal and (cache is None or mask is None)
         if cache is not None:
-            k, v = cache.append(k, v)
+            k, v = cache.append(k, v)  # (B, H, N, C), the cached ones first
         heads = attend(
             q,
             k,
@@ -174,7 +174,7 @@ class SelfAttention(nn.Module):
             # decoding has few queries, masks and any dtype: no case for the training kernels
             backend=self.backend if cache is None else "auto",
         )
-        return self.out(join_heads(heads))
+        return self.out(join_heads(heads))  # (B, H, T, C) -> (B, T, D)
 
 
 # ---- feed-forward layers
@@ -196,7 +196,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the layer's output, same shape as ``x`` (..., D)."""
-        hidden = self.up(x)
+        hidden = self.up(x)  # (..., F), or (..., 2 F) with gate and value next to each other
         if self.activation == "swiglu":
             gate, value = hidden.chunk(2, dim=-1)
             return self.down(F.silu(gate) * value)
@@ -268,6 +268,7 @@ def segment_logsumexp(values: Tensor, index: Tensor, count: int) -> Tensor:
         count: number of groups.
     """
     highest = segment_max(values.detach(), index, count)
+    # every entry minus the maximum of its group: no exponential overflows
     shifted = (values - highest.gather(-1, index)).exp()
     return highest + segment_sum(shifted, index, count).log()
 

@@ -50,10 +50,10 @@ class KVCache:
         """
         if self._uniform:
             return None
-        keys = torch.arange(self._longest + num_new, device=self.lengths.device)
-        own = self.positions(num_new)[..., None]
+        keys = torch.arange(self._longest + num_new, device=self.lengths.device)  # (N,)
+        own = self.positions(num_new)[..., None]  # (B, T, 1): a query's own place among the keys
         seen = keys <= own if window is None else (keys <= own) & (keys > own - window)
-        return seen[:, None]
+        return seen[:, None]  # (B, 1, T, N), one mask for all heads
 
     def advance(self, counts: Tensor | int) -> None:
         """Keeps ``counts`` (B,) of the entries just written, or that many in every row."""
@@ -70,6 +70,7 @@ class KVCache:
         For passes whose entries are not all kept; instead of :meth:`advance`. Returns the order
         (B, N) of the new entries: indices of those kept, then of the others.
         """
+        # a stable sort of 0 (kept) and 1 (not) moves those kept to the front, in their order
         order = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices
         source, target = self.lengths[:, None] + order, self.positions(kept.shape[1])
         for layer in self.layers:
@@ -109,6 +110,7 @@ class LayerCache:
         if self._buffers is None:
             return
         for buffer in self._buffers:
+            # (B, N) -> (B, H, N, C): the same places in every head and channel
             from_, to = (
                 index[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3])
                 for index in (source, target)
@@ -127,9 +129,11 @@ class LayerCache:
             raise ValueError(f"the cache holds {cache.capacity} entries a row, {end} are needed")
         keys, values = self._buffers = self._room(k, v, end)
         if cache.uniform:
+            # one slice for all rows; k and v (B, H, T, C)
             keys[:, :, cache.longest : end] = k
             values[:, :, cache.longest : end] = v
         else:
+            # ragged rows: each writes after its own last entry, (B, T) -> (B, H, T, C)
             index = cache.positions(num_new)[:, None, :, None].expand_as(k)
             keys.scatter_(2, index, k)
             values.scatter_(2, index, v)

@@ -153,7 +153,7 @@ class QwenBackbone(nn.Module):
             state_layer: L^in.
             tap_layer: number of layers after which hidden states are returned as ``tapped``.
         """
-        tables = self.rotary(h, positions)
+        tables = self.rotary(h, positions)  # cosines and sines (B, T, C), the same in all layers
         tapped = None
         for number in range(self.num_layers + 1):
             if state is not None and number == state_layer:
@@ -189,7 +189,7 @@ def causal_mask(real: Tensor, queries: int) -> Tensor:
     keys = torch.arange(real.shape[1], device=real.device)
     rows = keys[-queries:, None]  # (T, 1)
     seen = (keys <= rows) & real[:, None, :] | (keys == rows)  # (B, T, N)
-    return seen[:, None]
+    return seen[:, None]  # (B, 1, T, N), one mask for all heads
 
 
 class ReasoningNetwork(nn.Module):
@@ -255,8 +255,9 @@ class AnswerCache:
         Returns:
             positions (B, t) int64, and the mask (B, 1, t, N + t) of `QwenBackbone.forward`.
         """
+        # (B, t): padding takes no position, it repeats that of the token before it
         positions = (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
-        self.real = torch.cat((self.real, real), dim=1)
+        self.real = torch.cat((self.real, real), dim=1)  # (B, N + t)
         self.lengths = self.lengths + real.sum(dim=1)
         return positions, causal_mask(self.real, real.shape[1])
 
@@ -273,7 +274,7 @@ class AnswerCache:
         if not len(self.pending):
             return tokens[:, None]
         pending, self.pending = self.pending, self.pending[:0]
-        return pending.expand(len(tokens), -1)
+        return pending.expand(len(tokens), -1)  # (B, P)
 
 
 def read(

@@ -176,11 +176,11 @@ class ThinkingStatesNetwork(ReasoningNetwork):
 
     def forward(self, rows: ForcedRows) -> ForcedStates:
         """Returns the states that predict answers and thoughts, from gold thoughts."""
-        h = self.backbone.embed(rows.tokens)
+        h = self.backbone.embed(rows.tokens)  # (B, T, D)
         positions = torch.arange(h.shape[1], device=h.device).expand(len(h), -1)
         hidden = self.read(h, positions, state=self._injected(rows.states, h))
         assert hidden.tapped is not None
-        thoughts = self._think(hidden.tapped, rows.speech)
+        thoughts = self._think(hidden.tapped, rows.speech)  # (B, W + M, D)
         return ForcedStates(
             _at(hidden.last, rows.answers.where), _at(thoughts, rows.thoughts.where)
         )
@@ -217,7 +217,7 @@ class ThinkingStatesNetwork(ReasoningNetwork):
             thoughts: tokens, end and padding (K, N) int64, N at least c.
             lengths: of thoughts, the end included (K,) int64.
         """
-        h = self.backbone.embed(thoughts)
+        h = self.backbone.embed(thoughts)  # (K, N, D)
         positions = torch.arange(h.shape[1], device=h.device)[None]
         states: Tensor = self.compression(h, self.backbone.rotary(h, positions), lengths)
         return states
