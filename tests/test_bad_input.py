@@ -58,7 +58,7 @@ DATA = {
     "line that is a list": ("--data.data_files=list.jsonl", "line 1: expected an object"),
     "unknown suffix": (
         "--data.data_files=text.docx",
-        "text.docx: the format is told by the suffix",
+        "text.docx: the suffix decides the format",
     ),
     "folder for a file": ("--data.data_files=folder", "folder is a folder. Name its files"),
     "glob without a match": ("--data.data_files=none*.txt", "none*.txt: no file matches"),

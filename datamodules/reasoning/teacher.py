@@ -17,6 +17,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import random
 import threading
 import time
 import urllib.parse
@@ -141,7 +142,13 @@ def _read_object(reply: str) -> tuple[str, tuple[str, ...]]:
 
 _PATH = "/chat/completions"
 _UNFIT = (400, 413, 422)  # what servers say of a request that they will not take, ever
-_LATER = (408, 409, 429)  # and these, as well as 5xx, of one to be sent again
+_LATER = (408, 409, 425, 429)  # and these, as well as 5xx, of one to be sent again
+_LONGEST_WAIT = 60.0  # seconds before a try, unless the server asks for more
+_ASKED_WAIT = 600.0  # the most that a server may ask for
+_MOST_BYTES = 2**24  # of an answer
+# headers of a request; the client adds others, some of them from variables OPENAI_*
+_SENT = {"host", "accept", "accept-encoding", "connection", "user-agent"}
+_SENT |= {"content-type", "content-length", "authorization", "x-stainless-raw-response"}
 
 
 class EndpointError(ValueError):
@@ -260,46 +267,63 @@ class Pace:
 class ChatEndpoint:
     """Sends conversations through the `openai` client; threads may share it.
 
-    The client tries again, later each time, where a server is full, fails or cannot be reached.
-
     Args:
         config: Which model is asked, and how.
         pace: Lets requests through; None: at `config.requests_per_minute`.
+        wait: Waits that many seconds, and returns whether the endpoint was closed meanwhile.
 
     Raises:
         ValueError: The client is not installed; the key is missing, or would be sent unencrypted.
     """
 
-    def __init__(self, config: EndpointConfig, *, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        config: EndpointConfig,
+        *,
+        pace: Pace | None = None,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
         openai = _library()
         self._config, self._key = config, config.key()
         self._pace = Pace(config.requests_per_minute) if pace is None else pace
         self._closed = threading.Event()
+        self._wait = self._closed.wait if wait is None else wait
         transport = openai.DefaultHttpxClient(
             follow_redirects=False,  # which would carry the key to another place
             trust_env=not config.is_local,  # no proxy between this machine and itself
-            event_hooks={"request": [self._await_turn]},
+            event_hooks={"request": [self._clean], "response": [self._check_size]},
         )
         self._client = openai.OpenAI(
             base_url=config.url.rstrip("/").removesuffix(_PATH),
             api_key=self._key or "none",
             admin_api_key="",  # not from the environment
-            max_retries=config.retries,
+            max_retries=0,  # its waits are short, and do not end when the endpoint is closed
             timeout=config.timeout,
             http_client=transport,
         )
 
     def close(self) -> None:
-        """Sends no further request; those that are on their way get their answer."""
+        """Ends all waiting; requests that are on their way get their answer."""
         self._closed.set()
 
-    def _await_turn(self, request: Any) -> None:
-        """Called before every request, tries again included.
+    def _clean(self, request: Any) -> None:
+        """Leaves a request no header but those it needs, and no key but the configured one."""
+        for name in set(request.headers) - _SENT:
+            del request.headers[name]
+        request.headers.pop("authorization", None)
+        if self._key is not None:
+            request.headers["authorization"] = f"Bearer {self._key}"
 
-        Raises:
-            StoppedError: The endpoint was closed.
-        """
-        if self._closed.wait(self._pace.delay()):
+    def _check_size(self, response: Any) -> None:
+        if int(response.headers.get("content-length", 0)) > _MOST_BYTES:
+            raise EndpointError(
+                f"{self._client.base_url} answers with more than {_MOST_BYTES} bytes. Check url."
+            )
+
+    def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            self._wait(seconds)
+        if self._closed.is_set():
             raise StoppedError
 
     def complete(self, talk: Sequence[Message]) -> str:
@@ -316,19 +340,27 @@ class ChatEndpoint:
             "max_tokens": self._config.max_tokens,
         }
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-        if self._key is None:
-            given["extra_headers"] = {"Authorization": openai.Omit()}
-        try:
-            reply = self._client.chat.completions.with_raw_response.create(
-                model=self._config.model, messages=list(talk), **given
-            )
-        except openai.APIStatusError as error:
-            raise self._refusal(error.status_code, error.response.text) from error
-        except openai.APIConnectionError as error:
-            raise self._failure(f"it cannot be reached ({error.__cause__ or error})") from error
-        except openai.OpenAIError as error:
-            raise EndpointError(f"{self._client.base_url}: {self._quote(str(error))}") from error
-        return self._content(reply.text)
+        ask = self._client.chat.completions.with_raw_response.create
+        for tried in range(self._config.retries + 1):
+            self._pause(self._pace.delay())
+            try:
+                reply = ask(model=self._config.model, messages=list(talk), **given)
+                return self._content(reply.text)
+            except openai.APIStatusError as error:
+                reason = self._explain(error.status_code, error.response.text)
+                asked = _asked_wait(error.response.headers)
+            except openai.APIConnectionError as error:
+                reason, asked = f"it cannot be reached ({error.__cause__ or error})", 0.0
+            except openai.OpenAIError as error:
+                said = self._quote(str(error))
+                raise EndpointError(f"{self._client.base_url}: {said}") from error
+            if tried < self._config.retries:
+                backoff = min(_LONGEST_WAIT, 2.0**tried) * random.uniform(0.5, 1.0)
+                self._pause(max(asked, backoff))
+        raise EndpointError(
+            f"{self._client.base_url}: {reason}, {self._config.retries + 1} times. Run the command "
+            "again later: it goes on where it stopped."
+        )
 
     def _content(self, body: str) -> str:
         try:
@@ -341,22 +373,21 @@ class ChatEndpoint:
             ) from error
         return content if isinstance(content, str) else ""
 
-    def _refusal(self, status: int, body: str) -> EndpointError:
-        """Returns the error of an answer that is one, after all tries."""
+    def _explain(self, status: int, body: str) -> str:
+        """Returns what a server says that may do better later.
+
+        Raises:
+            UnfitRequestError: It says that it does not take this request.
+            EndpointError: It says that it takes none.
+        """
         said = f"HTTP {status}: {self._quote(body)}"
         if status in _LATER or status >= 500:
-            return self._failure(said)
+            return said
         if status in _UNFIT:
-            return UnfitRequestError(f"{self._client.base_url}: {said}. Check model and options.")
+            raise UnfitRequestError(f"{self._client.base_url}: {said}. Check model and options.")
         variable = self._config.key_variable
         cure = f"the key in {variable}" if status in (401, 403) and variable else "url, model"
-        return EndpointError(f"{self._client.base_url}: {said}. Check {cure}.")
-
-    def _failure(self, said: str) -> EndpointError:
-        return EndpointError(
-            f"{self._client.base_url}: {said}, after up to {self._config.retries + 1} tries. Run "
-            "the command again later: it goes on where it stopped."
-        )
+        raise EndpointError(f"{self._client.base_url}: {said}. Check {cure}.")
 
     def _quote(self, body: str) -> str:
         """Returns the beginning of what a server said, without the key."""
@@ -364,6 +395,14 @@ class ChatEndpoint:
         if self._key is not None:
             text = text.replace(self._key, "***")
         return text[:200]
+
+
+def _asked_wait(headers: Any) -> float:
+    """Returns the seconds that a server asks to wait; 0 if it does not say so in seconds."""
+    try:
+        return min(max(float(headers.get("Retry-After", 0)), 0.0), _ASKED_WAIT)
+    except ValueError:
+        return 0.0
 
 
 def _library() -> Any:

@@ -406,7 +406,7 @@ def test_rows_of_the_hub_are_lines(tmp_path):
 def test_jsonl_is_not_its_format(tmp_path):
     with pytest.raises(ValueError, match="not as jsonl"):
         prepared(WikiText103, tmp_path, data_files=write(tmp_path, "a.jsonl", "{}"))
-    with pytest.raises(ValueError, match="format is told by the suffix"):
+    with pytest.raises(ValueError, match="suffix decides the format"):
         prepared(WikiText103, tmp_path, data_files=write(tmp_path, "a.csv", "x"))
 
 

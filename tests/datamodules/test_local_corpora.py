@@ -142,8 +142,8 @@ def parquet(text: bytes, *, damage: bool = False) -> bytes:
         ("a.parquet", b"PAR1" + b"\xff" * 64 + b"\x40\0\0\0PAR1", "not a parquet file"),
         ("a.parquet", parquet(b"\xff"), "rows 1 to 1: .*not UTF-8"),
         ("a.parquet", parquet(b"some text", damage=True), "not a parquet file, or cut off"),
-        ("a.csv", b"a,b", "format is told by the suffix"),
-        ("a.parquet.gz", b"", "format is told by the suffix"),
+        ("a.csv", b"a,b", "suffix decides the format"),
+        ("a.parquet.gz", b"", "suffix decides the format"),
     ],
 )
 @pytest.mark.parametrize("separator", [None, "\n\n"])

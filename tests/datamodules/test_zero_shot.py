@@ -84,7 +84,7 @@ def test_a_field_may_have_another_name(tmp_path):
     [
         ({"set_name": "ptb", "data_files": "none.txt"}, r"none.txt: there is no such file"),
         ({"set_name": "ptb", "data_files": []}, r"ZeroShotText \(ptb\): data_files is empty"),
-        ({"set_name": "ptb", "data_files": __file__}, r"the format is told by the suffix"),
+        ({"set_name": "ptb", "data_files": __file__}, r"the suffix decides the format"),
     ],
 )
 def test_arguments_that_cannot_be_used(tmp_path, options, message):

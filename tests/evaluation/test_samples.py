@@ -76,8 +76,8 @@ def test_prompts_are_taken_literally(evaluates, checkpoint_path, tmp_path):
     ("name", "content", "expected"),
     [
         ("p.jsonl", b'{"prompt": "a"}\n{"text": "b"}', r'line 2: expected {"prompt": "text"}'),
-        ("p.jsonl", b"nonsense", "line 1: not JSON"),
-        ("p.txt", b"\xff\xfe\xfa", "is not UTF-8 text"),
+        ("p.jsonl", b"nonsense", "line 1 is not JSON"),
+        ("p.txt", b"\xff\xfe\xfa", "line 1 is not UTF-8"),
         ("p.txt", b"\n \n", "is empty"),
     ],
 )

@@ -11,9 +11,6 @@ KEY = "sk-very-secret"
 
 FAST = {"requests_per_minute": 1e6, "timeout": 20.0}
 
-QUICK = {"Retry-After-Ms": "1"}
-"""Header of an endpoint that may be asked again at once."""
-
 PROBLEMS = [
     Solved(f"Ann has {n} cats \u00e4nd 3 dogs. How many?", (f"<<{n}+3={n + 3}>>",), str(n + 3))
     for n in range(8)
@@ -35,6 +32,7 @@ class Server(ThreadingHTTPServer):
         asked: Questions of all requests.
         keys: Authorization headers of all requests.
         paths: Addresses of all requests.
+        headers: All headers of all requests.
     """
 
     daemon_threads = True
@@ -42,7 +40,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer = lambda problem, before: good(problem)
-        self.asked, self.keys, self.paths = [], [], []
+        self.asked, self.keys, self.paths, self.headers = [], [], [], []
         self.lock = threading.Lock()
 
     @property
@@ -59,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.asked.append(problem["problem"])
             self.server.keys.append(self.headers["Authorization"])
             self.server.paths.append(self.path)
+            self.server.headers.append(dict(self.headers))
         answer = self.server.answer(problem, before)
         if isinstance(answer, str):
             content = {"choices": [{"message": {"role": "assistant", "content": answer}}]}
@@ -67,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):  # a killed client has gone
             self.send_response(status)
             defaults = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
-            for name, value in {**defaults, **QUICK, **headers}.items():
+            for name, value in {**defaults, **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

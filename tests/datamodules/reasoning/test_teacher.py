@@ -31,11 +31,22 @@ from tests.datamodules.reasoning.endpoint_server import FAST, KEY, PROBLEMS, goo
 
 
 @pytest.fixture
-def endpoint(server):
+def waits():
+    """Seconds that endpoints of `endpoint` would have waited."""
+    return []
+
+
+@pytest.fixture
+def endpoint(server, waits):
     """Returns a function that makes an endpoint which does not wait."""
 
+    def wait(seconds):
+        waits.append(seconds)
+        return False
+
     def make(**options):
-        return ChatEndpoint(EndpointConfig(**{"url": server.url, "model": "m", **FAST, **options}))
+        config = EndpointConfig(**{"url": server.url, "model": "m", **FAST, **options})
+        return ChatEndpoint(config, pace=Pace(1e9), wait=wait)
 
     return make
 
@@ -82,23 +93,31 @@ def test_replies_are_checked_by_exact_match(reply, expected):
 # ---- the endpoint
 
 
-def test_a_full_server_is_asked_again_when_it_says(endpoint, server):
-    faults = [(429, b"slow down", {"Retry-After-Ms": "300"}), (503, b"", {}), (500, b"", {})]
+def test_a_full_server_is_asked_again_and_later(endpoint, server, waits):
+    faults = [
+        (429, b"slow down", {"Retry-After": "7"}),
+        (429, b"slow down", {"Retry-After": "180"}),
+        (503, b"", {}),
+        (500, b"", {}),
+    ]
     server.answer = lambda problem, before: (
         faults[before] if before < len(faults) else good(problem)
     )
-    began = time.monotonic()
     assert endpoint().complete(messages(PROBLEMS[0])) == good(
         {"problem": PROBLEMS[0].question, "calculations": list(PROBLEMS[0].equations)}
     )
-    assert len(server.asked) == 4
-    assert time.monotonic() - began > 0.3
+    assert len(server.asked) == 5
+    slow = [seconds for seconds in waits if seconds > 0.1]
+    assert slow[:2] == [7.0, 180.0]
+    assert 2.0 <= slow[2] <= 4.0
+    assert 4.0 <= slow[3] <= 8.0
 
 
-def test_servers_that_cannot_be_reached_are_tried_again(endpoint, server):
+def test_servers_that_cannot_be_reached_are_tried_again(endpoint, server, waits):
     talk = messages(PROBLEMS[0])
-    with pytest.raises(EndpointError, match="it cannot be reached .*up to 2 tries"):
-        endpoint(url="http://127.0.0.1:9/v1", retries=1).complete(talk)
+    with pytest.raises(EndpointError, match="it cannot be reached .*, 3 times"):
+        endpoint(url="http://127.0.0.1:9/v1", retries=2).complete(talk)
+    assert len([seconds for seconds in waits if seconds > 0.1]) == 2
     server.answer = lambda problem, before: (200, b"half", {"Content-Length": "100"})
     with pytest.raises(EndpointError, match="it cannot be reached"):
         endpoint(retries=1).complete(talk)
@@ -132,15 +151,41 @@ def test_a_closed_endpoint_waits_no_longer(endpoint):
         closed.complete(messages(PROBLEMS[0]))
 
 
-def test_requests_keep_the_pace(endpoint, server):
+def test_a_closed_endpoint_ends_the_wait_that_a_server_asked_for(server):
+    server.answer = lambda problem, before: (503, b"", {"Retry-After": "120"})
+    asked = ChatEndpoint(EndpointConfig(url=server.url, model="m", **FAST))
+    threading.Timer(0.5, asked.close).start()
+    began = time.monotonic()
+    with pytest.raises(StoppedError):
+        asked.complete(messages(PROBLEMS[0]))
+    assert time.monotonic() - began < 60
+
+
+def test_an_answer_that_is_too_large_is_refused(endpoint, server):
+    server.answer = lambda problem, before: (200, b"x", {"Content-Length": str(2**24 + 1)})
+    with pytest.raises(EndpointError, match=f"more than {2**24} bytes"):
+        endpoint().complete(messages(PROBLEMS[0]))
+
+
+def test_no_proxy_stands_between_this_machine_and_itself(endpoint, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert endpoint(retries=0).complete(messages(PROBLEMS[0]))
+
+
+def test_requests_keep_the_pace(server):
     """Those that are sent again, too."""
     server.answer = lambda problem, before: good(problem) if before else (500, b"", {})
-    asked = endpoint(requests_per_minute=200)
-    began = time.monotonic()
+    waits = []
+    config = EndpointConfig(**{"url": server.url, "model": "m", **FAST})
+    asked = ChatEndpoint(config, pace=Pace(60, clock=lambda: 0.0), wait=waits.append)
     for problem in PROBLEMS[:2]:
         asked.complete(messages(problem))
-    assert time.monotonic() - began > 0.6
+    backoff, *paced = waits
     assert len(server.asked) == 3
+    assert 0.5 <= backoff <= 1.0
+    assert paced == [1.0, 2.0]  # the first request waits for nothing
 
 
 def test_the_pace_spaces_requests_evenly():
@@ -196,6 +241,19 @@ def test_keys_come_from_the_environment(endpoint, server, monkeypatch):
     with pytest.raises(ValueError, match="would send the key unencrypted"):
         endpoint(url="http://example.com/v1", key_variable="MINE")
     ChatEndpoint(EndpointConfig(url="https://example.com/v1", model="m", key_variable="MINE"))
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", None])
+def test_nothing_else_of_the_environment_is_sent(endpoint, server, monkeypatch, variable):
+    """The client takes organisation, project and any headers from variables of its own."""
+    monkeypatch.setenv("OPENAI_ORG_ID", "secret-organisation")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "secret-project")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer secret\nX-My: secret-own")
+    endpoint(key_variable=variable).complete(messages(PROBLEMS[0]))
+    (headers,) = server.headers
+    assert server.keys == [None if variable is None else f"Bearer {KEY}"]
+    assert not any("secret" in value and value != f"Bearer {KEY}" for value in headers.values())
+    assert not any(name.lower().startswith("x-stainless-os") for name in headers)
 
 
 def test_a_missing_client_is_named_with_its_cure(endpoint, monkeypatch):
@@ -330,7 +388,7 @@ def test_a_failing_server_ends_the_run_and_keeps_what_it_said(endpoint, server, 
     output = tmp_path / "aligned.jsonl"
     broken = (500, b"out of order", {})
     server.answer = lambda problem, before: good(problem) if before < 2 else broken
-    with pytest.raises(EndpointError, match=r"HTTP 500: out of order, .*3 tries.*goes on where"):
+    with pytest.raises(EndpointError, match=r"HTTP 500: out of order, 3 times.*goes on where"):
         place_steps(PROBLEMS, endpoint(retries=2).complete, output, concurrency=1)
     assert len(rows(output)) == 2
     assert not dropped_path(output).exists()
