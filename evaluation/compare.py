@@ -29,7 +29,6 @@ from evaluation.report import (
     write_folder,
 )
 from evaluation.run_metrics import (
-    ANSWERS,
     BITS,
     NATS,
     ResultFile,
@@ -38,6 +37,7 @@ from evaluation.run_metrics import (
     measure,
     named_results,
     runs_frame,
+    runs_with_loss,
 )
 from evaluation.runs import RunRecord, find_compared, reason_or_raise
 from evaluation.views import view_compute, view_curves, view_results
@@ -260,8 +260,8 @@ def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFra
 
 
 def _write_figure(place: Path, runs: pd.DataFrame, records: Sequence[RunRecord]) -> bytes:
-    """Writes the figure and its points; returns it. Answers to questions have no place in it."""
-    drawn = runs[runs["counted"] != ANSWERS]
+    """Writes the figure and its points; returns it."""
+    drawn = runs_with_loss(runs)
     curves = curves_frame(drawn, records)
     write_picture(compare_figure(drawn, curves, loss_key(drawn)), place / FIGURE)
     write_frame(place / "curves.csv", curves)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from evaluation.run_metrics import ANSWERS, BITS, NATS
+from evaluation.run_metrics import ANSWERS, BITS, NATS, runs_with_loss
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import (
     FOUR,
@@ -427,7 +427,7 @@ def make_report(
         notes=make_notes(runs),
         runs=shown_runs(runs),
         left_out=left_out,
-        has_figure=any(runs["counted"] != ANSWERS),
+        has_figure=not runs_with_loss(runs).empty,
     )
 
 

@@ -663,11 +663,22 @@ def runs_frame(lines: Sequence[Mapping[str, Any]], keys: str | None = None) -> p
 
 
 def _rank(row: pd.DataFrame) -> tuple[int, bool, float, str]:
-    """Orders rows; their loss is the mean of bits per byte, else of nats per token."""
-    first, loss = row.iloc[0], row[BITS] if all(row[BITS]) else row[NATS]
-    mean = statistics.fmean(value or 0.0 for value in loss)
+    """Orders rows; their loss is the mean of bits per byte, else of nats per token.
+
+    Rows in which a run has no loss, as one that has diverged, are the last ones of their kind.
+    """
+    first, loss = row.iloc[0], row[BITS] if row[BITS].notna().all() else row[NATS]
+    mean = statistics.fmean(math.inf if value is None else value for value in loss)
     place = list(KINDS).index(first["likelihood"])
     return place, first["counted"] == ANSWERS, mean, first["label"]
+
+
+def runs_with_loss(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the runs of a table that have a loss of text, which is what the figure draws.
+
+    Answers to questions are no text; a run that has diverged has no loss.
+    """
+    return runs[(runs["counted"] != ANSWERS) & runs[NATS].notna()]
 
 
 def _seeds(row: pd.DataFrame) -> list[str]:

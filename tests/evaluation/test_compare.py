@@ -312,6 +312,23 @@ def test_questions_alone_have_no_figure(compare, runs, tmp_path):
     assert "right answers (val)" in printed
 
 
+def test_a_run_that_has_diverged_is_the_last_row_and_not_in_the_figure(
+    compare, checkpoint_path, tmp_path
+):
+    whole, diverged = (place(tmp_path / "runs", name, "TransformerLM") for name in ("b", "a"))
+    shutil.copy(checkpoint_path, whole)
+    grown(checkpoint_path, diverged, math.nan)
+    for path in (whole, diverged):
+        dress(path, seed=1)
+    named = [f"{name}={tmp_path / 'runs' / name}" for name in ("a", "b")]
+    _, rows = compare(*named)
+    assert [row["label"] for row in rows] == ["b", "a"]
+    assert [bool(row["nats_per_token_exact"]) for row in rows] == [True, False]
+    assert {row["run"] for row in read(tmp_path / "report" / "curves.csv")} == {rows[0]["runs"]}
+    compare(named[0], output="alone")
+    assert not (tmp_path / "alone" / "loss.svg").exists()
+
+
 def test_less_than_the_whole_split_is_said(compare, runs, tmp_path):
     printed, _ = compare(runs / "plain_1", "--limit_batches", "1", "--batch_size", "2")
     assert "scored on a part of the split only" in printed
