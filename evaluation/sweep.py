@@ -370,10 +370,11 @@ def points_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def frontier(points: pd.DataFrame) -> list[int]:
     """Returns the index of the points (cost, loss) that no other one beats, cheapest first.
 
-    A point beats another if it is nowhere worse and somewhere better; equal points share a place.
+    A point beats another if it is nowhere worse and somewhere better; equal points share a place,
+    and those whose cost or loss is NaN have none.
     """
     cost, loss = points.columns
-    ordered = points.astype(float).sort_values([cost, loss], kind="stable")
+    ordered = points.astype(float).dropna().sort_values([cost, loss], kind="stable")
     falls = ~(ordered[loss] >= ordered[loss].cummin().shift())  # also the first
     same = (ordered == ordered.where(falls).ffill()).all(axis=1)
     return list(ordered.index[same])

@@ -152,6 +152,12 @@ def test_what_one_checkpoint_cannot_take_is_skipped(sweep):
 # ---- frontier and figure
 
 
+def test_points_without_a_loss_are_not_on_the_frontier_and_hide_nothing():
+    nan = float("nan")
+    points = [(1, 5.0), (2, nan), (3, 9.0), (0, nan), (nan, 1.0)]
+    assert frontier(pd.DataFrame(points, columns=["cost", "loss"])) == [0]
+
+
 def test_the_frontier_is_what_nothing_beats():
     points = [(1, 9.0), (2, 5.0), (2, 6.0), (3, 5.0), (4, 1.0), (0, 9.5), (4, 1.0)]
     found = frontier(pd.DataFrame(points, columns=["cost", "loss"]))
