@@ -69,7 +69,7 @@ def view_curves(
     for run, text, curve in zip(runs, labels.texts(), curves, strict=True):
         curve["run"], curve["label"] = run.name, f"{text} {mark(run.outline, scalar)}".rstrip()
     points = pd.concat(curves)[["run", "label", *POINT, scalar]]
-    ends = points.groupby("run", sort=False).last().iloc[labels.order()]
+    ends = points.groupby("run").tail(1).set_index("run").iloc[labels.order()]
     ends["points"] = points.groupby("run").size()
     ends["flops_per_token"] = ends["flops"] / ends["tokens"]
     columns = {

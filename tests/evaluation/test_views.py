@@ -95,6 +95,18 @@ def test_the_points_are_what_was_logged(make_run, draw, tmp_path):
     assert "<svg" in (tmp_path / "figure.svg").read_text()
 
 
+def test_a_curve_that_ends_without_a_number_ends_there(make_run, draw):
+    make_run("run", {9: 4.25, 19: float("nan")})
+    printed, _ = draw()
+    assert printed.splitlines()[1].split()[-5:] == [
+        "2",
+        f"{20 * ROWS * TOKENS:,}",
+        f"{flops():.4g}",
+        f"{20 * ROWS * TOKENS * flops():.4g}",
+        "-",
+    ]
+
+
 def test_other_scalars_labels_and_formats(make_run, draw, tmp_path):
     make_run("a", dropout=0.1, num_layers=3, ffn_dim=8)
     make_run("b", dropout=0.2, num_layers=4, ffn_dim=9)
