@@ -29,7 +29,7 @@ _FIELDS: dict[str, dict[str, pa.DataType]] = {
 }
 _FIELDS["arc_challenge"] = _FIELDS["arc_easy"]
 _PUBLISHED = {"activity_label": _TEXT, "ctx_a": _TEXT, "ctx_b": _TEXT, "endings": _TEXTS}
-"""Fields of the published HellaSwag, and a label, a number or its digit."""
+"""Fields of the published HellaSwag, without its label."""
 _BLOCK = 2**26  # bytes; an object must be in one block
 
 
@@ -87,13 +87,15 @@ def data_folder(name: str) -> Path:
 def _hellaswag(path: Path) -> Dataset:
     """Returns the rows as the harness makes them of the published ones, or those."""
     fields = _FIELDS["hellaswag"]
-    if "query" in _table(path, path, {}).column_names:
+    queries = _table(path, path, {"query": _TEXT})["query"]
+    if queries.null_count < len(queries):
         return _rows(path, fields)
     from lm_eval.tasks.hellaswag.utils import process_docs
 
-    table = _table(path, path, _PUBLISHED)
-    names = [*_PUBLISHED, "label"]
-    published = Dataset(_checked(table, path, names))
+    try:  # labels are numbers, or their digits
+        published = _rows(path, {**_PUBLISHED, "label": _NUMBER})
+    except TaskDataError:
+        published = _rows(path, {**_PUBLISHED, "label": _TEXT})
     return process_docs(published).select_columns(list(fields))
 
 
@@ -151,25 +153,30 @@ def _rows(
         TaskDataError: if there are no rows, or one lacks a field.
     """
     named = str(file) if source is None else source
-    return Dataset(_checked(_table(file, named, fields), named, list(fields)))
+    table = _table(file, named, fields)
+    for name in fields:
+        if table[name].null_count:
+            row = table[name].is_null().index(True).as_py() + 1
+            raise TaskDataError(f"{named}: row {row} has no {name}; {LAYOUT}")
+    return Dataset(table)
 
 
 def _table(file: Path | IO[bytes], source: str | Path, fields: dict[str, pa.DataType]) -> pa.Table:
+    """Returns the fields of each line, null where it has none; of others not even the type counts.
+
+    Raises:
+        TaskDataError: if the file cannot be read, or a field has another type.
+    """
     try:
         table = arrow_json.read_json(
             str(file) if isinstance(file, Path) else file,
             arrow_json.ReadOptions(block_size=_BLOCK),
-            arrow_json.ParseOptions(explicit_schema=pa.schema(fields)),
+            arrow_json.ParseOptions(
+                explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"
+            ),
         )
         table.validate(full=True)  # its texts are UTF-8
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise TaskDataError(f"{source} does not hold rows as JSON ({reason}); {LAYOUT}") from error
     return table
-
-
-def _checked(table: pa.Table, source: str | Path, names: list[str]) -> pa.Table:
-    for name in names:
-        if name not in table.column_names or table[name].null_count:
-            raise TaskDataError(f"{source}: a row has no {name}; {LAYOUT}")
-    return table.select(names)

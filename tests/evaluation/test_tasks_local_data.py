@@ -26,20 +26,27 @@ def test_splits_are_data_sets_of_the_harness_columns(folder):
     assert load("blimp", paradigm="wh_island")["train"].num_rows == 2
 
 
-def test_the_published_hellaswag_is_processed_as_by_the_harness(folder):
+@pytest.mark.parametrize("digit", [str, int])
+def test_the_published_hellaswag_is_processed_as_by_the_harness(folder, digit):
     row = {
         "ind": 4,
         "activity_label": "Removing ice",
         "ctx_a": "A man [header] stands.",
         "ctx_b": "then HE",
         "endings": ["reads [title] it.", "b", "c", "d"],
-        "label": "3",
+        "label": digit(3),
     }
-    lines(folder / "hellaswag/validation_1000.jsonl", [row])
-    (found,) = load("hellaswag")["validation"]
+    lines(folder / "hellaswag/validation_1000.jsonl", [row, {**row, "ind": "5"}])
+    found, _ = load("hellaswag")["validation"]
     assert found["query"] == "Removing ice: A man stands. Then he"
     assert found["choices"][0] == "reads. it."
     assert found["gold"] == 3
+
+
+def test_fields_that_nobody_reads_may_have_any_type(folder):
+    rows = [{"text": "a", "id": 1}, {"text": "b", "id": "x"}]
+    lines(folder / "lambada/lambada_test.jsonl", rows)
+    assert load("lambada")["test"].to_list() == [{"text": "a"}, {"text": "b"}]
 
 
 def test_the_published_files_of_piqa_are_joined(folder):
@@ -90,8 +97,8 @@ def test_missing_folders_and_files(folder, monkeypatch, tmp_path):
     [
         ("", "does not hold rows"),
         ('{"text": 3}\n', "does not hold rows as JSON .*text.* changed from string to number"),
-        ('{"text": "a"}\n{"other": "b"}\n', "a row has no text"),
-        ('{"text": "a"}\n{"text": null}\n', "a row has no text"),
+        ('{"text": "a"}\n{"other": "b"}\n', "row 2 has no text"),
+        ('{"text": "a"}\n{"text": null}\n', "row 2 has no text"),
         ('{"text": "a"}\n{"text"\n', "does not hold rows as JSON .*in row 1"),
         ("[" * 100_000, "does not hold rows"),
         ("[1]\n", "does not hold rows"),
