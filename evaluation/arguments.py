@@ -62,14 +62,17 @@ LEAST = {
     "num_fewshot": 0,
     "pairs": 1,
     "pass_at": 1,
+    "rounds": 1,
     "seed": 0,
     "shots": 0,
+    "timing_batch_size": 1,
+    "timing_batches": 1,
 }
 """Least values of options that are whole numbers, or several; one name means one thing."""
 
 
-def check_numbers(settings: Namespace) -> None:
-    """Raises a ValueError if an option of a command is below ``LEAST``."""
+def check_numbers(settings: Namespace | Mapping[str, Any]) -> None:
+    """Raises a ValueError if an option of a command, or a field of a config, is below ``LEAST``."""
     for key, least in LEAST.items():
         value = settings.get(key)
         for number in value if isinstance(value, list) else [value]:

@@ -43,6 +43,7 @@ from evaluation.arguments import (
     add_file_arguments,
     add_model_arguments,
     add_tokenizer_argument,
+    check_numbers,
     chosen,
     load_with_tokenizer,
 )
@@ -136,15 +137,18 @@ def documents(rows: Sequence[Document] | None = None, **metadata: Any) -> dict[s
     """Returns the task's data: ``rows`` as the split test.
 
     Args:
-        rows: as ``make_documents`` returns them; None: the questions of ``DATA/gsm8k/test.jsonl``,
-            or of the hub where there is no such file, without demonstrations.
+        rows: as ``make_documents`` returns them; None: the questions of ``gsm8k/test.jsonl`` in the
+            folder that the environment variable ``DATA`` names, or of the hub where that is not set
+            or there is no such file, without demonstrations.
         **metadata: what else the harness hands over.
     """
     from datasets import Dataset
 
     if rows is None:
-        own = Path(os.environ.get("DATA", "")).expanduser() / "gsm8k" / "test.jsonl"
-        rows = make_documents(load_problems("test", str(own) if own.is_file() else None).rows)
+        data = os.environ.get("DATA")
+        own = Path(data).expanduser() / "gsm8k" / "test.jsonl" if data else None
+        found = str(own) if own is not None and own.is_file() else None
+        rows = make_documents(load_problems("test", found).rows)
     return {"test": Dataset.from_list(list(rows))}
 
 
@@ -298,7 +302,11 @@ def load_problems(split: GSM8KSplit, file: str | None) -> Problems:
 
 @dataclass(frozen=True, kw_only=True)
 class GSM8KConfig:
-    """How questions are asked."""
+    """How questions are asked.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
 
     pass_at: int = 5
     """Candidates per question: the k of pass@k."""
@@ -309,9 +317,13 @@ class GSM8KConfig:
     keep_annotations: bool = False
     """Leave calculator annotations, <<2*3=6>>, in the solved problems."""
     limit_questions: int | None = None
-    """Ask the first so many questions only; null: all."""
+    """Ask only that many questions, the first ones; null: all."""
     batch_size: int = 32
     """Candidates decoded at once."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        check_numbers(vars(self))
 
 
 def ask(

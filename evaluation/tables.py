@@ -89,7 +89,7 @@ def as_aligned(table: pd.DataFrame) -> str:
 
 def as_markdown(table: pd.DataFrame) -> str:
     """Returns a table of texts in Markdown."""
-    texts = table.rename(index=escape_markdown).map(escape_markdown)
+    texts = table.rename(index=escape_markdown, columns=escape_markdown).map(escape_markdown)
     return texts.to_markdown(disable_numparse=True, stralign="left")
 
 

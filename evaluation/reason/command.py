@@ -2,7 +2,7 @@
 
 Thinking States and its baselines write answers to reasoning rows: Tables 1 to 3 and Figs. 3 and 5
 of *Latent Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time
-against chain of thought in the same run, passes of the prefill, questions in front, and which
+against chain of thought in the same run, passes of the prefill, questions put first, and which
 questions one method solves and another does not. Models of windows take the likeliest of all
 possible answers to kinship stories (Thoughtbubbles, Fig. 7), or write theirs (``--mode generate``).
 
@@ -25,6 +25,7 @@ from evaluation.arguments import (
     add_data_arguments,
     add_run_arguments,
     add_which_argument,
+    check_numbers,
     chosen,
     data_recipe,
     first_look,
@@ -63,8 +64,6 @@ from lightning_models.recipe import import_packages
 
 # ---- asking and timing
 
-_LEAST = {"max_new_tokens": 1, "rounds": 1, "timing_batches": 1, "timing_batch_size": 1}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonConfig:
@@ -84,16 +83,13 @@ class ReasonConfig:
     """Rounds of timing, in each of which every model answers the same questions; null: nothing is
     timed."""
     timing_batches: int = 8
-    """So many batches are timed, the first ones."""
+    """That many batches are timed, the first ones."""
     timing_batch_size: int | None = None
     """Questions in a timed batch; null: as in the others."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
-        for key, least in _LEAST.items():
-            value = getattr(self, key)
-            if value is not None and value < least:
-                raise ValueError(f"{key} ({value}) must be at least {least}")
+        check_numbers(vars(self))
 
 
 def measure_reason(
@@ -115,7 +111,7 @@ def measure_reason(
         config: how they are asked, and timed.
         split: which questions.
         precision: of the matrix products.
-        limit_batches: ask only so many batches; None: all.
+        limit_batches: ask only that many batches; None: all.
         baseline: the one of them that speed-ups are over.
         question_first: data of the same questions with the question first; None: not asked so.
 

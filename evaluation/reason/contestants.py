@@ -133,7 +133,7 @@ def with_question_first(checkpoint: Checkpoint, recipe: Recipe, longest: int) ->
     arguments = recipe["init_args"]
     if arguments.get(QUESTION_FIRST):
         raise ValueError(
-            f"{QUESTION_FIRST}: the data have the question in front already (data.{QUESTION_FIRST} "
+            f"{QUESTION_FIRST}: the data have the question first already (data.{QUESTION_FIRST} "
             "is true); leave one of the two out"
         )
     changed = {**arguments, QUESTION_FIRST: True, "block_size": GROWTH * longest}
@@ -179,15 +179,22 @@ def asked_batches(data: Any, split: Split, limit: int | None) -> tuple[list[list
     Args:
         data: prepared.
         split: which questions.
-        limit: so many batches only; None: all.
+        limit: only that many batches, the first ones; None: all.
 
     Raises:
-        ValueError: if the split is empty.
+        ValueError: if the split is empty, or none of these batches has a question.
     """
     source = data.evaluation_source(split)
     count = len(source) if limit is None else min(limit, len(source))
     batches = [questions_in(source.batch(n)) for n in range(count)]
-    return [batch for batch in batches if batch], len(source)
+    asked = [batch for batch in batches if batch]
+    if not asked:
+        cure = "choose another split" if limit is None else "raise it or leave it out"
+        raise ValueError(
+            f"split ({split}): its first {count} batches, of {len(source)}, have no question "
+            f"(limit_batches {'null' if limit is None else limit}); {cure}"
+        )
+    return asked, len(source)
 
 
 def check_same_questions(
@@ -204,7 +211,7 @@ def check_same_questions(
     )
     if known != other:
         raise ValueError(
-            f"{QUESTION_FIRST}: with the question in front the data have other questions, so they "
+            f"{QUESTION_FIRST}: with the question first the data have other questions, so they "
             "cannot be compared"
         )
 

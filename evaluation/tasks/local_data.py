@@ -106,7 +106,10 @@ def _piqa(place: Path) -> Dataset:
         return _rows(joined[0], fields)
     fields.pop("label")
     rows, labels = _rows(_only(place, "valid.jsonl"), fields), _only(place, "valid-labels.lst")
-    numbers = labels.read_text(encoding="utf-8").split()
+    try:
+        numbers = labels.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskDataError(f"{labels} cannot be read ({error}); get it again") from error
     if len(numbers) != len(rows) or not set(numbers) <= {"0", "1"}:
         raise TaskDataError(
             f"{labels} must have a label, 0 or 1, for each of the {len(rows)} lines of valid.jsonl"

@@ -11,7 +11,7 @@ from evaluation.compare import curves_frame
 from evaluation.figures import compare_figure
 from evaluation.report import FILES, GENERATOR, check_folder, close, equal, same_parts, write_folder
 from evaluation.run_metrics import describe_score, describe_training, logged_points, tasks_in
-from evaluation.tables import show_mean, si
+from evaluation.tables import as_markdown, show_mean, si
 from lightning_models import ThoughtbubblesLM
 from lightning_models.thoughtbubbles import ThoughtbubblesConfig
 
@@ -42,6 +42,11 @@ def test_large_numbers_have_three_digits(value, expected):
 )
 def test_a_cell_has_the_range_where_there_is_one(values, expected):
     assert show_mean(pd.Series(values, dtype=object), "{:.1f}".format) == expected
+
+
+def test_bars_do_not_end_a_cell_of_markdown():
+    table = pd.DataFrame({"a|b": ["c|d"]}, index=["e|f"])
+    assert as_markdown(table).replace("\\|", "").count("|") == 3 * 3
 
 
 # ---- checks

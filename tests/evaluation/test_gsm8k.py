@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from datamodules import LocalText, load_tokenizer
-from datamodules.gsm8k import Problem, read_problems, without_annotations
+from datamodules.gsm8k import Problem, Problems, read_problems, without_annotations
 from evaluation.gsm8k import (
     GSM8KConfig,
     ask,
     candidate_rows,
     count,
+    documents,
     draw_demonstrations,
     extract_answer,
     gold_answer,
@@ -172,6 +173,24 @@ def test_documents_of_all_questions():
     for number, row in enumerate(rows):
         drawn = draw_demonstrations(SHOWN, 2, seed=5, question=number)
         assert row["prompt"] == prompt_text(ASKED[number].question, drawn)
+
+
+def test_only_the_named_folder_takes_the_place_of_the_hub(monkeypatch, tmp_path):
+    path = tmp_path / "gsm8k" / "test.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"question": "Of 2?", "answer": "#### 2"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("evaluation.gsm8k.fetch_problems", lambda split, cure: Problems(ASKED, {}))
+    monkeypatch.delenv("DATA", raising=False)
+    assert len(documents()["test"]) == len(ASKED)
+    monkeypatch.setenv("DATA", str(tmp_path))
+    assert documents()["test"]["question"] == ["Of 2?"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("pass_at", 0), ("shots", -1), ("limit_questions", 0)])
+def test_numbers_out_of_range_are_refused(key, value):
+    with pytest.raises(ValueError, match=rf"{key} \({value}\) must be at least"):
+        GSM8KConfig(**{key: value})
 
 
 def test_what_is_asked_is_not_shown():

@@ -182,6 +182,14 @@ def test_numbers_of_latents_share_one_set_of_weights(reasoners, data):
     assert settings_of(contestants, "eval_latents") == ("eval_latents", [1, 4])
 
 
+def test_batches_without_a_question_are_refused(data, monkeypatch):
+    monkeypatch.setattr("evaluation.reason.contestants.questions_in", lambda batch: [])
+    with pytest.raises(
+        ValueError, match=r"split \(test\): .* have no question \(limit_batches 1\)"
+    ):
+        asked_batches(data, "test", 1)
+
+
 def test_a_baseline_may_be_named(reason, reasoners):
     result, _, _ = reason("--baseline", reasoners["icot"], *QUICK)
     assert result["baseline"] == "ICoTLM"
@@ -349,7 +357,7 @@ def test_tokens_cannot_be_scored_one_by_one(fails, reasoners):
         (["--figure", "x.pdf"], "figure (x.pdf) must end in .svg or .png"),
         (["--figure", "x.svg", "--against", "width"], "against (width) is no setting"),
         (["--figure", "x.svg", "--against", "grid"], "against (grid) is 'left_align' in"),
-        (["--data.question_first", "true", "--question_first"], "question in front already"),
+        (["--data.question_first", "true", "--question_first"], "question first already"),
         (["--baseline", "none.ckpt"], "baseline (none.ckpt): there is no such file"),
         (["--label", "width"], "label (width) is no key"),
         (["--data.test_operations", "[9]"], "block_size=96 is too short"),

@@ -59,6 +59,9 @@ def test_the_published_files_of_piqa_are_joined(folder):
     (folder / "piqa/valid-labels.lst").write_text("1\n0\n")
     with pytest.raises(TaskDataError, match="a label, 0 or 1, for each of the 3 lines"):
         load("piqa")
+    (folder / "piqa/valid-labels.lst").write_bytes(b"\xff")
+    with pytest.raises(TaskDataError, match="valid-labels.lst cannot be read"):
+        load("piqa")
 
 
 def test_the_complete_archive_of_blimp_comes_first(folder):
