@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from evaluation.output import check_target, write_atomically
 from lightning_models import LanguageModel, TransformerLM
 
 Options = argparse.Namespace
@@ -222,7 +223,8 @@ def run(
         tables: by name.
         build_step: returns the step whose memory a process of its own measures.
         default: names of the tables that are printed where ``--only`` is not given; None: all.
-        prepare: checks the options, or adds to them; a ValueError ends the program with code 2.
+        prepare: checks the options, or adds to them; a ValueError ends the program with code 2, as
+            does an ``--output`` that cannot be written, before anything is timed.
     """
     parser.add_argument("--only", nargs="+", choices=tables, default=list(default or tables))
     options = parser.parse_args()
@@ -232,6 +234,8 @@ def run(
         print(extra_peak(build_step(asked), asked.device))
         return
     try:
+        if options.output is not None:
+            check_target(options.output)
         if prepare is not None:
             prepare(options)
     except ValueError as error:
@@ -242,7 +246,12 @@ def run(
     found = {name: print_rows(name, tables[name](options)) for name in only}
     if output is not None:
         content = {"place": place(options), "options": vars(options), "tables": found}
-        output.write_text(json.dumps(content, indent=1, default=str) + "\n")
+        text = json.dumps(content, indent=1, default=str) + "\n"
+
+        def write(target: Path) -> None:
+            target.write_text(text, encoding="utf-8")
+
+        write_atomically(output, write)
 
 
 def place(options: Options) -> str:

@@ -1,6 +1,10 @@
-"""Rivals are timed in turn."""
+"""Rivals are timed in turn; files are whole, and tried before anything is timed."""
 
-from benchmarks.harness import compare, in_turn
+import json
+
+import pytest
+
+from benchmarks.harness import compare, in_turn, options_parser, run
 
 
 def test_every_round_has_all_runs_in_turn():
@@ -16,3 +20,24 @@ def test_ratios_are_taken_pair_by_pair(monkeypatch):
     monkeypatch.setattr("benchmarks.harness.seconds", lambda run: next(taken))
     found = compare(lambda: None, lambda: None, rounds=3)
     assert found == (6.0, 3.0, 2.0)
+
+
+def test_the_file_is_tried_first_and_written_whole(monkeypatch, tmp_path, capsys):
+    seen = []
+
+    def table(options):
+        seen.append(options.rounds)
+        yield {"width": 3}
+
+    def bench(output):
+        monkeypatch.setattr("sys.argv", ["bench", "--output", str(output)])
+        run(options_parser(None), {"one": table})
+
+    with pytest.raises(SystemExit) as caught:
+        bench(tmp_path / "missing" / "out.json")
+    assert caught.value.code == 2
+    assert "missing does not exist; create it" in capsys.readouterr().err
+    assert not seen
+    bench(tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())["tables"] == {"one": [{"width": 3}]}
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
