@@ -158,7 +158,7 @@ def training(options: Options) -> Iterator[dict[str, Any]]:
 
 
 def build_timed(method: str, number: int, options: Options) -> Timed:
-    """Returns what is timed of a model with so many chunks or latents."""
+    """Returns what is timed of a model with that many chunks or latents."""
     sizes = {"chunk_size": options.length // number}
     config = latents(number) if method == "Coconut" else sizes
     model = build(method, options, **config)

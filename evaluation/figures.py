@@ -187,7 +187,7 @@ LOSS_LEGEND_COLUMNS = 3
 def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
     """Returns three panels over one loss; lines are of validations, large points of the scores.
 
-    Runs of a row share a colour, kinds of likelihood have dashes and hollow points of their own.
+    Runs of a row share a colour, kinds of likelihood have separate dashes and hollow points.
 
     Args:
         runs: the table of runs, of those with a loss of text, at least one.

@@ -321,7 +321,7 @@ NOT_CAUSAL = (
     "left to right is another (evaluate.py perplexity --mode autoregressive)."
 )
 OTHER_TARGETS = (
-    "Nats per token count different targets in different rows, so they have columns of their own; "
+    "Nats per token count different targets in different rows, so they have separate columns; "
     "bits per byte count all targets and the bytes of the text."
 )
 MARKERS = (

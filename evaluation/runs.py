@@ -373,7 +373,7 @@ def find_compared(
 
     Args:
         words: checkpoint files, folders of runs (a checkpoint of each run below it), or patterns;
-            each may have the name of its row in front (``NAME=PATH``).
+            each may have the name of its row before it (``NAME=PATH``).
         skip: whether a run that cannot be read is left out.
         which: of a folder's run the furthest, or the best.
 

@@ -68,7 +68,7 @@ OPTIONS = {
     "alpha": "alphas",
     "tau": "taus",
 }
-"""Dials that have an option of their own, and its name; all others are turned by ``--dial``."""
+"""Dials that have a separate option, and its name; all others are turned by ``--dial``."""
 
 
 class DialValues(NamedTuple):

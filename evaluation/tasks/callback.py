@@ -37,8 +37,8 @@ class TaskScores(L.Callback):
 
         Args:
             tasks: names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
-            every_n_steps: score after every so many optimiser steps.
-            limit: first so many examples of each task; null: all.
+            every_n_steps: optimiser steps from one scoring to the next.
+            limit: only that many examples of each task, the first ones; null: all.
             num_fewshot: examples before each question; null: as the task says.
             batch_size: rows at once.
             mode: 'blockwise', or 'autoregressive': each token after its prefix alone.

@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "Jinja, so name only folders that you trust.",
     )
     parser.add_argument(
-        "--limit", type=int | None, default=None, help="Score the first so many examples of a task."
+        "--limit", type=int | None, default=None, help="Score only that many examples of a task."
     )
     parser.add_argument(
         "--num_fewshot",

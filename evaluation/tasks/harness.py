@@ -209,7 +209,7 @@ def score_tasks(
     Args:
         lm: the model.
         tasks: as ``load_tasks`` returned them.
-        limit: first so many examples of each task; None: all.
+        limit: only that many examples of each task, the first ones; None: all.
         cache: file of answers: those in it are taken, others go into it as they come.
         identity: what decides the answers; a cache of another one is refused.
         bootstrap_iters: samples for the standard errors of perplexities; 0: no standard errors.

@@ -339,5 +339,5 @@ def published_training_flops(network: LatentThoughtNetwork, context: int) -> flo
 
 
 def _full(dim: int, tokens: int, layers: int) -> float:
-    """Returns the FLOPs per token of full attention over so many tokens."""
+    """Returns the FLOPs per token of full attention over that many tokens."""
     return 4.0 * dim * tokens * layers

@@ -102,7 +102,7 @@ class GestaltBlock(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
     def flops(self, slots: int, remembered: int) -> dict[str, float]:
-        """Returns the forward FLOPs for a sentence that finds so many vectors in memory, by part.
+        """Returns the forward FLOPs for a sentence that finds that many vectors in memory, by part.
 
         ``self_attention`` and ``cross_attention`` (to memory) where the block has them, and
         ``feed_forward``; what is computed when a vector is written is not the block's.
