@@ -44,11 +44,12 @@ class Findings:
             self._parts[name] += parts
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """The table of that name, without lines and columns if nothing was added."""
-        parts = [part for part in self._parts.get(name, ()) if len(part)]
+        """The table of that name, without lines if none was added; with columns if any was."""
+        added = self._parts.get(name, [])
+        parts = [part for part in added if len(part)]
         if len(parts) > 1:  # kept, so that it is done once
             parts = self._parts[name] = [pd.concat(parts, ignore_index=True)]
-        return parts[0] if parts else pd.DataFrame()
+        return next((part for part in parts or added if len(part.columns)), pd.DataFrame())
 
 
 class Analysis(EvaluationHooks, ABC):
@@ -213,7 +214,8 @@ class Analysis(EvaluationHooks, ABC):
                 tag = f"{self.image_tag or self.tag}/{name}"
                 writer.add_image(tag, as_pixels(figure), step, dataformats="HWC")
             for name, values in report.histograms.items():
-                writer.add_histogram(name, values, step)
+                if len(values):
+                    writer.add_histogram(name, values, step)
             for name, text in report.markdown.items():
                 writer.add_text(name, text, step)
 

@@ -10,7 +10,8 @@ Fig. 7, streams of each token by fork layer    ``ForkRecorder.tokens``, ``_token
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -134,6 +135,13 @@ class ForkAnalysis(Analysis):
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
         step = self._rows_at_once(pl_module, batch["tokens"])
+        with self._reference_on(pl_module.device):
+            self._collect_rows(pl_module, batch, step, findings)
+
+    def _collect_rows(
+        self, pl_module: Any, batch: dict[str, Any], step: int, findings: Findings
+    ) -> None:
+        """Scores a batch once more, ``step`` rows at a time."""
         for start in range(0, len(batch["tokens"]), step):
             part = rows_of(batch, start, start + step)
             recorder = ForkRecorder(self.attention)
@@ -146,7 +154,7 @@ class ForkAnalysis(Analysis):
                 return
             tokens = recorder.tokens(part)
             if self._reference is not None:
-                tokens = self._with_reference(pl_module.device, part, tokens)
+                tokens = self._with_reference(part, tokens)
             findings.add("layers", recorder.sums)
             findings.add("tokens", tokens)
 
@@ -157,14 +165,23 @@ class ForkAnalysis(Analysis):
         weights = pl_module.config.num_heads * (STREAMS * tokens[0].numel()) ** 2
         return max(1, MOST_WEIGHTS // weights)
 
-    def _with_reference(
-        self, device: torch.device, batch: dict[str, Any], tokens: pd.DataFrame
-    ) -> pd.DataFrame:
+    @contextmanager
+    def _reference_on(self, device: torch.device) -> Iterator[None]:
+        """Keeps the reference, where there is one, on the device for as long as it is needed."""
+        reference = self._reference
+        if reference is None:
+            yield
+            return
+        reference.to(device)
+        try:
+            yield
+        finally:
+            reference.cpu()
+
+    def _with_reference(self, batch: dict[str, Any], tokens: pd.DataFrame) -> pd.DataFrame:
         """Returns the tokens with the reference's entropies."""
         found: list[Tensor] = []
-        self._reference.to(device)
         self._reference.recorded(batch, entropy=lambda entropy: found.append(entropy))
-        self._reference.cpu()
         if not found:
             self._warn(
                 f"{type(self._reference).__name__} of reference_ckpt records no entropies, so "

@@ -79,7 +79,8 @@ class AnalysisReport:
 
 def as_csv(table: pd.DataFrame) -> str:
     """Returns a table as CSV: numbers of 6 digits, an empty field where one is not finite."""
-    finite = table.replace([math.inf, -math.inf], math.nan)
+    # columns of objects would be written with all their digits
+    finite = table.infer_objects().replace([math.inf, -math.inf], math.nan)
     return finite.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 

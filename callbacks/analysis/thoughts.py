@@ -48,6 +48,17 @@ from callbacks.thinking import (
 
 TEXT, RIGHT, WRONG = range(3)
 MEANING = f"{TEXT} text, {RIGHT} a right thought, {WRONG} a wrong one"
+CHUNK_COLUMNS = {
+    "group": "int64",
+    "chunk": "int64",
+    "known": bool,
+    "trivial": bool,
+    "gold_trivial": bool,
+    "right": bool,
+    "order": "int64",
+    "length": "int64",
+}
+"""Columns of a chunk's line and their types, which a table without lines does not show."""
 
 
 class ThoughtTrace(Analysis):
@@ -318,11 +329,12 @@ def thought_report(
 
     Args:
         title: of the page.
-        findings: of at least one query.
+        findings: of at least one query, which may be too short for a chunk.
         shown_rows: how many queries are written out.
         group_name: what a group counts.
     """
-    queries, chunk_lines = findings["queries"], findings["chunks"]
+    queries = findings["queries"]
+    chunk_lines = findings["chunks"].reindex(columns=list(CHUNK_COLUMNS)).astype(CHUNK_COLUMNS)
     by_group = groups(queries, chunk_lines)
     tables = {
         "chunks": chunks(queries, chunk_lines),

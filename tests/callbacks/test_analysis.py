@@ -1,5 +1,8 @@
 """What all analyses share: whose turn it is, at which step, where to, and how they are added."""
 
+import math
+
+import pandas as pd
 import pytest
 
 from callbacks import (
@@ -10,8 +13,8 @@ from callbacks import (
     StepAllocation,
     ThoughtTrace,
 )
-from callbacks.analysis.base import Analysis
-from callbacks.analysis.report import AnalysisReport
+from callbacks.analysis.base import Analysis, Findings
+from callbacks.analysis.report import AnalysisReport, as_csv
 from tests.callbacks.written import names
 from training.cli import LatentCLI
 
@@ -116,3 +119,21 @@ def test_all_are_added_in_yaml(tmp_path):
     assert found[StepAllocation].tokens == (" a",)
     assert (found[ThoughtTrace].num_batches, found[ThoughtTrace].shown_rows) == (3, 0)
     assert found[AnswerAccuracy].num_batches is None
+
+
+def test_a_table_without_lines_keeps_its_columns():
+    findings, other = Findings(), Findings()
+    findings.add("found", [])
+    other.add("found", {"v": [], "w": []})
+    findings.append(other)
+    assert not findings
+    assert list(findings["found"]) == ["v", "w"]
+    findings.add("found", {"v": [1], "w": [2]})
+    assert findings["found"].to_dict("list") == {"v": [1], "w": [2]}
+    assert list(findings["nothing"]) == []
+
+
+def test_numbers_of_any_column_have_six_digits():
+    values = [1 / 3, None, math.inf, 2]
+    for kind in (object, float):
+        assert as_csv(pd.DataFrame({"v": values}, dtype=kind)) == 'v\n0.333333\n""\n""\n2\n'

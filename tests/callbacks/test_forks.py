@@ -159,6 +159,16 @@ def test_a_model_is_its_own_reference(analyse, save_checkpoint):
         assert found[f"forks/reference_entropy/{name}"] == pytest.approx(own, rel=1e-3)
 
 
+def test_a_reference_is_moved_once_a_batch(analyse, save_checkpoint, monkeypatch):
+    """Not once a row, where rows are scored one by one."""
+    reference, path, back = BY_NAME["gpt2"].model, save_checkpoint("gpt2"), []
+    monkeypatch.setattr(reference, "cpu", lambda self: back.append(self))
+    monkeypatch.setattr(forks, "MOST_WEIGHTS", 1)
+    _, found = analyse(reference_ckpt=path)
+    assert "forks/reference_entropy/mean" in found
+    assert len(back) == 1
+
+
 def test_references_that_cannot_be_used_are_refused(analyse, save_checkpoint):
     with pytest.raises(ValueError, match="there is no checkpoint at nowhere.ckpt"):
         analyse(reference_ckpt="nowhere.ckpt")
@@ -372,6 +382,16 @@ class Reader(HTMLParser):
         name, attributes, parts = self.open.pop()
         assert name == tag
         self.texts.append((tag, attributes, "".join(parts)))
+
+
+def test_rows_of_padding_alone_are_reported():
+    findings, padding = Findings(), {**BATCH, "mask": torch.zeros(3, 3, dtype=torch.bool)}
+    findings.add("layers", recorded().sums)
+    findings.add("tokens", recorded().tokens(padding))
+    report = fork_report("Forks", findings, BytesTokenizer(), 1)
+    assert report.finite["forks/per_token"] == 2 / 5
+    assert set(report.files()) == {"scalars.csv", "text.html"}
+    assert report.drawn()
 
 
 @pytest.fixture

@@ -414,6 +414,14 @@ def report(findings, listed=None, rows=1):
     return step_report("Steps", findings, listed or {97: "a"}, rows)
 
 
+def test_rows_without_a_target_are_reported():
+    findings = found(batch={**BATCH, "targets": torch.full_like(BATCH["targets"], -100)})
+    reported = report(findings)
+    assert not reported.finite
+    assert set(reported.files()) >= {"steps.csv", "tokens.csv", "text.html"}
+    assert reported.drawn()
+
+
 def test_ranks_and_batches_add_up():
     together, merged, other = found(), found(), Findings()
     for findings in (together, other):

@@ -198,6 +198,17 @@ def test_chunks():
     assert len(chunks(*tables(ROWS[-1]))) == 0
 
 
+def test_queries_too_short_for_a_chunk_are_reported():
+    for gold in (None, ()):
+        found = findings_of((thinking(rounds=1), gold, 3), (thinking(rounds=2), gold, 4))
+        report = thought_report("Thoughts", found, 1)
+        assert report.finite["thoughts/rounds"] == 1.5
+        assert "thoughts/accuracy" not in report.finite
+        assert report.tables["groups"]["group"].tolist() == [3, 4]
+        assert set(report.files()) == {"scalars.csv", "rounds.csv", "groups.csv"}
+        assert set(report.drawn()) == {"rounds", "groups"}
+
+
 def test_thoughts_rounds_and_groups():
     queries, chunk_lines = tables(*ROWS)
     assert lines_of(thoughts(chunk_lines)) == [
