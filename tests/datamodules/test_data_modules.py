@@ -102,6 +102,19 @@ def test_loaders_go_on_anywhere_and_workers_change_nothing(build, case):
         assert all(equal(a, b) for a, b in zip(loader, whole[start:], strict=True))
 
 
+def test_a_loader_is_saved_between_two_batches(build):
+    case = TRAINED[0]
+    first = build(case).train_dataloader()
+    batches = iter(first)
+    seen = [next(batches), next(batches)]
+    state = first.state_dict()
+    assert state == {"next_batch": 2}
+    second = build(case).train_dataloader()
+    second.load_state_dict(state)
+    whole = list(build(case).train_dataloader())
+    assert all(equal(a, b) for a, b in zip([*seen, *second], whole, strict=True))
+
+
 @trained
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_share_an_epoch_and_count_alike(build, case, world_size):

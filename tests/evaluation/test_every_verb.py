@@ -1,8 +1,10 @@
 """What every command keeps: provenance, the same numbers again, refusals before the work."""
 
+import importlib
 import json
 import math
 import shutil
+import sys
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from methods import METHODS
 from task_data import write_folder
 from verbs import VERBS
 
-from datamodules import Kinship, LocalText
+from datamodules import Kinship, LocalText, ReasoningDataModule
+from datamodules.corpus import TextCorpus
 from datamodules.tokenizers import train_bpe
+from evaluation.cli import COMMANDS
 
 NAMES = "The son of James is John. The father of Mark is Paul. "
 ENTRIES = 288
@@ -118,13 +122,19 @@ def test_the_size_of_batches_changes_nothing(verb, result_of, named_path):
 
 
 @pytest.fixture
-def no_model(monkeypatch):
-    """Fails where a model is built."""
+def no_work(monkeypatch):
+    """Fails where a command builds a model or prepares data, whatever module it does so in."""
 
-    def build(*args, **kwargs):
+    def begin(*args, **kwargs):
         raise RuntimeError("the work has begun")
 
-    monkeypatch.setattr("evaluation.arguments.build_model", build)
+    for command, _ in COMMANDS.values():
+        importlib.import_module(f"evaluation.{command}")
+    for name, module in list(sys.modules.items()):
+        if name.startswith("evaluation.") and hasattr(module, "build_model"):
+            monkeypatch.setattr(module, "build_model", begin)
+    for kind in (TextCorpus, ReasoningDataModule):
+        monkeypatch.setattr(kind, "prepare_data", begin)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=str)
@@ -150,17 +160,37 @@ def test_a_best_that_there_is_not_is_refused(verb, fails, named_path, verb_files
     assert f"{run} is one file; give the folder of the run" in line
 
 
-@pytest.mark.parametrize("verb", [*REPORTS, *(v for v in VERBS if v.name == "generate")], ids=str)
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb.name != "compare"], ids=str)
 def test_what_cannot_be_written_is_named_before_the_work(
-    verb, fails, named_path, verb_files, tmp_path, no_model
+    verb, fails, named_path, verb_files, tmp_path, no_work
 ):
+    name = "result.svg" if verb.name == "sweep" else "result.json"
     for target, expected in (
-        (tmp_path / "nowhere" / "result.json", "nowhere does not exist; create it"),
+        (tmp_path / "nowhere" / name, "nowhere does not exist; create it"),
         (tmp_path, "is a folder; name a file in it"),
     ):
         line = fails(*verb.command(named_path, verb_files, "--output", target))
         assert line.startswith(f"error: output ({target})")
         assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("view", "name", "expected"),
+    [
+        ("report", "result.json/report", "cannot write to"),
+        ("report", "result.json", "is a file; name a folder"),
+        ("results", "nowhere/table.csv", "nowhere does not exist; create it"),
+        ("curves", "nowhere/curves.svg", "nowhere does not exist; create it"),
+        ("compute", "nowhere/compute.svg", "nowhere does not exist; create it"),
+    ],
+)
+def test_what_a_comparison_cannot_write_is_named_before_the_work(
+    view, name, expected, fails, named_path, tmp_path, no_work
+):
+    (tmp_path / "result.json").write_text("{}")
+    line = fails("compare", named_path, "--view", view, "--output", tmp_path / name)
+    assert line.startswith(f"error: output ({tmp_path / name})")
+    assert expected in line
 
 
 @pytest.mark.parametrize("verb", REPORTS, ids=str)
