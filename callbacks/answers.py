@@ -179,9 +179,10 @@ class AnswerAccuracy(EvaluationHooks):
         """Chooses how many questions are asked.
 
         Args:
-            num_batches: so many batches of each rank; null: all.
+            num_batches: batches of each rank whose questions are asked; null: all.
             max_new_tokens: most tokens that a model may write, a chain of thought included; null:
-                twice as many as the longest right text of the batch has.
+                twice as many as the longest right text of the batch has, steps included; in
+                windows as many as its longest answer and EOS have.
             by_group: whether groups of questions are logged, too.
 
         Raises:

@@ -179,7 +179,7 @@ def _join(values: dict[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds as ``1:02:03``, with days in front if there are any."""
+    """Returns seconds as ``1:02:03``, with days before them if there are any."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

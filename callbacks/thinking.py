@@ -16,7 +16,7 @@ class Thought:
     """What is thought after a chunk.
 
     Attributes:
-        end: Index in the query (the EOS in front is 0) of the chunk's last token.
+        end: Index in the query (the EOS before it is 0) of the chunk's last token.
         tokens: Ids without the end of the thought; empty: nothing.
     """
 
@@ -88,13 +88,13 @@ def thought_text(tokenizer: Any, tokens: Iterable[int]) -> str:
 
 
 def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[str]:
-    """Returns a query's text cut after the tokens at ``ends``, without the EOS in front.
+    """Returns a query's text cut after the tokens at ``ends``, without the EOS before it.
 
     A character that several tokens share is after the last of them.
 
     Args:
         tokenizer: the data's.
-        query: its token ids, EOS in front.
+        query: its token ids, EOS first.
         ends: ascending indices; one part more than these is returned.
     """
     texts = ["" if text in (EOS, PART) else text for text in pieces(tokenizer, query)]

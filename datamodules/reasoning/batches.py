@@ -6,7 +6,7 @@ all tensors int64:
 | key | shape | what |
 |---|---|---|
 | ``query`` | (B, Q) | EOS and the query's tokens, EOS after them up to the common width |
-| ``query_lengths`` | (B,) | its tokens, the EOS in front counted |
+| ``query_lengths`` | (B,) | its tokens, the EOS before them counted |
 | ``steps`` | (B, R, Z) | the tokens of each step, EOS after them; R and Z at least 1 |
 | ``step_lengths`` | (B, R) | tokens of each step; 0: there is no such step |
 | ``step_places`` | (B, R) | index in ``query`` of the token that each belongs to, else -1 |

@@ -284,8 +284,8 @@ class ReasoningGSM8K(ReasoningDataModule):
             the 'clause' or 'sentence' that it is in.
         last_step_at_end: Whether the rule puts the last step after the question, as the teacher of
             the paper does in all its published examples.
-        question_first: Whether the question stands in front as well, as in Fig. 5, which keeps it
-            at the end.
+        question_first: Whether the question stands before the facts as well, as in Fig. 5, which
+            keeps it at the end.
         **kwargs: See `ReasoningDataModule`.
 
     Raises:

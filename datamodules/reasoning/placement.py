@@ -1,8 +1,8 @@
 """Where in a question each step of its solution can be taken: a rule that reads numbers alone.
 
 A step is an equation. Its operands come from the question (`mentions_of`) or are results of earlier
-steps. Its marker stands at the earliest place where all of them have appeared, and never in front
-of the marker of an earlier step.
+steps. Its marker stands at the earliest place where all of them have appeared, and never before
+the marker of an earlier step.
 
 Ties: a number may be mentioned several times, or be mentioned and also be a result. The rule takes
 the earliest of these sources; a step that uses a value k times takes the k earliest. A source that
@@ -94,7 +94,7 @@ _NUMBER = re.compile(
     r"(?:(?P<percent>\s?%|[-\s]percent\b)|(?P<cents>\s?\u00a2|[-\s]cents?\b))?",
     re.IGNORECASE,
 )
-_FOLLOWING = re.compile(  # what makes another number of the one in front
+_FOLLOWING = re.compile(  # what makes another number of the one before it
     rf"[-\s](?P<scale>{_SCALE})s?\b"
     rf"|[-\s](?P<part>{_PART})s?\b"
     r"|\sand\s(?:a|one)[-\s](?P<half>half)\b"

@@ -6,7 +6,7 @@ arrays of int64::
 
     train.firsts    number of each example's first text, and of the one after the last; (N + 1,)
     train.groups    (N,)
-    train.places    index of the token that each step belongs to, EOS in front counted as 0; (S,)
+    train.places    index of the token that each step belongs to; that of the first EOS is 0; (S,)
     train.shifts    tokens that it was moved on from its marker's own (see `examples.align`); (S,)
 
 meta.json also has, for each split, the number of its examples, the tokens of the longest row, and

@@ -411,7 +411,7 @@ def test_a_broken_file_is_named(tmp_path, name, content, message):
         read_prompts(tmp_path / "absent.txt")
 
 
-def test_every_prompt_token_is_a_target_behind_an_eos():
+def test_every_prompt_token_is_a_target_after_an_eos():
     tokenizer = load_tokenizer("bytes")
     batch = source(batch_size=2).batch(0)
     assert batch["prompt"] == PROMPTS[:2]

@@ -101,7 +101,7 @@ def test_workers_use_one_core_each(bpe, monkeypatch):
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
-def test_a_failing_tokenizer_is_told_and_leaves_no_process():
+def test_a_failing_tokenizer_is_named_and_leaves_no_process():
     class Broken(BytesTokenizer):
         gains_from_processes = True
 
@@ -116,7 +116,7 @@ def test_a_failing_tokenizer_is_told_and_leaves_no_process():
     assert not _children()
 
 
-def test_a_dead_worker_is_told():
+def test_a_dead_worker_is_named():
     class Dying(BytesTokenizer):
         gains_from_processes = True
 
@@ -301,7 +301,7 @@ def test_a_journal_without_checksums_is_continued_and_gets_them(tmp_path):
     assert len(meta["checksums"]["crc32"]) == len(stamps(tmp_path / "s"))
 
 
-def test_sections_in_front_of_a_damaged_shard_are_kept(tmp_path):
+def test_sections_before_a_damaged_shard_are_kept(tmp_path):
     partial = unfinished(tmp_path)
     before = finished_shards(partial)
     (partial / "train-00003.tokens").write_bytes(b"")
@@ -384,7 +384,7 @@ def test_origin_and_place_survive_and_only_a_fitting_place_is_used(tmp_path):
         run(failing_after(0), again)
     assert again.places == [json.loads(journal[-1])["end"] - 1]
     (partial / "place.json").write_text("{}")  # of an older version
-    (partial / "train-00002.tokens").write_bytes(b"")  # the start moves in front of the place
+    (partial / "train-00002.tokens").write_bytes(b"")  # the start moves before the place
     damaged = Remote("b")
     with pytest.warns(UserWarning, match="damaged"):
         store = run(DOCUMENTS, damaged)

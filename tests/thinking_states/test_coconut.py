@@ -1,4 +1,4 @@
-"""Coconut: stage table, latents against runs from scratch, gradients through them."""
+"""Coconut: stages by epoch and by row, where latents stand, FLOPs, checkpoints, refusals."""
 
 import math
 from dataclasses import replace
@@ -46,9 +46,6 @@ def test_first_latents_stand_below_each_other():
     assert len(set(counts.tolist())) > 1
     first = latent[counts > 0].long().argmax(dim=1)
     assert len(set(first.tolist())) == 1
-
-
-# ---- latents
 
 
 # ---- evaluation
