@@ -133,6 +133,8 @@ class PonderConfig(PonderLM2Config):
     """alpha k / K on the logit of k steps, or, as printed, alpha on all, which changes nothing."""
     penalty: Literal["ours", "paper", "expected_steps"] = "ours"
     """Which penalty on w is in the objective, see ``router.py``."""
+    penalty_scale: Literal["linear", "log"] = "linear"
+    """What is penalised: w, or its logarithm down to that of ``tau``, see ``penalised_tail``."""
     penalty_weight: float = 1e-2
     """lambda; 0: no penalty."""
     penalty_beta: float | None = None

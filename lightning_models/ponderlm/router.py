@@ -161,6 +161,8 @@ def minimum_ponder_penalty(
         f_k   = the share of the tokens from which step k is to be taken
         L     = lambda sum_{k=1..K} mean(the smallest f_k n of the values w_k)
 
+    With ``penalty_scale: log`` it is ``penalised_tail`` that is averaged in place of w.
+
     ``ours``: u_i = c_i - c_K of renormalised partial sums, f_k = rho_{k-1}: as long as depth k - 1
     costs less than theta nats, the tokens that need step k least are pushed to skip it. ``paper``:
     u_i = c_i of partial sums as they are, f_k = max(rho_k - rho_{k-1}, 0).
@@ -174,7 +176,7 @@ def minimum_ponder_penalty(
         losses: c_i (K+1,) in nats; expected_steps does not ask for them.
         config: penalty, its weight, beta and theta.
     """
-    tail = log_tail[:, 1:].exp()  # w_1 to w_K (N, K)
+    tail = penalised_tail(log_tail[:, 1:], config)  # of w_1 to w_K (N, K)
     if config.penalty == "expected_steps" or losses is None:
         mean = tail.sum() / max(1, len(tail))
         return Penalty(config.penalty_weight * mean, None, None, None)
@@ -184,6 +186,21 @@ def minimum_ponder_penalty(
     counts = (fractions * len(tail)).floor().long()
     value = config.penalty_weight * _bottom_means(tail, counts).sum()
     return Penalty(value, ratios, fractions, counts)
+
+
+def penalised_tail(log_tail: Tensor, config: PonderConfig) -> Tensor:
+    """Returns what the penalty averages, of log w (N, K): 1 where w is 1, never below 0.
+
+    ``linear``: w, as the paper has it. ``log``: 1 - log w / log tau, and 0 from tau down, where
+    the step is skipped.
+
+    NOTE(paper): raising the logits of steps k and more raises w_k by w_k (1 - w_k), which vanishes
+    with w_k long before that is below tau; it raises log w_k by 1 - w_k.
+    """
+    if config.penalty_scale == "linear":
+        return log_tail.exp()
+    floor = math.log(config.tau) if config.tau else FLOOR
+    return (1 - log_tail / floor).clamp(min=0)
 
 
 def _ratios(losses: Tensor, config: PonderConfig) -> Tensor:

@@ -35,6 +35,7 @@ PENALTIES = {
     "paper": PAPER,
     "ours": PENALISED,
     "ours-of-some": {**PENALISED, "depth_losses_every": 2},
+    "ours-log": {**PENALISED, "penalty_scale": "log", "tau": 0.05},
     "expected-steps": {"penalty": "expected_steps", "penalty_weight": 0.3},
     "none": {"penalty_weight": 0.0},
 }

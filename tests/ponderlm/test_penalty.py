@@ -6,7 +6,12 @@ import math
 import pytest
 import torch
 
-from lightning_models.ponderlm.router import minimum_ponder_penalty
+from lightning_models.ponderlm.router import (
+    FLOOR,
+    minimum_ponder_penalty,
+    penalised_tail,
+    step_distribution,
+)
 from tests.ponderlm.cases import (
     EXACT,
     believed,
@@ -25,6 +30,8 @@ CASES = {
     "paper": {"penalty": "paper"},
     "paper-shifted": {"penalty": "paper", "penalty_theta": 2.0, "penalty_beta": 4.0},
     "expected-steps": {"penalty": "expected_steps"},
+    "ours-log": {"penalty": "ours", "penalty_beta": 3.0, "penalty_scale": "log", "tau": 0.05},
+    "expected-log": {"penalty": "expected_steps", "penalty_scale": "log", "tau": 0.05},
 }
 LOSSES = ([2.0, 1.02, 1.01, 1.0], [1.9, 1.2, 0.6, 0.4], [1.0, 1.04, 1.3, 1.1], [9.0, 5.0, 4.0, 3.0])
 
@@ -37,7 +44,7 @@ def some_tails(number, seed=0):
 
 
 def slow_penalty(log_tail, losses, config):
-    w = [row.exp() for row in log_tail]
+    w = [reference.penalised(row, config) for row in log_tail]
     if config.penalty == "expected_steps":
         return sum(sum(own[1:]) for own in w) / len(w)
     counts = [math.floor(f * len(w)) for f in reference.fractions(config, losses)]
@@ -60,7 +67,7 @@ def test_value_and_gradient(case, losses):
         expected.backward()
     slope = torch.zeros_like(slow) if slow.grad is None else slow.grad
     torch.testing.assert_close(fast.grad, slope, **EXACT)
-    if case == "expected-steps":
+    if config.penalty == "expected_steps":
         assert found.ratios is found.fractions is found.counts is None
         return
     f = reference.fractions(config, losses)
@@ -78,6 +85,28 @@ def test_the_cases_differ():
             counts |= {math.floor(value * 11) for value in f}
     assert {0, 10} < counts
     assert len(counts) > 5
+
+
+@pytest.mark.parametrize("w", [0.5, 1e-3, 2e-4, 5e-5])
+def test_the_log_scale_pushes_until_steps_are_skipped(w):
+    """One token, K = 1: slopes in the logit of the step are w (1 - w), and (1 - w) / ln 1e4."""
+    slopes = {}
+    for scale in ("linear", "log"):
+        logits = torch.tensor([[0.0, math.log(w / (1 - w))]], dtype=torch.float64).requires_grad_()
+        config = config_of(
+            thinking_steps=1, penalty="expected_steps", penalty_weight=1.0, penalty_scale=scale
+        )
+        minimum_ponder_penalty(step_distribution(logits)[1], None, config).value.backward()
+        slopes[scale] = logits.grad[0, 1].item()
+    assert slopes["linear"] == pytest.approx(w * (1 - w))
+    skipped = w < config.tau
+    assert slopes["log"] == pytest.approx(0 if skipped else (1 - w) / math.log(1e4))
+
+
+def test_without_a_threshold_the_log_scale_ends_where_bias_does():
+    config = config_of(thinking_steps=1, penalty_scale="log", tau=0.0)
+    tails = torch.tensor([0.0, FLOOR / 4, FLOOR, 2 * FLOOR])
+    assert penalised_tail(tails, config).tolist() == [1, 0.75, 0, 0]
 
 
 def test_the_printed_penalty_is_inert():

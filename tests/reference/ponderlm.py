@@ -361,13 +361,20 @@ def bottom(w, counts):
     return total
 
 
+def penalised(log_tail, config):
+    """w (K+1,) of a token, or, on the log scale, how far log w is above log tau, in its units."""
+    if config.penalty_scale == "linear":
+        return log_tail.exp()
+    return torch.stack([(1 - w / math.log(config.tau)).clamp(min=0) for w in log_tail])
+
+
 def penalty(weights, config, rows):
     """L_aux / lambda, of all tokens that have a target.
 
     ``expected_steps``: the mean over tokens of sum_{k >= 1} w_k.
     """
     kept = [(done, t) for done, targets in rows for t, x in enumerate(targets) if x >= 0]
-    w = [done.log_tail[t].exp() for done, t in kept]
+    w = [penalised(done.log_tail[t], config) for done, t in kept]
     if config.penalty == "expected_steps":
         return sum((sum(own[1:]) / len(w) for own in w), torch.zeros((), dtype=torch.float64))
     f = fractions(config, mean_losses(weights, config, rows))
