@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from evaluation.output import check_target, write_atomically
+from evaluation.output import check_target, write_text
 from lightning_models import LanguageModel, TransformerLM
 
 Options = argparse.Namespace
@@ -246,12 +246,7 @@ def run(
     found = {name: print_rows(name, tables[name](options)) for name in only}
     if output is not None:
         content = {"place": place(options), "options": vars(options), "tables": found}
-        text = json.dumps(content, indent=1, default=str) + "\n"
-
-        def write(target: Path) -> None:
-            target.write_text(text, encoding="utf-8")
-
-        write_atomically(output, write)
+        write_text(output, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def place(options: Options) -> str:

@@ -53,6 +53,7 @@ def build_model(options: Options, vocab: int, steps: int) -> LatentThoughtLM:
         window=options.window,
         latents_per_layer=options.latents_per_layer,
         inner_steps=steps,
+        noise="fixed",  # one draw serves the rival's samples
         slow_gradient=options.slow_gradient,
     )
     model = LatentThoughtLM(config)

@@ -42,6 +42,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     reads: ClassVar[str] = "windows"
     """What batches hold: windows of tokens, or sentences (see ``datamodules``)."""
+    whole_rows: ClassVar[bool] = False
+    """Whether a likelihood belongs to a whole row, so that a part of its targets has none."""
 
     def __init__(
         self, config: SequenceConfig, optimizer: OptimizerConfig, compile: bool = False
@@ -213,13 +215,19 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             )
 
     def check_data(self, data: Any) -> None:
-        """Raises ValueError if the rows of a data module are not what this model reads."""
+        """Raises ValueError if this model cannot read or score the rows of a data module."""
         rows = getattr(data, "rows", self.reads)
         if rows != self.reads:
             raise ValueError(
                 f"data ({type(data).__name__}) are {rows}, and {type(self).__name__} reads "
                 f"{self.reads}: choose data of that kind (datamodules.Sentences has sentences, "
                 "SentenceWindows and the corpora windows)"
+            )
+        stride = getattr(data, "eval_stride", None)
+        if self.whole_rows and stride is not None:
+            raise ValueError(
+                f"eval_stride ({stride}): {type(self).__name__} scores whole windows, a part of "
+                "which has no likelihood of its own; leave eval_stride out"
             )
 
     def setup(self, stage: str) -> None:

@@ -47,6 +47,8 @@ QUANTILES = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
 BINS = 40
 """Of the histogram of variances."""
 
+SCORED = ("nll_other", "kl_floor")
+"""What is known of the scored sample alone."""
 PARTS = {"nll": ("NLL", BLUE), "kl": ("KL", ORANGE)}
 GRADIENTS = {
     "mean_gradient": ("mean", BLUE),
@@ -58,8 +60,9 @@ class PosteriorAnalysis(Analysis):
     """Shows how a model infers its latent vectors, and what these carry (Latent-Thought LM).
 
     After validations it scores the first batches once more and reports ELBO, KL and NLL over the
-    inner steps, with the norms of their gradients; the KL divergence of each layer and which of its
-    latents are active; the posterior's variances (``posterior/...``, see ``posterior_report``). At
+    inner steps, with the norms of their gradients; the NLL under the latent vectors of another text
+    of the batch, and the floor of the KL divergence; the KL divergence of each layer and which of
+    its latents are active; the posterior's variances (``posterior/...``, ``posterior_report``). At
     the verb validate, or in training as often as asked, it also scores the batches with other
     numbers of inner steps: the bound against T_fast and against FLOPs per token.
 
@@ -200,10 +203,20 @@ class PosteriorRecorder:
         return self._posterior["informed"].cpu().numpy()
 
     def scored(self) -> dict[str, float]:
-        """Returns ``nll`` and ``kl`` (nan without a density) in nats, and ``tokens``, summed."""
-        kl = float(self.rows("kl").sum()) if self.has_density else math.nan
-        nll, tokens = float(self.rows("nll").sum()), float(self.rows("targets").sum())
-        return {"nll": nll, "kl": kl, "tokens": tokens}
+        """Returns sums over the sequences: nats, and the number of ``tokens``.
+
+        ``nll`` and, under another sequence's z, ``nll_other`` (nan where there is no other); ``kl``
+        and its floor (nan without a density).
+        """
+        other, floor = self._posterior.get("nll_other"), self._posterior.get("kl_floor")
+        dense, rows = self.has_density, int(self._informed().sum())
+        return {
+            "nll": float(self.rows("nll").sum()),
+            "nll_other": math.nan if other is None else float(self.rows("nll_other").sum()),
+            "kl": float(self.rows("kl").sum()) if dense else math.nan,
+            "kl_floor": floor * rows if dense and floor is not None else math.nan,
+            "tokens": float(self.rows("targets").sum()),
+        }
 
 
 def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
@@ -263,15 +276,17 @@ def inner_steps(findings: Findings) -> pd.DataFrame:
     ``mean_gradient`` and ``log_variance_gradient`` are 2-norms of a sequence's gradient of -ELBO in
     nats with respect to mu and log sigma^2, all of its latent vectors together; means over
     sequences. Of a chain the former is that of -log p(z, x) at z, and there is no density, so
-    ``elbo``, ``kl`` and the other gradient are nan.
+    ``elbo``, ``kl`` and the other gradient are nan. Of the scored sample alone: ``nll_other`` under
+    z of another sequence of the batch, and ``kl_floor``, the KL divergence of inference from a text
+    that z says nothing of (``latent_thought.posterior.divergence_floor``).
     """
     table = _summed(findings["samples"], "step", "sample")
-    for name in ("nll", "kl"):
+    for name in ("nll", "kl", *SCORED):
         table[name] /= table["tokens"]
     for name in GRADIENTS:
         table[name] = table.get(name, math.nan) / table["sequences"]
     table["elbo"] = -(table["nll"] + table["kl"])
-    return table[["step", "sample", "elbo", "nll", "kl", *GRADIENTS]]
+    return table[["step", "sample", "elbo", "nll", "kl", *GRADIENTS, *SCORED]]
 
 
 def has_density(findings: Findings) -> bool:
@@ -356,14 +371,16 @@ def sweep(findings: Findings) -> pd.DataFrame:
 
     ``loss`` is what ``val/loss`` would be of the same sequences: NLL + KL, a bound, or where there
     is no density NLL alone, which is none; it, ``nll`` and ``kl`` are nats per token at the scored
-    sample. ``flops_per_token`` are those of scoring, inference included.
+    sample, ``nll_other`` and ``kl_floor`` as in :func:`inner_steps`. ``flops_per_token`` are those
+    of scoring, inference included.
     """
     lines = findings["sweep"]
     if not len(lines):
         return lines
     by_steps = lines.groupby("steps")
-    sums = by_steps[["nll", "kl", "tokens"]].sum(skipna=False)
-    table = sums[["nll", "kl"]].div(sums["tokens"], axis=0)
+    names = ["nll", "kl", *SCORED]
+    sums = by_steps[[*names, "tokens"]].sum(skipna=False)
+    table = sums[names].div(sums["tokens"], axis=0)
     table.insert(0, "flops_per_token", by_steps["flops_per_token"].last())
     table.insert(1, "loss", table["nll"] + table["kl"].fillna(0.0))
     return table.reset_index()
@@ -375,9 +392,10 @@ def sweep(findings: Findings) -> pd.DataFrame:
 def posterior_report(findings: Findings) -> AnalysisReport:
     """Returns the report of an analysis.
 
-    Scalars are below ``posterior/``: ``elbo``, ``nll`` and ``kl``, nats per token at the scored
-    sample; ``last_step/mean_gradient`` and ``last_step/log_variance_gradient``, see
-    :func:`inner_steps`; ``layer_<l>/kl``, and ``active_coordinates`` and ``active_vectors`` of a
+    Scalars are below ``posterior/``: ``elbo``, ``nll``, ``kl``, ``nll_other`` and ``kl_floor``,
+    nats per token at the scored sample; ``last_step/mean_gradient`` and
+    ``last_step/log_variance_gradient``, see :func:`inner_steps`; ``layer_<l>/kl``, and
+    ``active_coordinates`` and ``active_vectors`` of a
     layer or of all, see :func:`layers`; ``variance/mean`` and ``variance/<quantile>``, over the
     coordinates of :func:`variances`; ``sweep/steps_<n>``: nats per token with n inner steps, see
     :func:`sweep`.
@@ -407,7 +425,7 @@ def posterior_report(findings: Findings) -> AnalysisReport:
 def _scalars(
     steps: pd.DataFrame, by_layer: pd.DataFrame, variance: pd.Series, points: pd.DataFrame
 ) -> dict[str, float]:
-    values = {name: steps[name].iloc[-1] for name in ("elbo", "nll", "kl")}
+    values = {name: steps[name].iloc[-1] for name in ("elbo", "nll", "kl", *SCORED)}
     if len(steps) > 1:
         values |= {f"last_step/{name}": steps[name].iloc[-2] for name in GRADIENTS}
     for line in by_layer.to_dict("records"):

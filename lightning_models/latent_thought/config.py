@@ -72,8 +72,9 @@ class LatentThoughtConfig(DecoderConfig):
     trains with 0.01."""
     init_log_variance: float = -5.0
     """Log-variance of q before the first step, up to normal noise of deviation 0.1."""
-    noise: Literal["fixed", "resampled"] = "fixed"
-    """Noise of the inner steps' samples: one draw for all, or one for each (Algorithm 1)."""
+    noise: Literal["fixed", "resampled"] = "resampled"
+    """Noise of the inner steps' samples: one draw for each step (Algorithm 1), or one for all, to
+    which q adapts (the public code, which also scores under it: ``bound_noise: inner``)."""
     bound_noise: Literal["fresh", "inner"] = "fresh"
     """Noise of the sample that is scored: fresh, which makes the score a bound; inner: the last of
     the inner steps, to which q has adapted (the public code): lower, and no bound."""

@@ -60,7 +60,7 @@ class LatentCache:
     ) -> None:
         """Takes right-padded prompts (B, P), their lengths (B,), and the rows' random streams."""
         room = prompts.new_zeros(len(prompts), max_new_tokens)
-        self.text = torch.cat((prompts, room), dim=1)
+        self.text = torch.cat((prompts, room), dim=1)  # (B, P + new tokens)
         self.lengths = lengths
         self.streams = list(streams)
         self.new_tokens: int | None = None
@@ -109,6 +109,7 @@ class LatentThoughtLM(LanguageModel):
     are given, latent vectors are inferred from those alone and scores are estimates.
     """
 
+    whole_rows = True
     config: LatentThoughtConfig
     network: LatentThoughtNetwork
 
@@ -174,8 +175,8 @@ class LatentThoughtLM(LanguageModel):
 
         Records what ``infer`` does.
         """
-        tokens, targets, known = batch["tokens"], batch["targets"], batch["mask"]
-        start = self.network.begin(tokens)
+        tokens, targets, known = batch["tokens"], batch["targets"], batch["mask"]  # (B, T) each
+        start = self.network.begin(tokens)  # with its graph: slow learning goes through it
         with self._fast_mode():
             reading: Reading
             if self.config.slow_gradient == "trajectory":
@@ -184,9 +185,10 @@ class LatentThoughtLM(LanguageModel):
                 shared = None if self._drops() else start
                 reading = Reading(self.network, tokens, targets, known, shared)
             posterior = self._infer(reading, self._keys(batch, TRAINED), self._fast_rate())
-        h = self.network(start, posterior.inner)
+        # but for an encoder's, the last inner sample (B, Z, D) has no graph: the decoder learns
+        h = self.network(start, posterior.inner)  # (B, T, D)
         nll = linear_cross_entropy(h, self.network.output_matrix, targets)
-        divergence, count = posterior.divergence(), (targets >= 0).sum()
+        divergence, count = posterior.divergence(), (targets >= 0).sum()  # (B, Z), ()
         kl = divergence.masked_fill(~reading.informed[:, None], 0.0).sum()
         terms = {"nll": Term(nll, count, "targets")}
         if self.config.inference == "amortised":
@@ -240,9 +242,8 @@ class LatentThoughtLM(LanguageModel):
 
     def _statistics(self, nll: Tensor, kl: Tensor, count: Tensor) -> dict[str, Tensor | Mean]:
         nats, divergence = nll.detach(), kl.detach()
-        config = self.config
-        loop = InnerLoop(config, round(self._fast_rate(), 3))  # few values, which are remembered
-        floor = divergence_floor(loop) * config.num_latents * config.dim / config.block_size
+        # few values of the rate, which are remembered
+        floor = self._floor(round(self._fast_rate(), 3)) / self.config.block_size
         return {
             "elbo/token": Mean(-(nats + divergence), count),
             "nll/token": Mean(nats, count),
@@ -261,9 +262,10 @@ class LatentThoughtLM(LanguageModel):
         log p(rest | context). Draws depend on the seed and the sequence's number alone.
 
         Records ``posterior``: ``mean`` and ``log_variance`` (B, Z, D; None for a chain), ``kl``
-        (B, Z), ``nll`` (B,) at the scored sample, ``targets`` (B,), ``informed`` (B,) bool and
-        ``latents_per_layer``; ``greedy``: ``greedy`` (B, T) bool, whether a target is the most
-        likely token under z; and what ``infer`` records.
+        (B, Z), ``nll`` (B,) at the scored sample, ``nll_other`` (B,) at that of another row (None
+        where there is no other), ``targets`` (B,), ``informed`` (B,) bool, ``kl_floor``, nats of a
+        sequence (:func:`divergence_floor`), and ``latents_per_layer``; ``greedy``: ``greedy``
+        (B, T) bool, whether a target is the most likely token under z; and what ``infer`` records.
         """
         batch = ordinary(batch)
         targets = batch["targets"]
@@ -272,39 +274,61 @@ class LatentThoughtLM(LanguageModel):
         with self._fast_mode():
             reading = self._context_reading(batch) if given else self._reading(batch)
             posterior = self._infer(reading, keys)
-        divergence = posterior.divergence()
+        divergence = posterior.divergence()  # (B, Z)
         if given:
             z = posterior.mean.masked_fill(~reading.informed[:, None, None], 0.0)
         else:
             z = self._scored_sample(posterior, keys)
         with torch.no_grad():
-            h = self.network(reading.start, z)
-        log_prob = token_log_probs(h, self.network.output_matrix, targets)
+            h = self.network(reading.start, z)  # (B, T, D)
+        log_prob = token_log_probs(h, self.network.output_matrix, targets)  # (B, T)
         if wants("greedy"):
             sizes = targets, self.config.vocab_size
             record("greedy", greedy=greedy_targets(h, self.network.output_matrix, *sizes))
         number = (targets >= 0).sum(dim=1)
-        record(
-            "posterior",
-            mean=posterior.mean.detach(),
-            log_variance=posterior.log_variance,
-            kl=divergence.detach(),
-            nll=-log_prob.sum(dim=1),
-            targets=number,
-            informed=reading.informed,
-            latents_per_layer=self.config.latents_per_layer,
-        )
+        if wants("posterior"):
+            record(
+                "posterior",
+                mean=posterior.mean.detach(),
+                log_variance=posterior.log_variance,
+                kl=divergence.detach(),
+                nll=-log_prob.sum(dim=1),
+                nll_other=self._nll_of_others(reading, z),
+                targets=number,
+                informed=reading.informed,
+                kl_floor=self._floor(self.config.inner_lr[1]),
+                latents_per_layer=self.config.latents_per_layer,
+            )
         kl = divergence.detach().sum(dim=1).float()
         if given:
             return Scores(log_prob, torch.zeros_like(kl), number, "estimate")
         return Scores(log_prob, -kl.masked_fill(~reading.informed, 0.0), number, self.likelihood)
+
+    def _nll_of_others(self, reading: Reading, z: Tensor) -> Tensor | None:
+        """Returns -log p(x | z of another text) (B,): what z (B, Z, D) says of no text but its own.
+
+        The other is the informed row before; None where there is only one.
+        """
+        (rows,) = torch.nonzero(reading.informed, as_tuple=True)
+        if len(rows) < 2:
+            return None
+        others = z.index_copy(0, rows, z[rows.roll(1)])  # rows to fill up keep what they have
+        with torch.no_grad():
+            h = self.network(reading.start, others)  # (B, T, D)
+            each = token_log_probs(h, self.network.output_matrix, reading.targets)
+        return -each.sum(dim=1)
+
+    def _floor(self, rate: float) -> float:
+        """Returns the KL divergence in nats of a sequence that inference can hardly go below."""
+        config = self.config
+        return divergence_floor(InnerLoop(config, rate)) * config.num_latents * config.dim
 
     def _reading(self, batch: Batch) -> Reading:
         return Reading(self.network, batch["tokens"], batch["targets"], batch["mask"])
 
     def _context_reading(self, batch: Batch) -> Reading:
         """Returns the first ``context`` tokens of each row as what is read."""
-        place = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)
+        place = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)  # (T,)
         known = batch["mask"] & (place < batch["context"][:, None])
         targets = _following(batch["tokens"], known)
         return Reading(self.network, batch["tokens"], targets, known)
@@ -313,6 +337,7 @@ class LatentThoughtLM(LanguageModel):
         if self.config.bound_noise == "inner":
             return posterior.inner.detach()
         _, vectors, width = posterior.mean.shape
+        # draws of SCORED are independent of those that q has been fitted to
         noise = Noise(keys, (vectors, width), posterior.mean.device, posterior.mean.dtype)
         return posterior.sample(noise.draw(Purpose.SCORED)).detach()
 
@@ -339,7 +364,7 @@ class LatentThoughtLM(LanguageModel):
         """Infers latent vectors from the text so far, and reads it (but for its last token)."""
         longest = int(cache.lengths.max())
         text, place = cache.text[:, :longest], torch.arange(longest, device=cache.text.device)
-        known = place < cache.lengths[:, None]
+        known = place < cache.lengths[:, None]  # (B, longest): not the padding
         seed = self.config.inference_seed
         keys = [(seed, WRITTEN, *stream) for stream in cache.streams]
         with self._fast_mode():
@@ -347,13 +372,13 @@ class LatentThoughtLM(LanguageModel):
             posterior = self._infer(reading, keys)
         shape = posterior.mean.shape[1], posterior.mean.shape[2]
         noise = Noise(keys, shape, posterior.mean.device, posterior.mean.dtype)
-        z = posterior.sample(noise.draw(Purpose.SCORED)).detach()
+        z = posterior.sample(noise.draw(Purpose.SCORED)).detach()  # (B, Z, D)
         cache.memory = self.network.remember(z)
         cache.kv = self.network.new_cache(len(text), cache.capacity)
         if longest > 1:
             start = self.network.begin(text[:, :-1], cache.kv)
             self.network.decode(start, cache.memory, cache.kv)
-            cache.kv.advance(cache.lengths - 1)
+            cache.kv.advance(cache.lengths - 1)  # padding of shorter rows is overwritten later
 
     def decode_step(self, cache: LatentCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
@@ -365,9 +390,9 @@ class LatentThoughtLM(LanguageModel):
         if every and cache.new_tokens and cache.new_tokens % every == 0:
             self._think(cache)
         start = self.network.begin(tokens[:, None], cache.kv)
-        h = self.network.decode(start, cache.memory, cache.kv)
+        h = self.network.decode(start, cache.memory, cache.kv)  # (B, 1, D)
         cache.kv.advance(1)
-        logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
+        logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()  # (B, V)
         return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
 
     # ---- compute
@@ -401,7 +426,7 @@ class LatentThoughtLM(LanguageModel):
 
 def _following(tokens: Tensor, known: Tensor) -> Tensor:
     """Returns the next token (B, T) at each place where it is known, -100 elsewhere."""
-    following = torch.roll(tokens, -1, dims=1)
+    following = torch.roll(tokens, -1, dims=1)  # at t the token of t + 1; the last one wraps
     following_known = torch.roll(known, -1, dims=1)
     following_known[:, -1] = False
     return following.masked_fill(~(known & following_known), IGNORE_INDEX)

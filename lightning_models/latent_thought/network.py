@@ -53,6 +53,7 @@ class LatentAttention(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Returns what the tokens read (B, T, D)."""
+        # (B, H, T, C) against (B, H, Z of the layer, C): no mask, every token reads every vector.
         # few keys: no case for the backends that a configuration chooses for self-attention
         dropout = self.dropout if self.training else 0.0
         return self.out(join_heads(attend(queries, keys, values, dropout=dropout)))
@@ -87,10 +88,10 @@ class TransportPrior(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Returns the latent vectors (B, Z, D) that normal ones (B, Z, D) are carried to."""
-        positions = torch.arange(z.shape[1], device=z.device)
+        positions = torch.arange(z.shape[1], device=z.device)  # (Z,), of all layers in one row
         rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
         for block in self.blocks:
-            z = block(z, rope=rope)
+            z = block(z, rope=rope)  # (B, Z, D), each vector attends to all Z
         return z
 
 
@@ -121,7 +122,8 @@ class LatentEncoder(nn.Module):
         """
         queries = self.queries.weight.expand(len(x), -1, -1)  # (B, Z, D)
         count = queries.shape[1]
-        places = torch.arange(x.shape[1], device=x.device)
+        places = torch.arange(x.shape[1], device=x.device)  # (T,)
+        # queries at 0 to Z - 1, tokens at 0 to T - 1: (Z + T,)
         positions = torch.cat((torch.arange(count, device=x.device), places))
         rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
         # all read all queries and the known tokens: (B, 1, 1, Z + T)
@@ -175,11 +177,12 @@ class LatentBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the stream after self-attention and the queries to latent vectors."""
         seen = self.attention(self.attention_norm(x), rope=rope, cache=cache, mask=mask)
-        x = x + self.dropout(seen)
+        x = x + self.dropout(seen)  # (B, T, D)
         return x, self.latent_attention.queries(self.latent_norm(x), rope)
 
     def after(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Returns the stream after cross-attention and feed-forward."""
+        # x (B, T, D), queries (B, H, T, C), keys and values (B, H, Z of this layer, C)
         x = x + self.dropout(self.latent_attention(queries, keys, values))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -205,6 +208,11 @@ class LatentThoughtNetwork(nn.Module):
         self.prior = TransportPrior(config) if config.prior == "transport" else None
         self.encoder = LatentEncoder(config) if config.inference == "amortised" else None
         initialise(self, config)
+        for block in self.layers:
+            # NOTE(paper): how this projection starts is not said. Drawn like the others it writes
+            # z ~ N(0, I) into every layer as noise above the embeddings, which the decoder must
+            # first learn to suppress; at 0 the model starts as the plain decoder.
+            nn.init.zeros_(block.latent_attention.out.weight)
 
     @property
     def output_matrix(self) -> Tensor:
@@ -228,7 +236,7 @@ class LatentThoughtNetwork(nn.Module):
             positions, layer = cache.positions(num_new), cache.layers[0]
             mask = cache.mask(num_new, self.config.window)
         rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
-        x = self.dropout(self.embedding(tokens))
+        x = self.dropout(self.embedding(tokens))  # (B, T) -> (B, T, D)
         return Start(*self.layers[0].before(x, rope, layer, mask), rope)
 
     def forward(self, start: Start, z: Tensor) -> Tensor:
@@ -244,12 +252,13 @@ class LatentThoughtNetwork(nn.Module):
         if self.prior is not None:
             z = self.prior(z)
         config = self.config
-        positions = latent_positions(config, z.device)
+        positions = latent_positions(config, z.device)  # (Z of one layer,), the same in each
         rope = rope_tables(positions, config.head_dim, config.rope_base)
         if config.latents == "layered":
             own = z.unflatten(1, (config.num_layers, -1)).unbind(1)  # L times (B, Z / L, D)
         else:
-            own = (z,) * config.num_layers
+            own = (z,) * config.num_layers  # L times (B, Z, D)
+        # (B, Z of the layer, D) -> keys and values (B, H, Z of the layer, C)
         return [
             block.latent_attention.memory(part, rope)
             for block, part in zip(self.layers, own, strict=True)
@@ -257,7 +266,7 @@ class LatentThoughtNetwork(nn.Module):
 
     def decode(self, start: Start, memory: Memory, cache: KVCache | None = None) -> Tensor:
         """Returns the normed states (B, T, D) of what ``begin`` began (with the same cache)."""
-        x, queries, rope = start
+        x, queries, rope = start  # (B, T, D), (B, H, T, C)
         mask = None if cache is None else cache.mask(x.shape[1], self.config.window)
         for index, (block, latents) in enumerate(zip(self.layers, memory, strict=True)):
             # the first block's self-attention is in ``start``: it does not depend on z

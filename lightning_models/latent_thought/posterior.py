@@ -54,16 +54,22 @@ class Noise:
         self.keys, self.shape, self.device, self.dtype = keys, shape, device, dtype
 
     def draw(self, purpose: Purpose, number: int = 0) -> Tensor:
-        """Returns standard normals (B, Z, D)."""
-        rows = [
-            torch.randn(
-                self.shape,
-                generator=seeded_generator(*key, int(purpose), number),
-                dtype=torch.float32,
-            )
-            for key in self.keys
-        ]
-        return torch.stack(rows).to(self.device, self.dtype)  # B of (Z, D) -> (B, Z, D)
+        """Returns the standard normals (B, Z, D) of one number."""
+        return self._draw(purpose, [number])[0]
+
+    def draws(self, purpose: Purpose, count: int) -> Tensor:
+        """Returns the normals (N, B, Z, D) of the numbers from 0 to N - 1, in one copy."""
+        return self._draw(purpose, range(count))
+
+    def _draw(self, purpose: Purpose, numbers: Sequence[int]) -> Tensor:
+        on_gpu = self.device.type == "cuda"
+        # pinned: the copy waits for no kernel, so that rows are drawn while the device computes
+        shape = len(numbers), len(self.keys), *self.shape  # (N, B, Z, D)
+        values = torch.empty(shape, dtype=torch.float32, pin_memory=on_gpu)
+        for own, number in zip(values, numbers, strict=True):
+            for row, key in zip(own, self.keys, strict=True):  # (Z, D) each, contiguous
+                row.normal_(generator=seeded_generator(*key, int(purpose), number))
+        return values.to(self.device, self.dtype, non_blocking=on_gpu)
 
 
 # ---- inference
@@ -189,17 +195,20 @@ def infer(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior
 def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
     """Gradient steps on mu and log sigma^2 of each sequence (Algorithm 1, lines 6 to 11)."""
     config = loop.config
-    draws = _InnerDraws(noise, resampled=config.noise == "resampled")
+    # noise of each step's sample, and of the one after them: (T_fast + 1, B, Z, D)
+    resampled = config.noise == "resampled"
+    draws = noise.draws(Purpose.INNER, loop.steps + 1 if resampled else 1)
+    draws = draws.expand(loop.steps + 1, -1, -1, -1)
     start = noise.draw(Purpose.START)  # (B, Z, D)
     if loop.steps == 0:
         mean, log_variance = torch.zeros_like(start), torch.zeros_like(start)
-        return Posterior(mean, log_variance, draws.at(0))
+        return Posterior(mean, log_variance, draws[0])
     mean = _first_mean(config, noise, start).requires_grad_()
     log_variance = (config.init_log_variance + INIT_NOISE * start).requires_grad_()
     optimizer = loop.optimizer([mean, log_variance])
     for step in range(loop.steps):
         # (B,) each, and the sum
-        nll = problem.likelihood(_sample(mean, log_variance, draws.at(step)))
+        nll = problem.likelihood(_sample(mean, log_variance, draws[step]))
         kl = divergence(mean, log_variance)  # (B, Z)
         # minus the ELBO, summed: no sequence has a part in another's gradient
         objective = nll.total + kl.sum()
@@ -210,7 +219,7 @@ def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Po
     known = problem.informed[:, None, None]
     # rows with nothing to infer from keep the prior: mean 0, log-variance 0
     mean, log_variance = (x.detach().masked_fill(~known, 0.0) for x in (mean, log_variance))
-    return Posterior(mean, log_variance, _sample(mean, log_variance, draws.at(loop.steps)))
+    return Posterior(mean, log_variance, _sample(mean, log_variance, draws[loop.steps]))
 
 
 def _first_mean(config: LatentThoughtConfig, noise: Noise, like: Tensor) -> Tensor:
@@ -220,31 +229,18 @@ def _first_mean(config: LatentThoughtConfig, noise: Noise, like: Tensor) -> Tens
     return config.init_mean_std * noise.draw(Purpose.START, 1)
 
 
-class _InnerDraws:
-    """Noise of the inner samples: one draw for all, or one for each."""
-
-    def __init__(self, noise: Noise, *, resampled: bool) -> None:
-        self._noise, self._resampled = noise, resampled
-        self._first = noise.draw(Purpose.INNER)
-
-    def at(self, step: int) -> Tensor:
-        """Returns the noise (B, Z, D) of an inner step."""
-        if not (self._resampled and step):
-            return self._first
-        return self._noise.draw(Purpose.INNER, step)
-
-
 def _langevin(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
     """Langevin dynamics z <- z + s grad log p(z, x) + sqrt(2 s) noise from N(0, I) (eq. 4)."""
     size = loop.config.langevin_step_size
     z = noise.draw(Purpose.START)  # (B, Z, D)
+    draws = noise.draws(Purpose.INNER, loop.steps)  # (T_fast, B, Z, D)
     for step in range(loop.steps):
         z.requires_grad_()
         nll = problem.likelihood(z)
         # -d log p(z, x) / dz, (B, Z, D); z^2 / 2 is -log N(z; 0, I) up to a constant
         (slope,) = problem.gradients(nll.total + 0.5 * z.square().sum(), (z,))
         _record(step, nll, None, slope, None)
-        z = z.detach() - size * slope + math.sqrt(2 * size) * noise.draw(Purpose.INNER, step)
+        z = z.detach() - size * slope + math.sqrt(2 * size) * draws[step]
     return Posterior(z, None, z)
 
 

@@ -37,7 +37,7 @@ class Reading:
             start: what ``network.begin(tokens)`` returned; None: it is computed here.
         """
         self.network, self.tokens, self.targets, self.known = network, tokens, targets, known
-        self.informed = (targets >= 0).any(dim=1)
+        self.informed = (targets >= 0).any(dim=1)  # (B,)
         if start is None:
             with torch.inference_mode(False), torch.no_grad():  # inference builds upon it
                 start = network.begin(tokens)
@@ -56,6 +56,7 @@ class Reading:
 
     def likelihood(self, z: Tensor) -> Likelihood:
         """Returns -log p(x | z) for latent vectors (B, Z, D)."""
+        # (B, T, D); the graph leads to z alone: weights and start are detached
         h = functional_call(self.network, self.weights, (self.start, z), tie_weights=False)
         return _likelihood(h, self.matrix, self.targets)
 
@@ -92,7 +93,7 @@ class LearningReading(Reading):
 
     def likelihood(self, z: Tensor) -> Likelihood:
         """Returns -log p(x | z), whose graph reaches the weights too."""
-        h = self.network(self.network.begin(self.tokens), z)
+        h = self.network(self.network.begin(self.tokens), z)  # (B, T, D)
         return _likelihood(h, self.network.output_matrix, self.targets)
 
     def gradients(self, objective: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -101,12 +102,13 @@ class LearningReading(Reading):
         for total, gradient in zip(self.sums, found[len(inputs) :], strict=True):
             if gradient is not None:
                 total += gradient
-        return tuple(found[: len(inputs)])
+        return tuple(found[: len(inputs)])  # what is left was that of the weights
 
     def surrogate(self) -> Tensor:
         """Returns 0 as a scalar whose gradient is what was summed up."""
         products = [(p * g).sum() for p, g in zip(self.parameters, self.sums, strict=True)]
         total = torch.stack(products).sum()
+        # sum of p * g has gradient g in p; its value is taken away again
         return total - total.detach()
 
 
@@ -122,5 +124,5 @@ def _ready(weight: Tensor) -> Tensor:
 
 
 def _likelihood(h: Tensor, matrix: Tensor, targets: Tensor) -> Likelihood:
-    total, each = linear_cross_entropy_each(h, matrix, targets)
+    total, each = linear_cross_entropy_each(h, matrix, targets)  # a scalar, and (B, T)
     return Likelihood(total, each.sum(dim=1))

@@ -20,6 +20,7 @@ from callbacks.analysis.posterior import (
     variance_histogram,
     variances,
 )
+from lightning_models.latent_thought.posterior import InnerLoop, divergence_floor
 from lightning_models.layers import record, recording
 from tests.callbacks.written import column, names, scalars, table
 
@@ -106,7 +107,7 @@ def test_a_chain_has_no_density(analyse):
         assert np.isnan(column(folder, "inner_steps", name)).all()
     assert min(column(folder, "inner_steps", "mean_gradient")[:-1]) > 0
     assert column(folder, "sweep", "loss")[1] == pytest.approx(loss, rel=1e-4)
-    found = {"posterior/nll", "posterior/last_step/mean_gradient"}
+    found = {"posterior/nll", "posterior/nll_other", "posterior/last_step/mean_gradient"}
     assert set(scalars(folder)) == found | {f"posterior/sweep/steps_{n}" for n in (0, 2)}
 
 
@@ -236,6 +237,30 @@ def test_curves_are_means_over_tokens_and_sequences():
     assert lines[-1]["nll"] == pytest.approx(posterior["nll"].sum().item() / tokens)
 
 
+def test_latents_of_another_text():
+    """Each row under z of the one before it; a filling row lends none, a single one has none."""
+    model, data = noisy(), batch(4)
+    data["targets"][1] = -100
+    kept, read = [], model.network.remember
+    model.network.remember = lambda z: kept.append(z) or read(z)
+    values = values_of(found(model, data))
+    model.network.remember = read
+    own, others = kept[-2:]  # what is scored comes last
+    assert torch.equal(others, own[[3, 1, 0, 2]])
+    with torch.no_grad():
+        h = model.network(model.network.begin(data["tokens"]), others)
+        rows = h @ model.network.output_matrix.t()
+    targets = data["targets"]
+    each = torch.nn.functional.cross_entropy(rows.transpose(1, 2), targets, reduction="none")
+    tokens = int((targets >= 0).sum())
+    assert values["posterior/nll_other"] == pytest.approx(each.sum().item() / tokens, rel=1e-5)
+    assert abs(values["posterior/nll_other"] - values["posterior/nll"]) > 1e-3
+    floor = divergence_floor(InnerLoop(model.config, model.config.inner_lr[1]))
+    nats = floor * model.config.num_latents * model.config.dim * 3 / tokens
+    assert values["posterior/kl_floor"] == pytest.approx(nats)
+    assert "posterior/nll_other" not in values_of(found(model, batch(1)))
+
+
 def test_layers_have_the_divergences_of_their_vectors():
     model, data = noisy(), batch()
     _, posterior = recorded(model, data)
@@ -274,7 +299,9 @@ def test_batches_and_ranks_are_merged():
         merged.append(findings)
     assert posterior_report(merged).files() == posterior_report(together).files()
     whole = {key: torch.cat((one[key], two[key])) for key in one}
-    assert values_of(found(model, whole)) == pytest.approx(values_of(together))
+    in_one, in_two = values_of(found(model, whole)), values_of(together)
+    in_one["posterior/nll_other"] = in_two["posterior/nll_other"]  # depends on who is in a batch
+    assert in_one == pytest.approx(in_two)
 
 
 def test_rows_that_fill_a_batch_do_not_count():

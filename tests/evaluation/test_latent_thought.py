@@ -40,6 +40,11 @@ def test_perplexity_is_a_bound_with_its_parts(ask):
         assert name in printed
 
 
+def test_a_part_of_a_window_has_no_bound(fails, latent_path):
+    message = fails("perplexity", "--ckpt", latent_path, "--data.eval_stride", 8)
+    assert "eval_stride (8): LatentThoughtLM scores whole windows" in message
+
+
 def test_prefixes_give_estimates_that_no_window_is_compared_with(ask):
     options = ("--mode", "autoregressive", "--positions", 5, "--limit_batches", 1)
     result, printed = ask("perplexity", *options)

@@ -25,6 +25,7 @@ SIZES = {
     "encoder_layers": 1,
     "inner_steps": 3,
     "inner_lr": (0.2, 0.25),
+    "noise": "fixed",
 }
 TRAINING, SCORING = TRAINED, SCORED
 

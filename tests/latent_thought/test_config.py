@@ -90,4 +90,5 @@ def test_the_papers_defaults():
     assert chosen.inner_steps == 16
     assert chosen.inner_lr == (0.3, 0.34)
     assert chosen.inner_betas == (0.9, 0.95)
+    assert chosen.noise == "resampled", "Algorithm 1, line 8"
     assert (chosen.slow_gradient, chosen.bound_noise) == ("final", "fresh")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_models import LatentThoughtConfig, TransformerLM
+from lightning_models import LatentThoughtConfig, LatentThoughtLM, TransformerLM
 from lightning_models.latent_thought.network import latent_positions
 from lightning_models.transformer import TransformerConfig
 from tests.latent_thought.cases import (
@@ -88,7 +88,9 @@ def test_without_effect_of_z_it_is_the_plain_transformer(window, tied):
     """LLaMA style with the same weights, whatever z is."""
     model = build(window=window, tie_head=tied)
     shape = {
-        key: SIZES[key] for key in SIZES if not key.startswith(("lat", "inner", "prior", "en"))
+        key: SIZES[key]
+        for key in SIZES
+        if not key.startswith(("lat", "inner", "noise", "prior", "en"))
     }
     llama = {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": False}
     config = TransformerConfig(**{**shape, **llama, "window": window, "tie_head": tied})
@@ -104,6 +106,20 @@ def test_without_effect_of_z_it_is_the_plain_transformer(window, tied):
     for seed in range(2):
         found = log_probs(model, tokens, 10 * random_latents(model, 2, seed))
         torch.testing.assert_close(found, expected, **EXACT)
+
+
+@pytest.mark.usefixtures("exact")
+def test_it_starts_without_effect_of_z_and_learns_to_read_it():
+    """As the plain transformer; the projection to read with is the first of its layer to learn."""
+    model = LatentThoughtLM(LatentThoughtConfig(**SIZES))
+    model.configure_model()
+    batch = rows_of([8])
+    first, second = (log_probs(model, batch["tokens"], random_latents(model, 1, s)) for s in (0, 1))
+    assert torch.equal(first, second)
+    nll = model.loss(batch).terms["nll"].sum
+    read = model.network.layers[0].latent_attention
+    slopes = torch.autograd.grad(nll, (read.out.weight, read.key_value.weight))
+    assert [bool(slope.any()) for slope in slopes] == [True, False]
 
 
 def test_the_plain_transformer_differs_where_z_has_an_effect():

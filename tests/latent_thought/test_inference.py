@@ -11,7 +11,7 @@ from lightning_models.latent_thought.posterior import (
     infer,
 )
 from lightning_models.latent_thought.reading import Reading
-from lightning_models.runtime import gradients_on
+from lightning_models.runtime import gradients_on, seeded_generator
 from tests.latent_thought.cases import (
     SCORING,
     TRAINING,
@@ -68,6 +68,22 @@ def inferred(model, batch, rate=0.3):
     with gradients_on():
         found = infer(problem, noise_of(model, batch, SCORING), InnerLoop(model.config, rate))
     return found, problem.path
+
+
+def test_draws_are_a_function_of_row_purpose_and_number_alone():
+    """Whatever is drawn with them: other numbers, other rows, in another order."""
+    keys, shape, device = [(0, 1, 2, 5), (0, 1, 2, 9)], (2, 3), torch.device("cpu")
+    whole = Noise(keys, shape, device).draws(Purpose.INNER, 4)
+    assert whole.shape == (4, 2, 2, 3)
+    for row, key in enumerate(keys):
+        for number in range(4):
+            generator = seeded_generator(*key, int(Purpose.INNER), number)
+            expected = torch.randn(shape, generator=generator)
+            assert torch.equal(whole[number, row], expected)
+            alone = Noise([key], shape, device).draw(Purpose.INNER, number)
+            assert torch.equal(alone[0], expected)
+    assert not torch.equal(whole, Noise(keys, shape, device).draws(Purpose.SCORED, 4))
+    assert Noise(keys, shape, device, torch.float64).draws(Purpose.INNER, 0).shape[0] == 0
 
 
 @pytest.mark.usefixtures("exact")
