@@ -14,15 +14,24 @@ def linear_flops(module: nn.Module) -> float:
     )
 
 
+def mean_keys(context: int, window: int | None = None) -> float:
+    """Returns the mean number of keys that the queries of a causal row of ``context`` tokens see.
+
+    Args:
+        context: tokens of the row.
+        window: most keys of a query, its own included; None: all before it.
+    """
+    window = min(window or context, context)
+    return (window * (window + 1) / 2 + (context - window) * window) / context
+
+
 def attention_flops(config: DecoderConfig, context: int) -> float:
     """Returns the forward FLOPs per token of scores and weighted sums in all L layers.
 
     The mean over the positions of a sequence of ``context`` tokens: a causal query sees half of
     them, a windowed one at most ``window``.
     """
-    window = min(config.window or context, context)
-    pairs = window * (window + 1) / 2 + (context - window) * window
-    return config.num_layers * 4.0 * config.dim * pairs / context
+    return config.num_layers * 4.0 * config.dim * mean_keys(context, config.window)
 
 
 def head_flops(config: DecoderConfig) -> float:

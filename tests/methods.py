@@ -75,6 +75,8 @@ class Method:
     """What the objective of a model that guesses is, in multiples of ln V."""
     continues: bool = True
     """Whether a prompt may be any text, so that what it has written may become part of it."""
+    starts_at_zero: str = ""
+    """End of the names of matrices that start at 0; drawn here, so that what they read counts."""
     full: bool = False
     """Whether it is tested in full though it is not the first of its class: because it trains, or
     is stateful, in a way of its own."""
@@ -96,6 +98,9 @@ class Method:
         optimizer = OptimizerConfig(lr=3e-3, warmup=2)
         model = self.model(config, optimizer, compile)
         model.configure_model()
+        for name, parameter in model.network.named_parameters():
+            if self.starts_at_zero and name.endswith(self.starts_at_zero):
+                torch.nn.init.normal_(parameter, std=config.init_std)
         model.train()
         for step in range(self.warm_up):
             model.loss(self.batch(seed=100 + step))
@@ -131,7 +136,11 @@ REPEATED = {"thinking_steps": 2}
 MOR = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}
 PASSES = {"training_factor": 0.0}  # iterations to convergence are counted as their limit
 PENALISED = {**PASSES, "alone": {"penalty_weight": 0.0}}
-BOUND = {"far_sighted": False, "training_factor": 1.0}
+BOUND: dict[str, Any] = {
+    "far_sighted": False,
+    "training_factor": 1.0,
+    "starts_at_zero": "latent_attention.out.weight",
+}
 
 
 ASKED: dict[str, Any] = {
@@ -206,11 +215,13 @@ METHODS = [
     thinking("thinking-states-partial", grid="partial", tie_thinking_head=True),
     thinking("thinking-states-absolute", grid="absolute", think_in_decode=True, num_kv_heads=2),
     thinking("thinking-states-sequential", prefill="sequential"),
+    thinking("thinking-states-window", window=6),
     asked("cot", CoTLM, CHAIN, fixed_shapes=False),
     asked("no-cot", NoCoTLM, {}),
     asked("icot", ICoTLM, CHAIN, fixed_shapes=False),
     asked("icot-gone", ICoTLM, {"remove_all_beyond": 0}, fixed_shapes=False),
     asked("coconut", CoconutLM, CHAIN | {"first_stage": 1, "max_latent_stage": 2}, **LATENTS),
+    asked("coconut-window", CoconutLM, CHAIN | {"first_stage": 1, "window": 6}, **LATENTS),
     asked("coconut-last", CoconutLM, {"first_stage": 3, "max_latent_stage": 2}, **LATENTS),
 ]
 

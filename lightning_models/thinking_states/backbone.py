@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_models.flops import TRAINING_FACTOR, linear_flops
+from lightning_models.flops import TRAINING_FACTOR, linear_flops, mean_keys
 from lightning_models.thinking_states.config import ReasoningConfig
 
 
@@ -55,6 +55,7 @@ class QwenBackbone(nn.Module):
         self._widen(causal, config)
         if trained and not on_meta:
             self._copy_special_rows(causal, config)
+        self.window = config.window
         self.checkpointed = config.gradient_checkpointing
         if self.checkpointed:
             new = hasattr(causal, "activation_checkpointing_enable")
@@ -88,7 +89,7 @@ class QwenBackbone(nn.Module):
         first, count = config.vocab_size, len(config.special_tokens)
         with torch.no_grad():
             for layer in {causal.get_input_embeddings(), causal.get_output_embeddings()}:
-                layer.weight[first : first + count] = layer.weight[copied_id]
+                layer.weight[first : first + count] = layer.weight[copied_id]  # (D,) to each row
 
     @property
     def num_layers(self) -> int:
@@ -147,13 +148,17 @@ class QwenBackbone(nn.Module):
             h: embeddings (B, T, D).
             positions: (B, T) int64.
             mask: (B, 1, T, N) bool, true where a query may see a key (those of the cache first);
-                None: causal, which needs an empty cache or a single query.
+                None: that of rows without padding before or between tokens, which needs an empty
+                cache.
             cache: a transformers cache, extended in place; None: no cache.
             state: S, added after ``state_layer`` layers (B, T, D); None: nothing.
             state_layer: L^in.
             tap_layer: number of layers after which hidden states are returned as ``tapped``.
         """
         tables = self.rotary(h, positions)  # cosines and sines (B, T, C), the same in all layers
+        if mask is None and self.window is not None and self.window < h.shape[1]:
+            real = torch.ones(1, h.shape[1], dtype=torch.bool, device=h.device)
+            mask = causal_mask(real, h.shape[1], self.window)  # (1, 1, T, T), of all rows
         tapped = None
         for number in range(self.num_layers + 1):
             if state is not None and number == state_layer:
@@ -169,7 +174,7 @@ class QwenBackbone(nn.Module):
                     use_cache=cache is not None,
                     position_embeddings=tables,
                 )
-        return HiddenStates(self.model.norm(h), tapped)
+        return HiddenStates(self.model.norm(h), tapped)  # both (B, T, D)
 
 
 _NOT_SHAPE = frozenset(
@@ -177,7 +182,7 @@ _NOT_SHAPE = frozenset(
 )
 
 
-def causal_mask(real: Tensor, queries: int) -> Tensor:
+def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor:
     """Returns the mask (B, 1, T, N) of the last T of N tokens, padding among them.
 
     A padding token sees itself, so that no row of the softmax is empty.
@@ -185,10 +190,16 @@ def causal_mask(real: Tensor, queries: int) -> Tensor:
     Args:
         real: (B, N) bool, false on padding.
         queries: T.
+        window: tokens that a query sees at most, itself included; padding does not count. None:
+            all before it.
     """
-    keys = torch.arange(real.shape[1], device=real.device)
+    keys = torch.arange(real.shape[1], device=real.device)  # (N,)
     rows = keys[-queries:, None]  # (T, 1)
-    seen = (keys <= rows) & real[:, None, :] | (keys == rows)  # (B, T, N)
+    seen = (keys <= rows) & real[:, None, :]  # (B, T, N)
+    if window is not None:
+        order = real.cumsum(dim=1)  # (B, N), of tokens, where padding repeats that before it
+        seen = seen & (order[:, -queries:, None] - order[:, None, :] < window)
+    seen = seen | (keys == rows)
     return seen[:, None]  # (B, 1, T, N), one mask for all heads
 
 
@@ -249,8 +260,12 @@ class AnswerCache:
         self.past.batch_select_indices(rows)
         self.real, self.lengths = self.real[rows], self.lengths[rows]
 
-    def place(self, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends the next t places, of which some are tokens (B, t) bool.
+    def place(self, real: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
+        """Appends the next t places.
+
+        Args:
+            real: which of them are tokens (B, t) bool.
+            window: see ``causal_mask``.
 
         Returns:
             positions (B, t) int64, and the mask (B, 1, t, N + t) of `QwenBackbone.forward`.
@@ -258,8 +273,8 @@ class AnswerCache:
         # (B, t): padding takes no position, it repeats that of the token before it
         positions = (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
         self.real = torch.cat((self.real, real), dim=1)  # (B, N + t)
-        self.lengths = self.lengths + real.sum(dim=1)
-        return positions, causal_mask(self.real, real.shape[1])
+        self.lengths = self.lengths + real.sum(dim=1)  # (B,)
+        return positions, causal_mask(self.real, real.shape[1], window)
 
     def crop(self, length: int) -> None:
         """Removes the entries after the first ``length`` places."""
@@ -291,7 +306,7 @@ def read(
     """
     if real is None:
         real = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
-    positions, mask = cache.place(real)
+    positions, mask = cache.place(real, backbone.window)
     hidden: HiddenStates = backbone(h, positions, mask=mask, cache=cache.past, **taps)
     return hidden
 
@@ -316,7 +331,7 @@ def backbone_flops(backbone: QwenBackbone, context: int, training: bool = False)
 
     Gradient checkpointing computes the layers once more.
     """
-    layers = backbone.num_layers * layer_flops(backbone, (context + 1) / 2)
+    layers = backbone.num_layers * layer_flops(backbone, mean_keys(context, backbone.window))
     total = layers + head_flops(backbone)
     if not training:
         return total

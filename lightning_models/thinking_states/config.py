@@ -54,6 +54,10 @@ class ReasoningConfig(SequenceConfig):
     """Standard deviation of random weights."""
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
+    window: int | None = None
+    """Sliding attention window of the backbone in tokens, the query included; null: full causal
+    attention. Distances beyond it never occur, also in texts that are longer than those of
+    training. T and C, which read one chunk and one thought, see all of them."""
     gradient_checkpointing: bool = False
     """Whether the backbone's layers compute their activations again in the backward pass."""
     lm_on_query: bool = False
@@ -66,7 +70,7 @@ class ReasoningConfig(SequenceConfig):
     def __post_init__(self) -> None:
         """Checks choices and ranges, and that the sizes fit together."""
         super().__post_init__()
-        for key in ("num_layers", "dim", "num_heads", "num_kv_heads", "ffn_dim"):
+        for key in ("num_layers", "dim", "num_heads", "num_kv_heads", "ffn_dim", "window"):
             if getattr(self, key) is not None and getattr(self, key) < 1:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be at least 1")
         for key in ("rope_base", "norm_eps", "init_std"):

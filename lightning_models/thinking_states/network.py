@@ -286,7 +286,8 @@ def answering_flops(network: ThinkingStatesNetwork, context: int, tokens: float 
             about, else none.
     """
     backbone, thinks = network.backbone, network.config.think_in_decode and network.config.think
-    own = backbone.num_layers * layer_flops(backbone, context) + head_flops(backbone)
+    keys = min(backbone.window or context, context)
+    own = backbone.num_layers * layer_flops(backbone, keys) + head_flops(backbone)
     if thinks:
         own += chunk_flops(network)
     return own + thought_flops(network, float(thinks) if tokens is None else tokens)

@@ -96,12 +96,12 @@ def finish_thoughts(
     real, token = opened.real[rows], opened.first[rows]
     ended, tokens = torch.zeros_like(token, dtype=torch.bool), [token]
     while len(tokens) < network.config.max_thought_tokens:
-        h = network.backbone.embed(token[:, None])
+        h = network.backbone.embed(token[:, None])  # (K, 1, D)
         real = F.pad(real, (0, 1), value=True)
         position = torch.full((1, 1), c + len(tokens) - 1, device=h.device)
         tables = network.backbone.rotary(h, position)
         states = network.thinking(h, tables, causal_mask(real, 1), opened.past)
-        token = _greedy(network, states[:, -1]).masked_fill(ended, end)
+        token = _greedy(network, states[:, -1]).masked_fill(ended, end)  # (K,)
         ended = token == end
         if bool(ended.all()):
             break
@@ -233,7 +233,7 @@ class QueryReader(ABC):
     def state_of(self, rows: Tensor, start: int, stop: int) -> Tensor:
         """Returns S of the tokens of some rows' blocks (B, n * c, D)."""
         number, c, dim = self.states.shape[1:]
-        block = rows[:, None] * number + torch.arange(start, stop, device=rows.device)
+        block = rows[:, None] * number + torch.arange(start, stop, device=rows.device)  # (B, n)
         index = block[..., None] * c + self.blocks.place[rows, start:stop]  # (B, n, c)
         return self.states.view(-1, dim)[index.flatten(1)]
 
@@ -247,7 +247,7 @@ class QueryReader(ABC):
             stop: one after the last.
         """
         self.tapped[rows, start:stop] = tapped.view(len(rows), stop - start, *self.tapped.shape[2:])
-        real = self.blocks.real[rows, start:stop].flatten(0, 1)
+        real = self.blocks.real[rows, start:stop].flatten(0, 1)  # (B n, c)
         return open_thoughts(self.network, tapped.view(*real.shape, -1), real)
 
     def finish(self, opened: OpenedThoughts, which: Tensor, rows: Tensor, blocks: Tensor) -> None:
@@ -268,6 +268,7 @@ class QueryReader(ABC):
     def result(self, past: AnswerCache, last: Tensor, rounds: list[int]) -> ReadQueries:
         """Returns what was read, from the normed states of the last tokens (B, D)."""
         complete = self.blocks.thinks[:, -1, None, None]
+        # a query's last chunk that does not think goes on in the answer, with its own state
         state = torch.where(complete, self.states[:, -1], self.states[:, -2])
         tapped = self.tapped[:, -1]
         return ReadQueries(past, state, tapped, last, rounds, self.blocks, self.decoded)
@@ -286,7 +287,7 @@ class SequentialReader(QueryReader):
             hidden = read(network.backbone, past, h, real, state=state, **network.taps)
             assert hidden.tapped is not None
             opened = self.open(hidden.tapped, rows, block, block + 1)
-            nontrivial = self.blocks.thinks[:, block] & (opened.first != self.layout.end)
+            nontrivial = self.blocks.thinks[:, block] & (opened.first != self.layout.end)  # (B,)
             which = nontrivial.nonzero()[:, 0]
             self.finish(opened, which, which, torch.full_like(which, block))
         return self.result(past, hidden.last[:, -1], self.blocks.chunks.tolist())
@@ -381,7 +382,8 @@ class SpeculativeReader(QueryReader):
     def _layers(self, h: Tensor, rows: Tensor, layers: tuple[int, int], cache: Any) -> Tensor:
         """Returns the hidden states of rows' last tokens (B, t, D) after some of the layers."""
         width = h.shape[1]
-        mask = causal_mask(self.real[rows], width)
+        # the tokens before them are in the cache: N keys for the last t of N queries
+        mask = causal_mask(self.real[rows], width, self.network.backbone.window)
         positions = self.positions[rows, -width:]
         return self.network.run_layers(h, layers, positions, mask, cache)
 
@@ -504,7 +506,7 @@ class ThinkingCache:
         place = self.place[:, None] + torch.arange(tokens.shape[1], device=tokens.device)  # (B, t)
         inside, h = place < self.state.shape[1], self.network.backbone.embed(tokens)
         index = place.clamp(max=self.state.shape[1] - 1)[..., None].expand_as(h)
-        state = self.state.gather(1, index)
+        state = self.state.gather(1, index)  # (B, t, D), of no meaning from place c on
         self.place = self.place + tokens.shape[1]
         state = state * inside[..., None]  # (B, t, D)
         network = self.network

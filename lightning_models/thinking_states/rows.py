@@ -50,8 +50,9 @@ def pack(values: Tensor, valid: Tensor) -> Packed:
     """
     lengths = valid.sum(dim=1)
     width = int(lengths.max()) if len(lengths) else 0
+    # sorted by 0 (valid) and 1 (not), stably: the valid ones come first, in their order
     places = (~valid).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # (B, T)
-    kept = within(lengths, width)
+    kept = within(lengths, width)  # (B, T)
     places = torch.where(kept, places, 0)
     return Packed(torch.where(kept, values.gather(1, places), 0), lengths, places)
 
@@ -72,7 +73,7 @@ class Joined(NamedTuple):
 
 def join(*segments: tuple[Tensor, Tensor]) -> Joined:
     """Returns rows of segments, each given as right-padded tokens (B, W) and lengths (B,)."""
-    valid = torch.cat([within(n, tokens.shape[1]) for tokens, n in segments], dim=1)
+    valid = torch.cat([within(n, tokens.shape[1]) for tokens, n in segments], dim=1)  # (B, all W)
     packed = pack(torch.cat([tokens for tokens, _ in segments], dim=1), valid)
     widths = [tokens.shape[1] for tokens, _ in segments]
     number = torch.repeat_interleave(
@@ -131,8 +132,8 @@ def next_tokens(joined: Joined, predicted: Tensor) -> Tensor:
 def aligned_right(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Returns right-padded rows (B, W) as left-padded ones, and which places are real, bool."""
     width = tokens.shape[1]
-    start = (width - lengths)[:, None]
-    places = torch.arange(width, device=tokens.device) - start
+    start = (width - lengths)[:, None]  # (B, 1), column of a row's first token
+    places = torch.arange(width, device=tokens.device) - start  # (B, W), negative on padding
     return tokens.gather(1, places.clamp(min=0)), places >= 0
 
 
@@ -168,6 +169,7 @@ class Grid:
 
     def chunk(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Returns the chunk of tokens, given by their indices."""
+        # floor: the query's last c tokens are at -1, the answer's first c at 0
         from_end = (tokens - lengths).div(self.chunk_size, rounding_mode="floor")
         from_end = self.chunks(lengths) + from_end
         return self._counted(tokens // self.chunk_size, from_end, tokens < lengths)
@@ -259,10 +261,10 @@ def in_blocks(grid: Grid, query: Tensor, lengths: Tensor) -> QueryBlocks:
     chunks, lengths = grid.chunks(lengths), lengths[:, None]
     number = int(chunks.max())
     chunk = torch.arange(number, device=device) - (number - chunks[:, None])  # (B, N), < 0: none
-    last = grid.last(chunk, lengths).minimum(lengths - 1)
-    before = torch.where(chunk > 0, grid.last(chunk - 1, lengths), -1)
+    last = grid.last(chunk, lengths).minimum(lengths - 1)  # (B, N)
+    before = torch.where(chunk > 0, grid.last(chunk - 1, lengths), -1)  # of the chunk before
     token = last[..., None] - torch.arange(c - 1, -1, -1, device=device)  # (B, N, c)
-    real = (chunk >= 0)[..., None] & (token > before[..., None])
+    real = (chunk >= 0)[..., None] & (token > before[..., None])  # (B, N, c)
     token = torch.where(real, token, 0)
     return QueryBlocks(
         query.gather(1, token.flatten(1)).view_as(token),

@@ -116,13 +116,13 @@ def gold_thoughts(
         separator: id between two steps of one chunk.
     """
     steps, queries = batch["steps"], batch["query_lengths"][:, None]
-    chunk = grid.chunk(batch["step_places"], queries)
+    chunk = grid.chunk(batch["step_places"], queries)  # (B, R)
     there = grid.thinks(chunk, queries, row_lengths[:, None])
     there = there & (batch["step_lengths"] > 0) & (batch["step_places"] >= 0)
     chunk = torch.where(there, chunk, -1)
-    joined = there & (chunk == _highest_before(chunk))
+    joined = there & (chunk == _highest_before(chunk))  # (B, R), in the chunk of a step before
     tokens = F.pad(steps, (1, 0), value=separator)  # (B, R, 1 + Z)
-    valid = within(batch["step_lengths"], steps.shape[2]) & there[..., None]
+    valid = within(batch["step_lengths"], steps.shape[2]) & there[..., None]  # (B, R, Z)
     packed = pack(tokens.flatten(1), torch.cat((joined[..., None], valid), dim=2).flatten(1))
     own = chunk[..., None].expand_as(tokens).flatten(1).gather(1, packed.places)  # (B, M)
     return GoldThoughts(packed.values, torch.where(packed.valid, own, NOWHERE))
@@ -314,7 +314,7 @@ class ThoughtLayout:
         tokens, lengths = batch["targets"], batch["query_lengths"][:, None]
         row = torch.arange(len(tokens), device=tokens.device)[:, None] * self._width(batch)
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        index = lengths + len(self.prefix) - 1 + place
+        index = lengths + len(self.prefix) - 1 + place  # (B, A): predicted one token earlier
         if self.lm_on_query:
             query = batch["query"][:, 1:]
             place = torch.arange(query.shape[1], device=tokens.device)
@@ -343,9 +343,9 @@ class ThoughtLayout:
         token = torch.arange(self._thinking_width(batch), device=device).expand(len(lengths), -1)
         chunk, rows = self.grid.chunk(token, lengths), self.row_lengths(batch)[:, None]
         thinks = self.grid.thinks(chunk, lengths, rows)
-        before = self.grid.chunk_size - 1 - self.grid.last(chunk, lengths) + token
-        start, _ = gold.of(gold.chunk)
-        order = torch.arange(gold.tokens.shape[1], device=device) - start
+        before = self.grid.chunk_size - 1 - self.grid.last(chunk, lengths) + token  # (B, W), < c
+        start, _ = gold.of(gold.chunk)  # (B, M)
+        order = torch.arange(gold.tokens.shape[1], device=device) - start  # within the thought
         positions = torch.cat((before.clamp(min=0), self.grid.chunk_size + order), dim=1)
         owner = torch.cat((torch.where(thinks, chunk, NOWHERE), gold.chunk), dim=1)  # (B, W + M)
         place = torch.arange(owner.shape[1], device=device)
@@ -370,7 +370,7 @@ class ThoughtLayout:
         _, own = gold.of(gold.chunk)
         width = self._thinking_width(batch)
         spoken = width + torch.arange(gold.tokens.shape[1], device=device).expand_as(gold.tokens)
-        index = torch.cat((self.grid.last(chunk, lengths), spoken), dim=1)
+        index = torch.cat((self.grid.last(chunk, lengths), spoken), dim=1)  # (B, chunks + M)
         index = index.masked_fill(tokens == IGNORE_INDEX, 0)
         row = torch.arange(len(lengths), device=device)[:, None] * (width + gold.tokens.shape[1])
         return ThoughtTargets(row + index, tokens, torch.cat((begun, own), dim=1) + 1)
@@ -393,7 +393,7 @@ class ThoughtLayout:
         thoughts = self.for_compression(tokens, sizes[where])
         row = where // max(1, gold.tokens.shape[1])
         chunk = F.pad(gold.chunk.flatten(), (0, 1), value=NOWHERE)[where]
-        index = self._receivers(chunk + 1, lengths[row], self.row_lengths(batch)[row])
+        index = self._receivers(chunk + 1, lengths[row], self.row_lengths(batch)[row])  # (K, c)
         width = self._width(batch)
         index = torch.where(index >= 0, row[:, None] * width + index, len(lengths) * width)
         return CompressionInputs(thoughts, sizes[where] + 1, index.flatten())

@@ -2,7 +2,8 @@
 
 Weights are a dict by the names in the state dict of ``transformers``' ``Qwen2ForCausalLM``. Without
 ``lm_head.weight`` the head is the embedding (``tie_word_embeddings``). Every query attends to the
-rows up to its own, one query at a time: no mask, no cache, no batch.
+rows up to its own, or the last ``window`` of them, one query at a time: no mask, no cache, no
+batch.
 """
 
 import math
@@ -23,16 +24,18 @@ class Shape(NamedTuple):
     kv_heads: int
     theta: float
     eps: float
+    window: int | None = None
 
 
-def shape_of(config: Any) -> Shape:
-    """The ``Shape`` in a ``Qwen2Config`` of ``transformers``."""
+def shape_of(config: Any, window: int | None = None) -> Shape:
+    """The ``Shape`` in a ``Qwen2Config`` of ``transformers``; a query sees ``window`` rows."""
     return Shape(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         theta=config.rope_parameters["rope_theta"],
         eps=config.rms_norm_eps,
+        window=window,
     )
 
 
@@ -109,9 +112,10 @@ def attention(weights: Weights, shape: Shape, x: Tensor, name: str, first: int) 
     k, v = k[:, read], v[:, read]  # (N, heads, C)
     rows = []
     for n in range(len(x)):
-        scores = (k[: n + 1] * q[n]).sum(dim=-1) / math.sqrt(q.shape[-1])  # (n + 1, heads)
+        seen = slice(0 if shape.window is None else max(0, n + 1 - shape.window), n + 1)
+        scores = (k[seen] * q[n]).sum(dim=-1) / math.sqrt(q.shape[-1])  # (rows, heads)
         odds = (scores - scores.max(dim=0).values.detach()).exp()
-        rows.append(((odds / odds.sum(dim=0))[:, :, None] * v[: n + 1]).sum(dim=0).flatten())
+        rows.append(((odds / odds.sum(dim=0))[:, :, None] * v[seen]).sum(dim=0).flatten())
     return linear(weights, torch.stack(rows), f"{name}.o_proj")
 
 

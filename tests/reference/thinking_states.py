@@ -35,7 +35,7 @@ class Setup:
     """Everything but the weights.
 
     Attributes:
-        shape: The backbone's.
+        shape: The backbone's; T and C see all of their rows.
         kind: left_align, partial or absolute.
         chunk_size: c.
         inject_after: L_in: states are added to the hidden states after so many layers.
@@ -120,7 +120,8 @@ def thought_logits(
         thought: Ids z_1, .., z_n.
     """
     inputs = torch.cat((hidden, qwen2.embed(weights, list(thought[:-1]))))
-    out = qwen2.decoder_layer(weights, setup.shape, inputs, "thinking.layer")
+    shape = setup.shape._replace(window=None)
+    out = qwen2.decoder_layer(weights, shape, inputs, "thinking.layer")
     normed = qwen2.rms_norm(out, weights["thinking.norm.weight"], setup.shape.eps)
     matrix = weights.get("thinking.head.weight", qwen2.head_matrix(weights))
     return qwen2.bar(normed[len(hidden) - 1 :] @ matrix.T, setup.barred_thoughts)
@@ -137,7 +138,8 @@ def compress(weights: Weights, setup: Setup, thought: Sequence[int]) -> Tensor:
         return torch.zeros(c, width, dtype=torch.float64)
     ids = list(thought) + [setup.pad] * max(0, c - len(thought))
     embedded = qwen2.embed(weights, ids)
-    return qwen2.decoder_layer(weights, setup.shape, embedded, "compression.layer")[-c:]
+    shape = setup.shape._replace(window=None)
+    return qwen2.decoder_layer(weights, shape, embedded, "compression.layer")[-c:]
 
 
 # ---- the backbone with states

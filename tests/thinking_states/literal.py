@@ -34,7 +34,7 @@ def name_of(name):
 def weights_of(model):
     """The reference's weights, which take gradients of their own, and its shape."""
     named = {name_of(name): value for name, value in model.network.state_dict().items()}
-    return qwen2.leaves(named), qwen2.shape_of(model.network.backbone.shape)
+    return qwen2.leaves(named), qwen2.shape_of(model.network.backbone.shape, model.config.window)
 
 
 def moved(model, seed=0, size=0.2):
@@ -62,7 +62,7 @@ def assert_same_gradients(model, weights, least=8, **tolerance):
 
 def setup_of(model, **changes):
     """The reference's setup of a Thinking States model."""
-    config, shape = model.config, qwen2.shape_of(model.network.backbone.shape)
+    config, shape = model.config, qwen2.shape_of(model.network.backbone.shape, model.config.window)
     into, out = config.layers(shape.layers)
     options = {
         "shape": shape,

@@ -80,6 +80,8 @@ TRAINING = [
     {"grid": "absolute", "chunk_size": 2, "input_layer": 1, "output_layer": 3},
     {"grid": "left_align", "chunk_size": 1, "answer_prefix": ()},
     {"grid": "left_align", "chunk_size": 16, "think_in_decode": True},
+    {"grid": "left_align", "chunk_size": 3, "window": 4, "lm_on_query": True},
+    {"grid": "partial", "chunk_size": 4, "window": 2, "think_in_decode": True},
 ]
 THINKING = [
     {"grid": kind, "chunk_size": c, "think_in_decode": decode, "prefill": prefill}
@@ -91,6 +93,8 @@ THINKING = [
         ("absolute", 3, False, "speculative"),
         ("absolute", 2, True, "speculative"),
         ("absolute", 4, False, "sequential"),
+        ("left_align", 3, False, "speculative"),
+        ("partial", 2, True, "sequential"),
     ]
 ]
 TIED = {"tie_head": True, "tie_thinking_head": True}
@@ -100,6 +104,8 @@ TRAINING[2] |= {"answer_prefix": (5,)}
 THINKING[0] |= {"answer_prefix": (5,), "max_thought_tokens": 1}
 THINKING[3] |= {"answer_prefix": (5, 6, 7)}
 THINKING[6] |= {"answer_prefix": ()}
+THINKING[7] |= {"window": 2}
+THINKING[8] |= {"window": 4}
 
 
 def called(options):

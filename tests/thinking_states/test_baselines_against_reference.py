@@ -81,7 +81,12 @@ def greedy(read, pieces, limit):
 
 @pytest.mark.parametrize(
     ("prefix", "changes"),
-    [(PREFIX, {"tie_head": False}), (PREFIX, {"tie_head": True, "lm_on_query": True}), ((), {})],
+    [
+        (PREFIX, {"tie_head": False}),
+        (PREFIX, {"tie_head": True, "lm_on_query": True}),
+        ((), {}),
+        ((), {"window": 3}),
+    ],
     ids=str,
 )
 def test_no_cot(prefix, changes):
@@ -110,9 +115,10 @@ def test_cot(asks):
     assert_learns(model, batch, mean_nll(weights, shape, texts), weights)
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @torch.no_grad()
-def test_cot_scores_behind_its_own_chain():
-    model, (rows, batch) = build("cot", max_chain_tokens=6), asked()
+def test_cot_scores_after_its_own_chain(window):
+    model, (rows, batch) = build("cot", max_chain_tokens=6, window=window), asked()
     weights, shape = weights_of(model)
     weights["model.embed_tokens.weight"][list(PREFIX)] *= 1.5  # said a little more often
     model.network.backbone.model.embed_tokens.weight[list(PREFIX)] *= 1.5
@@ -199,6 +205,7 @@ def coconut_text(row, stage, pad=True, last=2, each=2):
         (2, {"tie_head": False}),
         (3, {}),
         (3, {"pad_latent_to_max": False}),
+        (2, {"window": 3}),
     ],
 )
 def test_coconut(stage, changes):
@@ -236,12 +243,20 @@ def test_coconut_at_drawn_stages(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("first", "latents", "most"),
-    [(3, 4, None), (3, 3, 3), (3, 7, 7), (3, 0, 0), (1, 2, None), (0, 1, 1)],
+    ("first", "latents", "most", "window"),
+    [
+        (3, 4, None, None),
+        (3, 3, 3, None),
+        (3, 7, 7, None),
+        (3, 0, 0, None),
+        (1, 2, None, None),
+        (0, 1, 1, None),
+        (1, 2, None, 4),
+    ],
 )
 @torch.no_grad()
-def test_coconut_scores_behind_latents_and_own_chain(first, latents, most):
-    changes = {"first_stage": first, "max_latent_stage": 2, "eval_latents": most}
+def test_coconut_scores_after_latents_and_own_chain(first, latents, most, window):
+    changes = {"first_stage": first, "max_latent_stage": 2, "eval_latents": most, "window": window}
     model, (rows, batch) = build("coconut", max_chain_tokens=4, **changes), asked()
     weights, shape = weights_of(model)
     scores = model.score(batch).log_prob

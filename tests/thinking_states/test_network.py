@@ -1,5 +1,6 @@
 """Training's parallel pass against reading token by token, and T and C by themselves."""
 
+import pytest
 import torch
 
 from lightning_models.thinking_states.config import ThinkingStatesConfig
@@ -81,6 +82,30 @@ def test_copies_are_made_of_trained_weights(tmp_path):
     assert torch.equal(network.thinking_matrix[V], trained.lm_head.weight[4]), (
         "the end begins as EOS"
     )
+
+
+def test_a_window_as_long_as_the_rows_is_none():
+    plain, batch = build(), reasoning_batch()
+    longest = int(plain.layout.row_lengths(batch).max())
+    for window, same in ((longest, True), (longest + 5, True), (longest - 1, False)):
+        narrow = build(window=window)
+        losses = [model.loss(batch).terms["nll"].sum for model in (plain, narrow)]
+        assert torch.equal(*losses) == same
+        scores = [model.score(batch).log_prob for model in (plain, narrow)]
+        assert torch.equal(*scores) == same
+
+
+@pytest.mark.parametrize("window", [1, 3, 5])
+def test_what_is_outside_of_the_window_has_no_gradient(window):
+    """Each layer reaches window - 1 tokens further back, and exactly so far."""
+    network = build(window=window).network
+    positions = torch.arange(20)[None]
+    for layers in (1, 2, 3):
+        h = torch.randn(1, 20, network.backbone.dim, requires_grad=True)
+        tapped = network.backbone(h, positions, tap_layer=layers).tapped
+        tapped[0, 15].square().sum().backward()
+        reached = h.grad[0].abs().sum(dim=1).nonzero()[:, 0].tolist()
+        assert reached == list(range(15 - layers * (window - 1), 16))
 
 
 def total(model, batch):

@@ -44,9 +44,11 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize(("c", "seed"), [(1, 0), (3, 1), (4, 0), (4, 2)])
-def test_speculative_and_sequential_reading_are_the_same(grid, c, seed):
-    model = exact(outspoken(seed, grid=grid, chunk_size=c))
+@pytest.mark.parametrize(
+    ("c", "seed", "window"), [(1, 0, None), (3, 1, None), (4, 0, None), (4, 2, 5), (3, 0, 2)]
+)
+def test_speculative_and_sequential_reading_are_the_same(grid, c, seed, window):
+    model = exact(outspoken(seed, grid=grid, chunk_size=c, window=window))
     speculative, sequential = both(model, *ragged(LENGTHS, seed))
     check_same(speculative, sequential)
     thoughts = [thought.tokens for row in sequential.thoughts() for thought in row]
@@ -121,10 +123,11 @@ def test_rounds_are_the_thoughts_and_one_more_unless_the_last_chunk_thinks(grid,
         assert bool(read.state.any()) == (4 in loud)
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_rows_do_not_depend_on_the_batch_nor_on_padding(grid):
+def test_rows_do_not_depend_on_the_batch_nor_on_padding(grid, window):
     """Each row alone, without padding, is what it is among rows that need more rounds."""
-    model = exact(outspoken(2, grid=grid))
+    model = exact(outspoken(2, grid=grid, window=window))
     query, lengths = ragged(LENGTHS, 0)
     wide = torch.nn.functional.pad(query, (0, 9), value=3)
     speculative, sequential = both(model, wide, lengths)

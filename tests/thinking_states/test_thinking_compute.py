@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_models.thinking_states.backbone import causal_mask, layer_flops
 from lightning_models.thinking_states.network import chunk_flops, thought_flops
 from tests.thinking_states.cases import build, reasoning_batch
 
@@ -32,6 +33,19 @@ def test_flops_count_thinking():
     assert model.flops_per_token(16, training=True) == 3 * model.flops_per_token(16)
     again = build(gradient_checkpointing=True)
     assert again.flops_per_token(16, training=True) > model.flops_per_token(16, training=True)
+
+
+def test_flops_count_the_keys_in_the_window():
+    """Of 32 queries those before the eighth see less than eight keys."""
+    model, narrow = build(), build(window=8)
+    backbone = narrow.network.backbone
+    key = layer_flops(backbone, 1.0) - layer_flops(backbone, 0.0)
+    seen = causal_mask(torch.ones(1, 32, dtype=torch.bool), 32, 8).sum() / 32
+    fewer = backbone.num_layers * key * (33 / 2 - float(seen))
+    assert narrow.flops_per_token(32) == pytest.approx(model.flops_per_token(32) - fewer)
+    assert narrow.flops_per_token(8, training=True) == model.flops_per_token(8, training=True)
+    answering = model.generation_flops(32) - narrow.generation_flops(32)
+    assert answering == backbone.num_layers * key * (32 - 8)
 
 
 def test_answers_cost_thoughts_where_they_are_thought_about():
