@@ -15,11 +15,11 @@
 | `reasoning/` | `ReasoningDataModule`: questions, aligned reasoning steps, answers |
 | | `StateTracking`: Parity and Vars; `ReasoningGSM8K`; `TwoHop`; `Kinship` |
 | `sentences/` | `Sentences`, `SentenceWindows`: another corpus, cut into sentences |
-| `hub` | texts of a split on the hub, at one commit, downloaded or streamed |
+| `hub` | files of a split on the hub, at one commit, fetched into its cache |
 | `readers` | documents of one file: compression, encodings, broken lines, separators |
 | `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
-| `prepare` | `prepare_store`: tokenising on several processes, resuming, the final name |
-| `journals` | files that survive a kill: whole writes, durable appends, a store's journal |
+| `prepare` | `prepare_store`: parts, shared by processes and machines; the final name |
+| `journals` | files that survive a kill: whole writes, durable appends, one writer |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |
 | `order` | seeded orders of documents and of examples |

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -296,6 +296,8 @@ class LanguageDataModule(TextCorpus):
         num_workers: Processes that build batches ahead of training; 0 builds them in the training
             process.
         predict_file: Prompts for `predict`: txt, one a line, or jsonl with the field ``prompt``.
+        validation_split: Documents that training validates on: those of ``val``, or of ``test``
+            where ``val`` is kept for a report that must not have been tuned on.
         **kwargs: See `TextCorpus`.
 
     Raises:
@@ -310,6 +312,7 @@ class LanguageDataModule(TextCorpus):
         "seed",
         "num_workers",
         "predict_file",
+        "validation_split",
     }
 
     def __init__(
@@ -320,6 +323,7 @@ class LanguageDataModule(TextCorpus):
         seed: int = 0,
         num_workers: int = 0,
         predict_file: str | None = None,
+        validation_split: Literal["val", "test"] = "val",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -328,6 +332,7 @@ class LanguageDataModule(TextCorpus):
         self.seed = seed
         self.num_workers = num_workers
         self.predict_file = predict_file
+        self.validation_split: Split = validation_split
         problems = self._problems()
         if problems:
             raise ValueError("; ".join(problems) + ".")
@@ -335,11 +340,14 @@ class LanguageDataModule(TextCorpus):
     def _problems(self) -> list[str]:
         """Returns a clause for every argument outside its range."""
         lowest = {"batch_size": 1, "eval_batch_size": 1, "seed": 0, "num_workers": 0}
-        return [
+        problems = [
             f"{key}={getattr(self, key)} must be at least {least}"
             for key, least in lowest.items()
             if getattr(self, key) < least
         ]
+        if self.validation_split not in ("val", "test"):
+            problems.append(f"validation_split={self.validation_split!r} must be 'val' or 'test'")
+        return problems
 
     # What a kind of batches writes
 
@@ -351,6 +359,11 @@ class LanguageDataModule(TextCorpus):
     def row_tokens(self, split: Split) -> int:
         """Returns how many tokens a row has when a split is scored, on average; here a window's."""
         return self.block_size
+
+    @property
+    def rows_per_target(self) -> float:
+        """How many rows of an evaluation hold a target, on average; one, unless rows overlap."""
+        return 1.0
 
     @abstractmethod
     def training_source(self) -> CountedSource:
@@ -404,7 +417,8 @@ class LanguageDataModule(TextCorpus):
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Returns the validation loader; an empty list where there is no such split by choice."""
-        return self._evaluation_loader("val") if self.expects("val") else []
+        split = self.validation_split
+        return self._evaluation_loader(split) if self.expects(split) else []
 
     def test_dataloader(self) -> BatchLoader:
         """Returns the loader of the test split.

@@ -10,17 +10,17 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tqdm import tqdm
 
 from datamodules.corpus import split_documents
-from datamodules.hub import HubProgress, HubSplit, HubTexts
+from datamodules.hub import HubFiles, HubSplit
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import shuffled
 from datamodules.readers import (
@@ -49,7 +49,7 @@ class HubCorpus(TextDataModule):
         val_files: Files of the validation split, with data_files.
         test_files: Files of the test split, with data_files.
         train_tokens: Most training tokens that are stored: whole documents in corpus order, up to
-            the first that does not fit. The hub is then streamed and read only that far. Null: all.
+            the first that does not fit. Of the hub, only as many files are fetched. Null: all.
         revision: Commit, branch or tag of the hub's repository; null: the newest commit when
             preparation begins. It goes on with the commit it began with, which meta.json keeps
             (``origin``).
@@ -107,9 +107,9 @@ class HubCorpus(TextDataModule):
         """Yields the documents of one of your files."""
         return read_documents(path, lone_surrogates=True)
 
-    def read_hub(self, texts: HubTexts) -> Iterator[str]:
-        """Yields the documents of a split on the hub; those of white space alone are left out."""
-        return texts.documents()
+    def read_hub(self, files: Iterable[Path]) -> Iterator[str]:
+        """Yields the documents of a split on the hub, whose files are fetched as they are read."""
+        return chain.from_iterable(map(self.read_file, files))
 
     def check_file(self, path: Path) -> None:
         """Raises a ValueError if a file's name shows that it cannot be read."""
@@ -141,35 +141,34 @@ class HubCorpus(TextDataModule):
         return (self._patterns if self.is_local else self._hub)[split] is not None
 
     @cached_property
-    def _hub(self) -> dict[Split, HubTexts | None]:
-        return {split: self._hub_texts(self._place(split)) for split in SPLITS}
+    def _hub(self) -> dict[Split, HubFiles | None]:
+        return {split: self._hub_files(self._place(split)) for split in SPLITS}
 
     def _place(self, split: Split) -> HubSplit | None:
         """Returns where the hub has a split, at the revision that was asked for."""
         place = self.hub_split(split)
         return None if place is None else replace(place, revision=self._revision)
 
-    @cached_property
-    def _progress(self) -> HubProgress:
-        return HubProgress(
-            {split: texts for split, texts in self._hub.items() if texts is not None}
-        )
-
-    def remote(self) -> HubProgress | None:
-        """Returns the places on the hub; None where your files are read."""
-        return None if self.is_local else self._progress
-
-    def stored_documents(self) -> Iterator[tuple[Split, str]]:
-        """Yields the documents of all splits, noting where they are on the hub."""
-        documents = self.labelled_documents()
-        return documents if self.is_local else self._progress.watch(documents)
-
-    def _hub_texts(self, place: HubSplit | None) -> HubTexts | None:
+    def _hub_files(self, place: HubSplit | None) -> HubFiles | None:
         if place is None:
             return None
-        cure = f"Pass your copy with data.data_files=... ({self.local_format})"
-        streaming = self._train_tokens is not None
-        return HubTexts(place, streaming=streaming, corpus=type(self).__name__, cure=cure)
+        return HubFiles(
+            place.name,
+            place.pattern or place.files or "*",
+            revision=place.revision,
+            corpus=type(self).__name__,
+            place=place.split,
+            cure=f"Pass your copy with data.data_files=... ({self.local_format})",
+            ahead=self._train_tokens is None,
+        )
+
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Settles the commit of each split on the hub; nothing where your files are read."""
+        if self.is_local:
+            return {}
+        pins = {} if stored is None else stored
+        files = {split: files for split, files in self._hub.items() if files is not None}
+        return {split: one.pin(pins.get(split)) for split, one in files.items()}
 
     def shares(self) -> dict[str, float]:
         """Returns the shares of the training documents that are held out."""
@@ -221,12 +220,14 @@ class HubCorpus(TextDataModule):
     def read(self, split: Split) -> Iterator[str]:
         """Yields the documents of the files, or of the place on the hub, of a split."""
         if self.is_local:
-            for path in self.files[split]:
-                yield from self.read_file(path)
-            return
-        texts = self._hub[split]
-        assert texts is not None  # asked for with `has_own`; every corpus has train
-        yield from self.read_hub(texts)
+            return chain.from_iterable(map(self.read_file, self.files[split]))
+        return self.read_hub(self._paths(split))
+
+    def _paths(self, split: Split) -> Iterable[Path]:
+        """Returns the files of a split; those of the hub are fetched while it is iterated over."""
+        paths = self.files[split] if self.is_local else self._hub[split]
+        assert paths is not None  # asked for with `has_own`; every corpus has train
+        return paths
 
     def tokenizer_text(self) -> Iterable[str]:
         """Returns the documents that a ``bpe:N`` is trained on.
@@ -246,9 +247,9 @@ class HubCorpus(TextDataModule):
 class OpenWebText(HubCorpus):
     """OpenWebText; the last 100,000 documents are the validation split.
 
-    The hub has one split. A token cap streams it, and the end of a stream is known only when all of
-    it is read: validation is then the *first* `val_documents` documents, training begins after
-    them, and the log and meta.json say so. Your own files always hold out the last ones.
+    The hub has one split. A token cap reads only its beginning, so validation is then the *first*
+    `val_documents` documents, training begins after them, and the log and meta.json say so. Your
+    own files always hold out the last ones.
 
     Hub: Skylion007/openwebtext. Files: parquet or jsonl with the field ``text``.
 
@@ -275,7 +276,9 @@ class OpenWebText(HubCorpus):
 
     def hub_split(self, split: Split) -> HubSplit | None:
         """Returns the only split for train."""
-        return HubSplit(name="Skylion007/openwebtext", split="train") if split == "train" else None
+        if split != "train":
+            return None
+        return HubSplit(name="Skylion007/openwebtext", split="train", pattern="*train*.parquet")
 
     @property
     def _from_the_head(self) -> bool:
@@ -322,51 +325,44 @@ class OpenWebText(HubCorpus):
         if self.has_own("val") or not self._val_documents:
             yield from super().labelled_documents()
             return
-        first, end = self._held_out()
-        for text in self._between(first, end):
+        if self._from_the_head:
+            rest = self.read("train")
+            held_out: Iterable[str] = islice(rest, self._val_documents)
+        else:
+            first = self._count() - self._val_documents
+            held_out, rest = self._between(first, None), self._between(0, first)
+        for text in held_out:
             yield "val", text
         if self.has_own("test"):
             for text in self.read("test"):
                 yield "test", text
-        rest = self._between(end, None) if self._from_the_head else self._between(0, first)
         yield from split_documents(rest, **self.shares())
 
-    def _held_out(self) -> tuple[int, int]:
-        """Returns the number of the first document for validation, and the one after the last.
+    def _count(self) -> int:
+        """Returns the number of documents.
 
         Raises:
-            ValueError: There are not more documents than that.
+            ValueError: There are not more than are held out.
         """
-        if self._from_the_head:
-            return 0, self._val_documents
-        total = sum(self._file_counts) if self.is_local else len(self._texts)
+        total = sum(self._file_counts)
         if total <= self._val_documents:
             raise ValueError(
                 f"val_documents={self._val_documents} leaves nothing for training: there are "
                 f"{total} documents. Set data.val_documents lower, e.g. {total // 20}, or give "
                 "data.val_files."
             )
-        return total - self._val_documents, total
-
-    @property
-    def _texts(self) -> HubTexts:
-        texts = self._hub["train"]
-        assert texts is not None
-        return texts
+        return total
 
     @cached_property
     def _file_counts(self) -> list[int]:
-        """The documents of each of your files: their end is known only when they are read."""
-        files = tqdm(self.files["train"], desc="counting documents", unit=" files", disable=None)
+        """The documents of each file: the end of the last one is known only when all are read."""
+        files = tqdm(self._paths("train"), desc="counting documents", unit=" files", disable=None)
         return [sum(1 for _ in self.read_file(path)) for path in files]
 
     def _between(self, first: int, end: int | None) -> Iterator[str]:
-        """Yields the documents with the numbers from `first` up to `end`."""
-        if not self.is_local:
-            yield from self._texts.documents(first, end)
-            return
+        """Yields the documents with the numbers from `first` up to `end`, from their files."""
         base = 0
-        for path, count in zip(self.files["train"], self._file_counts, strict=True):
+        for path, count in zip(self._paths("train"), self._file_counts, strict=True):
             begin, stop = max(first - base, 0), count if end is None else min(end - base, count)
             if begin < stop:
                 yield from islice(self.read_file(path), begin, stop)
@@ -481,7 +477,8 @@ class Pile(HubCorpus):
         """Returns the only split for train."""
         if split != "train":
             return None
-        return HubSplit(name="EleutherAI/the_pile_deduplicated", split="train")
+        name = "EleutherAI/the_pile_deduplicated"
+        return HubSplit(name=name, split="train", pattern="*train*.parquet")
 
     def notes(self) -> list[str]:
         """Returns where the text differs from what papers train on, a sentence each."""
@@ -564,11 +561,10 @@ class WikiText103(HubCorpus):
 
     def hub_split(self, split: Split) -> HubSplit:
         """Returns the split of the chosen configuration."""
-        return HubSplit(
-            name="Salesforce/wikitext",
-            config="wikitext-103-raw-v1" if self._level == "raw" else "wikitext-103-v1",
-            split={"train": "train", "val": "validation", "test": "test"}[split],
-        )
+        config = "wikitext-103-raw-v1" if self._level == "raw" else "wikitext-103-v1"
+        name = {"train": "train", "val": "validation", "test": "test"}[split]
+        pattern = f"{config}/{name}-*.parquet"
+        return HubSplit(name="Salesforce/wikitext", config=config, split=name, pattern=pattern)
 
     def check_file(self, path: Path) -> None:
         """Raises a ValueError for another suffix than the formats have."""
@@ -581,9 +577,10 @@ class WikiText103(HubCorpus):
         parquet = path.suffix.lower() in PARQUET_SUFFIXES
         return articles(read_column(path, "text") if parquet else read_lines(path), str(path))
 
-    def read_hub(self, texts: HubTexts) -> Iterator[str]:
-        """Yields the articles of a split on the hub, where a row is a line."""
-        return articles(texts.read(), "The hub's WikiText-103")
+    def read_hub(self, files: Iterable[Path]) -> Iterator[str]:
+        """Yields the articles of a split on the hub: a row is a line, files end within articles."""
+        lines = chain.from_iterable(read_column(path, "text") for path in files)
+        return articles(lines, "The hub's WikiText-103")
 
     def read(self, split: Split) -> Iterator[str]:
         """Yields the articles of a split; those for training shuffled where that is asked for."""

@@ -8,13 +8,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from datamodules.prepare import Remote, prepare_store
+from datamodules.prepare import prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
     SPLITS,
@@ -102,9 +103,9 @@ class TextCorpus(L.LightningDataModule, ABC):
             for text in self.documents(split):
                 yield split, text
 
-    def stored_documents(self) -> Iterator[tuple[Split, str]]:
-        """Yields what goes into the store: `labelled_documents`."""
-        return self.labelled_documents()
+    def stored_documents(self, first: int = 0) -> Iterator[tuple[Split, str]]:
+        """Yields what goes into the store: `labelled_documents` from the number `first` on."""
+        return islice(self.labelled_documents(), first, None)
 
     @property
     def train_tokens(self) -> int | None:
@@ -155,9 +156,13 @@ class TextCorpus(L.LightningDataModule, ABC):
         """
         return []
 
-    def remote(self) -> Remote | None:
-        """Returns the source of the documents, where it can change or is slow to read."""
-        return None
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Settles what is read where that can change, e.g. a commit, and returns it as JSON has it.
+
+        Args:
+            stored: What it returned to a preparation that was killed and goes on; None: nothing.
+        """
+        return {}
 
     # Names
 
@@ -209,8 +214,8 @@ class TextCorpus(L.LightningDataModule, ABC):
     def prepare_data(self) -> None:
         """Tokenises the corpus into `store_dir`, unless that is done.
 
-        If it is killed, the next call goes on after the last finished shard. Logs how large the
-        splits are.
+        If it is killed, the next call makes what is not finished. Processes that call it at once,
+        also on other machines that see `cache_dir`, share the work. Logs how large the splits are.
 
         Raises:
             ValueError: An expected split has no documents, or a problem of the corpus or the
@@ -224,7 +229,7 @@ class TextCorpus(L.LightningDataModule, ABC):
             description=self._description(),
             documents=self.stored_documents,
             notes=self._log_notes,
-            remote=self.remote(),
+            pin=self.pin,
             make_tokenizer=self._make_tokenizer,
             check=self._check_counts,
             train_tokens=self.train_tokens,

@@ -8,14 +8,13 @@ An answer is a solution in words, one step a line, whose results carry calculato
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
-from datamodules import hub
-from datamodules.hub import CorpusUnavailableError
+from datamodules.hub import HubFiles
 from datamodules.local_corpora import identify
-from datamodules.readers import read_rows
-from datamodules.tokenizers import first_line
+from datamodules.readers import read_rows, read_table
 
 REPOSITORY, CONFIG = "openai/gsm8k", "main"
 RESULT = "####"
@@ -98,35 +97,15 @@ def fetch_problems(split: GSM8KSplit, *, cure: str) -> Problems:
         CorpusUnavailableError: They cannot be fetched.
         ValueError: A row is not a problem.
     """
-    try:
-        commit, rows = _on_hub(split)
-    except Exception as error:  # whatever the libraries on the way to the hub raise
-        reason = f"{type(error).__name__}: {first_line(error)}".removesuffix(".")
-        raise CorpusUnavailableError(
-            f"GSM8K: {REPOSITORY} ({split}) cannot be read from the Hugging Face hub ({reason}). "
-            f"{cure}, or set HF_HOME to a cache that holds it, or try again with a network."
-        ) from error
-    places = (f"{REPOSITORY} ({split}), row {number}" for number in range(1, len(rows) + 1))
-    problems = list(_problems(zip(places, rows, strict=True)))
+    files = HubFiles(
+        REPOSITORY, f"{CONFIG}/{split}-*.parquet", corpus="GSM8K", place=split, cure=cure
+    )
+    commit = files.pin()["commit"]
+    rows = chain.from_iterable(map(read_table, files))
+    places = (f"{REPOSITORY} ({split}), row {number}" for number in count(1))
+    problems = list(_problems(zip(places, rows, strict=False)))
     origin = {"hub": REPOSITORY, "config": CONFIG, "split": split, "commit": commit}
     return Problems(problems, origin)
-
-
-def _on_hub(split: GSM8KSplit) -> tuple[str, Any]:
-    """Returns the commit and the rows of a split."""
-    import datasets
-
-    try:
-        commit = hub.dataset_info(REPOSITORY).sha
-    except Exception as reason:
-        try:  # `datasets` looks into its cache
-            builder = datasets.load_dataset_builder(REPOSITORY, CONFIG)
-        except Exception:
-            raise reason from None
-    else:
-        builder = datasets.load_dataset_builder(REPOSITORY, CONFIG, revision=commit)
-    builder.download_and_prepare()
-    return str(builder.hash), builder.as_dataset(split=split)
 
 
 def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:

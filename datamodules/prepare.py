@@ -1,40 +1,38 @@
-"""Writing a text store: parallel, resumable, and visible only when it is whole.
+"""Writing a text store in parts that a kill does not cost, on one machine or several.
 
-Shards are written into ``<store>.partial``. A section is a stretch of documents with at most one
-shard a split; when its largest shard is full, all are closed and synced, and a line of the journal
-says which documents they hold. A preparation that was killed goes on after the last line: finished
-shards stay as they are, what was begun is thrown away, and the result is the same to the byte. The
-folder gets its final name at the end, under a file lock.
+Documents are cut into parts of 2 GiB of text; a part becomes at most one shard a split. Parts are
+written into ``<store>.partial``. Its folder ``parts`` has a record of each finished one: counts,
+checksums, and where the next one begins. A preparation that was killed makes what has no record.
 
-What is in a chunk of documents depends on the documents alone, and encoded chunks come back in
-order: the stored bytes do not depend on the number of processes. A worker tokenises on one core;
-the thread pools of the tokenizer libraries are used only where there are no workers.
+The same command on several machines with a shared folder shares the parts out: each part has a lock
+file, and who holds it tokenises it, while the others read on. Whoever finds all records writes
+meta.json, from the records alone, and gives the folder its final name.
 
-Finished shards are never removed silently: those after a damaged one are made again, a folder that
-cannot be continued is moved aside, and one line reports it.
+What is in a part depends on the documents alone, and encoded documents come back in order: the
+stored bytes depend neither on the number of processes nor on that of machines.
 """
 
 import contextlib
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import shutil
-import signal
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection
+import uuid
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
-from filelock import FileLock
+import torch
+from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from datamodules.journals import Journal, Section, full_disk_named, sync, write_whole
+from datamodules.journals import full_disk_named, sync, write_whole
+from datamodules.readers import parse_json
 from datamodules.store import (
     FORMAT,
     SPLITS,
@@ -43,6 +41,7 @@ from datamodules.store import (
     Split,
     Store,
     all_checksums,
+    counts_of,
     token_dtype,
 )
 from datamodules.tokenizers import JsonTokenizer, Tokenizer
@@ -51,28 +50,46 @@ from datamodules.tokenizers import JsonTokenizer, Tokenizer
 
 CHUNK_DOCUMENTS = 1024  # documents of a chunk, or fewer once they hold
 CHUNK_BYTES = 2**20  # this much text
+# A part ends with the first chunk that reaches this much text: minutes of work that a kill may
+# cost, and some 400 shards for the whole Pile, which an open stream holds open.
+PART_BYTES = 2**31
 # Text that is tokenised before workers are started: a small corpus is done by then.
 BYTES_BEFORE_WORKERS = 2**23
 MOST_PROCESSES = 16  # by default: reading and writing, in one process, feed about that many
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where in the corpus a chunk is.
+
+    Attributes:
+        part: Number of its part.
+        documents: Documents of the corpus up to its end, empty ones included.
+        ends: Whether the part ends with it.
+        last: Whether the corpus does.
+    """
+
+    part: int = 0
+    documents: int = 0
+    ends: bool = False
+    last: bool = False
+
+
 @dataclass(kw_only=True)
 class Chunk:
-    """Consecutive documents.
+    """Consecutive documents of a part.
 
     Attributes:
         splits: Split of each document that has text.
         texts: Those documents, valid UTF-8.
         sizes: UTF-8 bytes of each.
-        numbers: Place of each among all documents of the chunk, from 0.
-        documents: How many documents were taken, empty ones included.
+        place: See `Place`.
     """
 
     splits: list[Split] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    documents: int = 0
+    place: Place = field(default_factory=Place)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,30 +99,25 @@ class EncodedChunk:
     Attributes:
         splits: Split of each document.
         sizes: UTF-8 bytes of each document, int64.
-        numbers: See `Chunk`.
         lengths: Tokens of each document, its EOS included, int64.
         tokens: All documents in order, each followed by EOS, in the store's type.
-        documents: See `Chunk`.
+        place: See `Place`.
     """
 
     splits: list[Split]
     sizes: np.ndarray
-    numbers: list[int]
     lengths: np.ndarray
     tokens: np.ndarray
-    documents: int
+    place: Place = field(default_factory=Place)
 
     def until(self, document: int) -> "EncodedChunk":
-        """Returns the chunk that ends before its document number `document`."""
-        if document == len(self.splits):
-            return self
+        """Returns the chunk, ending the corpus, without its documents from `document` on."""
         return EncodedChunk(
             splits=self.splits[:document],
             sizes=self.sizes[:document],
-            numbers=self.numbers[:document],
             lengths=self.lengths[:document],
             tokens=self.tokens[: int(self.lengths[:document].sum())],
-            documents=self.numbers[document],
+            place=replace(self.place, ends=True, last=True),
         )
 
 
@@ -125,23 +137,33 @@ def as_utf8(text: str) -> tuple[str, int]:
         return clean, len(clean.encode("utf-8"))
 
 
-def chunks(documents: Iterable[tuple[Split, str]]) -> Iterator[Chunk]:
-    """Yields the documents in chunks; those without a character are counted and left out."""
-    chunk, filled = Chunk(), 0
+def chunks(documents: Iterable[tuple[Split, str]], start: Place | None = None) -> Iterator[Chunk]:
+    """Yields documents in chunks; those without a character are counted and left out.
+
+    Args:
+        documents: (split, text), beginning with a part.
+        start: That part, and the documents before it.
+    """
+    place = Place() if start is None else start
+    chunk, count, filled, in_part = Chunk(), 0, 0, 0
     for split, text in documents:
+        if count >= CHUNK_DOCUMENTS or filled >= CHUNK_BYTES:
+            in_part += filled
+            place = replace(place, documents=place.documents + count, ends=in_part >= PART_BYTES)
+            chunk.place = place
+            yield chunk
+            if place.ends:
+                place, in_part = replace(place, part=place.part + 1, ends=False), 0
+            chunk, count, filled = Chunk(), 0, 0
         clean, size = as_utf8(text)
         if size:
             chunk.splits.append(split)
             chunk.texts.append(clean)
             chunk.sizes.append(size)
-            chunk.numbers.append(chunk.documents)
-            filled += size
-        chunk.documents += 1
-        if chunk.documents >= CHUNK_DOCUMENTS or filled >= CHUNK_BYTES:
-            yield chunk
-            chunk, filled = Chunk(), 0
-    if chunk.documents:
-        yield chunk
+        count, filled = count + 1, filled + size
+    documents_in_all = place.documents + count
+    chunk.place = replace(place, documents=documents_in_all, ends=True, last=True)
+    yield chunk
 
 
 def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
@@ -155,20 +177,44 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
     return EncodedChunk(
         splits=chunk.splits,
         sizes=np.array(chunk.sizes, dtype="<i8"),
-        numbers=chunk.numbers,
         lengths=lengths,
         tokens=tokens,
-        documents=chunk.documents,
+        place=chunk.place,
     )
 
 
+class WorkerDiedError(ValueError):
+    """A tokenising process ended early; the message says what to change."""
+
+
+class _Encoding(Dataset[EncodedChunk | Exception]):
+    """Encoded chunks "at" chunks, for a `DataLoader`; an error is returned, not raised."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getitem__(self, chunk: Chunk) -> EncodedChunk | Exception:
+        try:
+            return encode_chunk(self._tokenizer, chunk)
+        except Exception as error:
+            return error
+
+    def start(self, worker: int) -> None:
+        """Makes a worker ready."""
+        self._tokenizer.use_one_core()
+
+
+def _unchanged(item: Any) -> Any:
+    return item
+
+
 def encode_in_order(
-    documents: Iterable[tuple[Split, str]], tokenizer: Tokenizer, num_proc: int | None = None
+    found: Iterable[Chunk], tokenizer: Tokenizer, num_proc: int | None = None
 ) -> Generator[EncodedChunk, None, None]:
-    """Yields the documents as encoded chunks, in order.
+    """Yields the chunks encoded, in order.
 
     Args:
-        documents: (split, text) in any order of splits.
+        found: Chunks, read in this process as they are needed.
         tokenizer: Tokenizer of the store.
         num_proc: Processes that tokenise; 1: this one, with the threads of the tokenizer's library;
             None: one a usable core, at most 16.
@@ -178,7 +224,7 @@ def encode_in_order(
     """
     if num_proc is None:
         num_proc = min(usable_cores(), MOST_PROCESSES)
-    rest, done = chunks(documents), 0
+    rest, done = iter(found), 0
     for chunk in rest:
         yield encode_chunk(tokenizer, chunk)
         done += sum(chunk.sizes)
@@ -186,100 +232,31 @@ def encode_in_order(
             break
     else:
         return
-    workers = [_Worker(tokenizer) for _ in range(num_proc)]
+    encoding = _Encoding(tokenizer)
+    loader: Iterable[EncodedChunk | Exception] = DataLoader(
+        encoding,
+        batch_size=None,
+        sampler=rest,
+        num_workers=num_proc,
+        collate_fn=_unchanged,
+        worker_init_fn=encoding.start,
+        generator=torch.Generator(),  # the global one is a run's
+    )
     try:
-        yield from _distribute(rest, workers)
-    finally:
-        for worker in workers:
-            worker.stop()
+        for result in loader:
+            if isinstance(result, Exception):
+                raise result
+            yield result
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise WorkerDiedError(
+            f"A tokenising process ended early ({error}; 'Killed' is mostly a lack of memory). "
+            "Start again, finished parts are kept; a smaller data.num_proc needs less memory."
+        ) from error
 
 
-def _distribute(rest: Iterator[Chunk], workers: list["_Worker"]) -> Iterator[EncodedChunk]:
-    """Yields results in order; every worker has one chunk, the next is read while they work."""
-    busy: deque[_Worker] = deque()
-    for worker, chunk in zip(workers, rest, strict=False):
-        worker.send(chunk)
-        busy.append(worker)
-    while busy:
-        worker, following = busy.popleft(), next(rest, None)
-        result = worker.receive()
-        if following is not None:
-            worker.send(following)
-            busy.append(worker)
-        yield result
-
-
-class WorkerDiedError(ValueError):
-    """A tokenising process ended early; the message says what to change."""
-
-
-class _Worker:
-    """A process that tokenises chunks; it ends when this process does, however that ends."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        context = multiprocessing.get_context()
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(tokenizer, theirs, self._connection), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-
-    def send(self, chunk: Chunk) -> None:
-        """Hands the process a chunk; raises if it has died."""
-        try:
-            self._connection.send(chunk)
-        except OSError as error:
-            raise self._died() from error
-
-    def receive(self) -> EncodedChunk:
-        """Returns the next encoded chunk; raises what the process raised, or that it has died."""
-        try:
-            result = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise self._died() from error
-        if isinstance(result, BaseException):
-            raise result
-        assert isinstance(result, EncodedChunk)
-        return result
-
-    def _died(self) -> WorkerDiedError:
-        self._process.join(5)
-        return WorkerDiedError(
-            f"A tokenising process ended early (exit code {self._process.exitcode}; -9 is mostly a "
-            "lack of memory). Start again, it goes on after the last finished shard; a smaller "
-            "data.num_proc needs less memory."
-        )
-
-    def stop(self) -> None:
-        """Ends the process."""
-        self._connection.close()
-        self._process.terminate()
-        self._process.join(5)
-
-
-def _serve(tokenizer: Tokenizer, connection: Connection, other_end: Connection) -> None:
-    """Runs in a worker until the other end is closed, be it by the parent's death."""
-    other_end.close()  # a forked copy, which would keep the connection open
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tokenizer.use_one_core()
-    while True:
-        try:
-            chunk = connection.recv()
-        except (EOFError, OSError):
-            return
-        result: Any
-        try:
-            result = encode_chunk(tokenizer, chunk)
-        except Exception as error:
-            result = error
-        try:
-            connection.send(result)
-        except OSError:
-            return
-
-
-# The files of a section
+# The files of a part
 
 
 def shard_name(split: Split, number: int) -> str:
@@ -287,40 +264,29 @@ def shard_name(split: Split, number: int) -> str:
     return f"{split}-{number:05d}"
 
 
-def is_whole(folder: Path, number: int, section: Section, itemsize: int) -> bool:
-    """Returns whether the files of a section have the sizes that its counts give.
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the shards of one number hold.
 
-    Args:
-        folder: Folder of the unfinished store.
-        number: Number of the section.
-        section: What it holds.
-        itemsize: Bytes of a token.
+    Attributes:
+        splits: Counts of each split that has any.
+        checksums: Of the files, by name; see `BlockChecksums.digits`.
     """
-    for split, counts in section.splits.items():
-        sizes = {"tokens": counts.tokens * itemsize, "ends": counts.documents * 8}
-        for suffix, size in sizes.items():
-            path = folder / f"{shard_name(split, number)}.{suffix}"
-            if not path.is_file() or path.stat().st_size != size:
-                return False
-    return True
+
+    splits: dict[Split, Counts]
+    checksums: dict[str, str]
 
 
 class SectionWriter:
-    """Writes a stretch of documents, one shard a split that has any.
+    """Writes the shards of one number, one a split that has documents.
 
     Args:
         folder: Folder of the unfinished store.
-        number: Number of the section, which its shards carry.
-        first: Number of its first document.
-
-    Attributes:
-        first: The same.
-        end: Number after the last document that was added.
+        number: What the shards carry in their names.
     """
 
-    def __init__(self, folder: Path, number: int, first: int) -> None:
-        self._folder, self._number = folder, number
-        self.first = self.end = first
+    def __init__(self, folder: Path, number: int) -> None:
+        self._folder, self.number = folder, number
         self._counts: dict[Split, Counts] = {}
         self._files: dict[Path, IO[bytes]] = {}
         self._checksums: dict[str, BlockChecksums] = {}
@@ -344,10 +310,9 @@ class SectionWriter:
                 tokens=len(tokens),
                 utf8_bytes=int(chunk.sizes[here].sum()),
             )
-        self.end += chunk.documents
 
     def _append(self, split: Split, suffix: str, values: np.ndarray) -> None:
-        path = self._folder / f"{shard_name(split, self._number)}.{suffix}"
+        path = self._folder / f"{shard_name(split, self.number)}.{suffix}"
         if path not in self._files:
             self._files[path] = path.open("wb")
             self._checksums[path.name] = BlockChecksums()
@@ -355,22 +320,14 @@ class SectionWriter:
         self._files[path].write(data)
         self._checksums[path.name].add(data)
 
-    def largest(self) -> int:
-        """Returns the tokens of the longest shard."""
-        return max((counts.tokens for counts in self._counts.values()), default=0)
-
     def finish(self) -> Section:
-        """Returns the journal's entry; all files are on disk."""
+        """Returns what the files hold; all of them are on disk."""
         self.close()
         for path in self._files:
             sync(path)
         sync(self._folder)
-        return Section(
-            first=self.first,
-            end=self.end,
-            splits=self._counts,
-            checksums={name: sums.digits() for name, sums in self._checksums.items()},
-        )
+        checksums = {name: sums.digits() for name, sums in self._checksums.items()}
+        return Section(splits=self._counts, checksums=checksums)
 
     def close(self) -> None:
         """Closes the files, all of them also where that fails (a full disk)."""
@@ -381,33 +338,36 @@ class SectionWriter:
 
 # The store
 
-# A shard is full at the first chunk of documents that reaches this many tokens: minutes of work
-# that a kill may cost, and under 600 files for the whole Pile, which an open stream holds open.
-SHARD_TOKENS = 2**29
 
-Documents = Callable[[], Iterable[tuple[Split, str]]]
+def write_meta(
+    folder: Path,
+    description: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    splits: Mapping[Split, Mapping[str, Any]],
+    checksums: Mapping[str, str],
+) -> None:
+    """Writes meta.json.
 
-
-class Remote(Protocol):
-    """A source of documents that changes with time and is slow to read, asked while it is stored.
-
-    Everything it returns is kept as JSON.
+    Args:
+        folder: Holds the other files of the store.
+        description: Source and tokenizer, origin, notes.
+        tokenizer: What encoded the text.
+        splits: Counts and shards of each split.
+        checksums: Of the files that were summed while they were written.
     """
+    meta = {
+        "format": FORMAT,
+        **description,
+        "vocab_size": tokenizer.vocab_size,
+        "eos_id": tokenizer.eos_id,
+        "dtype": token_dtype(tokenizer.vocab_size).str,
+        "splits": splits,
+        "checksums": all_checksums(folder, checksums),
+    }
+    write_whole(folder / "meta.json", json.dumps(meta, indent=2))
 
-    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Settles what is read, e.g. a commit: `stored`, where a killed preparation had that.
 
-        Returns what was settled, for the journal and for meta.json (``origin``).
-        """
-        ...
-
-    def go_to(self, place: Mapping[str, Any]) -> None:
-        """Lets the documents before a place be anything, e.g. empty: they are stored."""
-        ...
-
-    def place(self, document: int) -> Mapping[str, Any] | None:
-        """Returns a place at or before that document, None where it knows none."""
-        ...
+Documents = Callable[[int], Iterable[tuple[Split, str]]]
 
 
 def prepare_store(
@@ -417,28 +377,30 @@ def prepare_store(
     documents: Documents,
     make_tokenizer: Callable[[], Tokenizer],
     check: Callable[[Mapping[Split, Counts]], None] = lambda counts: None,
-    shard_tokens: int = SHARD_TOKENS,
     train_tokens: int | None = None,
     num_proc: int | None = None,
-    remote: Remote | None = None,
-    notes: Callable[[], Sequence[str]] = tuple,
+    pin: Callable[[Mapping[str, Any] | None], Mapping[str, Any]] = lambda stored: stored or {},
+    notes: Callable[[], Iterable[str]] = list,
 ) -> None:
-    """Writes the store at `folder`, unless it is there already; several processes may ask at once.
+    """Writes the store at `folder`, unless it is there already.
+
+    Several processes that are at it share the parts; all return when it is whole.
 
     Args:
         folder: Final place; its parents are created.
         description: What goes into meta.json next to counts and checksums: source and tokenizer.
-        documents: Called once, yields the documents of all splits in an order that never changes.
-        make_tokenizer: Called once, before `documents`, unless a killed preparation left a
+        documents: Yields the documents of all splits, in an order that never changes, from the one
+            of a number on.
+        make_tokenizer: Called before `documents`, unless a killed preparation left a
             tokenizer.json.
         check: Called with the counts of each split before the store gets its name; may raise to
             refuse it. The shards are kept.
-        shard_tokens: A shard is full at the first chunk of documents that reaches this many tokens.
         train_tokens: Most tokens of the train split: reading stops before the first train
-            document that would exceed it. None: all documents.
+            document that would exceed it, and one process does all. None: all documents.
         num_proc: See `encode_in_order`.
-        remote: The source of `documents`, where that can change or is slow to read.
-        notes: Called once, when the source has settled what is read; goes into meta.json.
+        pin: Settles what `documents` are read from, e.g. a commit, and returns it as JSON has it,
+            for meta.json (``origin``). Gets what it returned to a killed preparation, or None.
+        notes: Called when the source has settled what is read; goes into meta.json.
 
     Raises:
         StoreError: A store is there and damaged, or the disk is full.
@@ -446,45 +408,72 @@ def prepare_store(
     if folder.exists():  # renamed into place, so it was whole; a read-only cache needs no lock
         Store(folder)
         return
-    unfinished = folder.with_name(f"{folder.name}.partial")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with full_disk_named(unfinished), FileLock(folder.parent / f".{folder.name}.lock"):
-        if folder.exists():
-            Store(folder)
-            return
-        partial = _Partial(unfinished, shard_tokens)
-        with partial.kept_if_begun():
-            origin = partial.begin(remote)
-            noted = list(notes())
-            tokenizer = partial.tokenizer(make_tokenizer)
-            partial.write(documents, tokenizer, train_tokens, num_proc, remote)
-        with partial.reported_if_refused():
-            check(partial.counts())
-        partial.finish({**description, "origin": origin, "notes": noted}, tokenizer)
-        partial.folder.rename(folder)
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    partial = _Partial(folder.with_name(f"{folder.name}.partial"))
+    alone = lock if train_tokens is not None else contextlib.nullcontext()
+    with full_disk_named(partial.folder), alone:
+        with lock:
+            if folder.exists():
+                Store(folder)
+                return
+            origin, noted = partial.begin(pin, notes)
+            used = partial.lock(f"user-{uuid.uuid4().hex}")  # nobody removes the folder meanwhile
+        try:
+            with lock:
+                tokenizer = partial.tokenizer(make_tokenizer)
+            while not partial.is_complete():
+                partial.write(documents, tokenizer, train_tokens, num_proc)
+                partial.wait()
+            with lock:
+                if not folder.exists():
+                    check(partial.counts())
+                    partial.finish({**description, "origin": origin, "notes": noted}, tokenizer)
+                    partial.folder.rename(folder)
+                    shutil.rmtree(folder / _PARTS, ignore_errors=True)
+        except BaseException as error:
+            if isinstance(error, FileNotFoundError) and folder.exists():  # others were faster
+                return
+            with lock:
+                used.release()
+                partial.give_up()
+            raise
+        finally:
+            used.release()
+
+
+_PARTS = "parts"  # folder of the records and locks
 
 
 class _Partial:
-    """The folder of a store that is being written, with its journal."""
+    """The folder of a store that is being written."""
 
-    def __init__(self, folder: Path, shard_tokens: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._shard_tokens = shard_tokens
-        self._limits = [shard_tokens, CHUNK_DOCUMENTS, CHUNK_BYTES]
-        self._journal = Journal(folder, self._limits)
-        if self._journal.foreign:
+        self._parts = folder / _PARTS
+        self._begun = self._parts / "begun.json"
+        self._locks: dict[int, FileLock] = {}
+        self._seen = 0  # parts that were seen in the documents
+
+    def begin(
+        self,
+        pin: Callable[[Mapping[str, Any] | None], Mapping[str, Any]],
+        notes: Callable[[], Iterable[str]],
+    ) -> tuple[Mapping[str, Any], list[str]]:
+        """Returns the origin of the text and the notes: those of the begun store, else new ones."""
+        path = self._begun
+        limits = {"format": FORMAT, "limits": [PART_BYTES, CHUNK_DOCUMENTS, CHUNK_BYTES]}
+        begun = _parsed(path)
+        if begun is not None and limits.items() <= begun.items():
+            pin(begun["origin"])
+            return begun["origin"], begun["notes"]
+        if next(self.folder.glob("*.tokens"), None) is not None:
             self._move_aside()
-        if not self.sections:
-            self._remove()
-        folder.mkdir(exist_ok=True)
-
-    @property
-    def sections(self) -> list[Section]:
-        """The parts that are tokenised."""
-        return self._journal.sections
-
-    def _remove(self) -> None:
+        begun = {**limits, "origin": dict(pin(None)), "notes": list(notes())}
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._parts.mkdir(parents=True)
+        write_whole(path, json.dumps(begun))
+        return begun["origin"], begun["notes"]
 
     def _move_aside(self) -> None:
         """Keeps what another version or other limits wrote under another name."""
@@ -492,43 +481,9 @@ class _Partial:
         aside = next(name for name in names if not name.exists())
         self.folder.rename(aside)
         rank_zero_warn(
-            f"An unfinished preparation of another version, or with other limits of shards, is now "
+            f"An unfinished preparation of another version, or with parts of another size, is now "
             f"at {aside}; delete it if you do not need it. The corpus is prepared again."
         )
-
-    @contextlib.contextmanager
-    def kept_if_begun(self) -> Iterator[None]:
-        """Removes the folder if what is done here fails before anything was finished."""
-        try:
-            yield
-        except BaseException:
-            if not self.sections:
-                self._remove()
-            raise
-
-    @contextlib.contextmanager
-    def reported_if_refused(self) -> Iterator[None]:
-        """Warns that the finished shards are kept, if what is done here fails."""
-        with self.kept_if_begun():
-            try:
-                yield
-            except BaseException:
-                if self.sections:
-                    tokens = sum(counts.tokens for counts in self.counts().values())
-                    rank_zero_warn(
-                        f"The {tokens} tokens that were written are kept in {self.folder}. Delete "
-                        "it if you change the options of the corpus, or to start again."
-                    )
-                raise
-
-    def begin(self, remote: Remote | None) -> Mapping[str, Any]:
-        """Returns the origin of the text: that of the finished shards, else the present one."""
-        if not self.sections:
-            self._journal.begin({} if remote is None else remote.pin(None))
-        elif remote is not None:
-            remote.pin(self._journal.origin)
-        assert self._journal.origin is not None
-        return self._journal.origin
 
     def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
         """Returns the tokenizer that the finished shards were written with, or a new one."""
@@ -540,116 +495,179 @@ class _Partial:
             write_whole(path, tokenizer.json_text)
         return tokenizer
 
+    # Records of finished parts
+
+    def _record(self, part: int) -> dict[str, Any] | None:
+        return _parsed(self._parts / f"{part:05d}.json")
+
+    def _records(self) -> dict[int, dict[str, Any]]:
+        numbers = sorted(int(path.stem) for path in self._parts.glob("[0-9]*.json"))
+        found = {number: self._record(number) for number in numbers}
+        return {number: record for number, record in found.items() if record is not None}
+
+    def is_complete(self) -> bool:
+        """Returns whether all parts are finished; also where the store has its name already."""
+        records = self._records()
+        if not records:
+            return not self.folder.exists()
+        return records[max(records)]["last"] and len(records) == max(records) + 1
+
+    def counts(self) -> dict[Split, Counts]:
+        """Returns what the finished parts hold of each split."""
+        parts = [record["splits"] for record in self._records().values()]
+        return {s: sum((counts_of(p[s]) for p in parts if s in p), Counts()) for s in SPLITS}
+
+    # Parts
+
     def write(
         self,
         documents: Documents,
         tokenizer: Tokenizer,
         train_tokens: int | None,
         num_proc: int | None,
-        remote: Remote | None,
     ) -> None:
-        """Writes all sections that are missing."""
-        self._check_sections(token_dtype(tokenizer.vocab_size).itemsize)
-        start = self._start(remote)
-        train = self.counts()["train"].tokens
-        rest = itertools.islice(documents(), start, None)
-        room = math.inf if train_tokens is None else train_tokens - train
+        """Writes the parts that are neither finished nor another process'."""
+        start = self._start()
+        if start.documents:
+            rank_zero_info(f"Going on after document {start.documents}, finished in {self.folder}")
+        counts = self.counts()
+        room = math.inf if train_tokens is None else train_tokens - counts["train"].tokens
         bar = tqdm(
             desc="tokenising",
             unit=" tokens",
             unit_scale=True,
             total=train_tokens,
-            initial=sum(counts.tokens for counts in self.counts().values()),
+            initial=sum(c.tokens for c in counts.values()),
             disable=None,
         )
-        # Closing ends the workers at once, whatever else still holds on to the generator.
-        with bar, contextlib.closing(encode_in_order(rest, tokenizer, num_proc)) as encoded:
-            self._write_sections(_until(encoded, room), start, bar, remote)
-
-    def _start(self, remote: Remote | None) -> int:
-        """Returns the number of the first missing document; the source goes near it at once."""
-        start = self.sections[-1].end if self.sections else 0
-        if start:
-            rank_zero_info(f"Going on after document {start}, finished in {self.folder}")
-        place = self._journal.place
-        if remote is not None and place is not None and place["document"] <= start:
-            remote.go_to(place)
-        return start
-
-    def _write_sections(
-        self,
-        encoded: Iterator[EncodedChunk],
-        start: int,
-        bar: "tqdm[Any]",
-        remote: Remote | None,
-    ) -> None:
-        section = SectionWriter(self.folder, len(self.sections), start)
+        mine = self._claimed(chunks(documents(start.documents), start))
         try:
-            for chunk in encoded:
-                section.add(chunk)
-                bar.update(len(chunk.tokens))
-                bar.set_postfix(documents=section.end, refresh=False)
-                if section.largest() >= self._shard_tokens:
-                    self._finish_section(section, remote)
-                    section = SectionWriter(self.folder, len(self.sections), section.end)
-            if section.end > section.first:
-                self._finish_section(section, remote)
+            with bar, contextlib.closing(encode_in_order(mine, tokenizer, num_proc)) as encoded:
+                self._write_parts(_until(encoded, room), bar)
         finally:
-            section.close()
+            for lock in self._locks.values():
+                lock.release()
+            self._locks.clear()
 
-    def _finish_section(self, writer: SectionWriter, remote: Remote | None) -> None:
+    def _start(self) -> Place:
+        """Returns the first part that is not finished, and the documents before it."""
+        records = self._records()
+        part = next(number for number in itertools.count() if number not in records)
+        return Place(part=part, documents=records[part - 1]["documents"] if part else 0)
+
+    def _claimed(self, found: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Yields the chunks of parts that nobody has finished or works at, and locks them."""
+        self._seen, mine = 0, False
+        for chunk in found:
+            if chunk.place.part >= self._seen:
+                self._seen = chunk.place.part + 1
+                mine = self._claim(chunk.place.part)
+            if mine:
+                yield chunk
+
+    def _claim(self, part: int) -> bool:
+        if self._record(part) is not None:
+            return False
+        try:
+            lock = self.lock(f"{part:05d}", timeout=0)
+        except Timeout:
+            return False
+        if self._record(part) is not None:  # finished just before
+            lock.release()
+            return False
+        self._locks[part] = lock
+        return True
+
+    def wait(self) -> None:
+        """Waits until nobody works at a part.
+
+        Raises:
+            FileNotFoundError: The store has its name meanwhile.
+        """
+        for part in range(self._seen):
+            if self._record(part) is None:
+                self.lock(f"{part:05d}").release()
+
+    def lock(self, name: str, timeout: float = -1) -> FileLock:
+        """Returns a lock in the folder of the parts, acquired.
+
+        Raises:
+            FileNotFoundError: The folder is gone; a lock alone would make it again.
+            Timeout: Another process holds it.
+        """
+        path = self._parts / f"{name}.lock"
+        path.touch()
+        lock = FileLock(path, timeout=timeout)
+        lock.acquire()
+        if not self._begun.exists():  # gone between the two
+            lock.release()
+            raise FileNotFoundError(str(path))
+        return lock
+
+    def _write_parts(self, encoded: Iterable[EncodedChunk], bar: "tqdm[Any]") -> None:
+        with contextlib.ExitStack() as opened:
+            writer: SectionWriter | None = None
+            for chunk in encoded:
+                if writer is None:
+                    writer = SectionWriter(self.folder, chunk.place.part)
+                    opened.callback(writer.close)
+                writer.add(chunk)
+                bar.update(len(chunk.tokens))
+                if chunk.place.ends:
+                    self._finish_part(writer, chunk.place)
+                    writer = None
+
+    def _finish_part(self, writer: SectionWriter, place: Place) -> None:
         section = writer.finish()
-        self._journal.append(section, None if remote is None else remote.place(section.end))
+        record = {**asdict(place), **asdict(section)}
+        write_whole(self._parts / f"{place.part:05d}.json", json.dumps(record))
+        self._locks.pop(place.part).release()
 
-    def _check_sections(self, itemsize: int) -> None:
-        """Forgets the sections from the first on whose files are not as the journal says."""
-        sound = [is_whole(self.folder, i, s, itemsize) for i, s in enumerate(self.sections)]
-        kept = sound.index(False) if False in sound else len(sound)
-        if kept < len(sound):
+    # The end
+
+    def give_up(self) -> None:
+        """Removes the folder if nobody else works at it and no text is finished; else warns."""
+        tokens = sum(counts.tokens for counts in self.counts().values())
+        if tokens:
             rank_zero_warn(
-                f"{self.folder}: the shards number {kept} are damaged. They and those after them "
-                f"are made again; those before them are kept."
+                f"The {tokens} tokens that were written are kept in {self.folder}. Delete it if "
+                "you change the options of the corpus, or to start again."
             )
-            self._journal.keep(kept)
-        known = {shard_name(split, i) for i, s in enumerate(self.sections) for split in s.splits}
-        for path in self.folder.iterdir():
-            unknown = path.suffix in (".tokens", ".ends") and path.stem not in known
-            if unknown or path.suffix == ".tmp" or path.name == "place.json":  # of older versions
-                path.unlink()
-
-    def counts(self) -> dict[Split, Counts]:
-        """Returns what the finished sections hold of each split."""
-        return {
-            split: sum((s.splits[split] for s in self.sections if split in s.splits), Counts())
-            for split in SPLITS
-        }
+            return
+        with contextlib.ExitStack() as locks, contextlib.suppress(Timeout):
+            for path in self._parts.glob("*.lock"):
+                locks.enter_context(FileLock(path, timeout=0))
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, description: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        """Writes meta.json: all that is missing but the name."""
-        totals = self.counts()
+        """Writes meta.json, from the records: all that is missing but the name."""
+        records, totals = self._records(), self.counts()
         splits = {
             split: {
                 **asdict(totals[split]),
                 "shards": [
-                    {"name": shard_name(split, i), **asdict(section.splits[split])}
-                    for i, section in enumerate(self.sections)
-                    if split in section.splits
+                    {"name": shard_name(split, number), **record["splits"][split]}
+                    for number, record in records.items()
+                    if split in record["splits"]
                 ],
             }
             for split in SPLITS
         }
-        self._journal.finish()
-        known = {name: sums for s in self.sections for name, sums in s.checksums.items()}
-        meta = {
-            "format": FORMAT,
-            **description,
-            "vocab_size": tokenizer.vocab_size,
-            "eos_id": tokenizer.eos_id,
-            "dtype": token_dtype(tokenizer.vocab_size).str,
-            "splits": splits,
-            "checksums": all_checksums(self.folder, known),
-        }
-        write_whole(self.folder / "meta.json", json.dumps(meta, indent=2))
+        known = {name: sums for r in records.values() for name, sums in r["checksums"].items()}
+        for path in self.folder.iterdir():  # of a part that the cap left out, or of a killed one
+            if path.suffix in (".tokens", ".ends") and path.name not in known:
+                path.unlink()
+        write_meta(self.folder, description, tokenizer, splits, known)
+        Store(self.folder)
+
+
+def _parsed(path: Path) -> dict[str, Any] | None:
+    """Returns the JSON object in a file, None where there is none."""
+    try:
+        value = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _until(encoded: Iterable[EncodedChunk], room: float) -> Iterator[EncodedChunk]:

@@ -4,6 +4,7 @@ All readers stream: memory holds one document (or one parquet batch), not the fi
 ValueErrors that name the file and the place: a line or a row.
 """
 
+import contextlib
 import glob
 import io
 import json
@@ -283,17 +284,19 @@ def text_of(row: Any, field: str, where: str) -> str:
     return row[field]
 
 
-def read_column(path: Path, field: str) -> Iterator[str]:
-    """Yields the text of every row of a parquet file.
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Opens a parquet file.
 
     Raises:
-        ValueError: It is damaged, or has no such column of text.
+        ValueError: It is damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        yield from _column(path, field, pq.ParquetFile(path))
+        with pq.ParquetFile(path) as file:
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{path} is not a parquet file, or cut off ({first_line(error)}). Download or write it "
@@ -301,8 +304,24 @@ def read_column(path: Path, field: str) -> Iterator[str]:
         ) from error
 
 
-def _column(path: Path, field: str, file: Any) -> Iterator[str]:
-    with file:
+def read_table(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a parquet file.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    with _parquet(path) as file:
+        for batch in file.iter_batches():
+            yield from batch.to_pylist()
+
+
+def read_column(path: Path, field: str) -> Iterator[str]:
+    """Yields the text of every row of a parquet file.
+
+    Raises:
+        ValueError: It is damaged, or has no such column of text.
+    """
+    with _parquet(path) as file:
         names = file.schema_arrow.names
         if field not in names:
             raise ValueError(

@@ -10,7 +10,6 @@ A store is a folder::
         train-00000.tokens     uint16 or uint32, every document followed by EOS
         train-00000.ends       int64, where each document ends in this shard (after its EOS)
         val-00000.tokens ...
-        journal.jsonl          which documents the shards of each number hold
         train-order-0-3        only of many documents: their order for seed 0 in epoch 3, made when
                                it is needed and safe to delete
         train-sentences        only of a large marked split: where its sentences end, likewise
@@ -95,7 +94,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def counts_of(part: Mapping[str, Any]) -> Counts:
-    """Returns the counts in a part of meta.json or of the journal."""
+    """Returns the counts in a part of meta.json or in a record."""
     return Counts(**{key: part[key] for key in ("documents", "tokens", "utf8_bytes")})
 
 
@@ -133,7 +132,7 @@ def all_checksums(folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
     """
     sums = dict(known)
     for path in folder.iterdir():
-        if path.name in sums or path.name == "journal.jsonl":
+        if path.name in sums or not path.is_file():
             continue
         blocks = BlockChecksums()
         with path.open("rb") as file:

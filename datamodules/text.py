@@ -14,7 +14,7 @@ Three orders say which row has which number:
 |---|---|---|
 | `RandomWindows` | from any position, no masking | training (Thoughtbubbles) |
 | `PackedWindows` | documents in a new order each epoch, cut into consecutive rows | training |
-| `NonOverlappingWindows` | the stream cut from its beginning, the last row padded | evaluation |
+| `EvaluationWindows` | the stream cut from its beginning, the last row padded | evaluation |
 
 `WindowSource` groups rows into the batches of one rank. All randomness is counter-based (Philox),
 keyed by seed and row number or epoch: no state, so any batch can be built without those before it.
@@ -183,42 +183,54 @@ class PackedWindows:
         return permutation(self._stream.num_documents, seed=self._seed, epoch=epoch)
 
 
-class NonOverlappingWindows:
-    """The stream cut from its beginning: each of its N tokens is a target in exactly one row.
+class EvaluationWindows:
+    """The stream cut from its beginning: each of its N tokens is counted in exactly one row.
+
+    Row n begins S n tokens into the stream. Its first T - S targets are those of the rows before
+    it and serve as context, except in row 0.
 
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
         eos_id: The token before the stream.
+        stride: S, at most T, the targets that a row adds; None: T, rows that do not overlap.
     """
 
-    def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int) -> None:
+    def __init__(
+        self, stream: TokenStream, *, block_size: int, eos_id: int, stride: int | None = None
+    ) -> None:
         self._stream, self.block_size, self._eos_id = stream, block_size, eos_id
+        self._stride = block_size if stride is None else stride
 
     def __len__(self) -> int:
-        """Returns ceil(N / T)."""
-        return -(-len(self._stream) // self.block_size)
+        """Returns 1 + ceil((N - T) / S); 1 of at most T tokens, 0 of none."""
+        size = len(self._stream)
+        return (size > 0) + -(-max(0, size - self.block_size) // self._stride)
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """Returns rows (B, T+1) for numbers (B,); -100 after the stream and in rows too many."""
-        positions = numbers[:, None] * self.block_size - 1 + np.arange(self.block_size + 1)
+        positions = numbers[:, None] * self._stride - 1 + np.arange(self.block_size + 1)
         end = len(self._stream)
         rows = _cut(self._stream, np.minimum(positions, end - 1), self._eos_id)
         rows[(positions >= end) | (numbers[:, None] >= len(self))] = IGNORE
         return rows
 
 
-def as_batch(rows: np.ndarray, numbers: np.ndarray, *, eos_id: int, token_bytes: Tensor) -> Batch:
+def as_batch(
+    rows: np.ndarray, numbers: np.ndarray, *, eos_id: int, token_bytes: Tensor, context: int = 0
+) -> Batch:
     """Returns the batch dict of rows (B, T+1) that carry those numbers (B,).
 
+    The first ``context`` targets of every row but row 0 are not predicted.
+
     Keys: ``tokens`` (B, T) int64; ``targets`` (B, T) int64, -100 where nothing is predicted;
-        ``mask`` (B, T) bool, true
-    on real tokens; ``sequence_id`` (B,) int64, the row's number; ``num_bytes`` (B,) int64, UTF-8
-    bytes of the targets.
+    ``mask`` (B, T) bool, true on real tokens; ``sequence_id`` (B,) int64, the row's number;
+    ``num_bytes`` (B,) int64, UTF-8 bytes of the targets.
     """
     padded = torch.from_numpy(rows)
-    inputs, targets = padded[:, :-1], padded[:, 1:].contiguous()
+    inputs, targets = padded[:, :-1], padded[:, 1:].clone()
     mask = inputs != IGNORE
+    targets[numbers > 0, :context] = IGNORE
     predicted = targets != IGNORE
     sizes = torch.where(predicted, token_bytes[targets.clamp(min=0)], 0)
     return {
@@ -243,6 +255,8 @@ class WindowSource:
         drop_last: Whether rows that do not fill a batch of all ranks are left out (training).
             Evaluation keeps them and fills the last batches with rows without targets, so that
             every rank has equally many.
+        special_ids: Tokens that are not lexical; see `batch`.
+        context: Targets at the beginning of every row but row 0 that are not predicted.
 
     Raises:
         ValueError: With `drop_last`, if not even one batch remains.
@@ -259,8 +273,9 @@ class WindowSource:
         world_size: int = 1,
         drop_last: bool = False,
         special_ids: Sequence[int] = (),
+        context: int = 0,
     ) -> None:
-        self._order, self._batch_size = order, batch_size
+        self._order, self._batch_size, self._context = order, batch_size, context
         self._special_ids = torch.tensor(special_ids, dtype=torch.int64)
         self._eos_id, self._token_bytes = eos_id, token_bytes
         self._rank, self._world_size = rank, world_size
@@ -282,7 +297,11 @@ class WindowSource:
         first = (n * self._world_size + self._rank) * self._batch_size
         numbers = np.arange(first, first + self._batch_size)
         batch = as_batch(
-            self._order.rows(numbers), numbers, eos_id=self._eos_id, token_bytes=self._token_bytes
+            self._order.rows(numbers),
+            numbers,
+            eos_id=self._eos_id,
+            token_bytes=self._token_bytes,
+            context=self._context,
         )
         if len(self._special_ids):
             targets = batch["targets"]
@@ -380,6 +399,9 @@ class TextDataModule(LanguageDataModule):
         report: What loss and perplexity count when evaluating: 'all' targets, or only 'lexical'
             ones, leaving out the tokens that end documents (and sentences, where there are such).
             Bits per byte count all.
+        eval_stride: S, targets that a window adds when evaluating: windows then begin S tokens
+            apart, and each target is scored after at least T - S tokens, at T / S times the
+            compute; null: T, windows that do not overlap.
         **kwargs: See `LanguageDataModule` and `TextCorpus`.
 
     Raises:
@@ -390,6 +412,7 @@ class TextDataModule(LanguageDataModule):
         "block_size",
         "train_windows",
         "report",
+        "eval_stride",
     }
 
     def __init__(
@@ -398,11 +421,13 @@ class TextDataModule(LanguageDataModule):
         block_size: int = 256,
         train_windows: Literal["packed", "random"] = "packed",
         report: Report = "all",
+        eval_stride: int | None = None,
         **kwargs: Any,
     ) -> None:
         self._block_size = block_size
         self.train_windows = train_windows
         self.report = report
+        self.eval_stride = eval_stride
         super().__init__(**kwargs)
 
     def _problems(self) -> list[str]:
@@ -413,12 +438,21 @@ class TextDataModule(LanguageDataModule):
             problems.append(f"train_windows={self.train_windows!r} must be 'packed' or 'random'")
         if self.report not in ("all", "lexical"):
             problems.append(f"report={self.report!r} must be 'all' or 'lexical'")
+        if self.eval_stride is not None and not 1 <= self.eval_stride <= max(1, self.block_size):
+            problems.append(
+                f"eval_stride={self.eval_stride} must be between 1 and block_size={self.block_size}"
+            )
         return problems
 
     @property
     def block_size(self) -> int:
         """T, the length of a window in tokens."""
         return self._block_size
+
+    @property
+    def rows_per_target(self) -> float:
+        """Windows that hold a target when evaluating, T / S, of which one counts it."""
+        return self.block_size / (self.eval_stride or self.block_size)
 
     def training_source(self) -> WindowSource:
         """Returns the training batches of this rank by number."""
@@ -455,14 +489,16 @@ class TextDataModule(LanguageDataModule):
         if not len(stream):
             raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
         rank, world_size = self._ranks()
+        eos_id, stride = self.tokenizer.eos_id, self.eval_stride or self.block_size
         return WindowSource(
-            NonOverlappingWindows(stream, block_size=self.block_size, eos_id=self.tokenizer.eos_id),
+            EvaluationWindows(stream, block_size=self.block_size, eos_id=eos_id, stride=stride),
             batch_size=self.eval_batch_size,
-            eos_id=self.tokenizer.eos_id,
+            eos_id=eos_id,
             token_bytes=self.tokenizer.token_bytes,
             rank=rank,
             world_size=world_size,
             special_ids=self.tokenizer.special_ids if self.report == "lexical" else (),
+            context=self.block_size - stride,
         )
 
     def prompt_source(self, prompts: Sequence[str]) -> PromptSource:

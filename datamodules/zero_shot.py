@@ -7,7 +7,7 @@ are those of the diffusion language models it compares with (Lou et al., 2024; S
 |---|---|
 | A.3 "we adopt the detokenizers used by Sahoo et al." | `detokenizers` |
 | A.3 "insert an [EOS] token in between sequences" | the text store: one EOS a document |
-| 3.3 "non-overlapping blocks" | `text.NonOverlappingWindows` |
+| 3.3 "non-overlapping blocks" | `text.EvaluationWindows` |
 
 The paper says "the validation splits" of all seven, after the diffusion language models. Their
 public scripts take the validation split where there is one, else the test split; so is it here:
@@ -35,7 +35,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from datamodules import detokenizers
 from datamodules.detokenizers import Detokenizer
-from datamodules.hub import CONVERSION, explained
+from datamodules.hub import CONVERSION, HubFiles
 from datamodules.local_corpora import identify
 from datamodules.readers import expand, format_of, read_documents
 from datamodules.store import Split
@@ -62,69 +62,8 @@ class HubPlace:
         return {key: value for key, value in vars(self).items() if value is not None}
 
 
-class HubFiles:
-    """The files of a place, fetched once; a `prepare.Remote` that is read from its beginning.
-
-    Evaluation sets are small, so their files are fetched as they are and read like your own, by
-    `readers`: no loader of the repository, and so no script, has a say.
-
-    Args:
-        place: What to fetch.
-        corpus: Who asks, for messages.
-        cure: How to give a copy of one's own, for messages.
-    """
-
-    def __init__(self, place: HubPlace, *, corpus: str, cure: str) -> None:
-        self._place, self._corpus, self._cure = place, corpus, cure
-        self._revision = place.revision
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files in the hub's cache, sorted; without a network, those that it holds.
-
-        Raises:
-            CorpusUnavailableError: They cannot be fetched, or there are none.
-        """
-        return sorted(self._folder.glob(self._place.files))
-
-    @cached_property
-    def _folder(self) -> Path:
-        """The folder of the commit in the hub's cache."""
-        import huggingface_hub
-
-        place = self._place
-        try:
-            fetched = huggingface_hub.snapshot_download(
-                place.repository,
-                repo_type="dataset",
-                revision=self._revision,
-                allow_patterns=place.files,
-            )
-            folder = Path(fetched)
-            if not any(folder.glob(place.files)):
-                raise FileNotFoundError(f"no file fits {place.files}")
-        except Exception as error:
-            raise explained(
-                error,
-                corpus=self._corpus,
-                place=f"{place.repository} ({place.files})",
-                revision=self._revision,
-                cure=self._cure,
-            ) from error
-        return folder
-
-    def pin(self, stored: Mapping[str, Any] | None) -> dict[str, str]:
-        """Settles the commit, whose name the folder has; see `prepare.Remote`."""
-        if stored is not None and stored["commit"] != self._revision:
-            self._revision = stored["commit"]
-            vars(self).pop("_folder", None)
-        return {"repository": self._place.repository, "commit": self._folder.name}
-
-    def go_to(self, place: Mapping[str, Any]) -> None:
-        """Does nothing: files on this disk are soon read again."""
-
-    def place(self, document: int) -> None:
-        """Returns that no place is known."""
+class _SetFiles(HubFiles):
+    label = "repository"
 
 
 SetName = Literal["ptb", "wikitext", "lm1b", "lambada", "ag_news", "pubmed", "arxiv"]
@@ -310,22 +249,26 @@ class ZeroShotText(TextDataModule):
     def _hub(self) -> HubFiles | None:
         if self._data_files is not None:
             return None
-        cure = (
-            f"Give your copy, with --files.{self._set_name} to evaluate.py zero_shot or "
-            f"data.data_files elsewhere ({self._set.local_format})"
+        return _SetFiles(
+            self._place.repository,
+            self._place.files,
+            revision=self._place.revision,
+            corpus=self._name,
+            place=self._place.files,
+            cure=f"Give your copy, with --files.{self._set_name} to evaluate.py zero_shot or "
+            f"data.data_files elsewhere ({self._set.local_format})",
         )
-        return HubFiles(self._place, corpus=self._name, cure=cure)
 
-    def remote(self) -> HubFiles | None:
-        """Returns the files on the hub; None where yours are read."""
-        return self._hub
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Settles the commit on the hub; nothing where your files are read."""
+        return {} if self._hub is None else self._hub.pin(stored)
 
     def documents(self, split: Split) -> Iterator[str]:
         """Yields the documents, detokenised, in the order of the files; none but for ``val``."""
         if split != "val":
             return
         separator = "\n" if self._set.by_line else None
-        for path in self.files if self._hub is None else self._hub.paths:
+        for path in self.files if self._hub is None else self._hub:
             field = fitting_field(path, self._fields)
             for row in read_documents(path, text_field=field, separator=separator):
                 yield self._set.document(row)

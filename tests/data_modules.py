@@ -82,6 +82,7 @@ OUT_OF_RANGE = (
     {"seed": -1},
     {"train_windows": "shuffled"},
     {"report": "none"},
+    {"eval_stride": 0},
     {"tokenizer": "gpt5"},
     {"num_proc": 0},
     {"val_fraction": 0.6, "test_fraction": 0.4},

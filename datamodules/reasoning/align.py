@@ -21,10 +21,11 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from tqdm import tqdm
 
+from datamodules.gsm8k import fetch_problems
 from datamodules.journals import write_whole
 from datamodules.readers import expand
 from datamodules.reasoning.examples import Example
-from datamodules.reasoning.gsm8k import HubProblems, Solved, check_format, read_all, solved
+from datamodules.reasoning.gsm8k import CURE, Solved, check_format, read_all, solved
 from datamodules.reasoning.placement import Placing, counts_of
 from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig, place_steps
 
@@ -162,7 +163,7 @@ def _problems(settings: Namespace) -> Iterator[Solved]:
     if settings.limit is not None and settings.limit < 1:
         raise ValueError(f"limit={settings.limit} must be at least 1, or null for all")
     if settings.files is None:
-        problems: Iterator[Solved] = map(solved, HubProblems().problems("train").rows)
+        problems: Iterator[Solved] = map(solved, fetch_problems("train", cure=CURE).rows)
     else:
         paths = expand(settings.files)
         for path in paths:

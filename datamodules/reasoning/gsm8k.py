@@ -159,34 +159,7 @@ def _plain(text: str) -> str:
     return text.strip().removesuffix(".").replace(",", "").replace("$", "")
 
 
-class HubProblems:
-    """The problems of GSM8K on the hub; a `prepare.Remote` that is read from its beginning."""
-
-    def __init__(self) -> None:
-        self._problems: dict[GSM8KSplit, Problems] = {}
-
-    def problems(self, split: GSM8KSplit) -> Problems:
-        """Returns the problems of a split, fetched once.
-
-        Raises:
-            CorpusUnavailableError: They cannot be fetched.
-        """
-        if split not in self._problems:
-            cure = "Pass your copy with data.data_files=train.jsonl and data.test_files=test.jsonl"
-            self._problems[split] = fetch_problems(split, cure=cure)
-        return self._problems[split]
-
-    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Returns the commits that are read; see `prepare.Remote`."""
-        splits: tuple[GSM8KSplit, ...] = ("train", "test")
-        return {split: self.problems(split).origin for split in splits}
-
-    def go_to(self, place: Mapping[str, Any]) -> None:
-        """Does nothing: a preparation starts again."""
-
-    def place(self, document: int) -> Mapping[str, Any] | None:
-        """Returns None: there is no place to go on from."""
-        return None
+CURE = "Pass your copy with data.data_files=train.jsonl and data.test_files=test.jsonl"
 
 
 # ---- problems with their markers
@@ -327,12 +300,14 @@ class ReasoningGSM8K(ReasoningDataModule):
     # Where the problems are from
 
     @cached_property
-    def _hub(self) -> HubProblems | None:
-        return None if self._splits.has_files else HubProblems()
+    def _hub(self) -> dict[GSM8KSplit, Problems]:
+        """The problems on the hub; none where your files are read."""
+        splits: tuple[GSM8KSplit, ...] = () if self._splits.has_files else ("train", "test")
+        return {split: fetch_problems(split, cure=CURE) for split in splits}
 
-    def remote(self) -> HubProblems | None:
-        """Returns the problems on the hub; None where your files are read."""
-        return self._hub
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Returns the commits that are read."""
+        return {split: problems.origin for split, problems in self._hub.items()}
 
     def source(self) -> dict[str, Any]:
         """Returns the options, and the files by content."""
@@ -357,9 +332,9 @@ class ReasoningGSM8K(ReasoningDataModule):
         return self._splits.rows(split, self._read)
 
     def _read(self, split: Split) -> Iterable[Solved]:
-        if self._hub is None:
+        if self._splits.has_files:
             return read_all(self._splits.files[split], KEYS[split])
-        return map(solved, self._hub.problems("test" if split == "test" else "train").rows)
+        return map(solved, self._hub["test" if split == "test" else "train"].rows)
 
     # Examples
 

@@ -296,8 +296,7 @@ class ReasoningDataModule(LanguageDataModule):
 
     def _pinned_description(self) -> dict[str, Any]:
         """Returns what meta.json says of the source, which is settled, e.g. at a commit."""
-        remote = self.remote()
-        origin = {} if remote is None else dict(remote.pin(None))
+        origin = dict(self.pin(None))
         return {**self._description(), "origin": origin, "notes": self._log_notes()}
 
     def _counted_examples(self, split: Split) -> Iterator[Example]:

@@ -18,7 +18,6 @@ minutes at most.
 """
 
 import contextlib
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,16 +30,14 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from datamodules.journals import full_disk_named, write_whole
-from datamodules.prepare import EncodedChunk, SectionWriter, shard_name
+from datamodules.prepare import EncodedChunk, SectionWriter, shard_name, write_meta
 from datamodules.reasoning.examples import EncodedExample, Example, encode_examples
 from datamodules.store import (
-    FORMAT,
     SPLITS,
     Counts,
     Split,
     Store,
     TokenStream,
-    all_checksums,
     damaged,
     expect,
     token_dtype,
@@ -384,7 +381,7 @@ class _Writer:
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, limits: RowLimits) -> None:
         self._folder, self._tokenizer, self._limits = folder, tokenizer, limits
-        self._section = SectionWriter(folder, 0, 0)
+        self._section = SectionWriter(folder, 0)
         self._sizes: dict[Split, dict[str, int]] = {}
         self.reports: Reports = {split: Counter() for split in SPLITS}
 
@@ -447,16 +444,8 @@ class _Writer:
         if isinstance(tokenizer, JsonTokenizer):
             write_whole(self._folder / "tokenizer.json", tokenizer.json_text)
         section = self._section.finish()
-        meta = {
-            "format": FORMAT,
-            **description,
-            "vocab_size": tokenizer.vocab_size,
-            "eos_id": tokenizer.eos_id,
-            "dtype": token_dtype(tokenizer.vocab_size).str,
-            "splits": {s: self._described(s, section.splits.get(s)) for s in SPLITS},
-            "checksums": all_checksums(self._folder, section.checksums),
-        }
-        write_whole(self._folder / "meta.json", json.dumps(meta, indent=2))
+        splits = {s: self._described(s, section.splits.get(s)) for s in SPLITS}
+        write_meta(self._folder, description, tokenizer, splits, section.checksums)
 
     def _described(self, split: Split, counts: Counts | None) -> dict[str, object]:
         """Returns what meta.json says of a split."""
@@ -479,8 +468,6 @@ def _as_chunk(
     return EncodedChunk(
         splits=[split] * len(texts),
         sizes=np.array([size for one in examples for size in one.sizes], dtype=INDEX),
-        numbers=list(range(len(texts))),
         lengths=np.array([len(text) + 1 for text in texts], dtype=INDEX),
         tokens=tokens.astype(token_dtype(tokenizer.vocab_size)),
-        documents=len(texts),
     )

@@ -202,21 +202,26 @@ class SentenceCorpus(TextCorpus):
         """Yields the documents in the inner corpus' store, decoded."""
         return _decoded(self.corpus, split, 0)
 
-    def stored_documents(self) -> Iterator[tuple[Split, str]]:
-        """Yields (split, document) for all splits; those already marked are empty."""
-        skip = self._reading.skip
+    def stored_documents(self, first: int = 0) -> Iterator[tuple[Split, str]]:
+        """Yields (split, document) for all splits, from the number `first` on."""
         for split in SPLITS:
-            for text in _decoded(self.corpus, split, skip):
+            for text in _decoded(self.corpus, split, first):
                 yield split, text
-            skip = max(0, skip - self.corpus.counts(split).documents)
+            first = max(0, first - self.corpus.counts(split).documents)
 
-    @cached_property
-    def _reading(self) -> "_Reading":
-        return _Reading(self.corpus)
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Returns the inner store's name and what that was read from.
 
-    def remote(self) -> "_Reading":
-        """Returns where the reading of the inner store stands."""
-        return self._reading
+        Raises:
+            StoreError: What is finished was marked from another text.
+        """
+        origin = {"store": self.corpus.fingerprint, **self.corpus.origin}
+        if stored is not None and dict(stored) != origin:
+            raise StoreError(
+                f"An unfinished preparation next to {self.corpus.store_dir} was begun from other "
+                f"text ({stored}) than there is now ({origin}). Delete its folder, *.partial."
+            )
+        return origin
 
     def expects(self, split: Split) -> bool:
         """Returns whether a split must have documents."""
@@ -289,7 +294,7 @@ class SentenceCorpus(TextCorpus):
         """
         self.corpus.setup(stage)
         super().setup(stage)
-        if self.origin != self._reading.pin(None):
+        if self.origin != self.pin(None):
             raise StoreError(
                 f"{self.store_dir} was not made from what {self.corpus.store_dir} holds now "
                 "(a repository with another commit). Delete the first; it is prepared again."
@@ -318,53 +323,14 @@ def _built(corpus: TextCorpus | Mapping[str, Any]) -> TextCorpus:
     return built
 
 
-def _decoded(corpus: TextCorpus, split: Split, skip: int) -> Iterator[str]:
-    """Yields the documents in a corpus' store as text, the first `skip` of them empty."""
+def _decoded(corpus: TextCorpus, split: Split, first: int) -> Iterator[str]:
+    """Yields the documents in a corpus' store as text, from the number `first` on."""
     stream = corpus.stream(split)
-    first = min(skip, stream.num_documents)
-    yield from [""] * first
     ends = stream.document_ends
-    start = int(ends[first - 1]) if first else 0
+    start = int(ends[first - 1]) if 0 < first <= len(ends) else 0
     for end in ends[first:]:
         yield corpus.tokenizer.decode(stream.gather(np.arange(start, end - 1)).tolist())
         start = int(end)
-
-
-class _Reading:
-    """The inner store as a `prepare.Remote`: a killed preparation does not decode it again.
-
-    Args:
-        corpus: The inner corpus.
-
-    Attributes:
-        skip: Documents that need not be decoded.
-    """
-
-    def __init__(self, corpus: TextCorpus) -> None:
-        self._corpus = corpus
-        self.skip = 0
-
-    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Returns the inner store's name and what that was read from.
-
-        Raises:
-            StoreError: What is finished was marked from another text.
-        """
-        origin = {"store": self._corpus.fingerprint, **self._corpus.origin}
-        if stored is not None and dict(stored) != origin:
-            raise StoreError(
-                f"An unfinished preparation next to {self._corpus.store_dir} was begun from other "
-                f"text ({stored}) than there is now ({origin}). Delete its folder, *.partial."
-            )
-        return origin
-
-    def go_to(self, place: Mapping[str, Any]) -> None:
-        """Leaves out the text of documents before a place."""
-        self.skip = int(place["document"])
-
-    def place(self, document: int) -> Mapping[str, Any]:
-        """Returns the place before a document."""
-        return {"document": document}
 
 
 # ---- as windows

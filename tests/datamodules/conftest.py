@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
+import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub.errors import RevisionNotFoundError
 
-from datamodules import LocalText, Sentences
+from datamodules import LocalText, Sentences, prepare
 from datamodules import hub as reading
 from datamodules.prepare import prepare_store
 from datamodules.sentences import SentenceIndex
@@ -109,17 +110,18 @@ def make_stream(tmp_path_factory: pytest.TempPathFactory) -> MakeStream:
     Token ids count up over the stream, so that a row of tokens says where it was cut.
     """
 
-    def make(lengths: list[int], shard_tokens: int = 2**28) -> TokenStream:
+    def make(lengths: list[int], part_bytes: int = 2**28) -> TokenStream:
         tokenizer = _Counting()
         folder = tmp_path_factory.mktemp("stream") / "store"
         documents: list[tuple[Split, str]] = [("train", "x" * n) for n in lengths]
-        prepare_store(
-            folder,
-            description={},
-            documents=lambda: documents,
-            make_tokenizer=lambda: tokenizer,
-            shard_tokens=shard_tokens,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prepare, "PART_BYTES", part_bytes)
+            prepare_store(
+                folder,
+                description={},
+                documents=lambda first: documents[first:],
+                make_tokenizer=lambda: tokenizer,
+            )
         return Store(folder).stream("train")
 
     return make
@@ -143,76 +145,56 @@ class _Counting(BytesTokenizer):
 
 
 class FakeHub:
-    """Repositories as folders ``<name>@<commit>``, read through the real `datasets`.
+    """Repositories in the cache of the real `huggingface_hub`, and the hub's answers about them.
 
     Attributes:
-        network: Whether it can be reached.
-        asked: What was loaded: a commit, or "offline".
+        network: Whether the hub answers.
+        fetched: Names of the files that were asked for.
     """
 
-    def __init__(self, folder: Path, cache: Path) -> None:
-        self._folder, self._cache = folder, cache
-        self._branches: dict[tuple[str, str], str] = {}
-        self._served: dict[str, object] = {}
-        self._load = datasets.load_dataset_builder
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.network = True
-        self.asked: list[str] = []
+        self.fetched: list[str] = []
+        self._download = huggingface_hub.hf_hub_download
 
     def repository(self, name: str, commit: int = 1, branch: str = "main") -> Path:
         """Returns the folder of a commit, which is now the newest of a branch."""
-        self._branches[name, branch] = f"{commit:040x}"
-        folder = self._folder / f"{name}@{commit:040x}"
+        repository = self._folder / f"datasets--{name.replace('/', '--')}"
+        reference = repository / "refs" / branch
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(f"{commit:040x}")
+        folder = repository / "snapshots" / f"{commit:040x}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def serve(self, name: str, data) -> None:
-        """Lets a repository have this data set as any of its splits."""
-        (self.repository(name) / "data.parquet").touch()
-        self._served[name] = data
-
     def dataset_info(self, name, revision=None):
-        from huggingface_hub.errors import RevisionNotFoundError
-
         if not self.network:
             raise ConnectionError("no network")
-        commit = self._branches.get((name, revision or "main"), revision or f"{1:040x}")
-        folder = self._folder / f"{name}@{commit}"
+        repository = self._folder / f"datasets--{name.replace('/', '--')}"
+        reference = repository / "refs" / (revision or "main")
+        folder = (
+            repository
+            / "snapshots"
+            / (reference.read_text() if reference.is_file() else str(revision))
+        )
         if not folder.is_dir():
             response = SimpleNamespace(status_code=404, headers={}, request=None)
             raise RevisionNotFoundError("there is none", response=response)
         files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
-        return SimpleNamespace(sha=commit, siblings=[SimpleNamespace(rfilename=f) for f in files])
+        siblings = [SimpleNamespace(rfilename=file) for file in files]
+        return SimpleNamespace(sha=folder.name, siblings=siblings)
 
-    def load_dataset_builder(self, name, config=None, *, revision=None, data_files=None):
-        self.asked.append(
-            "offline"
-            if not self.network and datasets.config.HF_HUB_OFFLINE
-            else revision or "files"
-        )
-        commit = revision or self._branches.get((name, "main"))
-        if name in self._served:
-            data = self._served[name]
-            return SimpleNamespace(
-                hash=commit,
-                download_and_prepare=lambda: None,
-                as_dataset=lambda split: data,
-                as_streaming_dataset=lambda split: data,
-            )
-        if data_files is not None:
-            return self._load(name, data_files=data_files, cache_dir=str(self._cache))
-        folder = self._folder / f"{name}@{commit}"
-        if (folder / f"{folder.name.partition('@')[0]}.py").exists():
-            raise RuntimeError("Dataset scripts are no longer supported, but found it.py")
-        builder = self._load(str(folder), config, cache_dir=str(self._cache))
-        builder.hash = commit
-        return builder
+    def hf_hub_download(self, name, file, **options):
+        self.fetched.append(file)
+        return self._download(name, file, **options)
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch) -> FakeHub:
     """Lets corpora find repositories in a folder."""
-    fake = FakeHub(tmp_path / "hub", tmp_path / "hf")
-    monkeypatch.setattr(datasets, "load_dataset_builder", fake.load_dataset_builder)
+    fake = FakeHub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fake.hf_hub_download)
     monkeypatch.setattr(reading, "dataset_info", fake.dataset_info)
-    monkeypatch.setattr(reading, "_REPOSITORIES", f"{tmp_path / 'hub'}/")
     return fake

@@ -74,6 +74,7 @@ def test_prepared_once_whatever_does_not_decide_the_text(build, folder, case):
 
     data, before = build(case), stamps()
     others = [build(case, **{key: 3}) for key in ("seed", "batch_size", "eval_batch_size")]
+    others.append(build(case, validation_split="test"))
     assert {other.store_dir for other in others} == {data.store_dir}
     assert stamps() == before
 
@@ -164,6 +165,18 @@ def test_evaluation_scores_every_target_once(build, case):
                     rows[number] = targets[targets >= 0].tolist()
         found.append(rows)
     assert found[0] == found[1] == found[2] != {}
+
+
+@every
+def test_training_validates_on_the_split_that_is_asked_for(build, case):
+    data = build(case)
+    for split in ("val", "test"):
+        batches = list(build(case, validation_split=split).val_dataloader())
+        source = data.evaluation_source(split) if data.expects(split) else ()
+        assert len(batches) == len(source)
+        assert all(equal(batch, source.batch(n)) for n, batch in enumerate(batches))
+    with pytest.raises(ValueError, match="validation_split='train' must be"):
+        case.build(validation_split="train")
 
 
 @every

@@ -27,7 +27,7 @@ def shared(monkeypatch):
 def stream(request, make_stream, monkeypatch):
     """A stream of one shard, or of several."""
     monkeypatch.setattr("datamodules.prepare.CHUNK_DOCUMENTS", 3)
-    return make_stream(LENGTHS, shard_tokens=request.param)
+    return make_stream(LENGTHS, part_bytes=request.param)
 
 
 def windows(stream, **options) -> PackedWindows:

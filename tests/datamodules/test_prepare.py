@@ -15,7 +15,7 @@ import pytest
 
 from datamodules import LocalText
 from datamodules import prepare as preparing
-from datamodules.prepare import WorkerDiedError, chunks, encode_in_order, prepare_store
+from datamodules.prepare import Place, WorkerDiedError, chunks, encode_in_order, prepare_store
 from datamodules.store import Counts, Store, StoreError
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 
@@ -28,8 +28,9 @@ DOCUMENTS = [
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Many chunks and, with several processes, workers from the second one on."""
+    """Many chunks and parts and, with several processes, workers from the second chunk on."""
     monkeypatch.setattr(preparing, "CHUNK_DOCUMENTS", 7)
+    monkeypatch.setattr(preparing, "PART_BYTES", 5000)
     monkeypatch.setattr(preparing, "BYTES_BEFORE_WORKERS", 1000)
 
 
@@ -38,13 +39,13 @@ def bpe():
     return train_bpe("bpe:280", ["Document of the corpus. 0123456789 xx"] * 3)
 
 
-def prepare(folder: Path, documents=DOCUMENTS, tokenizer=None, **options) -> Store:
+def prepare(folder: Path, documents=None, tokenizer=None, **options) -> Store:
     prepare_store(
         folder,
         description={"source": "test"},
-        documents=lambda: iter(documents),
+        documents=documents or (lambda first: iter(DOCUMENTS[first:])),
         make_tokenizer=lambda: tokenizer or BytesTokenizer(),
-        **{"shard_tokens": 3000, **options},
+        **options,
     )
     return Store(folder)
 
@@ -58,16 +59,36 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in shards}
 
 
+def records(partial: Path) -> list[dict]:
+    """What an unfinished store knows of its finished parts."""
+    return [json.loads(path.read_text()) for path in sorted((partial / "parts").glob("0*.json"))]
+
+
 def finished_shards(partial: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of the shards that the journal of an unfinished store names."""
-    sections = len((partial / "journal.jsonl").read_text().splitlines()) - 1
-    numbers = {f"{i:05d}" for i in range(sections)}
-    return {k: v for k, v in stamps(partial).items() if k.partition(".")[0][-5:] in numbers}
+    """Inode and time of the shards of finished parts."""
+    names = {name for record in records(partial) for name in record["checksums"]}
+    return {k: v for k, v in stamps(partial).items() if k in names}
 
 
-def failing_after(number):
-    yield from DOCUMENTS[:number]
-    raise ConnectionError("the line is dead")
+def failing_at(number):
+    """Documents whose reading fails at one of them."""
+
+    def documents(first):
+        yield from DOCUMENTS[first:number]
+        raise ConnectionError("the line is dead")
+
+    return documents
+
+
+def unfinished(tmp_path, at=300, tokenizer=None, **options) -> Path:
+    """Prepares until reading fails; returns the folder that is left."""
+    with (
+        pytest.warns(UserWarning, match=r"tokens that were written are kept in .*s\.partial"),
+        pytest.raises(ConnectionError),
+    ):
+        prepare(tmp_path / "s", failing_at(at), tokenizer, **options)
+    assert not (tmp_path / "s").exists()
+    return tmp_path / "s.partial"
 
 
 # Processes
@@ -80,8 +101,8 @@ def test_the_number_of_processes_does_not_show(tmp_path, bpe):
 
 
 def test_results_come_in_order_and_hold_all_documents(bpe):
-    found = list(encode_in_order(DOCUMENTS, bpe, 3))
-    assert sum(chunk.documents for chunk in found) == len(DOCUMENTS)
+    found = list(encode_in_order(chunks(DOCUMENTS), bpe, 3))
+    assert found[-1].place.documents == len(DOCUMENTS)
     texts = [text for _, text in DOCUMENTS if text]
     tokens = np.concatenate([chunk.tokens for chunk in found])
     assert bpe.decode(tokens) == "".join(texts)
@@ -89,10 +110,10 @@ def test_results_come_in_order_and_hold_all_documents(bpe):
 
 
 def test_few_texts_and_bytes_start_no_process(monkeypatch, bpe):
-    monkeypatch.setattr(preparing, "_Worker", None)  # would fail if it were called
-    assert list(encode_in_order(DOCUMENTS, BytesTokenizer(), 4))
+    monkeypatch.setattr(preparing, "DataLoader", None)  # would fail if it were called
+    assert list(encode_in_order(chunks(DOCUMENTS), BytesTokenizer(), 4))
     monkeypatch.setattr(preparing, "BYTES_BEFORE_WORKERS", 10**6)
-    assert list(encode_in_order(DOCUMENTS, bpe, 4))
+    assert list(encode_in_order(chunks(DOCUMENTS), bpe, 4))
 
 
 def test_workers_use_one_core_each(bpe, monkeypatch):
@@ -101,19 +122,26 @@ def test_workers_use_one_core_each(bpe, monkeypatch):
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
-def test_a_failing_tokenizer_is_named_and_leaves_no_process():
+def test_workers_leave_the_random_numbers_of_a_run_alone(bpe):
+    import torch
+
+    before = torch.get_rng_state()
+    assert list(encode_in_order(chunks(DOCUMENTS), bpe, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_failing_tokenizer_is_named(monkeypatch):
     class Broken(BytesTokenizer):
         gains_from_processes = True
 
         def encode_arrays(self, texts):
             if os.getpid() != parent:
-                raise RuntimeError("cannot tokenise")
+                raise LookupError("cannot tokenise")
             return super().encode_arrays(texts)
 
     parent = os.getpid()
-    with pytest.raises(RuntimeError, match="cannot tokenise"):
-        list(encode_in_order(DOCUMENTS, Broken(), 2))
-    assert not _children()
+    with pytest.raises(LookupError, match="^'?cannot tokenise'?$"):
+        list(encode_in_order(chunks(DOCUMENTS), Broken(), 2))
 
 
 def test_a_dead_worker_is_named():
@@ -126,60 +154,64 @@ def test_a_dead_worker_is_named():
             return super().encode_arrays(texts)
 
     parent = os.getpid()
-    with pytest.raises(WorkerDiedError, match=r"exit code -9.*num_proc"):
-        list(encode_in_order(DOCUMENTS, Dying(), 2))
-    assert not _children()
+    with pytest.raises(WorkerDiedError, match=r"Killed.*num_proc"):
+        list(encode_in_order(chunks(DOCUMENTS), Dying(), 2))
 
 
-def _children() -> list[int]:
-    return [p.pid for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+# Parts
 
 
-# Sections and the journal
-
-
-def test_the_journal_says_which_documents_each_shard_holds(tmp_path):
-    store = prepare(tmp_path / "s")
-    lines = (tmp_path / "s" / "journal.jsonl").read_text().splitlines()[1:]
-    sections = [json.loads(line) for line in lines]
-    assert len(sections) > 5
-    assert [s["first"] for s in sections] == [0, *(s["end"] for s in sections[:-1])]
-    assert sections[-1]["end"] == len(DOCUMENTS)
-    for i, section in enumerate(sections):
-        held = DOCUMENTS[section["first"] : section["end"]]
-        for split, counts in section["splits"].items():
+def test_a_record_says_which_documents_each_shard_holds(tmp_path):
+    partial = unfinished(tmp_path, at=399)
+    parts = records(partial)
+    assert len(parts) > 5
+    first = 0
+    for i, part in enumerate(parts):
+        held, first = DOCUMENTS[first : part["documents"]], part["documents"]
+        assert 5000 <= sum(len(text) for _, text in held) < 5000 + 7 * 300
+        for split, counts in part["splits"].items():
             texts = [text for s, text in held if s == split and text]
             assert counts["documents"] == len(texts)
-            ends = np.fromfile(tmp_path / "s" / f"{split}-{i:05d}.ends", "<i8")
+            ends = np.fromfile(partial / f"{split}-{i:05d}.ends", "<i8")
             assert np.diff(ends, prepend=0).tolist() == [len(t) + 1 for t in texts]
+    store = prepare(tmp_path / "s")
     assert store.counts("train").documents == sum(s == "train" and bool(t) for s, t in DOCUMENTS)
 
 
-def test_chunks_are_cut_by_the_documents_alone():
+def test_chunks_and_parts_are_cut_by_the_documents_alone():
     found = list(chunks(DOCUMENTS))
-    again = list(chunks(DOCUMENTS[found[0].documents :]))
-    assert again == found[1:]
+    ends = [chunk.place for chunk in found if chunk.place.ends]
+    assert [place.part for place in ends] == list(range(len(ends)))
+    assert [place.last for place in ends] == [False] * (len(ends) - 1) + [True]
+    start = Place(part=2, documents=ends[1].documents)
+    again = list(chunks(DOCUMENTS[start.documents :], start))
+    assert again == [chunk for chunk in found if chunk.place.part >= 2]
 
 
-@pytest.mark.parametrize("after", [100, 399])
+@pytest.mark.parametrize("at", [100, 399])
 @pytest.mark.parametrize("num_proc", [1, 2])
-def test_a_failure_keeps_finished_shards(tmp_path, bpe, after, num_proc):
-    with pytest.raises(ConnectionError):
-        prepare(tmp_path / "s", failing_after(after), bpe, num_proc=num_proc)
-    assert not (tmp_path / "s").exists()
-    partial = tmp_path / "s.partial"
+def test_a_failure_keeps_finished_parts(tmp_path, bpe, at, num_proc):
+    partial = unfinished(tmp_path, at, bpe, num_proc=num_proc)
     before = finished_shards(partial)
-    prepare(tmp_path / "s", tokenizer=bpe)
+    assert before
+    asked = []
+
+    def documents(first):
+        asked.append(first)
+        return iter(DOCUMENTS[first:])
+
+    done = records(partial)[-1]["documents"]
+    prepare(tmp_path / "s", documents, tokenizer=bpe)
     prepare(tmp_path / "whole", tokenizer=bpe)
+    assert asked == [done]
     assert before.items() <= stamps(tmp_path / "s").items()
     assert content(tmp_path / "s") == content(tmp_path / "whole")
     assert not partial.exists()
 
 
-def test_half_a_line_and_a_begun_shard_are_left_out(tmp_path):
-    partial = unfinished(tmp_path, after=200)
-    with (partial / "journal.jsonl").open("a") as file:
-        file.write('{"first": 1')
+def test_half_a_record_and_a_begun_shard_are_left_out(tmp_path):
+    partial = unfinished(tmp_path, at=200)
+    (partial / "parts" / "00002.json").write_text('{"part": 1')
     (partial / "train-00099.tokens").write_bytes(b"begun")
     prepare(tmp_path / "s")
     prepare(tmp_path / "whole")
@@ -187,11 +219,21 @@ def test_half_a_line_and_a_begun_shard_are_left_out(tmp_path):
 
 
 def test_a_trained_tokenizer_is_not_trained_again(tmp_path, bpe):
-    with pytest.raises(ConnectionError):
-        prepare(tmp_path / "s", failing_after(200), bpe)
+    unfinished(tmp_path, 200, bpe)
     prepare(tmp_path / "s", tokenizer=train_bpe("bpe:257", ["other text"]))
     prepare(tmp_path / "whole", tokenizer=bpe)
     assert content(tmp_path / "s") == content(tmp_path / "whole")
+
+
+def test_a_damaged_shard_does_not_get_the_name(tmp_path):
+    partial = unfinished(tmp_path)
+    (partial / "train-00003.tokens").write_bytes(b"")
+    with (
+        pytest.warns(UserWarning, match="are kept"),
+        pytest.raises(StoreError, match=r"s\.partial is damaged: train-00003.tokens has 0 bytes"),
+    ):
+        prepare(tmp_path / "s")
+    assert not (tmp_path / "s").exists()
 
 
 # The cap
@@ -212,21 +254,19 @@ def test_the_cap_takes_documents_in_order(tmp_path, bpe, cap, num_proc):
 
 
 def test_a_capped_preparation_goes_on_to_the_same_end(tmp_path):
-    with pytest.raises(ConnectionError):
-        prepare(tmp_path / "s", failing_after(100), train_tokens=9000)
+    unfinished(tmp_path, 100, train_tokens=9000)
     prepare(tmp_path / "s", train_tokens=9000)
     prepare(tmp_path / "whole", train_tokens=9000)
     assert content(tmp_path / "s") == content(tmp_path / "whole")
 
 
-# Killed for real
+# Killed for real, and several at once
 
 SCRIPT = """
-import time
+import os, time
 from pathlib import Path
 from datamodules import LocalText, prepare
-prepare.CHUNK_DOCUMENTS, prepare.BYTES_BEFORE_WORKERS = 7, 1000
-prepare.prepare_store.__kwdefaults__["shard_tokens"] = 3000
+prepare.CHUNK_DOCUMENTS, prepare.BYTES_BEFORE_WORKERS, prepare.PART_BYTES = 7, 1000, 5000
 class Stopping(LocalText):
     def labelled_documents(self):
         for i, item in enumerate(super().labelled_documents()):
@@ -235,91 +275,114 @@ class Stopping(LocalText):
                 time.sleep(100)
             yield item
 Stopping.__name__ = "LocalText"  # which is in the fingerprint
-Stopping(**{options!r}, num_proc=2).prepare_data()
+Stopping(**{options!r}).prepare_data()
 """
 
 
-def _kill_at(stop: int, marker: Path, options: dict) -> None:
-    """Prepares in another process up to a document, and kills that process there."""
+def start(stop: int | None, marker: Path, options: dict) -> subprocess.Popen:
+    """Prepares in another process, which stops for a long time before a document."""
     script = SCRIPT.format(stop=stop, marker=str(marker), options=options)
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
-    _wait_for(marker.exists)
-    workers = psutil.Process(process.pid).children()
-    assert len(workers) == 2
-    process.kill()
-    process.wait()
-    _wait_for(lambda: not any(worker.is_running() for worker in workers))
+    return subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
 
 
-def _wait_for(condition) -> None:
+def wait_for(condition) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_killed_and_finished(tmp_path, monkeypatch, bpe):
+@pytest.fixture
+def options(tmp_path, bpe) -> dict:
+    """Arguments of a corpus of `DOCUMENTS`."""
     lines = (json.dumps({"text": text}) + "\n" for _, text in DOCUMENTS if text)
     (tmp_path / "a.jsonl").write_text("".join(lines))
     (tmp_path / "tokenizer.json").write_text(bpe.json_text)
-    options = {
+    return {
         "data_files": str(tmp_path / "a.jsonl"),
         "tokenizer": str(tmp_path / "tokenizer.json"),
         "cache_dir": str(tmp_path / "cache"),
     }
-    _kill_at(250, tmp_path / "reached", options)
+
+
+def fresh(options, tmp_path) -> dict[str, bytes]:
+    """The store that one process writes at once."""
+    data = LocalText(**{**options, "cache_dir": str(tmp_path / "fresh")}, num_proc=1)
+    data.prepare_data()
+    return content(data.store_dir)
+
+
+def test_killed_and_finished(tmp_path, options):
+    process = start(250, tmp_path / "reached", {**options, "num_proc": 2})
+    wait_for((tmp_path / "reached").exists)
+    workers = psutil.Process(process.pid).children()
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(worker.is_running() for worker in workers))
     (partial,) = (tmp_path / "cache").glob("*.partial")
     before = finished_shards(partial)
     assert len(before) > 4
-    monkeypatch.setitem(prepare_store.__kwdefaults__, "shard_tokens", 3000)
     data = LocalText(**options)
     data.prepare_data()
-    fresh = LocalText(**{**options, "cache_dir": str(tmp_path / "fresh")}, num_proc=1)
-    fresh.prepare_data()
     assert before.items() < stamps(data.store_dir).items()
-    assert content(data.store_dir) == content(fresh.store_dir)
+    assert content(data.store_dir) == fresh(options, tmp_path)
+
+
+def test_several_processes_share_the_parts(tmp_path, options):
+    """One stops within its second part; the other does the rest, and that part once it is dead."""
+    place = next(c.place for c in chunks(d for d in DOCUMENTS if d[1]) if c.place.ends)
+    slow = start(place.documents + 20, tmp_path / "reached", {**options, "num_proc": 1})
+    wait_for((tmp_path / "reached").exists)
+    other = start(None, tmp_path / "never", {**options, "num_proc": 1})
+    (partial,) = (tmp_path / "cache").glob("*.partial")
+    wait_for(lambda: any(record["last"] for record in records(partial)))
+    done = {record["part"] for record in records(partial)}
+    time.sleep(0.2)
+    assert other.poll() is None  # it waits
+    assert 1 not in done
+    assert done == {0, *range(2, max(done) + 1)}
+    before = finished_shards(partial)
+    slow.kill()
+    slow.wait()
+    assert other.wait(60) == 0
+    data = LocalText(**options)
+    assert before.items() < stamps(data.store_dir).items()
+    assert content(data.store_dir) == fresh(options, tmp_path)
 
 
 # What must not be lost
 
 
-def unfinished(tmp_path, after=300) -> Path:
-    with pytest.raises(ConnectionError):
-        prepare(tmp_path / "s", failing_after(after))
-    return tmp_path / "s.partial"
-
-
-def test_a_journal_without_checksums_is_continued_and_gets_them(tmp_path):
-    path = unfinished(tmp_path) / "journal.jsonl"
-    header, *lines = path.read_text().splitlines()
-    sections = [json.loads(line) for line in lines]
-    assert sum(len(section.pop("checksums")) for section in sections) > 4
-    path.write_text("\n".join([header, *map(json.dumps, sections), ""]))
-    assert "checksums" not in path.read_text()
-    meta = prepare(tmp_path / "s").meta
-    assert meta == prepare(tmp_path / "fresh").meta
-    assert len(meta["checksums"]["crc32"]) == len(stamps(tmp_path / "s"))
-
-
-def test_sections_before_a_damaged_shard_are_kept(tmp_path):
-    partial = unfinished(tmp_path)
-    before = finished_shards(partial)
-    (partial / "train-00003.tokens").write_bytes(b"")
-    with pytest.warns(UserWarning, match="shards number 3 are damaged"):
+def test_one_that_comes_after_the_end_leaves_nothing(tmp_path):
+    def late(first):
         prepare(tmp_path / "s")
-    prepare(tmp_path / "whole")
-    kept = {name: stamp for name, stamp in before.items() if int(name[-12:].split(".")[0][-1]) < 3}
-    assert len(kept) > 5
-    assert kept.items() <= stamps(tmp_path / "s").items()
-    assert content(tmp_path / "s") == content(tmp_path / "whole")
+        yield from DOCUMENTS[first:]
+
+    assert content(prepare(tmp_path / "s", late).folder) == content(prepare(tmp_path / "t").folder)
+    assert not (tmp_path / "s.partial").exists()
 
 
-def test_what_another_version_left_is_moved_aside(tmp_path):
+def test_one_that_gives_up_leaves_the_folder_to_others(tmp_path, bpe):
+    def beside_a_failure(first):
+        with pytest.raises(ConnectionError):
+            prepare(tmp_path / "s", failing_at(0), bpe)
+        yield from DOCUMENTS[first:]
+
+    store = prepare(tmp_path / "s", beside_a_failure, bpe)
+    assert store.tokenizer_json() == bpe.json_text
+    with pytest.raises(ConnectionError):
+        prepare(tmp_path / "t", failing_at(0), bpe)
+    assert not (tmp_path / "t.partial").exists()
+
+
+def test_what_another_version_left_is_moved_aside(tmp_path, monkeypatch):
     partial = unfinished(tmp_path)
-    before = content(partial)
+    before = stamps(partial)
+    monkeypatch.setattr(preparing, "PART_BYTES", 2000)
     with pytest.warns(UserWarning, match=r"is now at .*s\.partial\.old-1"):
-        prepare(tmp_path / "s", shard_tokens=2000)
-    assert content(tmp_path / "s.partial.old-1") == before
+        prepare(tmp_path / "s")
+    assert stamps(tmp_path / "s.partial.old-1") == before
 
 
 def test_a_refused_store_keeps_its_shards_and_says_so(tmp_path):
@@ -332,64 +395,40 @@ def test_a_refused_store_keeps_its_shards_and_says_so(tmp_path):
     ):
         prepare(tmp_path / "s", check=refuse)
     before = finished_shards(tmp_path / "s.partial")
-    prepare(tmp_path / "s")
+    prepare(tmp_path / "s", lambda first: pytest.fail("nothing is missing"))
     assert before == stamps(tmp_path / "s")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_at_a_restart_loses_no_finished_shard(tmp_path, monkeypatch, call):
+def test_a_full_disk_at_a_restart_loses_no_finished_part(tmp_path, monkeypatch, call):
     partial = unfinished(tmp_path)
-    with (partial / "journal.jsonl").open("a") as file:
-        file.write('{"first": 1')  # killed while writing: the restart fixes the end
-    before = content(partial)
+    before = finished_shards(partial)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), full)
-        with pytest.raises(StoreError, match="No space"):
+        with (
+            pytest.warns(UserWarning, match="are kept"),
+            pytest.raises(StoreError, match="No space"),
+        ):
             prepare(tmp_path / "s")
-    assert content(partial) == before
+    assert finished_shards(partial) == before
     prepare(tmp_path / "s")
     prepare(tmp_path / "whole")
     assert content(tmp_path / "s") == content(tmp_path / "whole")
 
 
-class Remote:
-    """A source that counts what it is asked."""
-
-    def __init__(self, commit="a") -> None:
-        self.commit, self.places = commit, []
-
-    def pin(self, stored):
-        return stored or {"commit": self.commit}
-
-    def go_to(self, place):
-        self.places.append(place["document"])
-
-    def place(self, document):
-        return {"document": document - 1}
+def newest(commit):
+    """Settles a source whose newest commit changes."""
+    return lambda stored: stored or {"commit": commit}
 
 
-def test_origin_and_place_survive_and_only_a_fitting_place_is_used(tmp_path):
-    def run(documents, remote):
-        return prepare(tmp_path / "s", documents, remote=remote, notes=lambda: ["a note"])
-
-    with pytest.raises(ConnectionError):
-        run(failing_after(300), Remote("a"))
-    partial, again = tmp_path / "s.partial", Remote("b")
-    journal = (partial / "journal.jsonl").read_text().splitlines()
-    with pytest.raises(ConnectionError):
-        run(failing_after(0), again)
-    assert again.places == [json.loads(journal[-1])["end"] - 1]
-    (partial / "place.json").write_text("{}")  # of an older version
-    (partial / "train-00002.tokens").write_bytes(b"")  # the start moves before the place
-    damaged = Remote("b")
-    with pytest.warns(UserWarning, match="damaged"):
-        store = run(DOCUMENTS, damaged)
-    assert damaged.places == []
+def test_origin_and_notes_of_the_finished_parts_stay(tmp_path):
+    unfinished(tmp_path, pin=newest("a"), notes=lambda: ["a note"])
+    store = prepare(tmp_path / "s", pin=newest("b"), notes=lambda: ["another"])
     assert (store.meta["origin"], store.meta["notes"]) == ({"commit": "a"}, ["a note"])
-    prepare(tmp_path / "whole", remote=Remote("a"))
+    prepare(tmp_path / "whole", pin=newest("a"))
     whole, here = content(tmp_path / "whole"), content(tmp_path / "s")
     assert {**whole, "meta.json": b""} == {**here, "meta.json": b""}

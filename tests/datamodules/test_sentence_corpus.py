@@ -122,7 +122,7 @@ def test_the_number_of_processes_does_not_show(small_chunks, stories, tmp_path, 
 def test_a_broken_preparation_goes_on_where_it_stood(
     small_chunks, sentences, stories, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(prepare.prepare_store.__kwdefaults__, "shard_tokens", 2000)
+    monkeypatch.setattr(prepare, "PART_BYTES", 2000)
     whole = sentences()
     expected = contents(whole.store_dir)
     inner = LocalText(data_files=str(stories), cache_dir=str(tmp_path / "again"), num_proc=1)
@@ -149,11 +149,10 @@ def test_a_broken_preparation_goes_on_where_it_stood(
 
 def test_shards_of_other_text_are_not_gone_on_with(sentences):
     data = sentences()
-    reading = data.remote()
-    origin = reading.pin(None)
-    assert reading.pin(origin) == origin == data.origin
+    origin = data.pin(None)
+    assert data.pin(origin) == origin == data.origin
     with pytest.raises(StoreError, match=r"begun from other text.*Delete its folder"):
-        reading.pin({**origin, "store": "another"})
+        data.pin({**origin, "store": "another"})
 
 
 def test_stores_of_different_text_are_told(sentences):

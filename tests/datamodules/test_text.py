@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from datamodules.text import (
     IGNORE,
-    NonOverlappingWindows,
+    EvaluationWindows,
     PackedWindows,
     RandomWindows,
     WindowSource,
@@ -122,15 +122,17 @@ def test_random_row_is_a_pure_function_of_seed_and_number(make_stream, first, co
 
 
 @few
-@given(lengths, st.integers(1, 9), st.integers(1, 5), st.integers(1, 4))
+@given(lengths, st.integers(1, 9), st.integers(0, 8), st.integers(1, 5), st.integers(1, 4))
 def test_evaluation_scores_every_token_once(
-    make_stream, lengths, block_size, batch_size, world_size
+    make_stream, lengths, block_size, context, batch_size, world_size
 ):
-    stream = make_stream(lengths)
-    order = NonOverlappingWindows(stream, block_size=block_size, eos_id=EOS)
+    stream, context = make_stream(lengths), min(context, block_size - 1)
+    stride = block_size - context
+    order = EvaluationWindows(stream, block_size=block_size, eos_id=EOS, stride=stride)
+    share = {"batch_size": batch_size, "world_size": world_size, "context": context}
     scored = {}
     for rank in range(world_size):
-        batches = source(order, batch_size=batch_size, rank=rank, world_size=world_size)
+        batches = source(order, rank=rank, **share)
         for n in range(len(batches)):
             batch = batches.batch(n)
             assert batch["tokens"].shape == (batch_size, block_size)
@@ -139,25 +141,28 @@ def test_evaluation_scores_every_token_once(
                 assert number not in scored
                 scored[number] = batch["targets"][row][kept].tolist()
                 assert not kept.any() or batch["mask"][row][kept].all()
+                assert number == 0 or not kept[:context].any()
+                read = [EOS, *content(stream)][number * stride :][: int(batch["mask"][row].sum())]
+                assert batch["tokens"][row][: len(read)].tolist() == read
     joined = [token for number in sorted(scored) for token in scored[number]]
     assert joined == content(stream).tolist()
 
 
 def test_evaluation_inputs_predict_the_next_token_and_padding_is_marked(make_stream):
     stream = make_stream([4])  # 1 2 3 4 EOS
-    batch = source(NonOverlappingWindows(stream, block_size=3, eos_id=EOS)).batch(0)
+    batch = source(EvaluationWindows(stream, block_size=3, eos_id=EOS)).batch(0)
     assert batch["tokens"].tolist() == [[EOS, 1, 2], [3, 4, EOS]]
     assert batch["targets"].tolist() == [[1, 2, 3], [4, EOS, IGNORE]]
     assert batch["mask"].tolist() == [[True] * 3, [True] * 3]  # the last EOS is real context
     stream = make_stream([2])
-    batch = source(NonOverlappingWindows(stream, block_size=5, eos_id=EOS)).batch(0)
+    batch = source(EvaluationWindows(stream, block_size=5, eos_id=EOS)).batch(0)
     assert batch["mask"].tolist() == [[True] * 4 + [False], [False] * 5]  # second row: filler
     assert batch["tokens"][1].tolist() == [EOS] * 5
     assert batch["targets"][1].tolist() == [IGNORE] * 5
 
 
 def test_filler_behind_a_full_last_window_is_empty(make_stream):
-    order = NonOverlappingWindows(make_stream([5]), block_size=3, eos_id=EOS)  # 6 tokens: 2 rows
+    order = EvaluationWindows(make_stream([5]), block_size=3, eos_id=EOS)  # 6 tokens: 2 rows
     batch = source(order, batch_size=3).batch(0)
     assert batch["mask"].any(1).tolist() == [True, True, False]
 
@@ -211,7 +216,7 @@ def test_shards_read_as_one_stream(make_stream, lengths, data):
     whole = make_stream(lengths)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "CHUNK_DOCUMENTS", 1)
-        sharded = make_stream(lengths, shard_tokens=4)
+        sharded = make_stream(lengths, part_bytes=4)
     assert content(whole).tolist() == content(sharded).tolist()
     assert whole.document_ends.tolist() == sharded.document_ends.tolist()
     positions = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1)))

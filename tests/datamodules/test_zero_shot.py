@@ -166,25 +166,17 @@ def test_a_preparation_goes_on_with_the_commit_it_began_with(hub_cache):
     hub_cache("lm1b", ["New ?"], commit=2)
     data = ZeroShotText(set_name="lm1b")
     assert list(data.documents("val")) == ["New?"]
-    data.remote().pin({"repository": "billion-word-benchmark/lm1b", "commit": first})
+    data.pin({"repository": "billion-word-benchmark/lm1b", "commit": first})
     assert list(data.documents("val")) == ["Old?"]
 
 
-def test_only_the_files_of_the_split_are_fetched(tmp_path, monkeypatch):
-    asked = {}
-
-    def download(name, **options):
-        asked[name] = options
-        return str(
-            write_rows(tmp_path / ("c" * 40) / LAYOUT["arxiv"][1], ["a"], "article").parents[1]
-        )
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+def test_only_the_files_of_the_split_are_fetched(tmp_path, hub):
+    folder = hub.repository(ZERO_SHOT_SETS["arxiv"].place.repository, commit=3)
+    for name in (LAYOUT["arxiv"][1], "section/train-00000-of-00001.parquet"):
+        write_rows(folder / name, ["a"], "article")
     data = prepared(ZeroShotText, tmp_path, set_name="arxiv")
-    assert data.origin["commit"] == "c" * 40
-    (options,) = asked.values()
-    assert options["allow_patterns"] == "section/validation-*.parquet"
-    assert (options["repo_type"], options["revision"]) == ("dataset", None)
+    assert data.origin["commit"] == f"{3:040x}"
+    assert hub.fetched == [LAYOUT["arxiv"][1]]
 
 
 def test_without_network_and_copy_one_line_says_what_helps(tmp_path, hub_cache):
@@ -197,9 +189,9 @@ def test_without_network_and_copy_one_line_says_what_helps(tmp_path, hub_cache):
     assert "'article' or 'text', or txt, one document a file" in message
 
 
-def test_a_repository_without_the_files_is_said_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(tmp_path))
-    with pytest.raises(CorpusUnavailableError, match=r"laid out otherwise .* data/test-\*.parquet"):
+def test_a_repository_without_the_files_is_said_so(tmp_path, hub):
+    (hub.repository(ZERO_SHOT_SETS["ag_news"].place.repository) / "README.md").touch()
+    with pytest.raises(CorpusUnavailableError, match="laid out otherwise"):
         prepared(ZeroShotText, tmp_path, set_name="ag_news")
 
 

@@ -67,14 +67,15 @@ def test_a_full_file_system_leaves_the_previous_one(small_disk):
     assert os.listdir(small_disk) == ["last.ckpt"]
 
 
-def prepare(folder, size, **options):
-    """Tokenises `size` bytes of text, in documents of 1000, into shards of half a million."""
+def prepare(folder, size):
+    """Tokenises `size` bytes of text, in documents of 1000, into shards of a megabyte."""
     prepare_store(
         folder,
         description={},
-        documents=lambda: (("train", f"{i:03d}" + "x" * 997) for i in range(size // 1000)),
+        documents=lambda first: (
+            ("train", f"{i:03d}" + "x" * 997) for i in range(first, size // 1000)
+        ),
         make_tokenizer=BytesTokenizer,
-        **{"shard_tokens": 500_000, **options},
     )
     return Store(folder)
 
@@ -85,7 +86,7 @@ NO_ROOM = r"cannot be written \({}\)\. Make room there, or name a cache_dir on a
 @pytest.mark.usefixtures("limited_files")
 def test_a_refused_write_leaves_no_store(tmp_path):
     with pytest.raises(StoreError, match="s.partial " + NO_ROOM.format("File too large")):
-        prepare(tmp_path / "s", 3_000_000, shard_tokens=2**29)
+        prepare(tmp_path / "s", 3_000_000)
     assert os.listdir(tmp_path) == [".s.lock"]
 
 
@@ -97,7 +98,8 @@ def test_a_refused_write_leaves_no_store_of_examples(tmp_path):
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def test_a_full_file_system_keeps_finished_shards(small_disk):
+def test_a_full_file_system_keeps_finished_shards(small_disk, monkeypatch):
+    monkeypatch.setattr("datamodules.prepare.PART_BYTES", 500_000)
     with pytest.raises(StoreError, match=NO_ROOM.format("No space left on device")):
         prepare(small_disk / "s", 4_000_000)
     assert not (small_disk / "s").exists()
