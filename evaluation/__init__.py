@@ -24,7 +24,6 @@ place               what it holds
 ``gsm8k``           command: word problems solved in k tries, a task of the harness
 ``reason/``         command ``reason``: questions with known answers, the same for any models
 ``quality``         command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
-``text_metrics``    entropy of texts, MAUVE, and perplexity under another language model
 ``reversal``        command: the father-son probe of the reversal curse
 ``scaling``         command: power laws through results of several sizes
 ``sweep``           command: perplexity against steps and FLOPs, of several checkpoints

@@ -53,22 +53,33 @@ FILES = ("data_files", "val_files", "test_files")
 LEAST = {
     "batch_size": 1,
     "context": 1,
+    "continuations": 1,
+    "judge_batch_size": 1,
     "latents": 0,
     "limit": 1,
     "limit_batches": 1,
     "limit_questions": 1,
+    "mauve_seeds": 1,
     "max_gen_toks": 1,
     "max_new_tokens": 1,
+    "new_tokens": 1,
     "num_fewshot": 0,
     "pairs": 1,
     "pass_at": 1,
+    "prompt_tokens": 1,
+    "prompts": 2,
     "rounds": 1,
+    "sample_tokens": 1,
+    "samples": 1,
     "seed": 0,
     "shots": 0,
     "timing_batch_size": 1,
     "timing_batches": 1,
 }
-"""Least values of options that are whole numbers, or several; one name means one thing."""
+"""Least values of options that are whole numbers, or several; one name means one thing.
+
+MAUVE compares distributions, of two prompts at least.
+"""
 
 
 def check_numbers(settings: Namespace | Mapping[str, Any]) -> None:
@@ -76,8 +87,14 @@ def check_numbers(settings: Namespace | Mapping[str, Any]) -> None:
     for key, least in LEAST.items():
         value = settings.get(key)
         for number in value if isinstance(value, list) else [value]:
-            if number is not None and number < least:
+            if isinstance(number, int) and number < least:
                 raise ValueError(f"{key} ({number}) must be at least {least}")
+
+
+def split_words(typed: str) -> list[str]:
+    """Returns words that an option separates by commas, maybe in brackets, each once."""
+    words = (word.strip() for word in typed.strip("[]").split(","))
+    return list(dict.fromkeys(word for word in words if word))
 
 
 # ---- options: checkpoint, device, files
@@ -162,7 +179,7 @@ def add_file_arguments(parser: ArgumentParser, **files: str) -> None:
 
 
 def first_look(
-    argv: Sequence[str], key: str = "ckpt", *, several: bool = False, also: Sequence[str] = ()
+    argv: Sequence[str], key: str = "ckpt", *, also: Sequence[str] = ()
 ) -> PlainNamespace | None:
     """Returns options that are needed before the command line can be parsed.
 
@@ -170,16 +187,15 @@ def first_look(
 
     Args:
         argv: the command line.
-        key: the option that names checkpoints.
-        several: whether it takes several words.
+        key: the option that names checkpoints, one or several.
         also: other options to return, None where they are not given.
 
     Returns:
-        The options ``key``, ``which`` and ``also``; None if no checkpoint is named, or only help is
-        asked for.
+        The options ``key`` (a list), ``which`` and ``also``; None if no checkpoint is named, or
+        only help is asked for.
     """
     scan = PlainParser(add_help=False, allow_abbrev=False)
-    scan.add_argument(f"--{key}", nargs="+" if several else None)
+    scan.add_argument(f"--{key}", nargs="+")
     scan.add_argument("--which", default="last")
     scan.add_argument("--packages", default="")
     for name in also:
@@ -194,7 +210,7 @@ def first_look(
 def checkpoint_in(argv: Sequence[str]) -> Checkpoint | None:
     """Returns the checkpoint that a command line names, or None; needed before it can be parsed."""
     found = first_look(argv)
-    return None if found is None else read_checkpoint(found.ckpt, found.which)
+    return None if found is None else read_checkpoint(found.ckpt[0], found.which)
 
 
 def add_data_arguments(

@@ -203,7 +203,7 @@ def score_pairs(
     most_tokens = batch_size * drawn.windows["tokens"].shape[1]
     groups = list(bucket_by_length(drawn.column + 1, most_tokens))
     batches = compute.watch(prefix_batch(drawn, chosen, tokenizer.eos_id) for chosen in groups)
-    with recording(thinking_steps=compute.count):
+    with recording(**compute.steps):
         prefix, kind = _prefix_nats(model, groups, batches, precision)
     with recording(flops=compute.count_flops):
         blockwise = _blockwise_nats(model, drawn, batch_size, precision)

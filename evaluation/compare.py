@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.arguments import Split, add_run_arguments, add_which_argument
 from evaluation.figures import (
-    check_csv,
+    check_ending,
     check_picture,
     compare_figure,
     write_frame,
@@ -76,6 +76,13 @@ OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "limit_batches": (
         "report",
         "Score that many batches only.",
+        {"type": int | None, "default": None},
+    ),
+    "stride": (
+        "report",
+        "Score windows that begin that many tokens apart, so that each target follows at least "
+        "all but that many tokens of a window (null: as trained, mostly windows that do not "
+        "overlap). Bounds of whole windows and documents are scored as ever.",
         {"type": int | None, "default": None},
     ),
     "scalar": (
@@ -153,7 +160,9 @@ def run(settings: Namespace) -> None:
         _run_report(settings)
         return
     if settings.view == "results":
-        target = None if settings.output is None else check_csv(settings.output)
+        target = (
+            None if settings.output is None else check_ending(settings.output, "output", (".csv",))
+        )
         print(view_results(settings.runs, target))
         return
     picture = None if settings.output is None else check_picture(settings.output)
@@ -172,16 +181,19 @@ def _run_report(settings: Namespace) -> None:
     """Scores every run, prints checks and tables, and writes the report."""
     folder = check_folder(settings.output or DEFAULT_OUTPUT)
     pick_device(settings.device)  # refused before the work
-    how = ScoringOptions(
+    options = ScoringOptions(
         settings.split,
         settings.limit_batches,
         settings.batch_size,
+        settings.stride,
         settings.precision,
         settings.device,
     )
     skip = settings.skip_unreadable
-    found, left_out = find_compared(settings.runs, skip=skip, which=settings.which)
-    lines, more = _measure_all(found, how, named_results(settings.results, found), skip=skip)
+    records, left_out = find_compared(settings.runs, skip=skip, which=settings.which)
+    lines, more = _measure_all(
+        records, options, named_results(settings.results, records), skip=skip
+    )
     runs = runs_frame(lines, settings.label)
     report = make_report(
         runs, left_out | more, title=settings.title, introduction=settings.introduction
@@ -192,7 +204,7 @@ def _run_report(settings: Namespace) -> None:
         """Writes all files of the report to a folder."""
         svg = None
         if report.has_figure:
-            svg = _write_figure(place, runs, found)
+            svg = _write_figure(place, runs, records)
         write_frame(place / "report.csv", rows_table(runs))
         write_frame(place / "runs.csv", runs_table(runs))
         (place / "report.md").write_text(report_markdown(report), encoding="utf-8")
@@ -203,7 +215,7 @@ def _run_report(settings: Namespace) -> None:
 
 
 def _measure_all(
-    runs: Sequence[RunRecord], how: ScoringOptions, named: Sequence[ResultFile], *, skip: bool
+    runs: Sequence[RunRecord], options: ScoringOptions, named: Sequence[ResultFile], *, skip: bool
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Returns the line of each run, and the runs that are left out with the reason.
 
@@ -215,7 +227,7 @@ def _measure_all(
         print(f"run {number} of {len(runs)}: {one.name}", file=sys.stderr)
         path = str(one.checkpoint.path)
         try:
-            lines.append(measure(one, how, named))
+            lines.append(measure(one, options, named))
         except ValueError as error:
             left_out[path] = reason_or_raise(path, error, skip=skip)
     if not lines:

@@ -1,10 +1,7 @@
 """What a score costs: FLOPs as papers and as we count them, steps, wall time (docs/compute.md)."""
 
 import contextlib
-import operator
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,47 +10,24 @@ from datamodules.text import IGNORE
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What stands next to every score; fields are keys of the JSON files, absent where None."""
-
-    flops_per_token: float | None
-    """FLOPs per token of scoring, all passes, counted operation by operation. Where texts decide
-    (``LanguageModel.adaptive``) those that ran; None if nothing was scored."""
-    executed_steps: float
-    """Additional passes through the network, the mean over the targets; 0: a plain decoder."""
-    generation_flops_per_token: float
-    """FLOPs per generated token, counted operation by operation."""
-    flops_per_token_6nd: float
-    """6 N (1 + steps) with N all parameters: what PonderLM-3 (arXiv 2603.02023, section 4.2) calls
-    inference FLOPs per token. It is rather the count of a training step; ratios are the same."""
-    nominal_flops_per_token: float | None = None
-    """FLOPs per token of scoring as the configuration plans, where texts decide what runs."""
-    nominal_steps: float | None = None
-    """Additional passes of a token as the configuration plans, where texts decide what runs."""
-    seconds: float
-    """Wall time of what was measured, from the first batch to the last."""
-
-    def as_dict(self) -> dict[str, float]:
-        """Returns the numbers under the keys of the JSON file."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
-    def as_cells(self) -> dict[str, str]:
-        """Returns the numbers for people, by name."""
-        return {NAMES[key]: f"{value:.4g}" for key, value in self.as_dict().items()}
-
-
+Cost = dict[str, Any]
+"""What stands next to every score under the keys of the JSON files, see ``price``."""
 NAMES = {
     "flops_per_token": "FLOPs/token",
     "executed_steps": "executed steps",
     "generation_flops_per_token": "FLOPs/generated token",
     "flops_per_token_6nd": "6 N (1 + steps)",
+    "expected_steps": "expected steps",
     "nominal_flops_per_token": "nominal FLOPs/token",
     "nominal_steps": "nominal steps",
     "seconds": "seconds",
 }
-"""Fields of a cost as people read them."""
+"""Keys of a cost as people read them."""
+
+
+def cost_cells(result: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the costs in a result as text by their names for people."""
+    return {name: f"{result[key]:.4g}" for key, name in NAMES.items() if key in result}
 
 
 def price(
@@ -63,6 +37,8 @@ def price(
     seconds: float,
     flops: float | None = None,
     planned: float | None = None,
+    rows_per_target: float = 1.0,
+    expected: float | None = None,
 ) -> Cost:
     """Returns the cost of scores of sequences of ``context`` tokens.
 
@@ -71,56 +47,60 @@ def price(
         context: tokens of a sequence, on average.
         steps: mean of additional steps that were executed, at least 0; None: those of the model's
             configuration (``LanguageModel.passes_per_token``), where nothing reports them.
-        seconds: that it took.
+        seconds: that it took, wall time from the first batch to the last.
         flops: FLOPs per token that were counted; None: the planned ones, except where texts decide.
         planned: FLOPs per token of the model's configuration; None: at ``context`` tokens.
+        rows_per_target: rows that are computed for each target, more than one if they overlap.
+        expected: mean of additional steps that its router expects; None: it has none.
+
+    Returns:
+        ``flops_per_token`` of scoring, all passes, counted operation by operation; where texts
+        decide (``LanguageModel.adaptive``) those that ran, and absent if nothing was scored.
+        ``executed_steps``: additional passes through the network, the mean over the targets; 0: a
+        plain decoder. ``generation_flops_per_token``: FLOPs per generated token, counted operation
+        by operation. ``flops_per_token_6nd``: 6 N (1 + steps) with N all parameters, which
+        PonderLM-3 (arXiv 2603.02023, section 4.2) calls inference FLOPs per token; it is rather the
+        count of a training step, and ratios are the same. ``expected_steps``, where a router
+        expects some: sum_{k >= 1} w_k, the mean over the targets; far below the executed ones,
+        steps of little mass are still executed. Where texts decide what runs also
+        ``nominal_flops_per_token`` and ``nominal_steps``, as the configuration plans them.
+        ``seconds``.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     planned_steps = model.passes_per_token(context) - 1
     planned = model.flops_per_token(context) if planned is None else planned
+    planned *= rows_per_target
+    flops = None if flops is None else flops * rows_per_target
     executed = planned_steps if steps is None else steps
-    return Cost(
-        flops_per_token=flops if flops is not None or model.adaptive else planned,
-        executed_steps=executed,
-        generation_flops_per_token=model.generation_flops(context, steps),
-        flops_per_token_6nd=6 * parameters * (1 + executed),
-        nominal_flops_per_token=planned if model.adaptive else None,
-        nominal_steps=planned_steps if model.adaptive else None,
-        seconds=seconds,
-    )
+    nominal = {"nominal_flops_per_token": planned, "nominal_steps": planned_steps}
+    if flops is None and not model.adaptive:
+        flops = planned
+    return {
+        **({} if flops is None else {"flops_per_token": flops}),
+        "executed_steps": executed,
+        "generation_flops_per_token": model.generation_flops(context, steps),
+        "flops_per_token_6nd": 6 * parameters * (1 + executed),
+        **({} if expected is None else {"expected_steps": expected}),
+        **(nominal if model.adaptive else {}),
+        "seconds": seconds,
+    }
 
 
-def mean_cost(costs: Sequence[Cost], tokens: Sequence[int]) -> Cost:
-    """Returns the cost of several texts together.
+def mean_cost(results: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> Cost:
+    """Returns the cost of several texts together; what one of them lacks is absent.
 
     Args:
-        costs: of each, at least one.
+        results: of each, with its cost, at least one.
         tokens: of each: FLOPs and steps are means that they weigh; seconds are added up.
     """
-    weights = tokens if sum(tokens) else [1] * len(costs)
-
-    def mean(key: str) -> Any:
-        """Returns the weighted mean of a field; None where a cost lacks it."""
-        values = [getattr(cost, key) for cost in costs]
-        if None in values:
-            return None
-        return sum(map(operator.mul, values, weights)) / sum(weights)
-
-    means = {field.name: mean(field.name) for field in fields(Cost)}
-    return Cost(**{**means, "seconds": sum(cost.seconds for cost in costs)})
-
-
-class Stopwatch:
-    """Wall time since it was made, in seconds; what runs on a GPU must have been waited for."""
-
-    def __init__(self) -> None:
-        """Starts."""
-        self._start = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Time so far."""
-        return time.perf_counter() - self._start
+    weights = tokens if sum(tokens) else [1] * len(results)
+    means = {
+        key: sum(result[key] * weight for result, weight in zip(results, weights, strict=True))
+        / sum(weights)
+        for key in NAMES
+        if all(key in result for result in results)
+    }
+    return {**means, "seconds": sum(result["seconds"] for result in results)}
 
 
 class GeneratedSteps:
@@ -144,25 +124,31 @@ class GeneratedSteps:
 class ComputeCounter:
     """Sums what scoring computes, as far as a model records it.
 
-    The additional steps of all targets (``thinking_steps``) and the FLOPs of all tokens that are no
-    padding (``flops``), in float64: sums over batches, not means of their means.
+    The additional steps of all targets (``thinking_steps``), those that a router expects
+    (``router``), and the FLOPs of all tokens that are no padding (``flops``), in float64: sums over
+    batches, not means of their means.
     """
 
     def __init__(self) -> None:
         """Starts at none."""
-        self._steps = self._flops = 0.0
-        self._targets = self._tokens = 0
+        self._steps = self._expected = self._flops = 0.0
+        self._targets = self._routed = self._tokens = 0
         self._batch: dict[str, Any] = {}
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which all that models record is counted."""
-        return recording(thinking_steps=self.count, flops=self.count_flops)
+        return recording(flops=self.count_flops, **self.steps)
 
     def watch(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the batches; what is recorded belongs to the latest."""
         for batch in batches:
             self._batch = batch
             yield batch
+
+    @property
+    def steps(self) -> dict[str, Callable[..., None]]:
+        """Functions to record additional steps with, by the name of the statistic."""
+        return {"thinking_steps": self.count, "router": self.count_expected}
 
     def count(self, executed: Tensor, most: float) -> None:
         """Takes what the model records.
@@ -171,9 +157,19 @@ class ComputeCounter:
             executed: additional steps of each token of the batch, int64 or float64 (B, T).
             most: K, what they are at most.
         """
-        targets = (self._batch["targets"] != IGNORE).to(executed.device)
-        self._steps += executed[targets].sum().item()
-        self._targets += int(targets.sum())
+        taken = self._of_targets(executed)
+        self._steps += taken.sum().item()
+        self._targets += len(taken)
+
+    def count_expected(self, log_tail: Tensor, **_: Any) -> None:
+        """Takes log w (B, T, K+1), w_k the probability that a token takes k steps or more."""
+        tail = self._of_targets(log_tail)[:, 1:].double().exp()  # (targets, K)
+        self._expected += tail.sum().item()
+        self._routed += len(tail)
+
+    def _of_targets(self, values: Tensor) -> Tensor:
+        """Returns the values (B, T, ...) of the batch's targets."""
+        return values[(self._batch["targets"] != IGNORE).to(values.device)]
 
     def count_flops(self, flops: Tensor, tokens: Tensor) -> None:
         """Takes what the model records: FLOPs (B,) float64 and tokens (B,) int64 of each row."""
@@ -187,5 +183,10 @@ class ComputeCounter:
 
     @property
     def mean(self) -> float | None:
-        """The mean over the targets; None if nothing was recorded."""
+        """Executed steps, the mean over the targets; None if nothing was recorded."""
         return self._steps / self._targets if self._targets else None
+
+    @property
+    def expected(self) -> float | None:
+        """Expected steps, the mean over the targets; None if nothing was recorded."""
+        return self._expected / self._routed if self._routed else None

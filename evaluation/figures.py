@@ -44,28 +44,27 @@ def check_picture(target: str, key: str = "output") -> Path:
     Raises:
         ValueError: if the ending is not known, or the folder is missing or refuses files.
     """
-    path = check_target(target, key)
-    if path.suffix not in FORMATS:
-        raise ValueError(f"{key} ({path}) must end in {' or '.join(FORMATS)}")
-    check_target(table_path(path), key)
+    path = check_ending(target, key, FORMATS)
+    check_target(path.with_suffix(".csv"), key)
     return path
 
 
-def check_csv(target: str, key: str = "output") -> Path:
-    """Returns the path of a CSV file to be written, having tried its folder.
+def check_ending(target: str, key: str, endings: Sequence[str]) -> Path:
+    """Returns the path of a file to be written, having tried its folder.
 
     Raises:
-        ValueError: if it does not end in .csv, or the folder is missing or refuses files.
+        ValueError: if it has none of the endings, or the folder is missing or refuses files.
     """
     path = check_target(target, key)
-    if path.suffix != ".csv":
-        raise ValueError(f"{key} ({path}) must end in .csv")
+    if path.suffix not in endings:
+        raise ValueError(f"{key} ({path}) must end in {' or '.join(endings)}")
     return path
 
 
-def table_path(picture: Path) -> Path:
-    """Returns where the table of a figure lies: next to it."""
-    return picture.with_suffix(".csv")
+def write_figure(figure: Any, points: pd.DataFrame, path: Path) -> None:
+    """Writes a figure, and its points as a CSV file next to it."""
+    write_frame(path.with_suffix(".csv"), points)
+    write_picture(figure, path)
 
 
 def write_picture(figure: Any, path: Path) -> None:
@@ -73,11 +72,11 @@ def write_picture(figure: Any, path: Path) -> None:
 
     Args:
         figure: of matplotlib.
-        path: where to; its ending is the format.
+        path: where to; SVG if it ends in .svg, else PNG.
     """
     import matplotlib as mpl
 
-    form: dict[str, Any] = {"format": path.suffix.removeprefix("."), "dpi": DPI}
+    form: dict[str, Any] = {"format": "svg" if path.suffix == ".svg" else "png", "dpi": DPI}
     with mpl.rc_context({"svg.hashsalt": "evaluation"}):
         write_atomically(path, lambda file: figure.savefig(file, metadata={"Date": None}, **form))
 

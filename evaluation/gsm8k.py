@@ -13,12 +13,11 @@ neither its prompt nor how answers are read: ours are in `prompt_text` and `extr
 GPT-2 baselines answer by beam search with five beams; here every model is sampled alike.
 """
 
-import dataclasses
 import math
 import os
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,13 +42,12 @@ from evaluation.arguments import (
     add_file_arguments,
     add_model_arguments,
     add_tokenizer_argument,
-    check_numbers,
     chosen,
     load_with_tokenizer,
 )
-from evaluation.cost import Cost, price
-from evaluation.load import Precision, autocast, describe_model
-from evaluation.output import check_targets, format_table, write_json, write_jsonl
+from evaluation.cost import Cost, cost_cells, price
+from evaluation.load import Precision, autocast, describe_asked, left_for_prompt
+from evaluation.output import check_targets, format_table, report_result, write_jsonl
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig
 from lightning_models.runtime import seeded_generator
@@ -302,11 +300,7 @@ def load_problems(split: GSM8KSplit, file: str | None) -> Problems:
 
 @dataclass(frozen=True, kw_only=True)
 class GSM8KConfig:
-    """How questions are asked.
-
-    Raises:
-        ValueError: if a value is out of its range.
-    """
+    """How questions are asked; the command checks ranges."""
 
     pass_at: int = 5
     """Candidates per question: the k of pass@k."""
@@ -320,10 +314,6 @@ class GSM8KConfig:
     """Ask only that many questions, the first ones; null: all."""
     batch_size: int = 32
     """Candidates decoded at once."""
-
-    def __post_init__(self) -> None:
-        """Checks ranges."""
-        check_numbers(vars(self))
 
 
 def ask(
@@ -381,17 +371,6 @@ def ask(
     return results["samples"][TASK], price(model, longest, steps, work.seconds)
 
 
-def _room(model: LanguageModel, max_new_tokens: int) -> int | None:
-    """Returns the tokens of the model's context that are left for a prompt; None: no limit."""
-    limit = model.context_limit
-    if limit is not None and max_new_tokens >= limit:
-        raise ValueError(
-            f"max_new_tokens ({max_new_tokens}) leaves no room for a question in the model's "
-            f"context of {limit} tokens; lower it"
-        )
-    return None if limit is None else limit - max_new_tokens
-
-
 # ---- results
 
 
@@ -425,20 +404,20 @@ def count(samples: Sequence[dict[str, Any]], shots: int) -> dict[str, Any]:
     }
 
 
-def as_table(counts: dict[str, Any], cost: Cost, checkpoint: str) -> str:
-    """Returns the result for people."""
-    k, questions = counts["k"], counts["questions"]
+def gsm8k_table(result: Mapping[str, Any]) -> str:
+    """Returns a result of the command for people."""
+    k, questions = result["k"], result["questions"]
     shares = {f"pass@{k}": "pass_at_k", "pass@1": "pass_at_1"}
     rows = {
-        name: f"{counts[key]:.4f} +- {counts[f'{key}_standard_error']:.4f}"
+        name: f"{result[key]:.4f} +- {result[f'{key}_standard_error']:.4f}"
         for name, key in shares.items()
     }
     rows["questions"] = f"{questions:,}"
-    rows["shots"] = f"{counts['shots']} ({counts['mean_shots']:.2f} on average)"
-    rows["questions with fewer shots"] = f"{counts['shortened_prompts']:,}"
-    rows["questions cut"] = f"{counts['cut_questions']:,}"
-    rows["candidates without a number"] = f"{counts['without_number']:,} of {k * questions:,}"
-    return format_table({**rows, **cost.as_cells(), "checkpoint": checkpoint})
+    rows["shots"] = f"{result['shots']} ({result['mean_shots']:.2f} on average)"
+    rows["questions with fewer shots"] = f"{result['shortened_prompts']:,}"
+    rows["questions cut"] = f"{result['cut_questions']:,}"
+    rows["candidates without a number"] = f"{result['without_number']:,} of {k * questions:,}"
+    return format_table({**rows, **cost_cells(result), "checkpoint": result["checkpoint"]})
 
 
 def candidate_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -502,26 +481,18 @@ def run(settings: Namespace) -> None:
         tokenizer,
         shots=config.shots,
         seed=sampling.seed,
-        room=_room(model, config.max_new_tokens),
+        room=left_for_prompt(model.context_limit, config.max_new_tokens, "max_new_tokens"),
     )
-    precision = settings.precision
     samples, cost = ask(
-        model, tokenizer, rows, config=config, sampling=sampling, precision=precision
+        model, tokenizer, rows, config=config, sampling=sampling, precision=settings.precision
     )
-    counts = count(samples, config.shots)
-    print(as_table(counts, cost, str(checkpoint.path)))
+    how = {**vars(config), **vars(sampling), "model": type(model).__name__}
+    result = {
+        **count(samples, config.shots),
+        **cost,
+        **describe_asked(checkpoint, model, tokenizer, settings.precision, how),
+        "data": {"test": asked.origin, "train": None if shown is None else shown.origin},
+    }
+    report_result(gsm8k_table(result), result, target)
     if written is not None:
         write_jsonl(written, candidate_rows(samples))
-    if target is not None:
-        how = {
-            **dataclasses.asdict(config),
-            **dataclasses.asdict(sampling),
-            "precision": precision,
-            "model": type(model).__name__,
-            "tokenizer": tokenizer.name,
-            **describe_model(checkpoint, model),
-            "trained_on": checkpoint.data_state.get("fingerprint"),
-        }
-        data = {"test": asked.origin, "train": None if shown is None else shown.origin}
-        where = {"checkpoint": str(checkpoint.path), "data": data, "settings": how}
-        write_json(target, {**counts, **cost.as_dict(), **where})

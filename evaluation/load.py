@@ -7,7 +7,7 @@ models of ``transformers``. The ``describe_`` functions return the provenance of
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -27,7 +27,7 @@ from datamodules import (
 )
 from datamodules.sentences.tokenizer import MARKERS
 from datamodules.store import Split, TokenStream
-from evaluation.output import write_atomically
+from evaluation.output import write_text
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 from lightning_models.recipe import resolve_class
@@ -126,6 +126,21 @@ def changed_fields(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, An
     return {key: value for key, value in now.items() if key in trained and value != trained[key]}
 
 
+def known_changes(
+    checkpoints: Sequence[Checkpoint], changes: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns for each checkpoint the changes of those fields that its model's config has.
+
+    Raises:
+        ValueError: if no config has a field.
+    """
+    configs = [checkpoint.model_recipe["init_args"].get("config", {}) for checkpoint in checkpoints]
+    for key in changes:
+        if not any(key in config for config in configs):
+            raise ValueError(f"none of the models has the setting {key}; leave it out")
+    return [{key: v for key, v in changes.items() if key in config} for config in configs]
+
+
 def _unknown_names(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
     """Returns init arguments and fields of their dataclasses that this version does not have."""
     hints = get_type_hints(kind.__init__)
@@ -164,6 +179,25 @@ def _load_weights(
 def _first(keys: list[str], count: int = 3) -> str:
     rest = f" and {len(keys) - count} more" if len(keys) > count else ""
     return ", ".join(keys[:count]) + rest
+
+
+def left_for_prompt(limit: int | None, new_tokens: int, key: str) -> int | None:
+    """Returns the tokens of a model's context that are left for a prompt; None: no limit.
+
+    Args:
+        limit: most tokens that the model reads at once.
+        new_tokens: that it writes at most.
+        key: the option that has them, for the message.
+
+    Raises:
+        ValueError: if none are left.
+    """
+    if limit is not None and new_tokens >= limit:
+        raise ValueError(
+            f"{key} ({new_tokens}) leaves no room for a prompt in the model's context of {limit} "
+            f"tokens; set it, of a task in its generation_kwargs, to {limit // 2} or less"
+        )
+    return None if limit is None else limit - new_tokens
 
 
 # ---- data and tokenizer
@@ -221,12 +255,8 @@ def _with_tokenizer(
     folder = Path(init_args.get("cache_dir", "data_cache")).expanduser() / "tokenizers" / digest
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.json"
-    write_atomically(path, lambda target: _write(target, saved["json"]))
+    write_text(path, saved["json"])
     return {**init_args, "tokenizer": str(path)}
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="")
 
 
 def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
@@ -263,16 +293,37 @@ def prepare(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
     """
     data.prepare_data()
     data.setup("validate")
-    check_tokenizer(data, checkpoint)
+    check_meaning(data.tokenizer, checkpoint, "the data's tokenizer")
 
 
-def check_tokenizer(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
-    """Checks that prepared data have the tokenizer that a checkpoint was trained with.
+def prepare_for_all(
+    data: LanguageDataModule, models: Sequence[tuple[Checkpoint, LanguageModel]], key: str
+) -> None:
+    """Prepares and opens data that several models read.
+
+    Args:
+        data: as ``build_data`` returns them.
+        models: with the checkpoints that they come from; without weights will do.
+        key: the option that names the checkpoints, for messages.
 
     Raises:
-        ValueError: if its ids mean other text.
+        ValueError: if one of them cannot read the data, or has another tokenizer; it names it.
     """
-    check_meaning(data.tokenizer, checkpoint, "the data's tokenizer")
+
+    def check_all(check: Callable[[Checkpoint, LanguageModel], None]) -> None:
+        """Checks all models."""
+        for checkpoint, model in models:
+            try:
+                check(checkpoint, model)
+            except ValueError as error:
+                raise ValueError(
+                    f"{key} ({checkpoint.path}): {error}; all checkpoints read the same data, "
+                    "those of the first one or the ones that are named"
+                ) from error
+
+    check_all(lambda _, model: check_fit(model, data))
+    prepare(data, models[0][0])
+    check_all(lambda each, _: check_meaning(data.tokenizer, each, "the data's tokenizer"))
 
 
 def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
@@ -365,6 +416,35 @@ def describe_model(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, An
         "device": str(model.device),
         "set": changed_fields(checkpoint, model),
         "which": checkpoint.which,
+    }
+
+
+def describe_asked(
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    precision: Precision,
+    how: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns ``model``, ``checkpoint`` and ``settings`` of a result that needs no corpus.
+
+    Args:
+        checkpoint: where the model comes from.
+        model: on its device.
+        tokenizer: that it was asked with.
+        precision: of the matrix products.
+        how: the command's own settings.
+    """
+    return {
+        "model": type(model).__name__,
+        "checkpoint": str(checkpoint.path),
+        "settings": {
+            **how,
+            "tokenizer": tokenizer.name,
+            "precision": precision,
+            **describe_model(checkpoint, model),
+            "trained_on": checkpoint.data_state.get("fingerprint"),
+        },
     }
 
 

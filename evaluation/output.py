@@ -3,9 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from datamodules.readers import parse_json
 
@@ -14,15 +14,6 @@ def format_table(rows: Mapping[str, str]) -> str:
     """Returns names and values as two columns, one pair a line."""
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
-
-
-def format_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows of equal length as aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
 
 
 def check_target(target: str | Path, key: str = "output") -> Path:
@@ -90,7 +81,7 @@ def read_json(path: Path, key: str) -> Any:
         raise ValueError(f"{key} ({path}) is not JSON: {error}") from error
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file under another name and renames it: readers see the old one or the new one.
 
     Args:
@@ -108,37 +99,26 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes UTF-8 with the line ends as they are, atomically."""
+    write_atomically(path, lambda target: target.write_bytes(text.encode("utf-8")))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes ``value`` as indented JSON, atomically; nan and infinities become null."""
-    text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda target: _write_text(target, text))
+    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
-class CommandResult(Protocol):
-    """What a command found."""
-
-    def as_table(self) -> str:
-        """Returns it for people."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns it as plain values under the keys of the JSON file."""
-
-
-def write_report(result: CommandResult, target: Path | None) -> None:
-    """Prints the table of a result, and writes its JSON file if one is asked for."""
-    print(result.as_table())
+def report_result(table: str, result: Any, target: Path | None) -> None:
+    """Prints a result for people, and writes its JSON file if one is asked for."""
+    print(table)
     if target is not None:
-        write_json(target, result.as_dict())
+        write_json(target, result)
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes one JSON object a line, atomically."""
-    text = "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows)
-    write_atomically(path, lambda target: _write_text(target, text))
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
 
 
 def _beside(path: Path) -> Path:

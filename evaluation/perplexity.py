@@ -1,7 +1,7 @@
 """``evaluate.py perplexity``: likelihood of a corpus under a checkpoint's model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from evaluation.arguments import (
     load_with_data,
 )
 from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
-from evaluation.cost import ComputeCounter, Cost, Stopwatch, price
+from evaluation.cost import ComputeCounter, price
 from evaluation.load import (
     Precision,
     count_train_tokens,
@@ -25,7 +25,7 @@ from evaluation.load import (
     describe_settings,
     non_embedding_parameters,
 )
-from evaluation.output import check_targets, format_table, write_report
+from evaluation.output import check_targets, format_table, report_result
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
@@ -36,62 +36,19 @@ NO_BLOCKWISE = "none (a part belongs to whole windows)"
 """What the table has where the likelihood of a window is not that of its targets alone."""
 
 
-@dataclass(frozen=True)
-class PerplexityReport:
-    """The numbers of one model on one corpus, and everything needed to repeat them."""
-
-    totals: Totals
-    pairs: PairedScores | None
-    """What autoregressive mode measured; None in blockwise mode."""
-    likelihood: str
-    """Kind of the likelihood: exact, lower_bound, estimate or noncausal."""
-    causal: bool
-    cost: Cost
-    """Of scoring in one pass: of a window, or of a document of average length."""
-    model: str
-    """Name of the model's class."""
-    parameters: int
-    """N, trainable numbers without embeddings and output matrix."""
-    train_tokens: int | None
-    """D, lexical tokens of the text the model was trained on; None where that is not known."""
-    checkpoint: str
-    data: dict[str, Any]
-    settings: dict[str, Any]
-
-    @property
-    def mode(self) -> Mode:
-        """How targets were scored: windows in one pass, or each after its own prefix."""
-        return "blockwise" if self.pairs is None else "autoregressive"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values under the keys of the JSON file."""
-        return {
-            "mode": self.mode,
-            **self.totals.as_dict(self.likelihood),
-            "likelihood": self.likelihood,
-            "causal": self.causal,
-            **({} if self.pairs is None else self.pairs.as_dict()),
-            **self.cost.as_dict(),
-            "model": self.model,
-            "parameters": self.parameters,
-            "train_tokens": self.train_tokens,
-            "checkpoint": self.checkpoint,
-            "data": self.data,
-            "settings": self.settings,
-        }
-
-    def as_table(self) -> str:
-        """Returns the result for people."""
-        values = {**self.as_dict(), **self.data}
-        values |= {key: f"{values[key]:.4g}" for key in values if "flops_per_token" in key}
-        if values.get("trained_on") in (None, values["fingerprint"]):
-            values.pop("trained_on", None)
-        if self.pairs is not None and self.pairs.blockwise is None:
-            values |= dict.fromkeys(("blockwise", "difference"), NO_BLOCKWISE)
-        values |= {key: self.settings[key] for key in ("budget", "seed") if key in self.settings}
-        hidden = ("data", "settings", "recipe", "model", "parameters", "train_tokens")
-        shown = _flat({key: value for key, value in values.items() if key not in hidden})
-        return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
+def perplexity_table(result: Mapping[str, Any]) -> str:
+    """Returns a result of ``measure_perplexity`` for people."""
+    values = {**result, **result["data"]}
+    values |= {key: f"{values[key]:.4g}" for key in values if "flops_per_token" in key}
+    if values["trained_on"] in (None, values["fingerprint"]):
+        values.pop("trained_on")
+    if result["mode"] == "autoregressive" and result["blockwise"] is None:
+        values |= dict.fromkeys(("blockwise", "difference"), NO_BLOCKWISE)
+    settings = result["settings"]
+    values |= {key: settings[key] for key in ("budget", "seed") if key in settings}
+    hidden = ("data", "settings", "recipe", "model", "parameters", "train_tokens")
+    shown = _flat({key: value for key, value in values.items() if key not in hidden})
+    return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -131,13 +88,19 @@ def measure_perplexity(
     split: Split = "val",
     precision: Precision = "32",
     limit_batches: int | None = None,
-) -> PerplexityReport:
-    """Returns the model's likelihood of a split of prepared data.
+) -> dict[str, Any]:
+    """Returns the model's likelihood of a split of prepared data, and what is needed to repeat it.
+
+    That is under the keys of the JSON file: those of ``Totals`` and ``PairedScores``;
+    ``likelihood`` (exact, lower_bound, estimate or noncausal) and ``causal``; the cost of scoring
+    in one pass, of a window or of a document of average length; ``parameters``, N, trainable
+    numbers without embeddings and output matrix; ``train_tokens``, D, lexical tokens of the text
+    that the model was trained on, None where that is not known.
 
     Args:
         checkpoint: where the model comes from.
         model: on its device, in eval mode.
-        data: prepared and set up; windows of ``data.block_size`` tokens do not overlap.
+        data: prepared and set up.
         mode: 'blockwise' scores each token once, whole windows in one pass; 'autoregressive' scores
             some tokens, each from its prefix alone (`evaluation.autoregressive`).
         positions: how many tokens autoregressive mode draws; None: all.
@@ -157,7 +120,7 @@ def measure_perplexity(
         )
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     pairs: PairedScores | None = None
-    compute, watch = ComputeCounter(), Stopwatch()
+    compute, start = ComputeCounter(), time.perf_counter()
     how: dict[str, Any] = {}
     if getattr(model.config, "uses_budget", False):  # also where it is as trained
         how["budget"] = model.config.budget
@@ -171,24 +134,33 @@ def measure_perplexity(
         )
         totals = pairs.totals
         how |= {"positions": positions, "seed": seed}
-    spent = compute.mean, watch.seconds, compute.flops_per_token
-    cost = price(model, data.row_tokens(split), *spent)
+    cost = price(
+        model,
+        data.row_tokens(split),
+        compute.mean,
+        time.perf_counter() - start,
+        compute.flops_per_token,
+        rows_per_target=data.rows_per_target if pairs is None else 1.0,
+        expected=compute.expected,
+    )
     settings = describe_settings(
         checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
     )
-    return PerplexityReport(
-        totals=totals,
-        pairs=pairs,
-        likelihood=model.likelihood if pairs is None else pairs.prefix_likelihood,
-        causal=model.causal if pairs is None else True,
-        cost=cost,
-        model=type(model).__name__,
-        parameters=non_embedding_parameters(model),
-        train_tokens=count_train_tokens(checkpoint, data),
-        checkpoint=str(checkpoint.path),
-        data=describe_data(checkpoint, data, split),
-        settings={**settings, **how},
-    )
+    likelihood = model.likelihood if pairs is None else pairs.prefix_likelihood
+    return {
+        "mode": mode,
+        **totals.as_dict(likelihood),
+        "likelihood": likelihood,
+        "causal": model.causal if pairs is None else True,
+        **({} if pairs is None else pairs.as_dict()),
+        **cost,
+        "model": type(model).__name__,
+        "parameters": non_embedding_parameters(model),
+        "train_tokens": count_train_tokens(checkpoint, data),
+        "checkpoint": str(checkpoint.path),
+        "data": describe_data(checkpoint, data, split),
+        "settings": {**settings, **how},
+    }
 
 
 def _blockwise_totals(
@@ -256,7 +228,7 @@ def run(settings: Namespace) -> None:
     positions = _positions(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint, model, data = load_with_data(settings)
-    report = measure_perplexity(
+    result = measure_perplexity(
         checkpoint,
         model,
         data,
@@ -267,4 +239,4 @@ def run(settings: Namespace) -> None:
         precision=settings.precision,
         limit_batches=settings.limit_batches,
     )
-    write_report(report, target)
+    report_result(perplexity_table(result), result, target)

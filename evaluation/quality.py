@@ -28,23 +28,26 @@ In both, lengths are fixed: the end of a document does not end a text, and judge
 own EOS. Judge and featurizer compute in float32 whatever ``--precision`` says.
 """
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from statistics import mean, stdev
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from datamodules import AnswerDataModule, LanguageDataModule, Sentences, TextDataModule, Tokenizer
 from datamodules.store import Split, TokenStream
-from datamodules.text import NonOverlappingWindows
+from datamodules.text import IGNORE, EvaluationWindows
 from evaluation.arguments import (
     add_corpus_arguments,
     add_file_arguments,
@@ -56,25 +59,20 @@ from evaluation.arguments import (
     load_model,
     load_own_tokenizer,
 )
-from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
+from evaluation.cost import GeneratedSteps, cost_cells, price
 from evaluation.load import (
     Precision,
     Pretrained,
     autocast,
     build_data,
     check_fit,
+    describe_asked,
     describe_data,
-    describe_model,
     prepare,
 )
-from evaluation.output import (
-    check_targets,
-    format_columns,
-    format_table,
-    write_jsonl,
-    write_report,
-)
-from evaluation.text_metrics import judge_texts, mauve_scores, text_features, token_entropy
+from evaluation.output import check_targets, format_table, report_result, write_jsonl
+from evaluation.scoring import Totals
+from evaluation.tables import FIVE_DIGITS, FOUR, FOUR_DIGITS, TableColumn, as_aligned, show_columns
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.generation import SamplingConfig, generate
@@ -84,20 +82,6 @@ from lightning_models.layers import recording
 
 Sampling = Literal["greedy", "multinomial", "nucleus"]
 Mode = Literal["conditional", "unconditional", "both"]
-
-IDLE: dict[Mode, tuple[str, ...]] = {
-    "conditional": ("samples", "sample_tokens", "judge"),
-    "unconditional": (
-        "prompts",
-        "continuations",
-        "prompt_tokens",
-        "new_tokens",
-        "featurizer",
-        "mauve_seeds",
-    ),
-    "both": (),
-}
-"""Settings that decide nothing in a mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,18 +126,8 @@ class QualityConfig:
     """Texts that judge and featurizer read at once."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges of what is used."""
-        for key, value in self.used().items():
-            if isinstance(value, int) and key != "seed" and value < 1:
-                raise ValueError(f"{key} ({value}) must be at least 1")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p ({self.top_p}) must be in (0, 1]")
-        if not self.sampling:
-            raise ValueError("sampling () names no way of sampling; give greedy or multinomial")
-        if self.conditional and self.prompts < 2:
-            raise ValueError(
-                f"prompts ({self.prompts}) must be at least 2: MAUVE compares distributions"
-            )
+        """Checks ranges."""
+        SamplingConfig(top_p=self.top_p, seed=self.seed)
 
     @property
     def conditional(self) -> bool:
@@ -164,11 +138,6 @@ class QualityConfig:
     def unconditional(self) -> bool:
         """Whether samples start from nothing."""
         return self.mode != "conditional"
-
-    def used(self) -> dict[str, Any]:
-        """Returns the settings that decide something here, as plain values."""
-        idle = IDLE[self.mode] if "nucleus" in self.sampling else (*IDLE[self.mode], "top_p")
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in idle}
 
 
 # ---- human texts
@@ -203,9 +172,7 @@ def human_texts(
             f"prompt_tokens + new_tokens ({length}) are more than a window of the data has "
             f"({data.block_size}); lower them, or set --data.block_size {length}"
         )
-    windows = NonOverlappingWindows(
-        stream, block_size=data.block_size, eos_id=data.tokenizer.eos_id
-    )
+    windows = EvaluationWindows(stream, block_size=data.block_size, eos_id=data.tokenizer.eos_id)
     numbers = _spread(len(stream) // data.block_size, count, f"full windows in the {split} split")
     rows: list[list[int]] = windows.rows(numbers)[:, :length].tolist()
     return rows
@@ -330,20 +297,20 @@ def write_texts(
     new: list[list[int]] = []
     seconds = 0.0
     starts = range(0, len(prompts), config.batch_size)
-    for start in tqdm(starts, desc="generating", unit=" batches", disable=None):
-        watch = Stopwatch()
+    for first in tqdm(starts, desc="generating", unit=" batches", disable=None):
+        start = time.perf_counter()
         with autocast(model.device, precision):
             new += generate(  # its ids are on the CPU: a GPU has nothing left to do after it
                 model,
-                prompts[start : start + config.batch_size],
+                prompts[first : first + config.batch_size],
                 max_new_tokens=new_tokens,
                 sampling=sampling,
                 eos_id=None,
                 vocab_size=tokenizer.vocab_size,
                 device=model.device,
-                first_row=start,
+                first_row=first,
             )
-        seconds += watch.seconds
+        seconds += time.perf_counter() - start
     return WrittenTexts([list(prompt) for prompt in prompts], new, seconds)
 
 
@@ -367,114 +334,154 @@ def check_room(model: LanguageModel, tokenizer: Tokenizer, config: QualityConfig
         )
 
 
-# ---- report
+# ---- token entropy, and MAUVE by its authors' library
 
 
-HEADLINES = ("mauve", "generative_perplexity", "token_entropy", "samples_per_second")
-"""Numbers to compare: on top of the JSON file as ``<sampling>_<name>``."""
-COUNTS = ("texts", "different", "per second")
+MAUVE_SEED = 25
+"""First seed of the k-means within MAUVE: the library's own default."""
+
+
+def token_entropy(samples: Sequence[Sequence[int]]) -> float:
+    """Returns the entropy of a sample's own token frequencies in nats, averaged over samples.
+
+    Between 0, where a sample repeats one token, and the logarithm of its length. It distinguishes
+    collapsed text, which other models find likely, from good text (Zheng et al. 2024, arXiv
+    2409.02908).
+
+    Args:
+        samples: token ids of each, at least one.
+    """
+    entropies = []
+    for tokens in samples:
+        shares = np.unique(tokens, return_counts=True)[1] / len(tokens)
+        entropies.append(-(shares * np.log(shares)).sum())
+    return float(np.mean(entropies))
+
+
+def text_features(
+    featurizer: Pretrained, texts: Iterable[Sequence[str]], batch_size: int = 8
+) -> Tensor:
+    """Returns the last layer's state at each text's last token, float32 (N, D), as MAUVE takes it.
+
+    Args:
+        featurizer: a decoder without head.
+        texts: each a list of documents in a row, cut at the featurizer's context. Empty ones are
+            left out, as the library does.
+        batch_size: how many are read at once.
+
+    Raises:
+        ValueError: if all are empty.
+    """
+    from mauve.utils import featurize_tokens_from_model
+
+    rows = [featurizer.encode_documents(text)[: featurizer.context] for text in texts]
+    ids = [torch.tensor([row]) for row in rows if row]
+    if not ids:
+        raise ValueError(
+            "MAUVE has no text to compare: every text is empty in the tokenizer of featurizer "
+            f"({featurizer.source})"
+        )
+    features: Tensor = featurize_tokens_from_model(featurizer.model, ids, batch_size, "texts")
+    return features.float().cpu()
+
+
+def mauve_scores(human: Tensor, generated: Tensor, seeds: int = 5) -> list[float]:
+    """Returns MAUVE in (0, 1], the higher the closer, once for each seed of its k-means.
+
+    All else is the library's default: a tenth as many buckets as the smaller side has texts, and
+    scaling 5. The first seed is the library's default too; clusters, and so MAUVE, differ a little
+    between seeds.
+
+    Args:
+        human: features of human texts, (N, D).
+        generated: features of generated texts, (M, D).
+        seeds: how many.
+    """
+    import mauve
+
+    sides = {"p_features": human.numpy(), "q_features": generated.numpy()}
+    return [
+        float(mauve.compute_mauve(**sides, seed=MAUVE_SEED + number, verbose=False).mauve)
+        for number in range(seeds)
+    ]
+
+
+# ---- generative perplexity: likelihood of texts under another language model
+
+
+def judge_texts(
+    judge: Pretrained, texts: Iterable[Sequence[str]], batch_size: int = 8
+) -> dict[str, Any]:
+    """Returns the perplexity of texts under a causal model, under the keys of the JSON file.
+
+    ``judged_tokens`` are in the judge's tokenizer. A text's first token is context only, unless the
+    tokenizer puts a BOS first by itself; the end of a document within a text is the judge's EOS,
+    and counts as a token. ``cut_texts`` were longer than the judge's context, and only their
+    beginning was scored.
+
+    Args:
+        judge: a model with a head.
+        texts: each a list of documents in a row.
+        batch_size: how many are read at once; changes nothing but rounding.
+    """
+    rows = [judge.encode_documents(text) for text in texts]
+    kept = [row[: judge.context] for row in rows]
+    starts = range(0, len(rows), batch_size)
+    bar = tqdm(starts, desc="judging", unit=" batches", disable=None)
+    nats = torch.cat([_judged_nats(judge.model, kept[n : n + batch_size]) for n in bar])  # (N,)
+    tokens = torch.tensor([max(0, len(row) - 1) for row in kept])
+    totals = Totals(nats.sum().item(), int(tokens.sum()), None)
+    return {
+        "generative_perplexity": totals.perplexity,
+        "nats_per_token": totals.nats_per_token,
+        "judged_tokens": totals.tokens,
+        "cut_texts": sum(len(row) > len(part) for row, part in zip(rows, kept, strict=True)),
+        # as SEDD's code averages: at least as large, where texts are equally long
+        "mean_of_perplexities": (nats / tokens)[tokens > 0].exp().mean().item(),
+    }
+
+
+def _judged_nats(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the nats of all but the first token of each row, float64 (B,)."""
+    # a row without any key would give nan: an empty one has a token, which is not scored
+    ids = pad_sequence(
+        [torch.tensor(row or [0]) for row in rows], batch_first=True, padding_value=IGNORE
+    ).to(model.device)
+    mask = ids != IGNORE
+    with torch.inference_mode():
+        logits = model(input_ids=ids.clamp(min=0), attention_mask=mask.long()).logits[:, :-1]
+        sums = [  # row by row: float32 copies of a whole batch's logits would not be small
+            cross_entropy(row.float(), target, ignore_index=IGNORE, reduction="none").double().sum()
+            for row, target in zip(logits, ids[:, 1:], strict=True)
+        ]
+    return torch.stack(sums).cpu()
+
+
+# ---- numbers of the texts
+
 
 Numbers = dict[str, dict[str, Any]]
-"""Way of sampling -> its numbers, ``HEADLINES`` among them."""
-
-
-@dataclass(frozen=True)
-class QualityReport:
-    """The numbers of one model, and everything needed to repeat them."""
-
-    continuations: Numbers
-    """Empty where they were not asked for, as ``samples``."""
-    samples: Numbers
-    model: str
-    """Name of the model's class."""
-    checkpoint: str
-    data: dict[str, Any] | None
-    """Where the prompts are from; None without prompts."""
-    settings: dict[str, Any]
-    cost: Cost
-    """Of writing all texts, at the length of the longest."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values under the keys of the JSON file."""
-        return {
-            **_headlines(self.continuations),
-            **_headlines(self.samples),
-            **self.cost.as_dict(),
-            "conditional": _details(self.continuations),
-            "unconditional": _details(self.samples),
-            "model": self.model,
-            "checkpoint": self.checkpoint,
-            "data": self.data,
-            "settings": self.settings,
-        }
-
-    def as_table(self) -> str:
-        """Returns the result for people."""
-        parts = []
-        if self.continuations:
-            header = ["continuations", "MAUVE", *COUNTS]
-            rows = [[way, _mauve(one), *_counts(one)] for way, one in self.continuations.items()]
-            parts.append(format_columns([header, *rows]))
-        if self.samples:
-            header = ["samples", "gen. perplexity", "entropy (nats)", *COUNTS]
-            rows = [
-                [way, _perplexity(one), f"{one['token_entropy']:.4f}", *_counts(one)]
-                for way, one in self.samples.items()
-            ]
-            parts.append(format_columns([header, *rows]))
-        return "\n\n".join([*parts, format_table(self._facts())])
-
-    def _facts(self) -> dict[str, str]:
-        """Returns what holds for all rows, and how many texts were judged in part."""
-        shown = ("featurizer", "judge", "split", "batch_size", "precision", "device")
-        known = {**(self.data or {}), **self.settings}
-        cut = {
-            f"cut {way} texts": f"{one['cut_texts']} of {one['texts']}, to the judge's context"
-            for way, one in self.samples.items()
-            if one.get("cut_texts")
-        }
-        return {
-            **{key.replace("_", " "): str(known[key]) for key in shown if key in known},
-            **cut,
-            **self.cost.as_cells(),
-            "checkpoint": self.checkpoint,
-        }
-
-
-def _headlines(numbers: Numbers) -> dict[str, float]:
-    return {
-        f"{way}_{key}": one[key] for way, one in numbers.items() for key in HEADLINES if key in one
-    }
-
-
-def _details(numbers: Numbers) -> Numbers:
-    return {
-        way: {key: value for key, value in one.items() if key not in HEADLINES}
-        for way, one in numbers.items()
-    }
-
-
-def _mauve(one: Mapping[str, Any]) -> str:
-    deviation = one["mauve_deviation"]
-    return f"{one['mauve']:.4f}" + ("" if math.isnan(deviation) else f" +- {deviation:.4f}")
-
-
-def _perplexity(one: Mapping[str, Any]) -> str:
-    return f"{one['generative_perplexity']:.5g}" if "generative_perplexity" in one else "-"
-
-
-def _counts(one: Mapping[str, Any]) -> list[str]:
-    return [str(one["texts"]), str(one["distinct_texts"]), f"{one['texts_per_second']:.4g}"]
-
-
-# ---- the command
+"""Way of sampling -> its numbers under the keys of the JSON file, ``HEADLINES`` among them."""
+HEADLINES = ("mauve", "generative_perplexity", "token_entropy", "samples_per_second")
+"""Numbers to compare: on top of the JSON file as ``<sampling>_<name>``."""
+COLUMNS = {
+    "mauve": TableColumn("MAUVE", FOUR),
+    "mauve_deviation": TableColumn("+-", FOUR),
+    "generative_perplexity": TableColumn("gen. perplexity", FIVE_DIGITS),
+    "token_entropy": TableColumn("entropy (nats)", FOUR),
+    "texts": TableColumn("texts"),
+    "distinct_texts": TableColumn("different"),
+    "cut_texts": TableColumn("cut to the judge's context"),
+    "texts_per_second": TableColumn("per second", FOUR_DIGITS),
+}
+"""Columns of the printed tables, which have those that there are numbers of."""
 
 
 def measure_continuations(
     written: Mapping[Sampling, WrittenTexts],
     human: Sequence[Sequence[int]],
     tokenizer: Tokenizer,
-    featurizer: Pretrained | None,
+    featurizer: Pretrained,
     config: QualityConfig,
 ) -> Numbers:
     """Returns MAUVE between human texts and written ones, prompts included, by way of sampling.
@@ -483,29 +490,26 @@ def measure_continuations(
         written: by way of sampling.
         human: token ids of human texts.
         tokenizer: of both.
-        featurizer: a decoder without head; None: nothing was continued.
+        featurizer: a decoder without head.
         config: batch size and seeds.
     """
-    if featurizer is None:
-        return {}
 
     def features(texts: Sequence[Sequence[int]]) -> Tensor:
         """Returns the features (N, D) of token sequences."""
         cut = (documents(ids, tokenizer) for ids in texts)
         return text_features(featurizer, cut, config.judge_batch_size)
 
-    target = features(human)
-    found: Numbers = {}
+    target, numbers = features(human), {}
     for way, texts in written.items():
         scores = mauve_scores(target, features(texts.whole), config.mauve_seeds)
-        found[way] = {
+        numbers[str(way)] = {
             "mauve": mean(scores),
             "mauve_by_seed": scores,
             "mauve_deviation": stdev(scores) if len(scores) > 1 else math.nan,
             "human_texts": len(human),
             **texts.as_dict(),
         }
-    return found
+    return numbers
 
 
 def measure_samples(
@@ -515,19 +519,35 @@ def measure_samples(
     config: QualityConfig,
 ) -> Numbers:
     """Returns generative perplexity (with a judge) and entropy of samples, by way of sampling."""
-    found: Numbers = {}
+    numbers = {}
     for way, texts in written.items():
-        judged = {}
-        if judge is not None:
-            cut = (documents(ids, tokenizer) for ids in texts.new)
-            judged = judge_texts(judge, cut, config.judge_batch_size)
-        found[way] = {
-            **judged,
+        cut = (documents(ids, tokenizer) for ids in texts.new)
+        numbers[str(way)] = {
+            **({} if judge is None else judge_texts(judge, cut, config.judge_batch_size)),
             "token_entropy": token_entropy(texts.new),
             "samples_per_second": texts.texts_per_second,
             **texts.as_dict(),
         }
-    return found
+    return numbers
+
+
+def quality_table(numbers: Mapping[str, Numbers], facts: Mapping[str, str]) -> str:
+    """Returns the result for people: a table for each mode, what holds for all rows, and costs.
+
+    Args:
+        numbers: by mode; empty where that was not asked for.
+        facts: the latter, by name.
+    """
+    frames = {
+        name: pd.DataFrame(list(of.values()), index=list(of), dtype=object).rename_axis(name)
+        for name, of in zip(("continuations", "samples"), numbers.values(), strict=True)
+        if of
+    }
+    shown = [as_aligned(show_columns(frame, COLUMNS)) for frame in frames.values()]
+    return "\n\n".join([*shown, format_table(facts)])
+
+
+# ---- the command
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -554,12 +574,10 @@ def run(settings: Namespace) -> None:
     """Generates, measures, prints a table and writes the files that are asked for."""
     settings.sampling = tuple(dict.fromkeys(settings.sampling))
     config = chosen(settings, QualityConfig)
-    target, texts = check_targets(output=settings.output, texts=settings.texts)
+    target, lines = check_targets(output=settings.output, texts=settings.texts)
     checkpoint = load_checkpoint(settings)
     model = load_model(settings, checkpoint)
-    data: LanguageDataModule | None = None
-    if config.conditional:
-        data = _load_data(settings, checkpoint, model)
+    data = _load_data(settings, checkpoint, model) if config.conditional else None
     tokenizer = data.tokenizer if data else load_own_tokenizer(settings, checkpoint, model)
     check_room(model, tokenizer, config)
     length = config.prompt_tokens + config.new_tokens
@@ -569,30 +587,40 @@ def run(settings: Namespace) -> None:
     steps = GeneratedSteps()
     with recording(generated_steps=steps.count):
         continued, sampled = _write(model, tokenizer, human, config, settings.precision)
-    if texts is not None:
-        write_jsonl(texts, _lines({"conditional": continued, "unconditional": sampled}, tokenizer))
+    if lines is not None:
+        write_jsonl(lines, _lines({"conditional": continued, "unconditional": sampled}, tokenizer))
     everything = [*continued.values(), *sampled.values()]
     longest = max(len(text) for written in everything for text in written.whole)
-    seconds = sum(written.seconds for written in everything)
-    report = QualityReport(
-        measure_continuations(continued, human, tokenizer, featurizer, config)
-        if featurizer
-        else {},
-        measure_samples(sampled, tokenizer, judge, config),
-        model=type(model).__name__,
-        checkpoint=str(checkpoint.path),
-        data=describe_data(checkpoint, data, settings.split) if data else None,
-        settings={
-            **config.used(),
-            **({"mauve_text": version("mauve-text")} if featurizer else {}),
-            "tokenizer": tokenizer.name,
-            "precision": settings.precision,
-            **describe_model(checkpoint, model),
-            "trained_on": checkpoint.data_state.get("fingerprint"),
-        },
-        cost=price(model, longest, steps.mean, seconds),
-    )
-    write_report(report, target)
+    cost = price(model, longest, steps.mean, sum(written.seconds for written in everything))
+    numbers: dict[str, Numbers] = {"conditional": {}, "unconditional": {}}
+    if featurizer is not None:
+        measured = measure_continuations(continued, human, tokenizer, featurizer, config)
+        numbers["conditional"] = measured
+    numbers["unconditional"] = measure_samples(sampled, tokenizer, judge, config)
+    how = {
+        **vars(config),
+        "featurizer": featurizer and featurizer.source,
+        "judge": judge and judge.source,
+        "mauve_text": featurizer and version("mauve-text"),
+    }
+    asked = describe_asked(checkpoint, model, tokenizer, settings.precision, how)
+    of_data = describe_data(checkpoint, data, settings.split) if data else None
+    shown = {**how, **asked["settings"], **asked, "split": settings.split if data else None}
+    keys = ("featurizer", "judge", "split", "batch_size", "precision", "device", "checkpoint")
+    facts = {key.replace("_", " "): str(shown[key]) for key in keys if shown[key] is not None}
+    result = {**_on_top(numbers), **cost, **asked, "data": of_data}
+    report_result(quality_table(numbers, {**facts, **cost_cells(cost)}), result, target)
+
+
+def _on_top(numbers: Mapping[str, Numbers]) -> dict[str, Any]:
+    """Returns the numbers of all modes, with ``HEADLINES`` on top."""
+    pairs = [pair for of in numbers.values() for pair in of.items()]
+    top = {f"{way}_{key}": one[key] for way, one in pairs for key in HEADLINES if key in one}
+    rest = {
+        mode: {way: {k: v for k, v in one.items() if k not in HEADLINES} for way, one in of.items()}
+        for mode, of in numbers.items()
+    }
+    return {**top, **rest}
 
 
 def _load_data(

@@ -88,8 +88,15 @@ def _held_out(scored: Mapping[str, Any]) -> dict[str, Any]:
 
 def _context(run: pd.Series) -> str:
     if run["reads"] == "windows":
-        return f"windows of {run['context']} tokens"
+        return _windows(run)
     return "whole documents" if run["reads"] == "sentences" else "questions"
+
+
+def _windows(run: pd.Series) -> str:
+    """Returns the tokens of a window, and how many at least precede a target where they overlap."""
+    size, stride = run["context"], run["stride"]
+    before = "" if stride is None else f", at least {size - stride} before each target"
+    return f"windows of {size} tokens{before}"
 
 
 def _precision(run: pd.Series) -> str | None:
@@ -209,6 +216,7 @@ COLUMNS = {
     "nominal_training_flops": TableColumn("planned training FLOPs", si, SIZE),
     **_likelihood_columns(),
     "executed_steps": TableColumn("extra steps/token", TWO, COST),
+    "expected_steps": TableColumn("expected extra steps/token", TWO, COST),
     "inference_flops_per_token": TableColumn("inference FLOPs/token, generating", si, COST),
     "scoring_flops_per_token": TableColumn("inference FLOPs/token, scoring", si, COST),
     "tokens_per_second": TableColumn("training tokens/s", WHOLE, SIZE),
@@ -298,11 +306,10 @@ def _scored_on(run: pd.Series) -> str:
     """Returns which text a score is of, and how it was cut."""
     scored = run["scored"]
     part = f"{scored['batches']} of {scored['of_batches']} batches"
-    reads = {"windows": f"windows of {run['context']}", "sentences": "whole documents"}
     size = "" if scored["bytes"] is None else f", {scored['bytes']:,} bytes"
     return (
         f"{scored['text']}, {scored['split']}: {part}, "
-        f"{reads.get(run['reads'], 'questions')}, {scored['tokens']:,} targets "
+        f"{_context(run)}, {scored['tokens']:,} targets "
         f"({run['counted']}){size}, precision {scored['precision']}"
     )
 

@@ -6,8 +6,8 @@ Thought Gestalt paper; an error in reverse is the in-context reversal curse).
 """
 
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,21 @@ from evaluation.arguments import (
     add_model_arguments,
     load_with_tokenizer,
 )
-from evaluation.cost import Cost, GeneratedSteps, Stopwatch, price
-from evaluation.figures import DPI
+from evaluation.cost import Cost, GeneratedSteps, cost_cells, price
+from evaluation.figures import make_panels, write_picture
 from evaluation.load import (
     Precision,
     Pretrained,
     autocast,
     build_data,
     count_train_tokens,
-    describe_model,
+    describe_asked,
     non_embedding_parameters,
     pick_device,
 )
-from evaluation.output import (
-    check_targets,
-    format_columns,
-    format_table,
-    write_atomically,
-    write_report,
-)
+from evaluation.output import check_targets, format_table, report_result
+from evaluation.tables import as_aligned
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint
 from lightning_models.layers import recording
 
 # ---- names
@@ -164,22 +158,17 @@ class OwnModel:
                 tokens, rows = tokens[waiting], rows[waiting]
             return torch.stack([answers[row] for row in range(len(prompts))]).detach().cpu()
 
-    def cost(self, tokens: int, steps: float | None, seconds: float) -> Cost | None:
+    def cost(self, tokens: int, steps: float | None, seconds: float) -> Cost:
         """Returns the cost of prompts of that many tokens, see ``evaluation.cost.price``."""
         return price(self.model, tokens, steps, seconds)
 
 
-class HubModel:
+class HubModel(Pretrained):
     """A causal language model of ``transformers`` with its tokenizer."""
-
-    def __init__(self, source: str, device: torch.device, precision: Precision = "32") -> None:
-        """Loads both, see ``Pretrained``: hub name or folder of a saved model."""
-        self._pretrained = Pretrained(source, device, precision)
-        self.model: Any = self._pretrained.model
 
     def prompt(self, sentences: Sequence[str]) -> list[int]:
         """Returns the ids of the joined text, after a BOS if the tokenizer itself puts one."""
-        return self._pretrained.encode_documents(["".join(sentences)])
+        return self.encode_documents(["".join(sentences)])
 
     def next_log_probs(self, prompts: Tensor) -> Tensor:
         """Returns log-probabilities of the next token, float32 (B, V), of prompts int64 (B, P).
@@ -187,19 +176,19 @@ class HubModel:
         Raises:
             ValueError: if they are longer than the model's context.
         """
-        longest = self._pretrained.context
-        if longest is not None and prompts.shape[1] > longest:
+        if self.context is not None and prompts.shape[1] > self.context:
             raise ValueError(
-                f"hf: a prompt has {prompts.shape[1]} tokens and the model's context {longest}; "
-                "take one with a longer context"
+                f"hf: a prompt has {prompts.shape[1]} tokens and the model's context "
+                f"{self.context}; take one with a longer context"
             )
         with torch.inference_mode():
             logits = self.model(input_ids=prompts.to(self.model.device)).logits[:, -1]
         log_probs: Tensor = logits.float().log_softmax(dim=-1).cpu()
         return log_probs
 
-    def cost(self, tokens: int, steps: float | None, seconds: float) -> Cost | None:
-        """Returns None: models of other libraries are not counted."""
+    def cost(self, tokens: int, steps: float | None, seconds: float) -> Cost:
+        """Returns nothing: models of other libraries are not counted."""
+        return {}
 
 
 # ---- the probe
@@ -262,63 +251,38 @@ def equal_lengths(prompts: Sequence[Sequence[int]], most: int = BATCH) -> Iterat
             yield rows[start : start + most]
 
 
-# ---- report and figure
+# ---- table and figure
 
 
-@dataclass(frozen=True)
-class ReversalReport:
-    """The answers of one model, and everything needed to repeat them."""
+LABELS = {
+    "target": "NLL of the target (nats)",
+    "distractor": "NLL of the distractor (nats)",
+    "margin": "margin (nats)",
+    "error_rate": "error rate",
+}
+SOURCE = ("model", "parameters", "train_tokens", "checkpoint", "hf")
+"""Keys of a result that say who was asked."""
 
-    answers: pd.DataFrame
-    """A row a pair, see ``ask``."""
-    names: int
-    """Names that pairs were drawn from."""
-    left_out: int
-    """Names that are not a single token."""
-    source: dict[str, Any]
-    """``model`` and ``checkpoint`` or ``hf``: who was asked; of a checkpoint its sizes, too."""
-    settings: dict[str, Any]
-    cost: Cost | None = None
-    """Of the answers; None for models of other libraries, which we do not count."""
 
-    @property
-    def _errors(self) -> pd.Series:
-        """Standard errors of the means, as if pairs were independent; nan of one pair."""
-        return self.answers.sem()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values under the keys of the JSON file."""
-        return {
-            **self.answers.mean().to_dict(),
-            "pairs": len(self.answers),
-            "names": {"used": self.names, "left_out": self.left_out},
-            "standard_errors": self._errors.to_dict(),
-            **({} if self.cost is None else self.cost.as_dict()),
-            **self.source,
-            "settings": self.settings,
-        }
-
-    def as_table(self) -> str:
-        """Returns the result for people."""
-        cells = self.answers.mean().map("{:.4f}".format) + self._errors.map(" +- {:.4f}".format)
-        labels = {
-            "target": "NLL of the target (nats)",
-            "distractor": "NLL of the distractor (nats)",
-            "margin": "margin (nats)",
-            "error_rate": "error rate",
-        }
-        rows = [
-            [label, *(cells[f"{condition}_{key}"] for condition in CONDITIONS)]
-            for key, label in labels.items()
+def reversal_table(result: Mapping[str, Any]) -> str:
+    """Returns a result of ``measure_reversal`` for people."""
+    errors, names = result["standard_errors"], result["names"]
+    cells = {
+        condition: [
+            f"{result[f'{condition}_{key}']:.4f} +- {errors[f'{condition}_{key}']:.4f}"
+            for key in LABELS
         ]
-        facts = {
-            "pairs": f"{len(self.answers):,}",
-            "names": f"{self.names} ({self.left_out} are no single token and left out)",
-            "tokenizer": str(self.settings["tokenizer"]),
-            **({} if self.cost is None else self.cost.as_cells()),
-            **{key: value for key, value in self.source.items() if value is not None},
-        }
-        return f"{format_columns([['', *CONDITIONS], *rows])}\n\n{format_table(facts)}"
+        for condition in CONDITIONS
+    }
+    facts = {
+        "pairs": f"{result['pairs']:,}",
+        "names": f"{names['used']} ({names['left_out']} are no single token and left out)",
+        "tokenizer": str(result["settings"]["tokenizer"]),
+        **cost_cells(result),
+        **{key: str(result[key]) for key in SOURCE if result.get(key) is not None},
+    }
+    table = as_aligned(pd.DataFrame(cells, index=list(LABELS.values())))
+    return f"{table}\n\n{format_table(facts)}"
 
 
 COLOURS = {"target": "#3f9c6b", "distractor": "#c0443c"}
@@ -336,10 +300,7 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
         answers: of one model, see ``ask``.
         title: its name.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
     shown = answers[:: -(-len(answers) // MOST_POINTS)]  # evenly many of the pairs
     # spread by rank, which needs no random numbers
     spread = WIDTH * (pd.RangeIndex(len(shown)).to_numpy() * 0.618034 % 1 - 0.5)
@@ -366,18 +327,20 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
 def measure_reversal(
     model: OwnModel | HubModel,
     *,
-    source: dict[str, Any],
-    settings: dict[str, Any],
+    asked: Mapping[str, Any],
     names: Sequence[str] = NAMES,
     pairs: int = 1000,
     seed: int = 0,
-) -> ReversalReport:
-    """Returns the answers of a model to both queries about pairs of names.
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Returns the answers of a model to both queries about pairs of names, and the result.
+
+    Answers are as of ``ask``. The result, under the keys of the JSON file, has their means and the
+    standard errors of those, as if pairs were independent (nan of one pair), and costs, where the
+    model is one of ours.
 
     Args:
         model: what is asked.
-        source: who that is, for the report.
-        settings: how, for the report; with the tokenizer's name.
+        asked: who that is, and under ``settings`` how, with the tokenizer's name.
         names: to draw pairs from; those that are no single token are left out.
         pairs: how many; all that there are, if fewer.
         seed: of the draw.
@@ -389,17 +352,23 @@ def measure_reversal(
     if len(ids) < 2:
         raise ValueError(
             f"names: {len(ids)} of {len(names)} are single tokens of the tokenizer "
-            f"({settings['tokenizer']}), and the probe needs 2; take a model whose tokenizer has "
-            "whole words (gpt2), or give --names that it has"
+            f"({asked['settings']['tokenizer']}), and the probe needs 2; take a model whose "
+            "tokenizer has whole words (gpt2), or give --names that it has"
         )
     drawn = draw_pairs(list(ids), pairs, seed)
-    steps, watch = GeneratedSteps(), Stopwatch()
+    steps, start = GeneratedSteps(), time.perf_counter()
     with recording(generated_steps=steps.count):
         answers = ask(model, drawn, ids)
     length = len(one_prompt(model, drawn[0], "normal"))  # of all: names are single tokens
-    cost = model.cost(length, steps.mean, watch.seconds)
-    settings = {"pairs": pairs, "seed": seed, **settings}
-    return ReversalReport(answers, len(ids), len(names) - len(ids), source, settings, cost)
+    cost = model.cost(length, steps.mean, time.perf_counter() - start)
+    return answers, {
+        **answers.mean().to_dict(),
+        "pairs": len(answers),
+        "names": {"used": len(ids), "left_out": len(names) - len(ids)},
+        "standard_errors": answers.sem().to_dict(),
+        **cost,
+        **asked,
+    }
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -428,14 +397,13 @@ def run(settings: Namespace) -> None:
     _check(settings)
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     names = read_names(settings.names)
-    model, source, how = _load_own(settings) if settings.hf is None else _load_hub(settings)
-    how |= {"precision": settings.precision, "names": settings.names}
+    how = {key: settings[key] for key in ("pairs", "seed", "precision", "names")}
+    model, asked = (_load_own if settings.hf is None else _load_hub)(settings, how)
     drawn = {"pairs": settings.pairs, "seed": settings.seed}
-    report = measure_reversal(model, source=source, settings=how, names=names, **drawn)
-    write_report(report, target)
+    answers, result = measure_reversal(model, asked=asked, names=names, **drawn)
+    report_result(reversal_table(result), result, target)
     if picture is not None:
-        figure = reversal_figure(report.answers, str(settings.hf or settings.ckpt))
-        write_atomically(picture, lambda path: figure.savefig(path, format="png", dpi=DPI))
+        write_picture(reversal_figure(answers, str(settings.hf or settings.ckpt)), picture)
 
 
 def _check(settings: Namespace) -> None:
@@ -448,35 +416,29 @@ def _check(settings: Namespace) -> None:
         raise ValueError("which=best chooses a checkpoint of a run; leave it out with --hf")
 
 
-def _load_own(settings: Namespace) -> tuple[OwnModel, dict[str, Any], dict[str, Any]]:
-    """Returns a checkpoint's model, and its source and settings as the report has them."""
+def _load_own(
+    settings: Namespace, how: Mapping[str, Any]
+) -> tuple[OwnModel | HubModel, dict[str, Any]]:
+    """Returns a checkpoint's model, and who that is and how it is asked, as the result has it."""
     checkpoint, model, tokenizer = load_with_tokenizer(settings)
-    source = {
-        "model": type(model).__name__,
-        "parameters": non_embedding_parameters(model),
-        "train_tokens": _train_tokens(checkpoint),
-        "checkpoint": str(checkpoint.path),
-        "hf": None,
-    }
-    how = {
-        "tokenizer": tokenizer.name,
-        **describe_model(checkpoint, model),
-        "trained_on": checkpoint.data_state.get("fingerprint"),
-    }
-    return OwnModel(model, tokenizer, settings.precision), source, how
-
-
-def _train_tokens(checkpoint: Checkpoint) -> int | None:
-    """Returns the lexical tokens of the training text; None where that is not prepared here."""
     try:
-        return count_train_tokens(checkpoint, build_data(checkpoint))
-    except ValueError:  # the probe needs no text
-        return None
+        train_tokens = count_train_tokens(checkpoint, build_data(checkpoint))
+    except ValueError:  # the training text is not prepared here, and the probe needs none
+        train_tokens = None
+    asked = {
+        "parameters": non_embedding_parameters(model),
+        "train_tokens": train_tokens,
+        "hf": None,
+        **describe_asked(checkpoint, model, tokenizer, settings.precision, how),
+    }
+    return OwnModel(model, tokenizer, settings.precision), asked
 
 
-def _load_hub(settings: Namespace) -> tuple[HubModel, dict[str, Any], dict[str, Any]]:
-    """Returns a model of ``transformers``, and its source and settings as the report has them."""
-    device = pick_device(settings.device)
-    model = HubModel(settings.hf, device, settings.precision)
+def _load_hub(
+    settings: Namespace, how: Mapping[str, Any]
+) -> tuple[OwnModel | HubModel, dict[str, Any]]:
+    """Returns a model of ``transformers``, and the same about it."""
+    model = HubModel(settings.hf, pick_device(settings.device), settings.precision)
+    how = {"tokenizer": settings.hf, **how, "device": str(model.model.device)}
     source = {"model": type(model.model).__name__, "checkpoint": None, "hf": settings.hf}
-    return model, source, {"tokenizer": settings.hf, "device": str(device)}
+    return model, {**source, "settings": how}

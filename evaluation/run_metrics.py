@@ -10,7 +10,8 @@ provenance             what it is
 ``order``              dict: what decides which tokens an optimiser step has
 ``same_text``          whether the text that is there today is what the checkpoint was trained on
 ``reads``              rows of its data: windows, sentences, reasoning
-``scored``             dict: text, split, bytes, batches ... of the score; ``context`` of a row
+``scored``             dict: text, split, bytes, batches ... of the score
+``context stride``     tokens of a row, and targets that it adds where rows overlap
 ``source``             file that the scores come from, or ``NOW``
 ``markers``            positions per token of text, at least 1: markers of sentences are computed
 ``tasks``              dict: metrics of each task, and how they were measured
@@ -348,7 +349,9 @@ ANSWERS = "answers"
 """What is counted where models are asked questions: targets are answers, and no text."""
 BITS, NATS = "bits_per_byte", "nats_per_token"
 NOW = "measured now"
-SAME_RECIPE = frozenset({"cache_dir", "num_proc", "num_workers", "predict_file"})
+SAME_RECIPE = frozenset(
+    {"cache_dir", "num_proc", "num_workers", "predict_file", "validation_split"}
+)
 """Arguments of data that change nothing of what is scored."""
 SCORED = ("batches", "of_batches", "precision")
 
@@ -361,11 +364,13 @@ class ScoringOptions:
     limit_batches: int | None = None
     batch_size: int | None = None
     """Rows a batch; None: as trained."""
+    stride: int | None = None
+    """Targets that a window adds, of models that score any part of a window; None: as trained."""
     precision: Precision = "32"
     device: Device = "auto"
 
 
-def open_data(run: RunRecord, how: ScoringOptions) -> LanguageDataModule:
+def open_data(run: RunRecord, options: ScoringOptions) -> LanguageDataModule:
     """Returns the data that a run was trained on, prepared.
 
     Raises:
@@ -376,9 +381,11 @@ def open_data(run: RunRecord, how: ScoringOptions) -> LanguageDataModule:
         raise CheckpointError(
             f"{run.checkpoint.path} was trained without a datamodule, so it names no held-out text"
         )
-    if how.batch_size is not None:
-        arguments = {**recipe["init_args"], "eval_batch_size": how.batch_size}
-        recipe = {**recipe, "init_args": arguments}
+    changes = {"eval_batch_size": options.batch_size}
+    if run.outline.reads == "windows" and not run.outline.whole_rows:
+        changes["eval_stride"] = options.stride
+    changes = {key: value for key, value in changes.items() if value is not None}
+    recipe = {**recipe, "init_args": {**recipe["init_args"], **changes}}
     data = build_data(run.checkpoint, recipe)
     check_fit(run.outline, data)
     prepare(data, run.checkpoint)
@@ -386,48 +393,49 @@ def open_data(run: RunRecord, how: ScoringOptions) -> LanguageDataModule:
 
 
 def score(
-    run: RunRecord, data: LanguageDataModule, how: ScoringOptions, results: Iterable[ResultFile]
+    run: RunRecord, data: LanguageDataModule, options: ScoringOptions, results: Iterable[ResultFile]
 ) -> tuple[Mapping[str, Any], str]:
     """Returns the result of ``evaluate.py perplexity`` on a split of a run's data, and its source.
 
     Args:
         run: which.
         data: its own, prepared.
-        how: split and settings.
+        options: split and settings.
         results: the first that was measured in the same way is taken over.
 
     Raises:
         ValueError: if the split is empty or the weights do not fit.
     """
-    found = _taken_over(run, data, how, results)
-    if found is not None:
-        return found[1], found[0].name
-    report = measure_perplexity(
+    taken = _taken_over(run, data, options, results)
+    if taken is not None:
+        file, content = taken
+        return content, file.name
+    result = measure_perplexity(
         run.checkpoint,
-        build_model(run.checkpoint).to(pick_device(how.device)),
+        build_model(run.checkpoint).to(pick_device(options.device)),
         data,
-        split=how.split,
-        precision=how.precision,
-        limit_batches=how.limit_batches,
+        split=options.split,
+        precision=options.precision,
+        limit_batches=options.limit_batches,
     )
-    return report.as_dict(), NOW
+    return result, NOW
 
 
 def _taken_over(
-    run: RunRecord, data: LanguageDataModule, how: ScoringOptions, results: Iterable[ResultFile]
+    run: RunRecord, data: LanguageDataModule, options: ScoringOptions, results: Iterable[ResultFile]
 ) -> ResultFile | None:
     """Returns the first result that was measured as it would be now."""
-    of_batches = len(data.evaluation_source(how.split))
-    limit = how.limit_batches
+    of_batches = len(data.evaluation_source(options.split))
+    limit = options.limit_batches
     wanted = {
         "mode": "blockwise",
-        "split": how.split,
+        "split": options.split,
         "fingerprint": data.fingerprint,
         "recipe": _as_json(data.recipe()),
         "batches": of_batches if limit is None else min(limit, of_batches),
         "batch_size": data.eval_batch_size,
-        "precision": how.precision,
-        "device": pick_device(how.device).type,
+        "precision": options.precision,
+        "device": pick_device(options.device).type,
         "set": {},
     }
     for file, content in results:
@@ -459,7 +467,7 @@ def _facts(content: Mapping[str, Any]) -> dict[str, Any] | None:
 def _as_json(recipe: Any) -> Any:
     """Returns a recipe as JSON has it, without what changes nothing."""
     if isinstance(recipe, Mapping):
-        kept = {key: value for key, value in recipe.items() if key not in SAME_RECIPE}
+        kept = {k: v for k, v in recipe.items() if k not in SAME_RECIPE and v is not None}
         # rows a batch are compared by themselves
         return {key: _as_json(v) for key, v in kept.items() if key != "eval_batch_size"}
     return json.loads(json.dumps(recipe))
@@ -504,6 +512,7 @@ def describe_score(
         f"{PERPLEXITY_KEYS[kind]}{end}": content[PERPLEXITY_KEYS[kind]],
         f"{BITS}_{kind}{bits_end}": content[BITS],
         "executed_steps": content.get("executed_steps"),
+        "expected_steps": content.get("expected_steps"),
         "inference_flops_per_token": float(generating) * markers,
         "scoring_flops_per_token": None if scoring is None else scoring * markers,
     }
@@ -516,6 +525,7 @@ NOT_A_RECIPE = SAME_RECIPE | {
     "seed",
     "compile",
     "eval_batch_size",
+    "eval_stride",
     "data_files",  # what the text is, its fingerprint says
     "val_files",
     "test_files",
@@ -523,21 +533,21 @@ NOT_A_RECIPE = SAME_RECIPE | {
 """Keys in which runs of one recipe may differ."""
 
 
-def measure(run: RunRecord, how: ScoringOptions, named: Sequence[ResultFile]) -> dict[str, Any]:
+def measure(run: RunRecord, options: ScoringOptions, named: Sequence[ResultFile]) -> dict[str, Any]:
     """Returns the line of a run; its held-out text is scored unless a result file has that.
 
     Args:
         run: which.
-        how: split and settings of the scoring.
+        options: split and settings of the scoring.
         named: result files that the command line names; those next to the run are looked for.
 
     Raises:
         ValueError: if its data are not there or it cannot be scored.
     """
-    data, path = open_data(run, how), run.checkpoint.path.resolve()
+    data, path = open_data(run, options), run.checkpoint.path.resolve()
     results = [*results_nearby(run), *(pair for pair in named if _subject(pair[1]) == path)]
-    content, source = score(run, data, how, reversed(results))  # what is named first
-    context, markers = data.row_tokens(how.split), _markers(data, how.split)
+    content, source = score(run, data, options, reversed(results))  # what is named first
+    context, markers = data.row_tokens(options.split), _markers(data, options.split)
     tasks, text = tasks_in(results), _digest(data_name(run), read_source(data))
     settings = {key: content["settings"].get(key) for key in SCORED}
     sizes = {key: content[key] for key in ("bytes", "tokens")}
@@ -546,8 +556,9 @@ def measure(run: RunRecord, how: ScoringOptions, named: Sequence[ResultFile]) ->
         "text": text,
         "same_text": run.checkpoint.data_state.get("fingerprint") == data.fingerprint,
         "source": source,
-        "scored": {"text": text, "split": how.split, **sizes, **settings},
+        "scored": {"text": text, "split": options.split, **sizes, **settings},
         "context": context,
+        "stride": getattr(data, "eval_stride", None),
         "markers": markers,
         **describe_training(run, data, content.get("train_tokens")),
         **describe_score(run, content, context, markers),

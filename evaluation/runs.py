@@ -1,6 +1,7 @@
 """Runs and checkpoints: where they are, what they are called, what they have logged."""
 
 import glob
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,12 +144,8 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 def _shared(rows: Sequence[Sequence[str]]) -> int:
     """Returns how many parts all rows begin with in common."""
-    count = 0
-    for column in zip(*rows, strict=False):
-        if len(set(column)) > 1:
-            break
-        count += 1
-    return count
+    same = (len(set(column)) == 1 for column in zip(*rows, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, same))
 
 
 def matching(path: Path) -> list[Path]:

@@ -15,8 +15,8 @@ import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.arguments import add_file_arguments
-from evaluation.figures import DPI, scaling_figure
-from evaluation.output import check_targets, read_json, write_atomically, write_report
+from evaluation.figures import scaling_figure, write_picture
+from evaluation.output import check_targets, read_json, report_result
 from evaluation.run_metrics import NATS
 from evaluation.runs import is_number, matching, split_name
 from evaluation.tables import (
@@ -240,62 +240,6 @@ def doubts(runs: pd.DataFrame, axis: Axis) -> list[str]:
 MULTIPLIERS = ("multiplier", "multiplier_of_fits")
 
 
-@dataclass(frozen=True)
-class ScalingReport:
-    """The curve of each group, and what its runs save against a baseline."""
-
-    axis: Axis
-    runs: pd.DataFrame
-    """Of ``read_results``, and ``MULTIPLIERS``, which are None for the baseline."""
-    fits: Mapping[str, FittedCurve]
-    """The curve of each group."""
-    baseline: str | None
-    """The group that the others are compared with; None: no comparison."""
-    notes: Sequence[str]
-    """What the runs differ in that they should share."""
-    y: str = NATS
-    """Key of the values."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values under the keys of the JSON file."""
-        keys = {"file": "file", "x": AXIS_KEYS[self.axis], "y": self.y}
-        shown = self.runs[[*keys, *MULTIPLIERS]].rename(columns=keys)
-        return {
-            "x": AXIS_KEYS[self.axis],
-            "y": self.y,
-            "baseline": self.baseline,
-            "fits": {
-                name: {
-                    **fit.as_dict(),
-                    "runs": shown[self.runs["group"] == name].to_dict("records"),
-                }
-                for name, fit in self.fits.items()
-            },
-            "notes": list(self.notes),
-        }
-
-    def as_table(self) -> str:
-        """Returns the curves, the runs and the notes for people."""
-        fits = pd.DataFrame([fit.as_dict() for fit in self.fits.values()], index=list(self.fits))
-        fits.insert(0, "runs", self.runs["group"].value_counts())
-        slope, place = fits.columns[1:3]
-        curves = {
-            "runs": TableColumn("runs"),
-            slope: TableColumn(slope, FOUR),
-            place: TableColumn(place, FOUR_DIGITS),
-            "r2": TableColumn("R^2", FOUR),
-        }
-        columns = {
-            "x": TableColumn(title_of(AXIS_KEYS[self.axis]), WHOLE),
-            "y": TableColumn(title_of(self.y), FOUR),
-            **{key: TableColumn(title_of(key), THREE) for key in MULTIPLIERS},
-        }
-        runs = self.runs.set_index("group").rename_axis(None)
-        tables = [as_aligned(show_columns(*pair)) for pair in ((fits, curves), (runs, columns))]
-        notes = [f"note: {note}" for note in self.notes]
-        return "\n".join([tables[0], "", tables[1], *notes])
-
-
 def fit_scaling(
     runs: pd.DataFrame,
     axis: Axis,
@@ -303,8 +247,11 @@ def fit_scaling(
     *,
     y: str = NATS,
     law: Law = "power",
-) -> ScalingReport:
-    """Returns the curves of the groups of runs.
+) -> tuple[dict[str, FittedCurve], dict[str, Any]]:
+    """Returns the curve of each group, and the result under the keys of the JSON file.
+
+    The latter has what runs save against a baseline, and notes on what they differ in that they
+    should share.
 
     Args:
         runs: of ``read_results``.
@@ -320,20 +267,47 @@ def fit_scaling(
     if baseline is not None and baseline not in groups:
         raise ValueError(f"baseline ({baseline}) is no group; there are {', '.join(groups)}")
     fits = {name: fit_curve(list(own["x"]), list(own["y"]), law) for name, own in groups.items()}
-    factors: list[tuple[float | None, float | None]] = [
-        (None, None)
-        if baseline in (None, run.group)
-        else multipliers(fits[str(baseline)], fits[run.group], run.x, run.y)
-        for run in runs.itertuples()
-    ]
-    found = pd.DataFrame(factors, columns=list(MULTIPLIERS), dtype=object)
-    what = "the loss" if y == NATS else y
+    size, what = AXIS_KEYS[axis], "the loss" if y == NATS else y
+    lines: dict[str, list[dict[str, Any]]] = {name: [] for name in groups}
+    for run in runs.itertuples():
+        factors: tuple[float | None, float | None] = (None, None)
+        if baseline not in (None, run.group):
+            factors = multipliers(fits[str(baseline)], fits[run.group], run.x, run.y)
+        saved = dict(zip(MULTIPLIERS, factors, strict=True))
+        lines[run.group].append({"file": run.file, size: run.x, y: run.y, **saved})
     rising = [name for name, fit in fits.items() if fit.slope <= 0]
-    notes = [
-        *doubts(runs, axis),
-        *(f"{what} of {name} does not fall with {AXIS_KEYS[axis]}" for name in rising),
-    ]
-    return ScalingReport(axis, pd.concat([runs, found], axis=1), fits, baseline, notes, y)
+    return fits, {
+        "x": size,
+        "y": y,
+        "baseline": baseline,
+        "fits": {name: {**fit.as_dict(), "runs": lines[name]} for name, fit in fits.items()},
+        "notes": [
+            *doubts(runs, axis),
+            *(f"{what} of {name} does not fall with {size}" for name in rising),
+        ],
+    }
+
+
+def scaling_table(result: Mapping[str, Any]) -> str:
+    """Returns the curves, the runs and the notes of a result of ``fit_scaling`` for people."""
+    found = result["fits"]
+    fits = pd.DataFrame([{**fit, "runs": len(fit["runs"])} for fit in found.values()], index=found)
+    slope, place = fits.columns[:2]
+    curves = {
+        "runs": TableColumn("runs"),
+        slope: TableColumn(slope, FOUR),
+        place: TableColumn(place, FOUR_DIGITS),
+        "r2": TableColumn("R^2", FOUR),
+    }
+    columns = {
+        result["x"]: TableColumn(title_of(result["x"]), WHOLE),
+        result["y"]: TableColumn(title_of(result["y"]), FOUR),
+        **{key: TableColumn(title_of(key), THREE) for key in MULTIPLIERS},
+    }
+    lines = [(name, run) for name, fit in found.items() for run in fit["runs"]]
+    runs = pd.DataFrame([run for _, run in lines], index=[name for name, _ in lines], dtype=object)
+    tables = [as_aligned(show_columns(*pair)) for pair in ((fits, curves), (runs, columns))]
+    return "\n".join([tables[0], "", tables[1], *(f"note: {note}" for note in result["notes"])])
 
 
 # ---- command
@@ -382,11 +356,8 @@ def run(settings: Namespace) -> None:
     """Fits the curves, prints them and writes the files that are asked for."""
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     how = {"y": settings.y, "law": settings.law}
-    report = fit_scaling(
-        read_results(settings.runs, settings.x, **how), settings.x, settings.baseline, **how
-    )
-    write_report(report, target)
+    runs = read_results(settings.runs, settings.x, **how)
+    fits, result = fit_scaling(runs, settings.x, settings.baseline, **how)
+    report_result(scaling_table(result), result, target)
     if picture is not None:
-        size = AXIS_KEYS[settings.x]
-        figure = scaling_figure(report.runs, report.fits, size, settings.y)
-        write_atomically(picture, lambda path: figure.savefig(path, format="png", dpi=DPI))
+        write_picture(scaling_figure(runs, fits, AXIS_KEYS[settings.x], settings.y), picture)

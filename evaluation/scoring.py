@@ -153,12 +153,7 @@ class Share(NamedTuple):
 def share_of(flags: Iterable[bool]) -> Share:
     """Returns the share of what is true."""
     values = list(flags)
-    return share_of_counts(sum(values), len(values))
-
-
-def share_of_counts(right: int, questions: int) -> Share:
-    """Returns the share of right answers among a number of questions."""
-    if not questions:
+    if not values:
         return Share(math.nan, math.nan, 0)
-    share = right / questions
-    return Share(share, math.sqrt(share * (1 - share) / questions), questions)
+    share = sum(values) / len(values)
+    return Share(share, math.sqrt(share * (1 - share) / len(values)), len(values))

@@ -6,7 +6,7 @@ its dials, with its likelihood and its costs.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_type_hints
 
@@ -20,7 +20,9 @@ from evaluation.arguments import (
     add_which_argument,
     data_recipe,
     first_look,
+    split_words,
 )
+from evaluation.cost import NAMES
 from evaluation.figures import (
     MARKS,
     STEPS,
@@ -28,20 +30,17 @@ from evaluation.figures import (
     SWEEP_COSTS,
     check_picture,
     sweep_figure,
-    table_path,
-    write_frame,
-    write_picture,
+    write_figure,
 )
 from evaluation.load import (
     build_data,
     build_model,
     build_outline,
-    check_fit,
-    check_tokenizer,
+    known_changes,
     pick_device,
-    prepare,
+    prepare_for_all,
 )
-from evaluation.perplexity import PerplexityReport, measure_perplexity
+from evaluation.perplexity import measure_perplexity
 from evaluation.run_metrics import NATS
 from evaluation.runs import (
     MODEL,
@@ -114,16 +113,14 @@ def typed_dials(settings: Namespace) -> dict[str, DialValues]:
         words.append((name, "dial", values))
     found: dict[str, DialValues] = {}
     for name, option, values in words:
-        texts = dict.fromkeys(
-            part.strip() for part in values.strip("[]").split(",") if part.strip()
-        )
+        texts = split_words(values)
         if not texts:
             raise ValueError(
                 f"{option} ({values}) has no values of {name}; separate them by commas"
             )
         if name in found:
             raise ValueError(f"{option}: {name} is given twice; put its values into one list")
-        found[name] = DialValues(f"{option} ({values})", list(texts))
+        found[name] = DialValues(f"{option} ({values})", texts)
     return found
 
 
@@ -221,14 +218,14 @@ def find_variants(
     Raises:
         ValueError: if no config has a field, a dial is none of any, or no checkpoint takes a value.
     """
-    _check_known(checkpoints, changes)
     names = short_names([checkpoint.path.resolve() for checkpoint in checkpoints])
-    plain = [build_outline(checkpoint, _fixed(checkpoint, changes)) for checkpoint in checkpoints]
+    fields = known_changes(checkpoints, changes)
+    plain = [build_outline(*pair) for pair in zip(checkpoints, fields, strict=True)]
     check_declared(plain, dials)
     variants: list[SweepVariant] = []
     skipped: list[SkippedPoint] = []
-    for checkpoint, name, outline in zip(checkpoints, names, plain, strict=True):
-        fixed, own = _fixed(checkpoint, changes), own_dials(outline, dials)
+    for checkpoint, name, fixed, outline in zip(checkpoints, names, fields, plain, strict=True):
+        own = own_dials(outline, dials)
         for values in itertools.product(*own.values()):
             turned = dict(zip(own, values, strict=True))
             try:
@@ -270,22 +267,6 @@ def _check_taken(variants: Sequence[SweepVariant], skipped: Sequence[SkippedPoin
                 raise ValueError(point.reason)
 
 
-def _check_known(checkpoints: Sequence[Checkpoint], changes: Mapping[str, Any]) -> None:
-    for key in changes:
-        if not any(key in _config(checkpoint) for checkpoint in checkpoints):
-            raise ValueError(f"none of the models has the setting {key}; leave it out")
-
-
-def _fixed(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the changes of fields that the checkpoint's config has."""
-    return {key: value for key, value in changes.items() if key in _config(checkpoint)}
-
-
-def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    config: Mapping[str, Any] = checkpoint.model_recipe["init_args"].get("config", {})
-    return config
-
-
 def label_variants(
     variants: Sequence[SweepVariant], keys: str | None, dials: Sequence[str]
 ) -> Labels:
@@ -323,7 +304,7 @@ def _differences(recipes: Sequence[Recipe], dials: Sequence[str]) -> list[str]:
 # ---- points
 
 
-def point_line(variant: SweepVariant, label: str, report: PerplexityReport) -> dict[str, Any]:
+def point_line(variant: SweepVariant, label: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the line of a point: what it is, its likelihood, and its costs.
 
     ``note`` is what stands next to it in the figure: its dials, or its K.
@@ -331,7 +312,7 @@ def point_line(variant: SweepVariant, label: str, report: PerplexityReport) -> d
     Args:
         variant: what was scored.
         label: of its checkpoint.
-        report: the score.
+        result: the score, see ``measure_perplexity``.
     """
     steps = int(getattr(variant.outline.config, STEPS, 0))
     note = f"K={steps}" if steps else ""
@@ -344,11 +325,8 @@ def point_line(variant: SweepVariant, label: str, report: PerplexityReport) -> d
         STEPS: steps,
         "dials": dict(variant.dials),
         "note": note,
-        "likelihood": report.likelihood,
-        "causal": report.causal,
-        NATS: report.totals.nats_per_token,
-        "perplexity": report.totals.perplexity,
-        **report.cost.as_dict(),
+        **{key: result[key] for key in ("likelihood", "causal", NATS, *NAMES) if key in result},
+        "perplexity": result[PERPLEXITY_KEYS[result["likelihood"]]],
     }
 
 
@@ -471,7 +449,7 @@ Measure = Literal["perplexity", "loss"]
 
 def checkpoints_in(argv: Sequence[str]) -> list[Checkpoint]:
     """Returns the checkpoints that a command line names; needed before it can be parsed."""
-    found = first_look(argv, "ckpts", several=True)
+    found = first_look(argv, "ckpts")
     return [] if found is None else find_checkpoints(found.ckpts, "ckpts", found.which)
 
 
@@ -524,7 +502,8 @@ def run(settings: Namespace) -> None:
     checkpoints = find_checkpoints(settings.ckpts, "ckpts", settings.which)
     variants, skipped = find_variants(checkpoints, settings["set"], dials)
     labels = label_variants(variants, settings.label, list(dials))
-    data = _shared_data(variants, settings)
+    data = build_data(variants[0].checkpoint, data_recipe(settings))
+    prepare_for_all(data, [(variant.checkpoint, variant.outline) for variant in variants], "ckpts")
     lines = []
     for variant, label in zip(variants, labels.texts(), strict=True):
         found = _score(variant, data, settings)
@@ -538,9 +517,8 @@ def run(settings: Namespace) -> None:
     print(shown_points(points, labels.note))
     for point in skipped:
         print(f"skipped: {point.name} at {shown_dials(point.dials)}: {point.reason}")
-    write_frame(table_path(picture), points_table(points))
     height = "perplexity" if settings.measure == "perplexity" else NATS
-    write_picture(sweep_figure(points, against, height), picture)
+    write_figure(sweep_figure(points, against, height), points_table(points), picture)
 
 
 def _axes(typed: str) -> list[str]:
@@ -549,55 +527,16 @@ def _axes(typed: str) -> list[str]:
     Raises:
         ValueError: if one is not known.
     """
-    chosen = [part.strip() for part in typed.strip("[]").split(",")]
+    chosen = split_words(typed)
     for key in chosen:
         if key not in SWEEP_AXES:
             raise ValueError(f"against ({key}) is none of {', '.join(SWEEP_AXES)}")
     return chosen
 
 
-def _shared_data(variants: Sequence[SweepVariant], settings: Namespace) -> LanguageDataModule:
-    """Returns prepared data that every model can read.
-
-    Raises:
-        ValueError: if one of them has another tokenizer, or other rows; it names the checkpoint.
-    """
-    first = variants[0].checkpoint
-    _check_rows(variants)
-    data = build_data(first, data_recipe(settings))
-    _check_all(variants, lambda variant: check_fit(variant.outline, data))
-    prepare(data, first)
-    _check_all(variants, lambda variant: check_tokenizer(data, variant.checkpoint))
-    return data
-
-
-def _check_rows(variants: Sequence[SweepVariant]) -> None:
-    """Raises a ValueError if models do not read data of one kind: windows, sentences, reasoning."""
-    first = variants[0]
-    for variant in variants:
-        if variant.outline.reads != first.outline.reads:
-            raise ValueError(
-                f"ckpts: {type(first.outline).__name__} ({first.name}) reads "
-                f"{first.outline.reads} and {type(variant.outline).__name__} ({variant.name}) "
-                f"reads {variant.outline.reads}; a sweep scores all on the same data, so make one "
-                "of each kind"
-            )
-
-
-def _check_all(variants: Sequence[SweepVariant], check: Callable[[SweepVariant], None]) -> None:
-    for variant in variants:
-        try:
-            check(variant)
-        except ValueError as error:
-            raise ValueError(
-                f"ckpts ({variant.checkpoint.path}): {error}; all checkpoints are scored on the "
-                "same data, those of the first one or of --data"
-            ) from error
-
-
 def _score(
     variant: SweepVariant, data: LanguageDataModule, settings: Namespace
-) -> PerplexityReport | SkippedPoint:
+) -> dict[str, Any] | SkippedPoint:
     """Returns the score, or why a checkpoint whose dials were turned cannot be scored there.
 
     Raises:

@@ -13,9 +13,8 @@ from evaluation.figures import (
     MARKS,
     compute_figure,
     curves_figure,
-    table_path,
+    write_figure,
     write_frame,
-    write_picture,
 )
 from evaluation.load import build_outline
 from evaluation.output import read_json
@@ -82,8 +81,7 @@ def view_curves(
     }
     table = show_columns(ends.reset_index().set_index("label").rename_axis(None), columns)
     if picture is not None:
-        write_frame(table_path(picture), points)
-        write_picture(curves_figure(points, labels, scalar), picture)
+        write_figure(curves_figure(points, labels, scalar), points, picture)
     return _with_note(as_aligned(table), labels)
 
 
@@ -149,8 +147,7 @@ def view_compute(
     labels = label_records(runs, models, keys)
     counts = compute_frame([count_compute(model, context) for model in models], labels.texts())
     if picture is not None:
-        write_frame(table_path(picture), counts)
-        write_picture(compute_figure(counts), picture)
+        write_figure(compute_figure(counts), counts, picture)
     table = show_columns(counts.set_index("label").rename_axis(None), _compute_columns(counts))
     return f"FLOPs per token, and the shares of one pass\n{_with_note(as_aligned(table), labels)}"
 

@@ -5,12 +5,12 @@ checkpoint's own tokenizer, by the numbers of ``evaluate.py perplexity``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
-from datamodules import LanguageDataModule, ZeroShotText
+from datamodules import ZeroShotText
 from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS, zero_shot_set
 from evaluation.arguments import (
@@ -19,84 +19,75 @@ from evaluation.arguments import (
     carried,
     load_checkpoint,
     load_model,
+    split_words,
 )
-from evaluation.cost import Cost, mean_cost
-from evaluation.load import Precision, build_data, check_fit, prepare
-from evaluation.output import check_targets, format_columns, format_table, write_report
-from evaluation.perplexity import PerplexityReport, measure_perplexity
+from evaluation.cost import cost_cells, mean_cost
+from evaluation.load import build_data, check_fit, prepare
+from evaluation.output import check_targets, format_table, report_result
+from evaluation.perplexity import measure_perplexity
 from evaluation.scoring import PERPLEXITY_KEYS
+from evaluation.tables import FOUR, TableColumn, as_aligned, show_columns, title_of
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 
 
-@dataclass(frozen=True)
-class ZeroShotReport:
-    """The numbers of one model on some sets, and everything needed to repeat them."""
+def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the numbers of one model on some sets under the keys of the JSON file.
 
-    reports: Mapping[str, PerplexityReport]
-    """What was measured on each set, by its name; at least one."""
+    On top, for ``evaluate.py compare --view results``, what all sets have in common, a perplexity
+    of each, and the cost of all together; under ``sets`` the whole result of each.
 
-    @property
-    def _any(self) -> PerplexityReport:
-        return next(iter(self.reports.values()))
-
-    @property
-    def cost(self) -> Cost:
-        """That of all sets together: FLOPs and steps are means over their tokens."""
-        costs = [report.cost for report in self.reports.values()]
-        counts = [report.totals.tokens for report in self.reports.values()]
-        return mean_cost(costs, counts)
-
-    @property
-    def perplexity_key(self) -> str:
-        """What the perplexities are, by the kind of the model's likelihood."""
-        return PERPLEXITY_KEYS[self._any.likelihood]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the result as plain values under the keys of the JSON file.
-
-        On top, for ``evaluate.py compare --view results``, what all sets have in common and a
-        perplexity of each; under ``sets`` the whole result of each, as of ``perplexity``.
-        """
-        report, key = self._any, self.perplexity_key
-        return {
-            **{f"{name}_{key}": r.totals.perplexity for name, r in self.reports.items()},
-            "likelihood": report.likelihood,
-            "causal": report.causal,
-            **self.cost.as_dict(),
-            "model": report.model,
-            "parameters": report.parameters,
-            "train_tokens": report.train_tokens,
-            "checkpoint": report.checkpoint,
-            "sets": {name: r.as_dict() for name, r in self.reports.items()},
-        }
-
-    def as_table(self) -> str:
-        """Returns a row for each set, and what holds for all of them."""
-        header = ["set", "split", self.perplexity_key.replace("_", " "), "bits per byte", "tokens"]
-        rows = [[name, *_row(name, report)] for name, report in self.reports.items()]
-        report = self._any
-        common = {
-            "likelihood": report.likelihood,
-            "causal": "yes" if report.causal else "no",
-            **self.cost.as_cells(),
-            "checkpoint": report.checkpoint,
-        }
-        return f"{format_columns([header, *rows])}\n\n{format_table(common)}"
+    Args:
+        sets: results of ``measure_perplexity`` by name of the set, at least one.
+    """
+    first = next(iter(sets.values()))
+    key = PERPLEXITY_KEYS[first["likelihood"]]
+    shared = ("model", "parameters", "train_tokens", "checkpoint")
+    return {
+        **{f"{name}_{key}": result[key] for name, result in sets.items()},
+        "likelihood": first["likelihood"],
+        "causal": first["causal"],
+        **mean_cost(list(sets.values()), [result["tokens"] for result in sets.values()]),
+        **{key: first[key] for key in shared},
+        "sets": sets,
+    }
 
 
-def _row(name: str, report: PerplexityReport) -> list[str]:
-    """Returns split, perplexity, bits per byte and tokens of a set; less than all is marked."""
-    totals, how = report.totals, report.settings
+def zero_shot_table(result: Mapping[str, Any]) -> str:
+    """Returns a row for each set, and what holds for all of them."""
+    key = PERPLEXITY_KEYS[result["likelihood"]]
+    sets = pd.DataFrame(
+        {
+            name: {
+                "split": _split(name, one["data"]),
+                key: f"{one[key]:.2f}",
+                "bits_per_byte": one["bits_per_byte"],
+                "tokens": f"{one['tokens']:,}{_part(one['settings'])}",
+            }
+            for name, one in result["sets"].items()
+        },
+        dtype=object,
+    ).T.rename_axis("set")
+    columns = {name: TableColumn(title_of(name), str) for name in sets}
+    columns["bits_per_byte"] = TableColumn("bits per byte", FOUR)
+    common = {
+        "likelihood": result["likelihood"],
+        "causal": "yes" if result["causal"] else "no",
+        **cost_cells(result),
+        "checkpoint": result["checkpoint"],
+    }
+    return f"{as_aligned(show_columns(sets, columns))}\n\n{format_table(common)}"
+
+
+def _part(how: Mapping[str, Any]) -> str:
+    """Returns a mark where less than all of a set was scored."""
     limited = how["batches"] < how["of_batches"]
-    part = f" ({how['batches']} of {how['of_batches']} batches)" if limited else ""
-    bits = "unknown" if totals.bits_per_byte is None else f"{totals.bits_per_byte:.4f}"
-    return [_split(name, report), f"{totals.perplexity:.2f}", bits, f"{totals.tokens:,}{part}"]
+    return f" ({how['batches']} of {how['of_batches']} batches)" if limited else ""
 
 
-def _split(name: str, report: PerplexityReport) -> str:
+def _split(name: str, data: Mapping[str, Any]) -> str:
     """Returns the hub's split, or that the text is of files that may be anything."""
-    arguments = report.data["recipe"]["init_args"]
+    arguments = data["recipe"]["init_args"]
     inner = arguments.get("corpus")
     if isinstance(inner, Mapping):  # cut into sentences
         arguments = inner["init_args"]
@@ -104,33 +95,6 @@ def _split(name: str, report: PerplexityReport) -> str:
 
 
 # ---- the command
-
-
-def measure_zero_shot(
-    checkpoint: Checkpoint,
-    model: LanguageModel,
-    sets: Mapping[str, LanguageDataModule],
-    *,
-    precision: Precision = "32",
-    limit_batches: int | None = None,
-) -> ZeroShotReport:
-    """Returns the model's likelihood of each set.
-
-    Args:
-        checkpoint: where the model comes from.
-        model: on its device, in eval mode.
-        sets: by name, prepared and set up.
-        precision: of the matrix products.
-        limit_batches: score that many of the first batches of each; None: all.
-    """
-    return ZeroShotReport(
-        {
-            name: measure_perplexity(
-                checkpoint, model, data, precision=precision, limit_batches=limit_batches
-            )
-            for name, data in sets.items()
-        }
-    )
 
 
 def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
@@ -210,8 +174,7 @@ def chosen_sets(settings: Namespace) -> list[str]:
     Raises:
         ValueError: if one is not known, there are none, or files are given for another one.
     """
-    typed = [name.strip() for name in settings.sets.strip("[]").split(",")]
-    names = list(dict.fromkeys(name for name in typed if name))
+    names = split_words(settings.sets)
     unknown = [name for name in names if name not in ZERO_SHOT_SETS]
     if unknown or not names:
         raise ValueError(
@@ -265,11 +228,8 @@ def run(settings: Namespace) -> None:
     for data in sets.values():  # all of them before hours of scoring
         check_fit(model, data)
         prepare(data, checkpoint)
-    report = measure_zero_shot(
-        checkpoint,
-        model,
-        sets,
-        precision=settings.precision,
-        limit_batches=settings.limit_batches,
+    how = {"precision": settings.precision, "limit_batches": settings.limit_batches}
+    result = zero_shot_result(
+        {name: measure_perplexity(checkpoint, model, data, **how) for name, data in sets.items()}
     )
-    write_report(report, target)
+    report_result(zero_shot_table(result), result, target)

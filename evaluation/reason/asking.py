@@ -16,7 +16,7 @@ from callbacks.answers import Question, Reply, ask, room_for, write
 from callbacks.thinking import Recorded
 from datamodules import Tokenizer, answer_batch
 from datamodules.text import IGNORE
-from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, Stopwatch, price
+from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, price
 from evaluation.load import Precision, autocast
 from evaluation.reason.contestants import Contestant
 from evaluation.scoring import score_batch
@@ -84,7 +84,7 @@ class Asking:
             batches: the questions.
             context: tokens of a row, on average, which FLOPs are counted for.
         """
-        steps, compute, watch = GeneratedSteps(), ComputeCounter(), Stopwatch()
+        steps, compute, start = GeneratedSteps(), ComputeCounter(), time.perf_counter()
         replies: list[Reply] = []
         kind: Likelihood | None = None
         shown = tqdm(batches, desc=f"asking {one.label}", unit=" batches", disable=None)
@@ -96,7 +96,8 @@ class Asking:
                 else:
                     replies += self._written(model, questions)
             executed = compute.mean if self.mode == "rank" else steps.mean
-            cost = price(model, context, executed, watch.seconds, compute.flops_per_token)
+            seconds = time.perf_counter() - start
+            cost = price(model, context, executed, seconds, compute.flops_per_token)
         return Asked(replies, kind, cost)
 
     def _written(self, model: LanguageModel, questions: Sequence[Question]) -> list[Reply]:
@@ -224,6 +225,14 @@ class Timing:
         """
         pairs = zip(baseline.rounds, self.rounds, strict=True)
         return statistics.median(theirs / own for theirs, own in pairs)
+
+    def as_dict(self, baseline: "Timing | None") -> dict[str, Any]:
+        """Returns the times under the keys of the JSON file, with the speed-up if there is one."""
+        return {
+            "seconds_per_question": self.seconds,
+            "speed_up": None if baseline is None else self.speed_up(baseline),
+            "seconds_per_question_by_round": [each / self.questions for each in self.rounds],
+        }
 
 
 def time_in_turn(

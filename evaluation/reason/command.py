@@ -25,15 +25,21 @@ from evaluation.arguments import (
     add_data_arguments,
     add_run_arguments,
     add_which_argument,
-    check_numbers,
     chosen,
     data_recipe,
     first_look,
 )
-from evaluation.figures import check_picture, table_path, write_frame, write_picture
-from evaluation.load import Precision, changed_fields, describe_data, pick_device, prepare
-from evaluation.output import check_targets, write_jsonl, write_report
-from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode
+from evaluation.figures import check_picture, write_figure
+from evaluation.load import (
+    Precision,
+    changed_fields,
+    describe_data,
+    pick_device,
+    prepare,
+    prepare_for_all,
+)
+from evaluation.output import check_targets, report_result, write_jsonl
+from evaluation.reason.asking import Asked, Asking, Mode, pick_mode
 from evaluation.reason.contestants import (
     TASKS,
     Contestant,
@@ -45,17 +51,17 @@ from evaluation.reason.contestants import (
     check_same_questions,
     check_task,
     pick_baseline,
-    prepare_for_all,
     with_baseline,
     with_question_first,
     with_task,
 )
 from evaluation.reason.report import (
-    ReasonReport,
-    ReasonResult,
     answer_row,
+    measure_answers,
+    overlaps,
     points_of,
     reason_figure,
+    reason_table,
     settings_of,
 )
 from evaluation.runs import find_checkpoints
@@ -67,11 +73,7 @@ from lightning_models.recipe import import_packages
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonConfig:
-    """How models are asked, and timed.
-
-    Raises:
-        ValueError: if a value is out of its range.
-    """
+    """How models are asked, and timed; the command checks ranges."""
 
     mode: Mode | None = None
     """rank: the likeliest of all possible answers; generate: greedy text must be right; null: rank
@@ -87,10 +89,6 @@ class ReasonConfig:
     timing_batch_size: int | None = None
     """Questions in a timed batch; null: as in the others."""
 
-    def __post_init__(self) -> None:
-        """Checks ranges."""
-        check_numbers(vars(self))
-
 
 def measure_reason(
     contestants: Sequence[Contestant],
@@ -102,8 +100,11 @@ def measure_reason(
     limit_batches: int | None = None,
     baseline: Contestant | None = None,
     question_first: Any = None,
-) -> ReasonReport:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns what models answer to the questions of a split, and how long it takes them.
+
+    That is the content of the JSON file, and all answers, see ``answer_row``: model after model, in
+    the questions' order.
 
     Args:
         contestants: at least one.
@@ -126,30 +127,42 @@ def measure_reason(
         room = room_for(questions, data, room)
     asking = Asking(data, pick_mode(data, config.mode), room, precision)
     first = [asking.replies(one, batches, context) for one in contestants]
-    again: Sequence[Asked | None] = [None] * len(contestants)
+    rows = [_rows(*pair, data.tokenizer) for pair in zip(contestants, first, strict=True)]
+    again: list[list[dict[str, Any]] | None] = [None] * len(contestants)
     if question_first is not None:
         other, _ = asked_batches(question_first, split, limit_batches)
         check_same_questions(batches, other)
         turned = dataclasses.replace(asking, data=question_first)
-        again = [turned.replies(one, other, context) for one in contestants]
+        replies = [turned.replies(one, other, context) for one in contestants]
+        pairs = zip(contestants, replies, strict=True)
+        again = [_rows(*pair, data.tokenizer, question_first=True) for pair in pairs]
     size = config.timing_batch_size or data.eval_batch_size
     timed = questions[: config.timing_batches * size if config.rounds else 0]
     cut = [timed[start : start + size] for start in range(0, len(timed), size)]
     timings = asking.time(contestants, cut, config.rounds)
     rival = None if baseline is None else timings[contestants.index(baseline)]
-    return ReasonReport(
-        results=[
-            _result(asking, *parts, rival)
-            for parts in zip(contestants, first, again, timings, strict=True)
+    labels = [one.label for one in contestants]
+    content = {
+        "results": [
+            {
+                **_source(one),
+                **measure_answers(own, data.group_name, turned_rows),
+                **({} if timing is None else timing.as_dict(rival)),
+                **_choice(one, asked, data),
+                **asked.cost,
+            }
+            for one, asked, own, turned_rows, timing in zip(
+                contestants, first, rows, again, timings, strict=True
+            )
         ],
-        group_name=data.group_name,
-        baseline=None if baseline is None else baseline.label,
-        data={
+        "overlap": overlaps(dict(zip(labels, rows, strict=True))),
+        "baseline": None if baseline is None else baseline.label,
+        "data": {
             **describe_data(contestants[0].checkpoint, data, split),
             "moved_steps": _moved_steps(data, contestants),
         },
-        settings={
-            **dataclasses.asdict(config),
+        "settings": {
+            **vars(config),
             "mode": asking.mode,
             "max_new_tokens": asking.room,
             "timing_batch_size": size,
@@ -160,7 +173,9 @@ def measure_reason(
             "precision": precision,
             "device": str(contestants[0].model.device),
         },
-    )
+    }
+    both = zip(rows, again, strict=True)
+    return content, [row for own, turned_rows in both for row in (*own, *(turned_rows or ()))]
 
 
 def _moved_steps(data: Any, contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
@@ -185,46 +200,40 @@ def _moved_steps(data: Any, contestants: Sequence[Contestant]) -> list[dict[str,
     ]
 
 
-def _result(
-    asking: Asking,
-    one: Contestant,
-    first: Asked,
-    again: Asked | None,
-    timing: Timing | None,
-    rival: Timing | None,
-) -> ReasonResult:
-    """Returns the result of a model; speed-ups are over ``rival``."""
-    checkpoint, model, tokenizer = one.checkpoint, one.model, asking.data.tokenizer
+def _source(one: Contestant) -> dict[str, Any]:
+    """Returns who answers, what it was trained on, and what was changed."""
+    checkpoint, model = one.checkpoint, one.model
     with one.ready():
         changed = changed_fields(checkpoint, model)
-    stage = {"stage": model.stage} if hasattr(model, "stages") else {}  # of a curriculum
-    ranked = first.likelihood is not None
-    return ReasonResult(
-        label=one.label,
-        checkpoint=str(checkpoint.path),
-        model=type(model).__name__,
-        rows=_rows(one, tokenizer, first),
-        question_first=None if again is None else _rows(one, tokenizer, again, True),
-        timing=timing,
-        speed_up=timing.speed_up(rival) if timing and rival else None,
-        latents=one.latents,
-        cost=first.cost,
-        likelihood=first.likelihood,
-        # an estimate after the question is inferred from that alone
-        causal=model.causal or first.likelihood == "estimate",
-        candidates=len(asking.data.candidates()) if ranked else None,
-        settings={
+    return {
+        "label": one.label,
+        "model": type(model).__name__,
+        **({} if one.latents is None else {"latents": one.latents}),
+        "checkpoint": str(checkpoint.path),
+        "settings": {
             "trained_on": checkpoint.data_state.get("fingerprint"),
             "step": checkpoint.step,
             "which": checkpoint.which,
-            **stage,
+            **({"stage": model.stage} if hasattr(model, "stages") else {}),  # of a curriculum
             "set": changed,
         },
-    )
+    }
+
+
+def _choice(one: Contestant, asked: Asked, data: Any) -> dict[str, Any]:
+    """Returns among how many answers was chosen, by what; empty where they are written."""
+    if asked.likelihood is None:
+        return {}
+    return {
+        "candidates": len(data.candidates()),
+        "likelihood": asked.likelihood,
+        # an estimate after the question is inferred from that alone
+        "causal": one.model.causal or asked.likelihood == "estimate",
+    }
 
 
 def _rows(
-    one: Contestant, tokenizer: Any, asked: Asked, question_first: bool = False
+    one: Contestant, asked: Asked, tokenizer: Any, *, question_first: bool = False
 ) -> list[dict[str, Any]]:
     return [answer_row(tokenizer, one.label, reply, question_first) for reply in asked.replies]
 
@@ -240,7 +249,7 @@ def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
     Raises:
         ValueError: if it cannot be read, or the task is not known.
     """
-    found = first_look(argv, several=True, also=["task"])
+    found = first_look(argv, also=["task"])
     if found is None:
         return None
     if found.task not in (None, "null", *TASKS):
@@ -340,10 +349,10 @@ def run(settings: Namespace) -> None:
         block_size=1 if data.rows == "windows" else (turned or data).block_size,
     )
     against = None if settings.against is None else settings_of(contestants, settings.against)
-    prepare_for_all(data, [(one.checkpoint, one.model) for one in contestants])
+    prepare_for_all(data, [(one.checkpoint, one.model) for one in contestants], "ckpt")
     if turned is not None:
         prepare(turned, checkpoints[0])
-    report = measure_reason(
+    content, rows = measure_reason(
         contestants,
         data,
         config=config,
@@ -353,13 +362,12 @@ def run(settings: Namespace) -> None:
         baseline=pick_baseline(contestants, place),
         question_first=turned,
     )
-    write_report(report, target)
+    report_result(reason_table(content), content, target)
     if answers is not None:
-        write_jsonl(answers, report.rows())
+        write_jsonl(answers, rows)
     if picture is not None:
-        points = points_of(report.results, report.group_name, against)
-        write_frame(table_path(picture), points)
-        write_picture(reason_figure(report.results, report.group_name, against), picture)
+        results = content["results"]
+        write_figure(reason_figure(results, against), points_of(results, against), picture)
 
 
 def _picture(settings: Namespace) -> Path | None:

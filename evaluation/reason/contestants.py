@@ -15,8 +15,8 @@ from callbacks.answers import Question, questions_in
 from callbacks.hooks import dialled
 from datamodules import LanguageDataModule
 from datamodules.recipe import parameters
-from evaluation.arguments import Split
-from evaluation.load import build_data, build_model, check_fit, check_tokenizer, prepare
+from evaluation.arguments import CARRIED, Split
+from evaluation.load import build_data, build_model, known_changes
 from evaluation.runs import find_checkpoints, label_rows, short_names
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which
@@ -39,16 +39,7 @@ TASKS: dict[Task, Recipe] = {
     "two_hop": {"class_path": "datamodules.TwoHop", "init_args": {}},
     "kinship": {"class_path": "datamodules.Kinship", "init_args": {}},
 }
-SHARED = (
-    "tokenizer",
-    "cache_dir",
-    "num_proc",
-    "num_workers",
-    "batch_size",
-    "eval_batch_size",
-    "block_size",
-    "step_separator",
-)
+SHARED = (*CARRIED, "step_separator")
 """Options that data of another task take over from a checkpoint's, where they have them."""
 WORDED = "answer_prefix"
 """An option that goes with the task."""
@@ -138,39 +129,6 @@ def with_question_first(checkpoint: Checkpoint, recipe: Recipe, longest: int) ->
         )
     changed = {**arguments, QUESTION_FIRST: True, "block_size": GROWTH * longest}
     return build_questions(checkpoint, {**recipe, "init_args": changed})
-
-
-def prepare_for_all(
-    data: LanguageDataModule, models: Sequence[tuple[Checkpoint, LanguageModel]]
-) -> None:
-    """Prepares data that all models are asked about.
-
-    Args:
-        data: as `build_questions` returns it.
-        models: with the checkpoints that they come from.
-
-    Raises:
-        ValueError: if one of them cannot read the data, or has another tokenizer.
-    """
-    for checkpoint, model in models:
-        with _named(checkpoint):
-            check_fit(model, data)
-    prepare(data, models[0][0])
-    for checkpoint, _ in models[1:]:
-        with _named(checkpoint):
-            check_tokenizer(data, checkpoint)
-
-
-@contextlib.contextmanager
-def _named(checkpoint: Checkpoint) -> Iterator[None]:
-    """Has messages of errors name the checkpoint, and say why it matters."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(
-            f"ckpt ({checkpoint.path}): {error}; all checkpoints answer the same questions, those "
-            "of the first one's data, of --task or of --data"
-        ) from error
 
 
 def asked_batches(data: Any, split: Split, limit: int | None) -> tuple[list[list[Question]], int]:
@@ -322,18 +280,15 @@ def build_contestants(
     Raises:
         ValueError: if no config has a field, or one refuses a value.
     """
-    configs = [checkpoint.model_recipe["init_args"].get("config", {}) for checkpoint in checkpoints]
-    for key in [*changes, *([LATENTS] if latents else [])]:
-        if not any(key in config for config in configs):
-            raise ValueError(f"none of the models has the setting {key}; leave it out")
     built: list[tuple[Checkpoint, int | None, LanguageModel]] = []
-    for checkpoint, known in zip(checkpoints, configs, strict=True):
-        fixed = {key: value for key, value in changes.items() if key in known}
+    fields = known_changes(checkpoints, changes)
+    numbered_too = known_changes(checkpoints, {LATENTS: None} if latents else {})
+    for checkpoint, fixed, with_latents in zip(checkpoints, fields, numbered_too, strict=True):
+        known = checkpoint.model_recipe["init_args"].get("config", {})
         if known.get("block_size", block_size) < block_size:
             fixed.setdefault("block_size", block_size)
         model = build_model(checkpoint, fixed).to(device)  # one set of weights for all its numbers
-        numbers = latents if latents and LATENTS in known else [None]
-        built += [(checkpoint, number, model) for number in numbers]
+        built += [(checkpoint, count, model) for count in (latents if with_latents else [None])]
     return [
         Contestant(name, checkpoint, model, number)
         for name, (checkpoint, number, model) in zip(_labels(built, label), built, strict=True)

@@ -29,7 +29,8 @@ from tqdm import tqdm
 from datamodules.journals import append_durably, only_writer
 from datamodules.readers import expand, parse_json
 from datamodules.reasoning.two_hop import Chain, Hop, check_csv, read_chains
-from evaluation.load import Device, Precision, Pretrained, pick_device
+from evaluation.arguments import add_device_arguments
+from evaluation.load import Pretrained, pick_device
 from evaluation.output import check_target, format_table, write_jsonl
 
 
@@ -209,7 +210,8 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--hf",
         type=str,
         required=True,
-        help="Hub name or folder of a causal language model of transformers.",
+        help="Hub name or folder of a causal language model of transformers; bf16 rounds all of "
+        "its weights.",
     )
     parser.add_argument(
         "--files",
@@ -225,12 +227,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     parser.add_argument("--max_new_tokens", type=int, default=10, help="Longest answer, in tokens.")
     parser.add_argument("--batch_size", type=int, default=32, help="Questions asked at once.")
-    parser.add_argument(
-        "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
-    )
-    parser.add_argument(
-        "--precision", type=Precision, default="32", help="Of the weights: 32 or bf16."
-    )
+    add_device_arguments(parser)
 
 
 def run(settings: Namespace) -> None:

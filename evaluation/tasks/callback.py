@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import lightning as L
 
-from callbacks.hooks import gather, tokenizer_of, undisturbed
+from callbacks.hooks import check_least, gather, tokenizer_of, undisturbed
 
 
 class TaskScores(L.Callback):
@@ -48,13 +48,12 @@ class TaskScores(L.Callback):
         Raises:
             ValueError: if a number is too low, or no task is named.
         """
-        least = {"every_n_steps": every_n_steps, "limit": limit, "batch_size": batch_size}
-        for name, value in {**least, "max_gen_toks": max_gen_toks}.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} ({value}) must be at least 1")
-        if not tasks:
+        numbers = {"every_n_steps": every_n_steps, "limit": limit, "batch_size": batch_size}
+        for name, value in {**numbers, "max_gen_toks": max_gen_toks}.items():
+            check_least(name, value, 1)
+        self.tasks = list(dict.fromkeys(tasks))
+        if not self.tasks:
             raise ValueError("tasks ([]) must name some, e.g. [blimp_local]")
-        self.tasks = list(tasks)
         self.every_n_steps = every_n_steps
         self.limit = limit
         self.num_fewshot = num_fewshot
@@ -79,7 +78,7 @@ class TaskScores(L.Callback):
         Raises:
             ValueError: if a task is unknown, its data cannot be had, or the model cannot be asked.
         """
-        from evaluation.tasks.harness import load_tasks, task_names
+        from evaluation.tasks.harness import load_tasks
 
         if self.limit is not None and self.limit < trainer.world_size:
             raise ValueError(
@@ -88,8 +87,7 @@ class TaskScores(L.Callback):
             )
         self._model_of_harness(trainer, pl_module)
         with undisturbed(pl_module):
-            names = task_names(self.tasks)
-            self._loaded = load_tasks(names, self.include_path, self.num_fewshot)
+            self._loaded = load_tasks(self.tasks, self.include_path, self.num_fewshot)
 
     def on_train_batch_end(
         self,

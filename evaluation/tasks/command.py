@@ -14,6 +14,7 @@ from evaluation.arguments import (
     add_model_arguments,
     add_tokenizer_argument,
     load_with_tokenizer,
+    split_words,
 )
 from evaluation.load import autocast, describe_model, non_embedding_parameters
 from evaluation.output import check_targets, format_table, write_json, write_jsonl
@@ -89,13 +90,15 @@ def run(settings: Namespace) -> None:
     """Scores the tasks, prints the tables and writes the files that are asked for."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
+    names = split_words(settings.tasks)
+    if not names:
+        raise ValueError(f"tasks ({settings.tasks}) must name some, by commas, e.g. lambada_openai")
     # Texts are shorter than training's windows: App. E.1 of the Thoughtbubbles paper.
     checkpoint, model, tokenizer = load_with_tokenizer(settings, budget="dynamic")
     # The harness takes seconds to import: not before the input is known to be good.
     from evaluation.tasks import harness, report
     from evaluation.tasks.adapter import HarnessModel
 
-    names = harness.task_names(settings.tasks)
     lm = HarnessModel(
         model,
         tokenizer,

@@ -55,11 +55,9 @@ def quiet(*, silent: bool = False) -> Iterator[None]:
 
     What is printed goes to stderr, where results are not; ``silent``: nowhere.
     """
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "huggingface_hub", "datasets")]
-    levels, forks = [logger.level for logger in loggers], os.environ.get("DISABLE_MULTIPROC")
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    disabled, forks = logging.root.manager.disable, os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"  # bootstrapping: other processes would need the model
+    logging.disable(logging.WARNING)
     try:
         with contextlib.ExitStack() as stack:
             if silent:
@@ -68,27 +66,13 @@ def quiet(*, silent: bool = False) -> Iterator[None]:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
         os.environ.pop("DISABLE_MULTIPROC")
         if forks is not None:
             os.environ["DISABLE_MULTIPROC"] = forks
 
 
 # ---- loading
-
-
-def task_names(typed: str | Sequence[str]) -> list[str]:
-    """Returns names separated by commas, each once.
-
-    Raises:
-        ValueError: if there are none.
-    """
-    words = typed.strip("[]").split(",") if isinstance(typed, str) else typed
-    names = list(dict.fromkeys(word.strip() for word in words if word.strip()))
-    if not names:
-        raise ValueError(f"tasks ({typed}) must name some, by commas, e.g. lambada_openai,piqa")
-    return names
 
 
 def load_tasks(

@@ -116,7 +116,12 @@ class Reader(ABC):
         return windows(self.piece(context, continuation), self.limit)
 
     def prompt(self, text: str) -> list[int]:
-        """Returns what a model reads before it continues ``text``; at least one token."""
+        """Returns what a model reads before it continues ``text``; at least one token.
+
+        Of models of sentences these are marked, the last one open.
+        """
+        if isinstance(self.tokenizer, SentenceTokenizer):
+            return self.tokenizer.prompt_ids(text)
         return self.tokenizer.encode(text) or [self.tokenizer.eos_id]
 
     def read_tokens(self, piece: Piece) -> int:
@@ -210,10 +215,6 @@ class MarkedReader(WindowReader):
             begin = end
         return Piece(tuple(tokens), tuple(scored))
 
-    def prompt(self, text: str) -> list[int]:
-        """Returns the marked sentences, the last one open."""
-        return self.tokenizer.prompt_ids(text)
-
 
 class SentenceReader(Reader):
     """Words in sentences; the marks around them are the batch's."""
@@ -249,10 +250,6 @@ class SentenceReader(Reader):
             values = [per_target[row, sentence, : b - a] for sentence, (a, b) in spans]
             found.append(torch.cat(values)[torch.tensor(piece.scored)])
         return found
-
-    def prompt(self, text: str) -> list[int]:
-        """Returns the marked sentences, the last one open."""
-        return self.tokenizer.prompt_ids(text)
 
     def read_tokens(self, piece: Piece) -> int:
         """Returns the slots that are computed: words, and the marks of each sentence."""

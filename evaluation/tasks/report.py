@@ -3,16 +3,28 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from lm_eval.utils import make_table
 
 from evaluation.cost import Cost, price
-from evaluation.output import format_columns
 from evaluation.scoring import PERPLEXITY_KEYS
+from evaluation.tables import TWO, TableColumn, as_aligned, show_columns
 from evaluation.tasks.adapter import Facts, LogLikelihood, RollingLogLikelihood, Work
 from lightning_models import LanguageModel
 from lightning_models.outputs import Likelihood
 
 _NO_FILTER = "none"
+
+COLUMNS = {
+    "examples": TableColumn("examples"),
+    "likelihood": TableColumn("likelihood"),
+    "causal": TableColumn("causal"),
+    "flops_per_token": TableColumn("FLOPs/token", "{:.3g}".format),
+    "flops_per_token_6nd": TableColumn("6 N (1 + steps)", "{:.3g}".format),
+    "executed_steps": TableColumn("steps", TWO),
+    "seconds": TableColumn("seconds", "{:.1f}".format),
+}
+"""Columns of the table of what scores are and cost."""
 
 Score = dict[str, Any]
 """Numbers of a task or group under the keys of the JSON file, see ``task_scores``."""
@@ -31,7 +43,7 @@ def task_scores(
     Keys: ``metrics`` and ``standard_errors`` of the harness, perplexities named by the kind of
     their likelihood; ``likelihood`` and ``causal`` (None where texts were written); ``examples``
     that were scored, ``of_examples`` that the task has; ``num_fewshot``, ``version``; tokens; what
-    they cost (``Cost.as_dict``); of groups ``tasks``, their members.
+    they cost (``price``); of groups ``tasks``, their members.
 
     Args:
         results: as ``harness.score_tasks`` returned them.
@@ -61,7 +73,7 @@ def task_scores(
             "version": results["versions"].get(name),
             "scored_tokens": sum(one.scored for one in facts),
             "read_tokens": sum(one.read for one in facts),
-            **_cost(facts, [work[m] for m in members if m in work], model).as_dict(),
+            **_cost(facts, [work[m] for m in members if m in work], model),
             **({} if name in samples else {"tasks": members}),
         }
     return scores
@@ -149,23 +161,15 @@ def as_tables(results: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
         errors = score["standard_errors"].items()
         known = {f"{key}_stderr,": error for key, error in errors if error is not None}
         named[name] = {**values, **known}
-    header = ["task", "examples", "likelihood", "causal"]
-    header += ["FLOPs/token", "6 N (1 + steps)", "steps", "seconds"]
-    rows = [[name, *_cells(score)] for name, score in shown(scores).items()]
-    return f"{make_table({**results, 'results': named})}\n{format_columns([header, *rows])}"
+    frame = pd.DataFrame(list(shown(scores).values()), index=list(named), dtype=object)
+    frame["examples"] = [_examples(score) for score in shown(scores).values()]
+    table = as_aligned(show_columns(frame.rename_axis("task"), COLUMNS))
+    return f"{make_table({**results, 'results': named})}\n{table}"
 
 
-def _cells(score: Score) -> list[str]:
+def _examples(score: Score) -> str:
     of = "" if score["examples"] == score["of_examples"] else f" of {score['of_examples']:,}"
-    return [
-        f"{score['examples']:,}{of}",
-        score["likelihood"] or "-",
-        {True: "yes", False: "no", None: "-"}[score["causal"]],
-        f"{score['flops_per_token']:.3g}",
-        f"{score['flops_per_token_6nd']:.3g}",
-        f"{score['executed_steps']:.2f}",
-        f"{score['seconds']:.1f}",
-    ]
+    return f"{score['examples']:,}{of}"
 
 
 def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -5,8 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lm_eval.models.utils import normalize_gen_kwargs
+
 from datamodules import Tokenizer
 from evaluation.cost import GeneratedSteps
+from evaluation.load import left_for_prompt
 from evaluation.tasks.readers import Reader
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig, generate
@@ -15,7 +18,6 @@ from lightning_models.layers import recording
 _KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 _OWN = {"document_start", "streams"}
 """Options of this project's: see docs/tasks.md."""
-_ALIASES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _LOOK_BACK = 16
 """Tokens decoded together to look for a stop text; more where one has more characters."""
 
@@ -26,7 +28,7 @@ class WritingRequest:
 
     Attributes:
         prompt: Token ids.
-        until: Texts that end a continuation.
+        until: Texts that end a continuation, none of them empty.
         most: Most new tokens.
         sampling: How tokens are chosen.
         stream: Number of its random draws, at most 62 bits.
@@ -66,46 +68,30 @@ class WritingRequest:
         Raises:
             ValueError: If the new tokens do not fit, or an option is unknown.
         """
-        unknown = sorted(set(options) - _KNOWN - _OWN - set(_ALIASES))
+        asked: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), most))
+        unknown = sorted(set(asked) - _KNOWN - _OWN)
         if unknown:
             raise ValueError(
                 f"tasks: generation_kwargs {', '.join(unknown)} are not known; known are "
                 f"{', '.join(sorted(_KNOWN | _OWN))}"
             )
-        given = [options[key] for key in _ALIASES if options.get(key) is not None]
-        most = int(given[0]) if given else most
+        most = asked["max_gen_toks"]
         as_document = options.get("document_start")
         ids = reader.tokenizer.prompt_ids(context) if as_document else reader.prompt(context)
-        if reader.limit is not None:
-            if most >= reader.limit:
-                raise ValueError(
-                    f"max_gen_toks ({most}) leaves no room for the prompt in a context of "
-                    f"{reader.limit} tokens; set --max_gen_toks, or the task's generation_kwargs, "
-                    f"to {reader.limit // 2} or less"
-                )
-            ids = ids[most - reader.limit :]
-        until = options.get("until") or ()
-        stops = (until,) if isinstance(until, str) else tuple(until)
+        room = left_for_prompt(reader.limit, most, "max_gen_toks")
+        ids = ids if room is None else ids[-room:]
+        sampling = SamplingConfig(temperature=0, seed=seed)
+        if asked["do_sample"]:
+            cuts = {key: asked.get(key) for key in ("top_k", "top_p")}
+            temperature = float(asked.get("temperature") or 1.0)
+            sampling = SamplingConfig(temperature=temperature, seed=seed, **cuts)
         stream = example if options.get("streams") == "example" else _stream_of(ids)
-        return cls(tuple(ids), stops, most, _sampling(options, seed), stream + attempt)
+        until = tuple(filter(None, asked["until"]))
+        return cls(tuple(ids), until, most, sampling, stream + attempt)
 
 
 def _stream_of(ids: list[int]) -> int:
     return int.from_bytes(hashlib.sha256(repr(ids).encode()).digest()[:8], "big") >> 2
-
-
-def _sampling(options: Mapping[str, Any], seed: int) -> SamplingConfig:
-    """Returns how tokens are chosen: greedily, unless ``do_sample`` or a temperature says else."""
-    temperature = float(options.get("temperature") or 0.0)
-    samples = options.get("do_sample")
-    if samples is False:
-        temperature = 0.0
-    elif samples and not temperature:
-        temperature = 1.0
-    if not temperature:
-        return SamplingConfig(temperature=0, seed=seed)
-    cuts = {key: options.get(key) for key in ("top_k", "top_p")}
-    return SamplingConfig(temperature=temperature, seed=seed, **cuts)
 
 
 class Continuations(NamedTuple):
@@ -142,7 +128,7 @@ def write(
 
     def ended(row: int, ids: Sequence[int]) -> bool:
         """Whether the latest token has completed a stop text (of bytes one character each)."""
-        stops = [stop for stop in requests[row].until if stop]
+        stops = requests[row].until
         longest = max((len(stop.encode()) for stop in stops), default=0)
         latest = text_of(ids[-max(_LOOK_BACK, longest) :]) if stops else ""
         return any(stop in latest for stop in stops)
@@ -168,4 +154,4 @@ def write(
 
 def _cut(text: str, until: Sequence[str]) -> str:
     """Returns the text before the first stop text."""
-    return text[: min([text.find(stop) for stop in until if stop and stop in text], default=None)]
+    return text[: min([text.find(stop) for stop in until if stop in text], default=None)]

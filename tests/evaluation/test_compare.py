@@ -129,6 +129,21 @@ def test_numbers_are_those_of_perplexity(report, runs, evaluates, tmp_path):
             assert float(rows[name]["executed_steps"]) == alone["executed_steps"]
 
 
+def test_windows_overlap_where_targets_have_a_likelihood_of_their_own(
+    compare, runs, evaluates, tmp_path
+):
+    printed, rows = compare(runs / "plain_1", runs / "latent", "--stride", "8")
+    target = tmp_path / "plain.json"
+    options = ("--data.eval_stride", "8", "--output", target)
+    evaluates("perplexity", "--ckpt", runs / "plain_1", *options)
+    alone, rows = json.loads(target.read_text()), by_model(rows)
+    assert float(rows["TransformerLM"]["nats_per_token_exact"]) == alone["nats_per_token"]
+    assert float(rows["TransformerLM"]["scoring_flops_per_token"]) == alone["flops_per_token"]
+    contexts = next(line for line in printed.splitlines() if "context when scoring" in line)
+    assert "windows of 32 tokens, at least 24 before each target (plain_1)" in contexts
+    assert re.search(r"windows of \d+ tokens \(latent\)", contexts)
+
+
 def test_a_row_has_the_mean_and_the_range_of_its_seeds(report):
     values = [
         float(row["nats_per_token_exact"])
@@ -333,7 +348,7 @@ def test_less_than_the_whole_split_is_said(compare, runs, tmp_path):
     printed, _ = compare(runs / "plain_1", "--limit_batches", "1", "--batch_size", "2")
     assert "scored on a part of the split only" in printed
     text = (tmp_path / "report" / "report.md").read_text()
-    assert re.search(r"val: 1 of \d+ batches, windows of 32, 64 targets \(all\)", text)
+    assert re.search(r"val: 1 of \d+ batches, windows of 32 tokens, 64 targets \(all\)", text)
 
 
 # ---- results of other commands
@@ -433,6 +448,8 @@ def test_wrong_results_end_in_one_line(fails, runs, tmp_path, content, expected)
         ("compute", ("--set.dimm", 3), "has no option config.dimm"),
         ("compute", ("--set.num_heads", 5), "num_heads (5) must divide dim"),
         ("curves", ("--context", 8), "context is an option of --view compute; leave it out with"),
+        ("curves", ("--stride", 8), "stride is an option of --view report; leave it out"),
+        ("report", ("--stride", 33), "eval_stride=33 must be between 1 and block_size=32"),
         ("curves", ("--split", "test"), "split is an option of --view report; leave it out"),
         ("compute", ("--scalar", "val/ppl"), "scalar is an option of --view curves"),
         ("compute", ("--results", "x.json"), "results is an option of --view report"),

@@ -48,21 +48,26 @@ def score(evaluates, tmp_path):
     return run
 
 
-def slow_nats(checkpoint_path, data, split="val"):
-    """The corpus' negative log-likelihood, one window at a time, all in float64."""
+def slow_nats(checkpoint_path, data, split="val", stride=None):
+    """The corpus' negative log-likelihood, one window at a time, all in float64.
+
+    With a stride, windows begin that many tokens apart, and count what none has counted before.
+    """
     model = build_model(read_checkpoint(checkpoint_path)).double()
     data.prepare_data()
     stream = data.stream(split)
     eos = torch.tensor([data.tokenizer.eos_id])
     text = torch.cat((eos, torch.tensor([int(t) for t in stream.gather(_numbers(len(stream)))])))
-    nats = 0.0
+    nats, counted = 0.0, 0
     with torch.no_grad():
-        for start in range(0, len(stream), data.block_size):
+        for start in range(0, len(stream), stride or data.block_size):
             window = text[start : start + data.block_size + 1]
             logits = model.network(window[None, :-1])[0] @ model.network.output_matrix.t()
             for position, target in enumerate(window[1:]):
-                nats -= torch.log_softmax(logits[position], dim=0)[target].item()
-    return nats, len(stream)
+                if start + position >= counted:
+                    nats -= torch.log_softmax(logits[position], dim=0)[target].item()
+            counted = max(counted, start + len(window) - 1)
+    return nats, counted
 
 
 def _numbers(count):
@@ -87,6 +92,16 @@ def test_json_equals_the_slow_loop(score, checkpoint_path, corpus):
     assert result["checkpoint"] == str(checkpoint_path)
     assert result["data"]["split"] == "val"
     assert result["data"]["fingerprint"] == result["data"]["trained_on"] == data.fingerprint
+
+
+def test_overlapping_windows_give_every_target_a_context(score, checkpoint_path, corpus):
+    nats, tokens = slow_nats(checkpoint_path, LocalText(**corpus), stride=8)
+    apart, result = score(checkpoint_path), score(checkpoint_path, "--data.eval_stride", "8")
+    assert (result["tokens"], result["bytes"]) == (tokens, apart["bytes"])
+    assert tokens == apart["tokens"]
+    assert result["nats_per_token"] == pytest.approx(nats / tokens, rel=1e-6)
+    assert result["nats_per_token"] != apart["nats_per_token"]
+    assert result["flops_per_token"] == 4 * apart["flops_per_token"]  # windows of 32
 
 
 def test_flops_are_those_of_a_forward_pass_over_one_window(score, checkpoint_path):

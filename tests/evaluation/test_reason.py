@@ -295,7 +295,7 @@ def test_figures_and_result_files_side_by_side(reason, evaluates, tmp_path):
     assert [line.split()[1] for line in lines] == ["ThinkingStatesLM", "NoCoTLM"]
     assert "nontrivial chunks" in header
     assert lines[0].split()[2] == f"{result['results'][0]['accuracy']:.5g}"
-    assert lines[1].split()[-1] == "-"  # it thinks nothing
+    assert "-" in lines[1].split()  # it thinks nothing
     reason("--figure", picture, "--against", "recurrence", *UNTIMED, "--limit_batches", 1)
     with picture.with_suffix(".csv").open(newline="") as file:
         assert [row["recurrence"] for row in csv.DictReader(file)] == ["1.0", ""]
@@ -378,4 +378,4 @@ def test_another_tokenizer_is_named(fails, reason_options, reasoners, train_reas
     other = train_reasoner(tmp_path / "other.ckpt", data, NoCoTLM, 1)
     line = fails("reason", "--ckpt", reasoners["ts"], other)
     assert f"ckpt ({other}): the data's tokenizer" in line
-    assert "all checkpoints answer the same questions" in line
+    assert "all checkpoints read the same data" in line

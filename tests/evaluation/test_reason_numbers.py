@@ -11,7 +11,7 @@ from callbacks.thinking import RowThinking, Thought
 from evaluation.reason import asking
 from evaluation.reason.asking import Timing, time_in_turn
 from evaluation.reason.contestants import check_same_questions, numbered
-from evaluation.reason.report import ReasonReport, ReasonResult, answer_row, overlaps
+from evaluation.reason.report import answer_row, measure_answers, overlaps, reason_table
 from evaluation.scoring import share_of
 
 TOKENIZER = SimpleNamespace(decode=lambda ids: "", vocab_size=99, eos_id=0)
@@ -26,8 +26,8 @@ def rows(flags):
     return [answer_row(TOKENIZER, "any", reply) for reply in replies]
 
 
-def result_of(label, flags, again=None):
-    return ReasonResult(label, "x.ckpt", "Some", rows(flags), again and rows(again))
+def numbers_of(flags, again=None):
+    return measure_answers(rows(flags), "steps", again and rows(again))
 
 
 def test_shares_and_their_errors():
@@ -37,39 +37,39 @@ def test_shares_and_their_errors():
     assert math.isnan(nothing.value)
     assert math.isnan(nothing.error)
     assert nothing.questions == 0
-    found = result_of("a", [True, False, True, True, False]).by_group()
-    assert [share.value for share in found.values()] == [2 / 3, 0.5]
+    groups = numbers_of([True, False, True, True, False])["by_group"]
+    assert [(group["steps"], group["accuracy"]) for group in groups] == [(0, 2 / 3), (1, 0.5)]
 
 
 def test_what_a_question_in_front_changes():
-    found = result_of("a", [True, True, False, False, False], [True, False, True, False, False])
-    numbers = found.as_dict("operations")
-    assert numbers["question_first_accuracy"] == 2 / 5
-    assert numbers["question_first_recovered"] == 1 / 3
-    assert numbers["question_first_intervention"] == 3 / 5
-    shares = found.with_question_first()
-    assert [share.questions for share in shares.values()] == [5, 3, 5]
-    assert result_of("a", [True]).with_question_first() == {}
+    numbers = numbers_of([True, True, False, False, False], [True, False, True, False, False])
+    shares = {"accuracy": (2 / 5, 5), "recovered": (1 / 3, 3), "intervention": (3 / 5, 5)}
+    for name, (share, count) in shares.items():
+        assert numbers[f"question_first_{name}"] == share
+        assert numbers[f"question_first_{name}_questions"] == count
+    assert not [key for key in numbers_of([True]) if "first" in key]
 
 
 def test_what_one_solves_and_another_does_not():
-    one, other, nothing = (
-        result_of("a", [True, True, True, False]),
-        result_of("b", [True, False, False, True]),
-        result_of("c", [False] * 4),
-    )
-    pairs = {
-        (pair.solves, pair.fails): pair for pair in overlaps([one, other, nothing]).itertuples()
+    flags = {
+        "a": [True, True, True, False],
+        "b": [True, False, False, True],
+        "c": [False] * 4,
     }
+    pairs = overlaps({label: rows(own) for label, own in flags.items()})
     shares = {
-        key: (pair.questions, pair.share_of_solved, pair.share_of_questions)
-        for key, pair in pairs.items()
+        (pair["solves"], pair["fails"]): tuple(
+            pair[key] for key in ("questions", "share_of_solved", "share_of_questions")
+        )
+        for pair in pairs
     }
     assert shares["a", "b"] == (2, 2 / 3, 0.5)
     assert shares["b", "a"] == (1, 0.5, 0.25)
     assert math.isnan(shares["c", "a"][1])
+    results = [{"label": label, **numbers_of(flags[label])} for label in "ab"]
+    kept = [pair for pair in pairs if "c" not in (pair["solves"], pair["fails"])]
     facts = {"data": {"split": "test"}, "settings": {"device": "cpu", "rounds": None}}
-    table = ReasonReport([one, other], "steps", None, **facts).as_table()
+    table = reason_table({"results": results, "overlap": kept, "baseline": None, **facts})
     lines = [line.split() for line in table.splitlines()]
     assert ["a", "-", "0.6667", "(2)"] in lines
     assert ["b", "0.5000", "(1)", "-"] in lines
@@ -81,8 +81,9 @@ def test_means_of_thinking():
         thinking = RowThinking(thoughts, rounds)
         return answer_row(TOKENIZER, "a", Reply(question(number), [1], "", True, thinking))
 
-    found = ReasonResult("a", "x", "Some", [row(0, 3, 0, 2, 1), row(1, 1, 0, 0)]).thinking()
-    assert found == {"rounds": 2, "chunks": 2.5, "nontrivial_chunks": 1, "thought_tokens": 1.5}
+    found = measure_answers([row(0, 3, 0, 2, 1), row(1, 1, 0, 0)], "steps")
+    means = {"rounds": 2, "chunks": 2.5, "nontrivial_chunks": 1, "thought_tokens": 1.5}
+    assert means.items() <= found.items()
 
 
 def test_models_are_timed_in_turn(monkeypatch):

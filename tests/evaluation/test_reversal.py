@@ -20,6 +20,7 @@ from evaluation.reversal import (
     equal_lengths,
     measure_reversal,
     reversal_figure,
+    reversal_table,
     single_tokens,
 )
 from lightning_models.checkpoint import read_checkpoint
@@ -79,11 +80,14 @@ class Reader:
         return logits, ready
 
 
+ASKED = {"settings": {"tokenizer": "x"}}
+
+
 class Unpriced(OwnModel):
     """A model without FLOPs."""
 
     def cost(self, tokens, steps, seconds):
-        return None
+        return {}
 
 
 def parts(text):
@@ -141,11 +145,10 @@ def test_errors_of_means_are_those_of_a_sample(tokenizer):
         return {father: float(len(father)), son: 0.3 * len(son) if son == "Paul" else 5.0}
 
     model = Unpriced(Reader(tokenizer, moody), tokenizer)
-    report = measure_reversal(model, source={}, settings={"tokenizer": "x"}, names=KNOWN)
-    result = report.as_dict()
+    answers, result = measure_reversal(model, asked=ASKED, names=KNOWN)
     for condition in ("normal", "reversed"):
         target, distractor, margin = (
-            report.answers[f"{condition}_{key}"] for key in ("target", "distractor", "margin")
+            answers[f"{condition}_{key}"] for key in ("target", "distractor", "margin")
         )
         assert margin.tolist() == (distractor - target).tolist()
         spread = math.sqrt(((margin - margin.mean()) ** 2).sum() / 11)
@@ -179,11 +182,10 @@ def test_sentence_models_read_two_sentences(tokenizer):
 def test_names_of_several_tokens_are_left_out_and_counted(tokenizer):
     model = Unpriced(Reader(tokenizer, understands), tokenizer)
     names = ["Zachary", "John", "Bartholomew", "Mark", "James"]
-    report = measure_reversal(model, source={}, settings={"tokenizer": "x"}, names=names, pairs=5)
-    result = report.as_dict()
+    _, result = measure_reversal(model, asked=ASKED, names=names, pairs=5)
     assert result["names"] == {"used": 3, "left_out": 2}
     assert result["pairs"] == 5
-    assert "3 (2 are no single token and left out)" in report.as_table()
+    assert "3 (2 are no single token and left out)" in reversal_table(result)
 
 
 def test_of_names_that_share_a_token_one_stays():

@@ -148,30 +148,32 @@ def test_a_loss_that_does_not_fall_has_no_multipliers(result, evaluates, tmp_pat
 
 
 def fitted(words):
-    """The report on results over tokens."""
-    return fit_scaling(read_results(list(map(str, words)), "tokens"), "tokens")
+    """The result over tokens."""
+    return fit_scaling(read_results(list(map(str, words)), "tokens"), "tokens")[1]
 
 
 def test_runs_are_grouped_by_class_or_by_name(result):
     plain = [result(f"plain{x}", train_tokens=x) for x in (10, 30, 20)]
     other = result("other", model="ThoughtGestaltLM", train_tokens=40)
-    runs = fitted(plain).runs
-    assert list(runs["x"]) == [10, 20, 30]
-    assert set(runs["group"]) == {"TransformerLM"}
-    runs = fitted([f"mine={plain[0]}", f"mine={other}", *plain[1:]]).runs
-    assert list(runs["group"]) == ["mine", "mine", "TransformerLM", "TransformerLM"]
+    (own,) = fitted(plain)["fits"].values()
+    assert [run["train_tokens"] for run in own["runs"]] == [10, 20, 30]
+    fits = fitted([f"mine={plain[0]}", f"mine={other}", *plain[1:]])["fits"]
+    assert [(name, len(fit["runs"])) for name, fit in fits.items()] == [
+        ("mine", 2),
+        ("TransformerLM", 2),
+    ]
 
 
 def test_an_equals_sign_in_a_path_names_no_group(result, monkeypatch):
     path, other = result("step=20"), result("other", train_tokens=9)
     monkeypatch.chdir(path.parent)
-    assert list(fitted(["step=20.json", other]).fits) == ["TransformerLM"]
+    assert list(fitted(["step=20.json", other])["fits"]) == ["TransformerLM"]
 
 
 def test_what_makes_losses_incomparable_is_told(result):
     first = result("first", train_tokens=10, data={"split": "val"}, pairs=7)
     second = result("second", train_tokens=20, counted="all", parameters=2000, pairs=5)
-    assert fitted([first, second]).notes == [
+    assert fitted([first, second])["notes"] == [
         "the runs differ in split: test, val",
         "the runs differ in counted: all, lexical",
         "the runs differ in pairs: 5, 7",

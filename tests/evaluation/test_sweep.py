@@ -305,8 +305,8 @@ def test_thresholds_hold_at_the_budget_of_the_training_only(
 def test_windows_and_sentences_are_two_sweeps(write_method, fails, tmp_path):
     paths = [write_method(name) for name in ("gpt2", "thought-gestalt")]
     line = fails("sweep", "--ckpts", *paths, "--output", tmp_path / "a.svg")
-    assert "reads windows and ThoughtGestaltLM (thought-gestalt.ckpt) reads sentences" in line
-    assert "make one of each kind" in line
+    assert f"ckpts ({paths[1]}): data (LocalText)" in line
+    assert "all checkpoints read the same data" in line
 
 
 def test_likelihoods_that_are_not_exact_are_marked(write_method, sweep_of):

@@ -278,4 +278,4 @@ def test_new_tokens_must_fit(untrained, fails, folder, own_tasks):
     )
     ask = ("tasks", "--ckpt", untrained("gpt2"), "--include_path", own_tasks)
     line = fails(*ask, "--tasks", "write")
-    assert "max_gen_toks (96) leaves no room for the prompt in a context of 96 tokens" in line
+    assert "max_gen_toks (96) leaves no room for a prompt in the model's context of 96" in line

@@ -9,7 +9,7 @@ from methods import BLOCK, METHODS
 
 from datamodules import LocalText
 from datamodules.text import IGNORE
-from evaluation.cost import ComputeCounter, Cost, mean_cost, price
+from evaluation.cost import ComputeCounter, mean_cost, price
 from evaluation.load import build_model
 from evaluation.perplexity import measure_perplexity
 from lightning_models import MoRLM, PonderLM, ThoughtbubblesLM
@@ -38,29 +38,39 @@ def score(evaluates, tmp_path):
     return run
 
 
-def slow_mean(path, corpus, **changes):
-    """Mean steps over all targets of the validation text, one window at a time."""
+def slow_means(path, corpus, **changes):
+    """Executed and expected steps, means over all targets of the text, one window at a time."""
     model, data = build_model(read_checkpoint(path), changes), LocalText(**corpus)
     data.prepare_data()
     data.setup("validate")
-    source, found = data.evaluation_source("val"), []
+    source, executed, tails = data.evaluation_source("val"), [], []
+    seen = {}
     for number in range(len(source)):
         batch = source.batch(number)
         for row in range(len(batch["tokens"])):
             one = {key: value[row : row + 1] for key, value in batch.items()}
-            model.recorded(one, thinking_steps=lambda executed, most: found.append(executed))
-            found[-1] = found[-1][one["targets"] != IGNORE]
-    return torch.cat(found).double().mean().item()
+            model.recorded(
+                one,
+                thinking_steps=lambda executed, most: seen.update(executed=executed),
+                router=lambda log_steps, log_tail: seen.update(log_tail=log_tail),
+            )
+            target = one["targets"] != IGNORE
+            executed.append(seen["executed"][target])
+            tails.append(seen["log_tail"][target])
+    expected = torch.cat(tails).double().exp()[:, 1:].sum(dim=1)
+    return torch.cat(executed).double().mean().item(), expected.mean().item()
 
 
 @pytest.mark.parametrize("tau", [1e-4, 0.788])
-def test_the_mean_is_that_of_a_slow_loop(score, ponder_path, corpus, tau):
+def test_the_means_are_those_of_a_slow_loop(score, ponder_path, corpus, tau):
     result, printed = score(ponder_path, "--set.tau", tau)
-    expected = slow_mean(ponder_path, corpus, tau=tau)
-    assert result["executed_steps"] == pytest.approx(expected, abs=1e-12)
-    assert (expected == 2) == (tau < 0.1)
+    executed, expected = slow_means(ponder_path, corpus, tau=tau)
+    assert result["executed_steps"] == pytest.approx(executed, abs=1e-12)
+    assert result["expected_steps"] == pytest.approx(expected, rel=1e-6)
+    assert (executed == 2) == (tau < 0.1)
+    assert 1 < expected < 2
     place = list(result).index("flops_per_token")
-    assert list(result)[place : place + 5] == COST
+    assert list(result)[place : place + 6] == [*COST[:4], "expected_steps", COST[4]]
     assert "executed steps" in printed
     assert "generation flops per token" in printed
 
@@ -69,9 +79,9 @@ def test_prices_follow_the_steps(ponder_path):
     model = build_model(read_checkpoint(ponder_path))
     size = sum(parameter.numel() for parameter in model.parameters())
     none, some, planned, two = (price(model, 32, s, 1.0) for s in (0.0, 1.5, None, 2.0))
-    assert (none.flops_per_token_6nd, some.flops_per_token_6nd) == (6 * size, 15 * size)
-    generated = some.generation_flops_per_token
-    assert generated == model.generation_flops(32, 1.5) > none.generation_flops_per_token
+    assert (none["flops_per_token_6nd"], some["flops_per_token_6nd"]) == (6 * size, 15 * size)
+    generated = some["generation_flops_per_token"]
+    assert generated == model.generation_flops(32, 1.5) > none["generation_flops_per_token"]
     assert planned == two
 
 
@@ -98,9 +108,9 @@ def test_papers_count_passes_times_all_parameters(name, changes, passes):
     assert model.passes_per_token(BLOCK) == pytest.approx(passes)
     found = price(model, BLOCK, None, 1.0)
     size = sum(parameter.numel() for parameter in model.parameters())
-    assert found.executed_steps == pytest.approx(passes - 1)
-    assert found.flops_per_token_6nd == pytest.approx(6 * size * passes)
-    assert found.generation_flops_per_token == model.generation_flops(BLOCK)
+    assert found["executed_steps"] == pytest.approx(passes - 1)
+    assert found["flops_per_token_6nd"] == pytest.approx(6 * size * passes)
+    assert found["generation_flops_per_token"] == model.generation_flops(BLOCK)
 
 
 def test_a_plain_model_takes_no_additional_steps(score, checkpoint_path):
@@ -119,15 +129,26 @@ def test_a_plain_model_takes_no_additional_steps(score, checkpoint_path):
 
 def test_after_prefixes_steps_are_those_of_the_drawn_targets(score, ponder_path):
     options = ("--mode", "autoregressive", "--positions", 3, "--limit_batches", 1)
-    assert score(ponder_path, *options)[0]["executed_steps"] == 2
-    assert score(ponder_path, *options, "--set.tau", "0.999")[0]["executed_steps"] == 0
+    all_steps, none = (score(ponder_path, *options, "--set.tau", t)[0] for t in (1e-4, 0.999))
+    assert (all_steps["executed_steps"], none["executed_steps"]) == (2, 0)
+    assert 0 < all_steps["expected_steps"] < 2
 
 
 def test_several_texts_cost_the_mean_of_their_tokens():
     rows = ((10, 0, 20, 30, 1.0), (40, 3, 50, 60, 2.5), (20, 1, 30, 40, 3.5))
-    *costs, mean = (Cost(**dict(zip(COST, row, strict=True))) for row in rows)
+    *costs, mean = (dict(zip(COST, row, strict=True)) for row in rows)
     assert mean_cost(costs, [2, 1]) == mean
-    assert mean_cost(costs, [0, 0]).flops_per_token == 25
+    assert mean_cost(costs, [0, 0])["flops_per_token"] == 25
+
+
+def test_only_targets_count_among_expected_steps():
+    counter, w = ComputeCounter(), torch.tensor([[[1.0, 0.5, 0.25], [1, 1, 1], [1, 0, 0]]]).double()
+    batch = {"targets": torch.tensor([[3, IGNORE, 2]])}
+    assert counter.expected is None
+    with counter.recording():
+        for _ in counter.watch([batch]):
+            record("router", log_steps=w, log_tail=w.log())
+    assert counter.expected == 0.375
 
 
 def test_only_targets_count():
@@ -146,8 +167,8 @@ def test_measuring_asks_for_nothing_afterwards(checkpoint_path, corpus):
     checkpoint, data = read_checkpoint(checkpoint_path), LocalText(**corpus)
     data.prepare_data()
     data.setup("validate")
-    report = measure_perplexity(checkpoint, build_model(checkpoint), data, limit_batches=1)
-    assert report.cost.executed_steps == 0
+    result = measure_perplexity(checkpoint, build_model(checkpoint), data, limit_batches=1)
+    assert result["executed_steps"] == 0
     record("thinking_steps", executed=None, most=None)  # nobody is there to fail on it
 
 
