@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: install demo study suite test test-slow test-gpu check clean
+.PHONY: install demo study suite tune test test-slow test-gpu check clean
 
 install: $(READY)
 
@@ -42,14 +42,19 @@ demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
 
 # Evidence for a method: several runs, an hour at most; a stopped study resumes. TEXT: globs of your own
 # text, TEXT_NAME: its name in the report, JOBS: runs at a time, OPERATIONS: N of thinking_states.
-STUDY = $(RUN) -m studies $(1) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))$(if $(OPERATIONS), --operations $(OPERATIONS))
+STUDY = $(RUN) -m $(1) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))$(if $(OPERATIONS), --operations $(OPERATIONS))
 
 study: $(READY)
-	$(call STUDY,$(METHOD))
+	$(call STUDY,studies $(METHOD))
 
 # The methods compared on the same text: several hours for SUITE=cpu, resumable run by run.
 suite: $(READY)
-	$(call STUDY,suite_$(SUITE))
+	$(call STUDY,studies suite_$(SUITE))
+
+# Hyperparameters of a study's runs, as its `search:` declares; resumable. ARGS: further options, such as
+# ARGS='--only vanilla --minutes 15'.
+tune: $(READY)
+	$(call STUDY,studies.tune $(METHOD)) $(ARGS)
 
 test: check
 	$(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal

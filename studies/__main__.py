@@ -79,7 +79,7 @@ def configured(options: argparse.Namespace) -> Study:
         StudyError: if a pattern has no files, or a number is out of its range.
     """
     keys = ("operations", "steps", "epochs", "seeds", "separator", "text_name")
-    typed: dict[str, Any] = {key: getattr(options, key) for key in keys}
+    typed: dict[str, Any] = {key: getattr(options, key, None) for key in keys}
     files = tuple(str(Path(pattern).expanduser().absolute()) for pattern in options.text)
     for pattern, path in zip(options.text, files, strict=True):
         if not glob.glob(path, recursive=True):
@@ -100,20 +100,26 @@ def _output(typed: str | None, study: Study, folder: Path, *, whole: bool) -> Pa
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m studies", description=__doc__)
+    add_study_arguments(parser)
+    add = parser.add_argument
+    add("--steps", type=int, help="Optimiser steps of each run, e.g. 5 for a trial.")
+    add("--epochs", type=int, help="Passes over the text of each run, in place of steps.")
+    add("--seeds", type=_numbers, help="Separated by commas, e.g. 0,1.")
+    add("--output", help="The report (default: docs/results/NAME; of a trial: with the runs).")
+    return parser
+
+
+def add_study_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares which study, its text and runs, and where they are kept."""
     add = parser.add_argument
     add("study", help=f"One of {', '.join(study_names())}, or a file of that form.")
     add("--text", nargs="+", default=[], metavar="GLOB", help="Your own text.")
     add("--text_name", help="Its name in the report.")
     add("--separator", help="Regular expression between documents of txt files.")
-    add("--steps", type=int, help="Optimiser steps of each run, e.g. 5 for a trial.")
-    add("--epochs", type=int, help="Passes over the text of each run, in place of steps.")
     add("--operations", type=int, metavar="N", help="Most operations of made-up training texts.")
-    add("--seeds", type=_numbers, help="Separated by commas, e.g. 0,1.")
     add("--only", action="append", default=[], metavar="NAME", help="A run; repeatable.")
     add("--jobs", type=_count, default=1, help="Runs at a time, which share the processors.")
-    add("--output", help="The report (default: docs/results/NAME; of a trial: with the runs).")
-    add("--folder", help="Where runs are kept (default: in runs/studies).")
-    return parser
+    add("--folder", help="Where runs are kept (default: in runs).")
 
 
 def _numbers(typed: str) -> tuple[int, ...]:

@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 from filelock import FileLock, Timeout
@@ -24,12 +25,14 @@ LAST = "*/version_*/checkpoints/last.ckpt"
 """The checkpoint that a training resumes from and that is evaluated."""
 PATIENCE = 60.0
 """Seconds that a command has to save its state when the study is stopped."""
+POLL = 1.0
+"""Seconds between two looks at a command that is watched."""
 LAST_LINES = 15
 
 _running: set["subprocess.Popen[bytes]"] = set()
 
-Execute = Callable[[Sequence[str], Path], None]
-"""Runs a command with a log file, or raises ``CommandError``."""
+Execute = Callable[..., None]
+"""Runs a command with a log file, or raises ``CommandError``, as `execute` does."""
 
 
 # ---- commands
@@ -40,6 +43,7 @@ class CommandError(Exception):
 
     def __init__(self, command: Sequence[str], code: int, log: Path) -> None:
         """Takes the command, its exit code and its log."""
+        self.code, self.log = code, log
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
         super().__init__(
             f"this command ended with code {code} (its output: {log}):\n"
@@ -47,7 +51,12 @@ class CommandError(Exception):
         )
 
 
-def execute(command: Sequence[str], log: Path, threads: int | None = None) -> None:
+def execute(
+    command: Sequence[str],
+    log: Path,
+    threads: int | None = None,
+    watch: Callable[[], None] | None = None,
+) -> None:
     """Runs a command with its output in a file.
 
     When the study is stopped, the command receives SIGTERM first: training then saves a checkpoint.
@@ -56,20 +65,23 @@ def execute(command: Sequence[str], log: Path, threads: int | None = None) -> No
         command: program and arguments.
         log: file for its output.
         threads: that it computes with; None: as many as the machine has.
+        watch: called every ``POLL`` seconds meanwhile; what it raises stops the command.
 
     Raises:
         CommandError: if it ends with another code than 0.
+        StudyError: if a command that has outlived its study still writes to the file.
     """
     limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     environment = {**os.environ, **limit}
-    with log.open("wb") as output:
+    with log.open("ab") as output:
+        _claim(output, log)
         # in a session of its own: Ctrl-C reaches the study alone, which then ends the command
         process = subprocess.Popen(
             command, stdout=output, stderr=output, start_new_session=True, env=environment
         )
         _running.add(process)
         try:
-            code = process.wait()
+            code = _wait(process, watch)
         except BaseException:
             _stop(process)
             raise
@@ -77,6 +89,34 @@ def execute(command: Sequence[str], log: Path, threads: int | None = None) -> No
             _running.discard(process)
     if code:
         raise CommandError(command, code, log)
+
+
+def _claim(output: BinaryIO, log: Path) -> None:
+    """Locks a log and empties it; the lock is the command's too, and so held until that ends.
+
+    A study that is killed outright cannot end its command, which then goes on.
+    """
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StudyError(
+                f"{log} is still written to by a command of a killed process; wait until it ends, "
+                "or end it"
+            ) from error
+    output.truncate(0)
+
+
+def _wait(process: "subprocess.Popen[bytes]", watch: Callable[[], None] | None) -> int:
+    """Returns the exit code."""
+    while watch is not None:
+        try:
+            return process.wait(POLL)
+        except subprocess.TimeoutExpired:
+            watch()
+    return process.wait()
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
@@ -201,6 +241,41 @@ class RunFolder:
         return self.record.get(step, {}).get("settings") == settings
 
 
+def train_run(settings: dict[str, Any], place: RunFolder, execute: Execute) -> None:
+    """Trains a run, or continues its training; a trained run is left as it is.
+
+    Args:
+        settings: its config.
+        place: its folder; the record gets the time, added to that of earlier processes.
+        execute: runs a command.
+
+    Raises:
+        StudyError: if its folder was begun with other settings.
+    """
+    config = place.path / CONFIG
+    if config.is_file() and yaml.safe_load(config.read_text()) != settings:
+        raise StudyError(
+            f"{place.path} was begun with other settings (see its {CONFIG}); remove it, or "
+            "choose another folder with --folder"
+        )
+    if place.trained:
+        return
+    resume = place.checkpoint is not None
+    if not resume:  # files of a run without a checkpoint would be taken for this one's
+        shutil.rmtree(place.training, ignore_errors=True)
+    place.path.mkdir(parents=True, exist_ok=True)
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
+    before = place.record.get("train", {}) if resume else {}
+    done = {"sittings": before.get("sittings", 0) + 1, "finished": False}
+    earlier, start = before.get("seconds", 0.0), time.monotonic()
+    place.note("train", {**done, "seconds": earlier})
+    try:
+        execute(train_command(config, place.training, resume=resume), place.path / "train.log")
+        done["finished"] = True
+    finally:
+        place.note("train", {**done, "seconds": earlier + time.monotonic() - start})
+
+
 def run_study(
     study: Study,
     folder: Path,
@@ -222,29 +297,51 @@ def run_study(
         CommandError: if a command fails; finished steps are kept.
         StudyError: if a run is there with other settings, or another process works there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     runs = study.seeded(only)
     progress = StudyProgress(runs, jobs)
     steps = [_Steps(study, run, folder, execute, progress) for run in runs]
+    with sole_user(folder):
+        if jobs == 1:
+            for each in steps:
+                each.do_all()
+        else:
+            _run_parallel(steps, jobs)
+
+
+@contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Locks a folder of runs.
+
+    Raises:
+        StudyError: if another process works there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
     try:
-        with FileLock(folder / ".lock", timeout=0):
-            if jobs == 1:
-                for each in steps:
-                    each.do_all()
-            else:
-                _run_parallel(steps, jobs)
+        lock.acquire(timeout=0)
     except Timeout as error:
         raise StudyError(
             f"{folder} is in use by another study that runs; wait for it, or choose another "
             "folder with --folder"
         ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _run_parallel(steps: Sequence["_Steps"], jobs: int) -> None:
+    # the longest first: the last runs to end are then short ones
+    ordered = sorted(steps, key=lambda each: each.run.cost, reverse=True)
+    in_parallel([each.do_all for each in ordered], jobs)
+    for each in steps:  # a run that an analysis refers to may have ended later
+        each.analyse()
+
+
+def in_parallel(tasks: Sequence[Callable[[], None]], jobs: int) -> None:
+    """Does tasks in their order, several at a time; an error stops the commands of all."""
     with ThreadPoolExecutor(jobs) as pool:
-        # the longest first: the last runs to end are then short ones
-        ordered = sorted(steps, key=lambda each: each.run.cost, reverse=True)
-        futures = [pool.submit(each.do_all) for each in ordered]
+        futures = [pool.submit(task) for task in tasks]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -252,8 +349,6 @@ def _run_parallel(steps: Sequence["_Steps"], jobs: int) -> None:
             pool.shutdown(wait=False, cancel_futures=True)
             stop_running()
             raise
-    for each in steps:  # a run that an analysis refers to may have ended later
-        each.analyse()
 
 
 class _Steps:
@@ -280,39 +375,9 @@ class _Steps:
         self._progress.end(self.run, executed=self._executed)
 
     def train(self) -> None:
-        """Trains the run, or continues its training; a trained run is left as it is.
-
-        Raises:
-            StudyError: if its folder was begun with other settings.
-        """
-        settings, place = self._study.train_config(self.run), self._place
-        config = place.path / CONFIG
-        if config.is_file() and yaml.safe_load(config.read_text()) != settings:
-            raise StudyError(
-                f"{place.path} was begun with other settings (see its {CONFIG}); remove it, or "
-                "choose another folder with --folder"
-            )
-        if place.trained:
-            return
-        resume = place.checkpoint is not None
-        if not resume:  # files of a run without a checkpoint would be taken for this one's
-            shutil.rmtree(place.training, ignore_errors=True)
-        place.path.mkdir(parents=True, exist_ok=True)
-        config.write_text(yaml.safe_dump(settings, sort_keys=False))
-        before = place.record.get("train", {}) if resume else {}
-        self._train(train_command(config, place.training, resume=resume), before)
-
-    def _train(self, command: Sequence[str], before: dict[str, Any]) -> None:
-        """Trains, and adds the time to that of earlier processes of this training."""
-        done = {"sittings": before.get("sittings", 0) + 1, "finished": False}
-        earlier, start = before.get("seconds", 0.0), time.monotonic()
-        self._place.note("train", {**done, "seconds": earlier})
-        try:
-            self._command("train", command)
-            done["finished"] = True
-        finally:
-            seconds = earlier + time.monotonic() - start
-            self._place.note("train", {**done, "seconds": seconds})
+        """Trains the run, see `train_run`."""
+        settings = self._study.train_config(self.run)
+        train_run(settings, self._place, lambda command, log: self._command("train", command))
 
     def evaluate(self) -> None:
         """Executes the evaluations that have no result file of these settings."""

@@ -75,6 +75,46 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Search:
+    """Hyperparameter search of ``python -m studies.tune``, of equal size for each run.
+
+    Raises:
+        StudyError: if a number is out of its range.
+    """
+
+    trials: int
+    """Of each run; the first has the declared values."""
+    tokens: int
+    """Of a trial that is not pruned; of a task's studies: questions."""
+    space: Settings = field(default_factory=dict)
+    """Keys of all runs' models, such as ``model.init_args.optimizer.lr``, each with ``low`` and
+    ``high`` (and ``log``), or ``choices``; runs may have further ones."""
+    rungs: int = 3
+    """Validations at which trials are compared, the last of them at the end."""
+    reduction: int = 3
+    """A trial is as many times longer at a rung as at the one before; one of as many goes on."""
+    metric: str = "val/loss"
+    """Tag of a logged validation value."""
+    direction: str = "minimize"
+    """``minimize`` or ``maximize``."""
+    seed: int = 0
+    """Of what is drawn."""
+
+    def __post_init__(self) -> None:
+        """Checks numbers and names."""
+        for key, least in {"trials": 1, "tokens": 1, "rungs": 1, "reduction": 2, "seed": 0}.items():
+            if getattr(self, key) < least:
+                raise StudyError(f"search.{key} ({getattr(self, key)}) must be at least {least}")
+        if self.direction not in ("minimize", "maximize"):
+            raise StudyError(f"search.direction ({self.direction}) must be minimize or maximize")
+
+    @property
+    def validations(self) -> int:
+        """Validations of a trial, at equal distances."""
+        return int(self.reduction ** (self.rungs - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A model to train. Runs of a study differ in model, reading, length and seed only."""
 
@@ -101,6 +141,8 @@ class Run:
     """
     analyses: Mapping[str, AnalysisSettings] = field(default_factory=dict)
     """By the name of the folder of their files; of the first seed only."""
+    search: Settings = field(default_factory=dict)
+    """Keys of its model that a search draws next to those of ``Search.space``; null: not this."""
     seed: int = 0
     """Of everything random but the data order, which is the same for all."""
 
@@ -150,6 +192,8 @@ class Study:
     """Regular expression between documents of txt files, as between chapters."""
     text_name: str = ""
     """The text's name in the report, which has no paths."""
+    search: Search | None = None
+    """What ``python -m studies.tune`` draws."""
     options: str = ""
     """Options of the command line that change what is declared, for the report."""
 
@@ -350,7 +394,10 @@ def load_study(name: str, **typed: Any) -> Study:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns the content of a file, merged into that of the file that it extends."""
+    """Returns the content of a file, merged into that of the file that it extends.
+
+    ``extends`` names a study of the same folder or of the project, or a YAML file.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -360,7 +407,12 @@ def _read(path: Path) -> dict[str, Any]:
     base = content.pop("extends", None)
     if base == path.stem:
         raise StudyError(f"{path}: extends ({base}) must be another study")
-    return content if base is None else _merge(_read(path.with_name(f"{base}.yaml")), content)
+    if base is None:
+        return content
+    if str(base).endswith(".yaml"):
+        return _merge(_read(path.parent / base), content)
+    near = path.with_name(f"{base}.yaml")
+    return _merge(_read(near if near.is_file() else FOLDER / near.name), content)
 
 
 def _merge(base: Any, own: Any) -> Any:
@@ -403,7 +455,12 @@ def _study(name: str, content: dict[str, Any], values: dict[str, Any]) -> Study:
     columns = [
         _build(Column, f"{name}: columns.{number}", each) for number, each in enumerate(columns)
     ]
-    study: Study = _build(Study, name, {**content, "name": name, "columns": columns, "runs": []})
+    search = content.pop("search", None)
+    if search is not None:
+        search = _build(Search, f"{name}: search", search)
+    study: Study = _build(
+        Study, name, {**content, "name": name, "columns": columns, "runs": [], "search": search}
+    )
     built = []
     for key, own in runs.items():
         where = f"{name}: runs.{key}"

@@ -113,6 +113,10 @@ def test_interrupting_ends_with_130(run, commands):
             ["study", "METHOD=ponderlm", "TEXT=a/*.txt b.txt", "TEXT_NAME=some novels"],
             "ponderlm --text 'a/*.txt' 'b.txt' --text_name 'some novels'",
         ),
+        (
+            ["tune", "METHOD=ponderlm", "JOBS=2", "ARGS=--only vanilla"],
+            "ponderlm --jobs 2 --only vanilla",
+        ),
     ],
 )
 def test_make_passes_options_on_and_quotes_patterns(typed, words):
@@ -125,7 +129,8 @@ def test_make_passes_options_on_and_quotes_patterns(typed, words):
         check=True,
         env={**os.environ, "MAKEFLAGS": ""},
     ).stdout
-    assert " ".join(listed.splitlines()[-1].split()).endswith(f"-m studies {words}")
+    module = "studies.tune" if typed[0] == "tune" else "studies"
+    assert " ".join(listed.splitlines()[-1].split()).endswith(f"-m {module} {words}")
 
 
 @pytest.mark.slow

@@ -1,17 +1,23 @@
 """Resume, stale settings, jobs, failures, and the execution of commands."""
 
+import contextlib
 import json
+import os
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from studies.runner import CommandError, RunFolder, StudyProgress, execute, run_study, stop_running
 from studies.study import StudyError
+
+ROOT = Path(__file__).parents[2]
 
 
 def record(folder, run):
@@ -192,6 +198,54 @@ def test_threads_are_limited(tmp_path):
     code = "import os; print(os.environ['OMP_NUM_THREADS'])"
     execute([sys.executable, "-c", code], tmp_path / "log", threads=3)
     assert (tmp_path / "log").read_text() == "3\n"
+
+
+def test_what_a_watch_raises_stops_the_command(tmp_path):
+    looks = []
+
+    def watch():
+        looks.append((tmp_path / "log").read_text())
+        if looks[-1]:
+            raise KeyError("enough")
+
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    start = time.monotonic()
+    with pytest.raises(KeyError, match="enough"):
+        execute([sys.executable, "-c", code], tmp_path / "log", watch=watch)
+    assert looks[-1] == "up\n"
+    assert time.monotonic() - start < 30
+
+
+ORPHAN = """
+import os, sys
+from pathlib import Path
+from studies.runner import execute
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+log = Path(sys.argv[1])
+def kill():
+    if log.read_text():
+        os.kill(os.getpid(), 9)
+execute([sys.executable, "-c", code], log, watch=kill)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files are not locked there")
+def test_a_command_that_has_outlived_its_study_is_waited_for(tmp_path):
+    log, second = tmp_path / "log", [sys.executable, "-c", "print('second')"]
+    command = [sys.executable, "-c", ORPHAN, str(log)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    orphan = int(log.read_text())
+    try:
+        with pytest.raises(StudyError, match="still written to by a command of a killed process"):
+            execute(second, log)
+        assert int(log.read_text()) == orphan
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+    end = time.monotonic() + 30
+    while log.read_text() != "second\n" and time.monotonic() < end:
+        with contextlib.suppress(StudyError):  # until the system has ended it
+            execute(second, log)
+    assert log.read_text() == "second\n"
 
 
 def test_commands_of_other_threads_can_be_stopped(tmp_path):

@@ -144,14 +144,15 @@ def test_parameters_of_a_suite_are_matched_but_for_the_deeper_one(name):
 @pytest.mark.parametrize("steps", [30, 1500, 20_000])
 def test_chains_are_gone_after_two_thirds_of_any_training(name, steps):
     study = load_study(name, steps=steps)
-    epochs = steps * study.data["batch_size"] / study.data["train_examples"]
-    models = {run.name: run.model["init_args"]["config"] for run in study.runs}
-    coconut, icot = models["coconut"], models["icot"]
-    curricula = [
-        StepStages(coconut["epochs_per_stage"], coconut["max_latent_stage"]),
-        TokenStages(icot["remove_per_epoch"], icot["remove_all_beyond"], None),
-    ]
-    for curriculum in curricula:
+    runs = {run.name: run for run in study.runs}
+    coconut, icot = (runs[name].model["init_args"]["config"] for name in ("coconut", "icot"))
+    curricula = {
+        "coconut": StepStages(coconut["epochs_per_stage"], coconut["max_latent_stage"]),
+        "icot": TokenStages(icot["remove_per_epoch"], icot["remove_all_beyond"], None),
+    }
+    for run, curriculum in curricula.items():
+        read = study.steps_of(runs[run]) * study.data["batch_size"]
+        epochs = read / study.data["train_examples"]
         assert curriculum.at(0.5 * epochs) < curriculum.final
         assert curriculum.at(0.75 * epochs) == curriculum.final
 
