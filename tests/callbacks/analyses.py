@@ -12,6 +12,8 @@ from callbacks.analysis.base import Analysis
 BY_NAME = {method.name: method for method in METHODS}
 COMPONENTS = "self_attention memory_attention feed_forward"
 LOSSES = "nll kl"
+SCORED = "nll_other kl_floor"
+GRADIENTS = "mean_gradient log_variance_gradient"
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,11 @@ CASES = [
         "latent-thought",
         "posterior/",
         {
-            "inner_steps": f"step sample elbo {LOSSES} mean_gradient log_variance_gradient",
+            "inner_steps": f"step sample elbo {LOSSES} {GRADIENTS} {SCORED}",
             "layers": "layer kl active_vectors vectors active_coordinates coordinates",
             "variance": "layer from to coordinates",
         },
-        swept={"sweep": f"steps flops_per_token loss {LOSSES}"},
+        swept={"sweep": f"steps flops_per_token loss {LOSSES} {SCORED}"},
         options={"steps": (0, 1)},
         steady={f"posterior/{name}": 0.02 for name in ("nll", "kl", "sweep/steps_1")},
         least={"sweep_every_n_validations": 0},

@@ -84,14 +84,16 @@ def checkpoint_path(corpus, train_checkpoint, tmp_path_factory):
 def latent_path(corpus, train_checkpoint, tmp_path_factory):
     """A checkpoint of a Latent-Thought model on bytes; not to be changed.
 
-    Its weights are four times as large as they were trained, so that what it writes depends on its
-    latent vectors.
+    What cross-attention writes is drawn anew (it starts at 0), and weights are four times as large
+    as they were trained, so that what it writes depends on its latent vectors.
     """
     path = tmp_path_factory.mktemp("latent") / "latent.ckpt"
     data = LocalText(**{**corpus, "block_size": 128, "batch_size": 2})
     train_checkpoint(path, data, LatentThoughtLM, **LATENT)
     content = torch.load(path, weights_only=True)
-    for weight in content["state_dict"].values():
+    for name, weight in content["state_dict"].items():
+        if name.endswith("latent_attention.out.weight"):
+            torch.nn.init.normal_(weight, std=0.2)
         weight.mul_(4 if weight.dim() > 1 else 1)
     torch.save(content, path)
     return path
