@@ -28,6 +28,10 @@
 The path of a document: `labelled_documents` -> `prepare.prepare_store` (`encode_in_order`:
 tokenizer, EOS) -> `store.TokenStream` -> a window order -> `text.WindowSource.batch(n)` ->
 `base.BatchLoader` -> the model. Nothing here imports a model.
+
+To add a corpus: a class below `HubCorpus` (files on the hub) or `TextDataModule` (any
+`documents(split)`), its name below, a line in ``tests/data_modules.py``, which puts it under the
+contract of all data modules, and a config in ``configs/data``.
 """
 
 import importlib

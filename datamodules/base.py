@@ -1,4 +1,4 @@
-"""Batches of a corpus by number: the base of all data modules, and its loaders.
+"""Batches of a corpus by number, and where a resumed run goes on: the base of all data modules.
 
 A kind of batches writes `training_source`, `evaluation_source`, `prompt_source` and `order`; a
 corpus below it writes `documents(split)`; loaders, ranks and resuming are here.

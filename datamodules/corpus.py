@@ -1,7 +1,7 @@
 """A corpus: documents by split, their tokenizer, and the text store that keeps their tokens.
 
-Everything here is independent of how batches are cut from the tokens; `text.TextDataModule` does
-that.
+Everything here is independent of how batches are cut from the tokens; what is below
+`base.LanguageDataModule` does that: windows in `text`, `sentences/`, questions in `reasoning/`.
 """
 
 import re

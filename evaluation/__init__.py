@@ -16,7 +16,7 @@ place               what it holds
 ``figures``         figures from frames, and pictures and CSV as whole files
 ``generate``        command: continuations of prompts
 ``importing``       command: a checkpoint from ``transformers`` weights
-``scoring``         sums over a corpus, and the numbers that follow from them
+``scoring``         nats, tokens and bytes summed over a corpus, and the quotients: perplexity
 ``autoregressive``  scores of targets from their prefixes alone
 ``perplexity``      command: likelihood of a corpus
 ``zero_shot``       command: likelihood of sets of texts of other kinds, detokenised

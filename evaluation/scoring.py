@@ -1,4 +1,4 @@
-"""Sums over a corpus, and the numbers that follow from them."""
+"""Perplexity: nats, tokens and bytes summed over a corpus, and the quotients reported of them."""
 
 import math
 from collections.abc import Iterable

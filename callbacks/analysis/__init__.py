@@ -9,7 +9,7 @@ file             what it holds
 ``forks``        ``ForkAnalysis``, of Thoughtbubbles
 ``gates``        ``GateAnalysis``, of Thought Gestalt
 ``posterior``    ``PosteriorAnalysis``, of Latent-Thought Language Models
-``steps``        ``StepAllocation``, of PonderLM; Jacobi iterations are in ``iterations``
+``steps``        ``StepAllocation``, of PonderLM; Jacobi iterations are in ``convergence``
 ``thoughts``     ``ThoughtTrace``, of Thinking States
 ===============  ===================================================================================
 
@@ -20,4 +20,8 @@ files, with the step in their names, to a folder named after the analysis in the
 states, train/eval modes and the configuration stay as they are. With several ranks the analysed
 batches are those of all; text that is written out is that of rank 0. What a model has not is left
 out; one without anything to analyse is reported once and left alone.
+
+To add one: a class below ``Analysis`` with ``_collect`` and ``_report``, a ``record(...)`` in the
+network where what it collects arises, its name in ``callbacks/__init__.py``, and a line in
+``tests/callbacks/analyses.py``, which puts it under the contract of all analyses.
 """

@@ -9,7 +9,7 @@ paper                                          where
 Fig. 4 (a), utility by difficulty              ``utility``
 Fig. 4 (b), step-0 loss by executed steps      ``steps``
 Fig. 5, counterfactual alpha                   ``sweep``
-Fig. 8, convergence of Jacobi iterations       ``iterations``, the file next to this one
+Fig. 8, convergence of Jacobi iterations       ``convergence``, the file next to this one
 Table 3, steps of single tokens                ``tokens``
 Table 4, steps within words                    ``word_places``, ``words``
 =============================================  =====================================================
@@ -35,7 +35,7 @@ from callbacks.analysis.base import (
     real_tokens,
     rows_of,
 )
-from callbacks.analysis.iterations import (
+from callbacks.analysis.convergence import (
     IterationFit,
     collect_iterations,
     convergence,

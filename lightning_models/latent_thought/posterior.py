@@ -1,4 +1,4 @@
-"""Inference of a sequence's latent vectors, fast learning: one interface, three ways.
+"""Fast learning, the inner loop (Algorithm 1): inference of latent vectors, in three ways.
 
 Each way takes a :class:`InferenceProblem` (what was read), :class:`Noise` and an :class:`InnerLoop`
 (how much to do), and returns a :class:`Posterior` without graph, but for the encoder's, whose

@@ -1,4 +1,4 @@
-"""Thoughts of a batch: gold thoughts, rows of a training step without weights, traces.
+"""Teacher forcing, without weights: gold thoughts, the rows of a training step, and traces.
 
 Thoughts enter a training step twice. Those with tokens are a batch for C, whose states are added to
 the next chunks' tokens; and all of them are read by T, packed: one sequence a row holds what the

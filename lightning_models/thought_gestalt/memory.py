@@ -1,4 +1,4 @@
-"""The working memory: sentence vectors whose graph is kept."""
+"""The working memory: sentence vectors, written and read, and the attention that reads them."""
 
 import copy
 import math

@@ -12,7 +12,7 @@ from torch import nn
 
 from callbacks import StepAllocation
 from callbacks.analysis.base import Findings, first_tokens, real_tokens, rows_of
-from callbacks.analysis.iterations import (
+from callbacks.analysis.convergence import (
     NOISE,
     collect_iterations,
     convergence,
