@@ -111,9 +111,15 @@ class Progress(TQDMProgressBar):
     def get_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Returns what is logged for the bar, tokens per second and the time left."""
-        values = super().get_metrics(trainer, pl_module)
-        values.pop("v_num", None)
+        """Returns what training logs for the bar, tokens per second and the time left.
+
+        Values of the last validation have a line of their own.
+        """
+        values = {
+            name: value
+            for name, value in super().get_metrics(trainer, pl_module).items()
+            if name != "v_num" and not name.startswith("val/")
+        }
         rates = [c.tokens_per_second for c in trainer.callbacks if isinstance(c, Throughput)]  # type: ignore[attr-defined]
         if rates and rates[0] is not None:
             values["tok/s"] = f"{rates[0]:,.0f}"

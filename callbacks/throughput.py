@@ -1,4 +1,4 @@
-"""Speed, cost and memory of training, and the peak rates of devices."""
+"""Tokens seen, speed, cost and memory of training, and the peak rates of devices."""
 
 import re
 import sys
@@ -10,12 +10,16 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from callbacks.hooks import in_accumulation, log_interval
+from callbacks.hooks import gather, in_accumulation, log_interval
+
+TOKENS = "train/tokens"
+"""What is logged, and the key of checkpoints: real tokens that all ranks have trained on."""
 
 
 class Throughput(L.Callback):
-    """Logs ``throughput/*`` every ``trainer.log_every_n_steps`` optimiser steps.
+    """Logs tokens and ``throughput/*`` every ``trainer.log_every_n_steps`` optimiser steps.
 
+    - ``train/tokens``: real tokens of all ranks since the run began, its former processes included.
     - ``tokens_per_second``: real tokens (see `real_tokens`) of all ranks per second of training;
       waiting for data counts, validation and checkpoints do not, nor does the first step (warm-up,
       compilation).
@@ -39,7 +43,14 @@ class Throughput(L.Callback):
         self._peak: float | None = None
         self._clock = _Clock()
         self._tokens: Tensor | int = 0
+        self._seen = 0
+        self._unlogged: Tensor | int = 0
         self._warm = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Counts tokens from 0, before a checkpoint says otherwise."""
+        if stage == "fit":
+            self._seen, self._unlogged = 0, 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Finds the peak rate and starts counting afresh."""
@@ -71,16 +82,23 @@ class Throughput(L.Callback):
     ) -> None:
         """Counts the batch; logs at the end of every n-th optimiser step."""
         stepped = not in_accumulation(trainer)
-        if not self._warm:
-            if stepped:
+        tokens = real_tokens(batch)
+        self._unlogged = self._unlogged + tokens
+        due = stepped and trainer.global_step % log_interval(trainer) == 0
+        if self._warm:
+            self._tokens = self._tokens + tokens
+            if due:
                 _synchronise(pl_module.device)
-                self._warm = True
-                self._clock.start()
-            return
-        self._tokens = self._tokens + real_tokens(batch)
-        if stepped and trainer.global_step % log_interval(trainer) == 0:
+                self._log(trainer, pl_module, batch)
+        elif stepped:
             _synchronise(pl_module.device)
-            self._log(trainer, pl_module, batch)
+            self._warm = True
+            self._clock.start()
+        if due:
+            unlogged = torch.as_tensor(self._unlogged).to(pl_module.device)
+            self._seen += int(trainer.strategy.reduce(unlogged, reduce_op="sum"))
+            self._unlogged = 0
+            pl_module.log(TOKENS, float(self._seen))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stops the clock."""
@@ -89,8 +107,15 @@ class Throughput(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Stops the clock."""
+        """Stops the clock; adds the tokens seen."""
         self._pause(pl_module)
+        checkpoint[TOKENS] = self._seen + sum(gather(int(self._unlogged)))
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Goes on from the tokens seen; an older checkpoint does not know them."""
+        self._seen, self._unlogged = checkpoint.get(TOKENS, 0), 0
 
     def _pause(self, pl_module: L.LightningModule) -> None:
         if self._clock.running:

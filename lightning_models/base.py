@@ -268,7 +268,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Logs loss, bits per byte, other terms and statistics of this step over all ranks."""
+        """Logs the learning rate, and loss, bits per byte, other terms and statistics of this step.
+
+        They are those of all ranks.
+        """
+        self.log("lr", optimizer.param_groups[0]["lr"])
         for name, value in self.train_metrics.take().items():
             if name == "nats_per_byte":
                 self.log("train/bpb", value / math.log(2))

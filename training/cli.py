@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import lightning as L
 from jsonargparse import Namespace, set_parsing_settings
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
@@ -82,7 +82,6 @@ CALLBACKS: dict[str, type[L.Callback]] = {
     "samples": Samples,
     "grad_norm": GradientNorm,
     "nonfinite": NonFinite,  # after grad_norm, which shows what it finds
-    "lr_monitor": LearningRateMonitor,
     "predictions": Predictions,
 }
 
@@ -335,8 +334,6 @@ class LatentCLI(LightningCLI):
             unwanted.append(Progress)
         if config["enable_checkpointing"] is False:
             unwanted.append(ModelCheckpoint)
-        if not config["logger"]:
-            unwanted.append(LearningRateMonitor)
         callbacks = [c for c in callbacks if not isinstance(c, tuple(unwanted))]
         if self.subcommand in (None, "fit") and not config["barebones"]:
             callbacks += [ScheduleChange(), ResumeState(), PendingValidation(), Termination()]

@@ -65,6 +65,23 @@ def test_only_training_time_and_real_tokens_count(clocked):
     assert throughput.tokens_per_second == pytest.approx(rates[-1])
 
 
+def test_all_tokens_count_as_seen(clocked):
+    assert [row["train/tokens"] for row in clocked[1]] == [4 * 30 * step for step in range(1, 7)]
+
+
+def test_a_resumed_run_goes_on_counting_tokens(make_model, make_data, make_trainer, tmp_path):
+    """Also from between two log lines, where tokens are not added up yet."""
+    path, recorder = tmp_path / "two.ckpt", Recorder()
+    options = {"log_every_n_steps": 3, "accumulate_grad_batches": 2}
+    trainer = make_trainer(Throughput(1.0), max_steps=2, **options)
+    trainer.fit(make_model(), make_data(batch_size=4, block_size=32))
+    trainer.save_checkpoint(path)
+    trainer = make_trainer(Throughput(1.0), recorder, max_steps=6, **options)
+    trainer.fit(make_model(), make_data(batch_size=4, block_size=32), ckpt_path=path)
+    seen = [row["train/tokens"] for row in recorder.rows if "train/tokens" in row]
+    assert (seen[0], seen[-1]) == (3 * 2 * 4 * 32, 6 * 2 * 4 * 32)
+
+
 def test_the_first_step_is_a_warm_up(clocked):
     assert "throughput/tokens_per_second" not in clocked[1][0]
 

@@ -93,7 +93,6 @@ def test_standing_callbacks_and_their_options():
     [
         ("--trainer.enable_progress_bar=false", "Progress"),
         ("--trainer.enable_checkpointing=false", "SaveCheckpoints"),
-        ("--trainer.logger=false", "LearningRateMonitor"),
     ],
 )
 def test_lightning_switches_remove_their_callback(switch, gone):
