@@ -12,7 +12,7 @@ import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, ones_like
 
-from callbacks.analysis.report import AnalysisReport, as_pixels
+from callbacks.analysis.report import AnalysisReport, as_images
 from callbacks.checkpointing import check_folder
 from callbacks.hooks import EvaluationHooks, check_least, gather, undisturbed
 
@@ -64,8 +64,8 @@ class Analysis(EvaluationHooks, ABC):
     of_tests = False
     tag: ClassVar[str]
     """Name of the files' folder."""
-    image_tag: ClassVar[str] = ""
-    """What figures are below in TensorBoard; empty: ``tag``."""
+    image_tag: ClassVar[str]
+    """What figures are below in TensorBoard, next to scalars of the same group."""
 
     def __init__(
         self,
@@ -211,8 +211,11 @@ class Analysis(EvaluationHooks, ABC):
             if not hasattr(writer, "add_image"):  # TensorBoard's has all three
                 continue
             for name, figure in drawn.items():
-                tag = f"{self.image_tag or self.tag}/{name}"
-                writer.add_image(tag, as_pixels(figure), step, dataformats="HWC")
+                images = as_images(figure)
+                for number, image in enumerate(images, start=1):
+                    panel = f"/{number}" if len(images) > 1 else ""
+                    tag = f"{self.image_tag}/{name}{panel}"
+                    writer.add_image(tag, image, step, dataformats="HWC")
             for name, values in report.histograms.items():
                 if len(values):
                     writer.add_histogram(name, values, step)

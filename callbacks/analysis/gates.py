@@ -85,6 +85,7 @@ class GateAnalysis(Analysis):
     """
 
     tag = "gate_analysis"
+    image_tag = "gate"
 
     def __init__(
         self,

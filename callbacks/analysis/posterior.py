@@ -72,6 +72,7 @@ class PosteriorAnalysis(Analysis):
     """
 
     tag = "posterior_analysis"
+    image_tag = "posterior"
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ import pandas as pd
 from callbacks.analysis.token_text import EOS, PART
 
 DPI = 120
+MARGIN = 6
+"""Pixels around a panel that is cut out of its figure."""
 BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d97b29", "#3f9c6b", "#8a8f98"
 
 Shown = Mapping[str, tuple[str | None, Any]]
@@ -94,11 +96,31 @@ def as_png(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def as_pixels(figure: Any) -> np.ndarray:
-    """Returns a matplotlib figure as uint8 (height, width, 3)."""
+def as_images(figure: Any) -> list[np.ndarray]:
+    """Returns each panel of a matplotlib figure, with its colour bar, as uint8 (height, width, 3).
+
+    TensorBoard shows them side by side, and small.
+    """
     figure.set_dpi(DPI)
     figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
+    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]
+    bars = [ax for ax in figure.axes if ax.get_label() == "<colorbar>"]
+    panels = [ax for ax in figure.axes if ax not in bars]
+    if len(panels) == 1:
+        return [pixels.copy()]
+    parts = {ax: [ax.get_tightbbox()] for ax in panels}
+    for bar in bars:
+        box = bar.get_tightbbox()
+        left = min(panels, key=lambda ax: abs(box.x0 - parts[ax][0].x1) + abs(box.y0 - ax.bbox.y0))
+        parts[left].append(box)
+    height, width = pixels.shape[:2]
+    images = []
+    for boxes in parts.values():
+        x0, y0 = (int(min(getattr(box, side) for box in boxes)) - MARGIN for side in ("x0", "y0"))
+        x1, y1 = (int(max(getattr(box, side) for box in boxes)) + MARGIN for side in ("x1", "y1"))
+        rows = slice(max(height - y1, 0), min(height - y0, height))
+        images.append(pixels[rows, max(x0, 0) : min(x1, width)].copy())
+    return images
 
 
 def panels(
@@ -191,7 +213,7 @@ def page(
     title: str,
     table: pd.DataFrame,
     meaning: str,
-    counts: range,
+    counts: range | Mapping[str, str],
     rows: Iterable[Sequence[str]],
     unit: str = "tokens",
 ) -> str:
@@ -201,15 +223,24 @@ def page(
         title: of the page.
         table: shown above the text; not if it has no line.
         meaning: of a shade, for the legend.
-        counts: from the lightest shade to the darkest, at least one.
+        counts: from the lightest shade to the darkest, at least one; of kinds, which have no
+            order, the background of each by its name.
         rows: the tokens of each row of text, see ``token``.
         unit: what the parts of a row are called.
     """
-    legend = "".join(f'<span class="s{count}">{count}</span>' for count in counts)
+    if isinstance(counts, range):
+        last = max(len(counts) - 1, 1)
+        styles = [_shade(place / last) for place in range(len(counts))]
+        names = {f"s{count}": str(count) for count in counts}
+    else:
+        styles = [f"background: {color}; color: #1d2733;" for color in counts.values()]
+        names = {f"s{place}": safe(name) for place, name in enumerate(counts)}
+    sheet = "\n".join(f".{key} {{ {style} }}" for key, style in zip(names, styles, strict=True))
+    legend = "".join(f'<span class="{key}">{name}</span>' for key, name in names.items())
     parts = [
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>",
         f"<title>{safe(title)}</title>",
-        f"<style>{STYLE}{_shade_styles(counts)}\n</style></head><body>",
+        f"<style>{STYLE}{sheet}\n</style></head><body>",
         f"<h1>{safe(title)}</h1>",
         _html_table(table) if len(table) else "",
         f"<p class='legend'>{safe(meaning)}: {legend}</p>",
@@ -254,15 +285,8 @@ def _picture(character: str) -> str:
     return character if ord(character) < 127 else "\N{SYMBOL FOR DELETE}"
 
 
-def _shade_styles(counts: range) -> str:
-    """Returns a style for each count."""
-    last = max(len(counts) - 1, 1)
-    return "\n".join(
-        f".s{count} {{ {_colors(place / last)} }}" for place, count in enumerate(counts)
-    )
-
-
-def _colors(share: float) -> str:
+def _shade(share: float) -> str:
+    """Returns the style of a shade, 0 the lightest and 1 the darkest."""
     mixed = [round(a + (b - a) * share) for a, b in zip(LIGHT, DARK, strict=True)]
     color = "#fff" if share > 0.6 else "#1d2733"
     return f"background: rgb({', '.join(map(str, mixed))}); color: {color};"

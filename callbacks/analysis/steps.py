@@ -87,6 +87,7 @@ class StepAllocation(Analysis):
     """
 
     tag = "step_allocation"
+    image_tag = "steps"
 
     def __init__(
         self,
@@ -239,9 +240,9 @@ def collect_tokens(
     """Adds the tokens of a batch.
 
     ``tokens`` has a line a token with a target, so that each is counted once where windows overlap:
-    ``id``, ``executed``, ``loss_0`` to ``loss_K`` in nats and, where there is a tokenizer, its
-    ``place`` in a word. ``texts`` has what an ``id`` stood for, ``shown`` the real tokens of rows
-    that are shown.
+    ``id``, ``executed``, ``loss_0`` to ``loss_K`` in nats, ``expected`` steps, the sum of w, where
+    there is a router and, where there is a tokenizer, its ``place`` in a word. ``texts`` has what
+    an ``id`` stood for, ``shown`` the real tokens of rows that are shown.
 
     Args:
         findings: to add to.
@@ -256,6 +257,8 @@ def collect_tokens(
     losses = recorder.losses[chosen].astype(np.float32)
     columns = {"id": ids[chosen], "executed": recorder.executed[chosen].astype(np.int16)}
     columns |= {f"loss_{i}": losses[:, i] for i in range(losses.shape[-1])}
+    if recorder.tail is not None:
+        columns["expected"] = recorder.tail[chosen][:, 1:].sum(1).astype(np.float32)
     if tokenizer is not None:
         columns["place"] = _collect_texts(findings, batch, recorder, tokenizer, rows)[chosen]
     findings.add("tokens", columns)
@@ -557,6 +560,8 @@ def step_report(
 
     Scalars are below ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
     that execute fewer than K, of all and of ``words/internal/...`` and ``words/final/...``;
+    ``expected`` steps, the mean over tokens of the sum of w, and their histogram, where there is a
+    router;
     ``share_<i>`` and ``step0_loss_<i>`` by executed steps, see :func:`steps`;
     ``utility/<bucket>/step_<i>``; ``sweep/alpha_<a>/<bucket>/mean_steps`` and ``.../loss_change``;
     ``convergence/rate`` (L) and ``convergence/r2``.
@@ -594,6 +599,7 @@ def step_report(
         tables=tables,
         figures={name: partial(draw[name], each) for name, each in tables.items() if len(each)},
         texts={"text.html": _page(title, tables["steps"], shown)} if len(shown) else {},
+        histograms={"steps/expected": table["expected"].to_numpy()} if "expected" in table else {},
     )
 
 
@@ -602,6 +608,8 @@ def _scalars(
 ) -> dict[str, float]:
     most = _most(table)
     values = {"mean": mean(table["executed"]), "below_most": mean(table["executed"] < most)}
+    if "expected" in table:
+        values["expected"] = mean(table["expected"])
     for line in tables["steps"].to_dict("records"):
         values |= {f"{name}_{line['steps']}": line[name] for name in ("share", "step0_loss")}
     for place, executed in by_place(table).items():
@@ -697,7 +705,10 @@ def _sweep_figure(table: pd.DataFrame) -> Any:
 
 
 def _page(title: str, table: pd.DataFrame, shown: pd.DataFrame) -> str:
-    """Returns the page: a table of executed steps, and each token shaded by its own."""
+    """Returns the page: a table of executed steps, and each token shaded by its own.
+
+    Where all tokens execute as many, by its expected steps, rounded.
+    """
     head = (
         "executed steps",
         "tokens",
@@ -705,8 +716,13 @@ def _page(title: str, table: pd.DataFrame, shown: pd.DataFrame) -> str:
         "step-0 loss (nats)",
         "loss after all steps (nats)",
     )
-    rows = [_spans(row) for _, row in shown.groupby("row")]
     meaning = "Additional steps that a token executes"
+    tails = shown.filter(regex=r"^w_[1-9]\d*$")
+    shades = shown["executed"]
+    if shades.nunique() == 1 and len(tails.columns):
+        meaning = f"All tokens execute {shades.iloc[0]} steps; expected, the sum of w, rounded"
+        shades = tails.sum(axis=1).round().astype(int)
+    rows = [_spans(row) for _, row in shown.assign(shade=shades).groupby("row")]
     return page(title, table.set_axis(head, axis=1), meaning, range(len(table)), rows)
 
 
@@ -721,5 +737,5 @@ def _spans(row: pd.DataFrame) -> list[str]:
             tip.append(f"loss after all steps {number(line['last'])} nats")
         if len(tail):
             tip.append(f"w {', '.join(map(number, tail))}")
-        spans.append(token(line["executed"], tip, line["text"]))
+        spans.append(token(line["shade"], tip, line["text"]))
     return spans

@@ -47,7 +47,12 @@ from callbacks.thinking import (
 )
 
 TEXT, RIGHT, WRONG = range(3)
-MEANING = f"{TEXT} text, {RIGHT} a right thought, {WRONG} a wrong one"
+KINDS = {"text": "#fff", "\N{CHECK MARK} right thought": "#cfe4f5", "\N{BALLOT X} wrong": "#fbd9ae"}
+"""What parts of a page are, in the order of the above, and their colours.
+
+Signs tell right from wrong, too, for those who cannot tell the colours apart, and on paper.
+"""
+MEANING = "After a wrong thought: the one of the data"
 CHUNK_COLUMNS = {
     "group": "int64",
     "chunk": "int64",
@@ -76,6 +81,7 @@ class ThoughtTrace(Analysis):
     """
 
     tag = "thought_trace"
+    image_tag = "thoughts"
 
     def __init__(
         self,
@@ -227,7 +233,10 @@ def written_out(
         else:
             marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {wanted}]")
             tip = [f"after chunk {chunk}", f"gold: {wanted}"]
-            span += token(RIGHT if right else WRONG, tip, f"[{thought}]")
+            if right:
+                span += token(RIGHT, tip, f"[\N{CHECK MARK} {thought}]")
+            else:
+                span += token(WRONG, tip, f"[\N{BALLOT X} {thought}; gold: {wanted}]")
         spans.append(span)
     rest = token(TEXT, ["after the last thought"], parts[-1]) if parts[-1] else ""
     spans = [*spans[:-1], spans[-1] + rest] if spans else [rest]
@@ -386,7 +395,7 @@ def thought_page(title: str, by_chunk: pd.DataFrame, rows: Sequence[Sequence[str
         "first_wrong": "first wrong",
     }
     table = by_chunk[list(head)].rename(columns=head)
-    return page(title, table, MEANING, range(3), rows, unit="chunks")
+    return page(title, table, MEANING, KINDS, rows, unit="chunks")
 
 
 def _chunks_figure(table: pd.DataFrame) -> Any:

@@ -258,12 +258,13 @@ LOSSES = torch.tensor(
 TAIL = torch.tensor([1.0, 0.5, 0.25]).log().expand(2, 5, 3)
 
 
-def seen(executed=EXECUTED, losses=LOSSES):
+def seen(executed=EXECUTED, losses=LOSSES, tail=TAIL):
     found = StepRecorder()
     with recording(**found.consumers()):
         record("thinking_steps", executed=executed, most=2)
         record("depth_losses", losses=losses)
-        record("router", log_steps=TAIL, log_tail=TAIL)
+        tail = tail[: executed.shape[0], : executed.shape[1]]
+        record("router", log_steps=tail, log_tail=tail)
     return found
 
 
@@ -291,6 +292,23 @@ def test_executed_steps_and_difficulty():
     assert two == {"steps": 2, "tokens": 2, "share": 0.4, "step0_loss": 5, "loss": 1.5}
     values = step_report("Steps", found(), {}, 0).finite
     assert (values["steps/mean"], values["steps/below_most"]) == (6 / 5, 3 / 5)
+    report = step_report("Steps", found(), {}, 0)
+    chosen = BATCH["targets"] >= 0
+    expected = TAIL.exp()[..., 1:].sum(-1)[chosen]
+    assert values["steps/expected"] == pytest.approx(expected.mean().item())
+    assert report.histograms["steps/expected"].tolist() == pytest.approx(expected.tolist())
+
+
+def test_where_all_tokens_execute_as_many_steps_the_page_shows_those_expected():
+    findings = Findings()
+    same, tail = torch.full_like(EXECUTED, 2), TAIL.clone()
+    tail[0, :2, 1:] = math.log(0.01)
+    collect_tokens(findings, BATCH, seen(same, tail=tail), BytesTokenizer(), 1)
+    text = report(findings).files()["text.html"]
+    assert "All tokens execute 2 steps" in text
+    tokens = text.split("<div class='text'>")[1].split("</span>")
+    shades = [part[part.index('class="s') + 8] for part in tokens if "title" in part]
+    assert shades == ["0", "0", "1", "1", "1"]
 
 
 def test_single_tokens():

@@ -119,10 +119,10 @@ def test_a_wrong_thought_is_found_where_it_is(data, make_trainer, tmp_path, undr
         plain = "".join(part.split("] ")[-1].split("]")[-1] for part in query.split(" [T: "))
         assert plain.replace(" ", "") == example.query.replace(" ", "")
     html = (folder / "val-step=0-text.html").read_text()
-    assert html.count('class="s2" title="after chunk 0&#10;gold: nothing">[x]<') == 6
-    assert html.count('class="s1" title="after chunk') == sum(
-        len(query.split("[T: ")) - 2 for query in queries
+    assert (
+        html.count('class="s2" title="after chunk 0&#10;gold: nothing">[✗ x; gold: nothing]<') == 6
     )
+    assert html.count(">[✓ ") == sum(len(query.split("[T: ")) - 2 for query in queries)
 
 
 # ---- by hand
