@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
@@ -20,6 +21,7 @@ class Throughput(L.Callback):
     """Logs tokens and ``throughput/*`` every ``trainer.log_every_n_steps`` optimiser steps.
 
     - ``train/tokens``: real tokens of all ranks since the run began, its former processes included.
+      Missing where those did not count.
     - ``tokens_per_second``: real tokens (see `real_tokens`) of all ranks per second of training;
       waiting for data counts, validation and checkpoints do not, nor does the first step (warm-up,
       compilation).
@@ -43,13 +45,13 @@ class Throughput(L.Callback):
         self._peak: float | None = None
         self._clock = _Clock()
         self._tokens: Tensor | int = 0
-        self._seen = 0
+        self._seen: int | None = 0
         self._unlogged: Tensor | int = 0
         self._warm = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Counts tokens from 0, before a checkpoint says otherwise."""
-        if stage == "fit":
+        if stage == "fit" and not trainer.global_step:
             self._seen, self._unlogged = 0, 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -94,7 +96,7 @@ class Throughput(L.Callback):
             _synchronise(pl_module.device)
             self._warm = True
             self._clock.start()
-        if due:
+        if due and self._seen is not None:
             unlogged = torch.as_tensor(self._unlogged).to(pl_module.device)
             self._seen += int(trainer.strategy.reduce(unlogged, reduce_op="sum"))
             self._unlogged = 0
@@ -109,13 +111,16 @@ class Throughput(L.Callback):
     ) -> None:
         """Stops the clock; adds the tokens seen."""
         self._pause(pl_module)
-        checkpoint[TOKENS] = self._seen + sum(gather(int(self._unlogged)))
+        if self._seen is not None:
+            checkpoint[TOKENS] = self._seen + sum(gather(int(self._unlogged)))
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Goes on from the tokens seen; an older checkpoint does not know them."""
-        self._seen, self._unlogged = checkpoint.get(TOKENS, 0), 0
+        """Goes on from the tokens seen; where an older checkpoint does not know them, says so."""
+        self._seen, self._unlogged = checkpoint.get(TOKENS), 0
+        if self._seen is None and trainer.state.fn == TrainerFn.FITTING:
+            rank_zero_info(f"the checkpoint has no tokens seen: {TOKENS} is not logged")
 
     def _pause(self, pl_module: L.LightningModule) -> None:
         if self._clock.running:

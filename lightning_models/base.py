@@ -272,7 +272,9 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
         They are those of all ranks.
         """
-        self.log("lr", optimizer.param_groups[0]["lr"])
+        interval = vars(self.trainer).get("log_every_n_steps")  # copied to the device each time
+        if interval and (self.trainer.global_step + 1) % interval == 0:
+            self.log("lr", optimizer.param_groups[0]["lr"])
         for name, value in self.train_metrics.take().items():
             if name == "nats_per_byte":
                 self.log("train/bpb", value / math.log(2))

@@ -99,6 +99,25 @@ def test_a_normaliser_that_the_data_do_not_count_is_named():
         model._objective(output, {"step_normalisers": {"targets": 4.0}})
 
 
+@pytest.mark.parametrize(("interval", "steps"), [(1, [0, 1, 2, 3]), (2, [1, 3])])
+def test_the_rate_of_each_logged_step_is_one_curve(make_data, interval, steps):
+    used, logged = [], []
+
+    class Watch(L.Callback):
+        def on_before_optimizer_step(self, trainer, model, optimizer):
+            used.append(optimizer.param_groups[0]["lr"])
+
+        def on_train_batch_end(self, trainer, *_):
+            logged.append(float(trainer.callback_metrics.get("lr", -1)))
+
+    options = {"max_steps": 4, "accumulate_grad_batches": 2, "log_every_n_steps": interval}
+    L.Trainer(**QUIET, **options, callbacks=[Watch()]).fit(build(), make_data())
+    assert len(set(used)) == 4
+    assert [rate for rate in dict.fromkeys(logged) if rate >= 0] == pytest.approx(
+        [used[step] for step in steps]
+    )
+
+
 def test_terms_and_statistics_are_logged_over_the_whole_step(make_data, tmp_path):
     model = build()
     options = {"accumulate_grad_batches": 2, "max_steps": 1, "default_root_dir": tmp_path}

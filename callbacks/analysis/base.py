@@ -211,10 +211,9 @@ class Analysis(EvaluationHooks, ABC):
             if not hasattr(writer, "add_image"):  # TensorBoard's has all three
                 continue
             for name, figure in drawn.items():
-                images = as_images(figure)
-                for number, image in enumerate(images, start=1):
-                    panel = f"/{number}" if len(images) > 1 else ""
-                    tag = f"{self.image_tag}/{name}{panel}"
+                for number, image in enumerate(as_images(figure), start=1):
+                    # numbered, as TensorBoard shows nothing of a tag that is a scalar's, too
+                    tag = f"{self.image_tag}/{name}/{number}"
                     writer.add_image(tag, image, step, dataformats="HWC")
             for name, values in report.histograms.items():
                 if len(values):

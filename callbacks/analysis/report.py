@@ -99,14 +99,16 @@ def as_png(figure: Any) -> bytes:
 def as_images(figure: Any) -> list[np.ndarray]:
     """Returns each panel of a matplotlib figure, with its colour bar, as uint8 (height, width, 3).
 
-    TensorBoard shows them side by side, and small.
+    TensorBoard shows them side by side, and small. A figure whose panels share an axis or a title
+    stays whole.
     """
     figure.set_dpi(DPI)
     figure.canvas.draw()
     pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]
     bars = [ax for ax in figure.axes if ax.get_label() == "<colorbar>"]
     panels = [ax for ax in figure.axes if ax not in bars]
-    if len(panels) == 1:
+    shared = any(len(ax.get_shared_y_axes().get_siblings(ax)) > 1 for ax in panels)
+    if len(panels) == 1 or shared or figure.get_suptitle():
         return [pixels.copy()]
     parts = {ax: [ax.get_tightbbox()] for ax in panels}
     for bar in bars:

@@ -560,8 +560,8 @@ def step_report(
 
     Scalars are below ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
     that execute fewer than K, of all and of ``words/internal/...`` and ``words/final/...``;
-    ``expected`` steps, the mean over tokens of the sum of w, and their histogram, where there is a
-    router;
+    ``expected`` steps, the mean over tokens of the sum of w, and their histogram,
+    ``expected_by_token``, where there is a router;
     ``share_<i>`` and ``step0_loss_<i>`` by executed steps, see :func:`steps`;
     ``utility/<bucket>/step_<i>``; ``sweep/alpha_<a>/<bucket>/mean_steps`` and ``.../loss_change``;
     ``convergence/rate`` (L) and ``convergence/r2``.
@@ -599,7 +599,9 @@ def step_report(
         tables=tables,
         figures={name: partial(draw[name], each) for name, each in tables.items() if len(each)},
         texts={"text.html": _page(title, tables["steps"], shown)} if len(shown) else {},
-        histograms={"steps/expected": table["expected"].to_numpy()} if "expected" in table else {},
+        histograms={"steps/expected_by_token": table["expected"].to_numpy()}
+        if "expected" in table
+        else {},
     )
 
 
@@ -719,7 +721,7 @@ def _page(title: str, table: pd.DataFrame, shown: pd.DataFrame) -> str:
     meaning = "Additional steps that a token executes"
     tails = shown.filter(regex=r"^w_[1-9]\d*$")
     shades = shown["executed"]
-    if shades.nunique() == 1 and len(tails.columns):
+    if (table["tokens"] > 0).sum() == 1 and len(tails.columns):
         meaning = f"All tokens execute {shades.iloc[0]} steps; expected, the sum of w, rounded"
         shades = tails.sum(axis=1).round().astype(int)
     rows = [_spans(row) for _, row in shown.assign(shade=shades).groupby("row")]

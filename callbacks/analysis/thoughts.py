@@ -233,7 +233,9 @@ def written_out(
         else:
             marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {wanted}]")
             tip = [f"after chunk {chunk}", f"gold: {wanted}"]
-            if right:
+            if gold is None:
+                span += token(TEXT, tip[:1], f"[{thought}]")
+            elif right:
                 span += token(RIGHT, tip, f"[\N{CHECK MARK} {thought}]")
             else:
                 span += token(WRONG, tip, f"[\N{BALLOT X} {thought}; gold: {wanted}]")

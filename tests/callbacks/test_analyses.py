@@ -57,6 +57,8 @@ def test_everything_is_written_after_every_nth_validation(case, data_of, make_tr
     assert figures == {f"{case.kind.image_tag}/{name}" for name in pictures}
     of_analysis = tuple(case.prefix.split())
     assert {name for name in tags["scalars"] if name.startswith(of_analysis)} == set(found)
+    kinds = [set(tags["scalars"]), set(tags["images"]), set(tags["histograms"])]
+    assert len(set.union(*kinds)) == sum(map(len, kinds))  # TensorBoard shows one kind a tag
     for name, value in found.items():
         (event,) = events.Scalars(name)
         assert event.step == 1  # that of the validation's own scalars

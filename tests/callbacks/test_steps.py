@@ -296,7 +296,7 @@ def test_executed_steps_and_difficulty():
     chosen = BATCH["targets"] >= 0
     expected = TAIL.exp()[..., 1:].sum(-1)[chosen]
     assert values["steps/expected"] == pytest.approx(expected.mean().item())
-    assert report.histograms["steps/expected"].tolist() == pytest.approx(expected.tolist())
+    assert report.histograms["steps/expected_by_token"].tolist() == pytest.approx(expected.tolist())
 
 
 def test_where_all_tokens_execute_as_many_steps_the_page_shows_those_expected():

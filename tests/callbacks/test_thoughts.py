@@ -251,6 +251,8 @@ def test_batches_are_read_as_they_are():
         assert found["chunks"]["right"].tolist() == right
         assert found["chunks"]["length"].tolist() == [1, 3]
         assert found["shown"]["text"].tolist() == [text]
+        (spans,) = found["shown"]["spans"]
+        assert ("✓" in "".join(spans), "gold" in "".join(spans)) == (known, known)
 
 
 def test_thoughts_stand_where_they_are_thought():

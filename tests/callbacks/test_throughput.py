@@ -82,6 +82,30 @@ def test_a_resumed_run_goes_on_counting_tokens(make_model, make_data, make_train
     assert (seen[0], seen[-1]) == (3 * 2 * 4 * 32, 6 * 2 * 4 * 32)
 
 
+def test_where_former_processes_did_not_count_nothing_is_said(
+    make_model, make_data, make_trainer, tmp_path
+):
+    path, recorder = tmp_path / "two.ckpt", Recorder()
+    trainer = make_trainer(max_steps=2)
+    trainer.fit(make_model(), make_data())
+    trainer.save_checkpoint(path)
+    trainer = make_trainer(Throughput(1.0), recorder, max_steps=4, enable_checkpointing=True)
+    trainer.fit(make_model(), make_data(), ckpt_path=path)
+    assert len(recorder.rows) == 2
+    assert not any("train/tokens" in row for row in recorder.rows)
+    trainer.save_checkpoint(path)
+    assert "train/tokens" not in torch.load(path, weights_only=True)
+
+
+def test_another_fit_of_a_trainer_counts_on(make_model, make_data, make_trainer):
+    recorder, model = Recorder(), make_model()
+    trainer = make_trainer(Throughput(1.0), recorder, max_steps=2)
+    for steps in (2, 4):
+        trainer.fit_loop.epoch_loop.max_steps = steps
+        trainer.fit(model, make_data(batch_size=4, block_size=32))
+    assert recorder.rows[-1]["train/tokens"] == 4 * 4 * 32
+
+
 def test_the_first_step_is_a_warm_up(clocked):
     assert "throughput/tokens_per_second" not in clocked[1][0]
 

@@ -84,7 +84,7 @@ def checkpoint_path(corpus, train_checkpoint, tmp_path_factory):
 def latent_path(corpus, train_checkpoint, tmp_path_factory):
     """A checkpoint of a Latent-Thought model on bytes; not to be changed.
 
-    What cross-attention writes is drawn anew (it starts at 0), and weights are four times as large
+    What cross-attention writes is drawn again (it starts at 0), and weights are four times as large
     as they were trained, so that what it writes depends on its latent vectors.
     """
     path = tmp_path_factory.mktemp("latent") / "latent.ckpt"
