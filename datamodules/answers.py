@@ -43,6 +43,7 @@ class AnswerDataModule(TextDataModule):
     """
 
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {"loss_on"}
+    may_overlap: ClassVar[bool] = False
     group_name: ClassVar[str] = "group"
     """What ``group`` counts, in results."""
 
@@ -57,6 +58,14 @@ class AnswerDataModule(TextDataModule):
         if loss_on not in ("answer", "all"):
             raise ValueError(f"loss_on={loss_on!r} must be 'answer' or 'all'.")
         self.loss_on: LossOn = loss_on
+
+    def _problems(self) -> list[str]:
+        problems = super()._problems()
+        if self.eval_stride is not None:
+            problems.append(
+                f"eval_stride={self.eval_stride} is of text; each question is a row of its own"
+            )
+        return problems
 
     # ---- what a corpus writes
 

@@ -360,9 +360,16 @@ class LanguageDataModule(TextCorpus):
         """Returns how many tokens a row has when a split is scored, on average; here a window's."""
         return self.block_size
 
-    @property
-    def rows_per_target(self) -> float:
-        """How many rows of an evaluation hold a target, on average; one, unless rows overlap."""
+    may_overlap: ClassVar[bool] = False
+    """Whether rows of an evaluation can overlap (`eval_stride`)."""
+
+    def rows_per_target(self, split: Split, batches: int | None = None) -> float:
+        """Returns positions computed for a target when a split is scored; 1 unless rows overlap.
+
+        Args:
+            split: which.
+            batches: that are scored, the first ones; None: all.
+        """
         return 1.0
 
     @abstractmethod

@@ -408,6 +408,7 @@ class TextDataModule(LanguageDataModule):
         ValueError: An argument is out of its range; the message lists all of them.
     """
 
+    may_overlap: ClassVar[bool] = True
     not_in_source: ClassVar[frozenset[str]] = LanguageDataModule.not_in_source | {
         "block_size",
         "train_windows",
@@ -449,10 +450,15 @@ class TextDataModule(LanguageDataModule):
         """T, the length of a window in tokens."""
         return self._block_size
 
-    @property
-    def rows_per_target(self) -> float:
-        """Windows that hold a target when evaluating, T / S, of which one counts it."""
-        return self.block_size / (self.eval_stride or self.block_size)
+    def rows_per_target(self, split: Split, batches: int | None = None) -> float:
+        """Returns positions computed for a target: T / S, less of a short text."""
+        if self.eval_stride is None:
+            return 1.0
+        size, length = len(self.stream(split)), self.block_size
+        rows = 1 + -(-max(0, size - length) // self.eval_stride)
+        if batches is not None:
+            rows = min(rows, batches * self.eval_batch_size)
+        return rows * length / min(size, length + (rows - 1) * self.eval_stride)
 
     def training_source(self) -> WindowSource:
         """Returns the training batches of this rank by number."""

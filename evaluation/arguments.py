@@ -73,6 +73,7 @@ LEAST = {
     "samples": 1,
     "seed": 0,
     "shots": 0,
+    "stride": 1,
     "timing_batch_size": 1,
     "timing_batches": 1,
 }
@@ -83,7 +84,7 @@ MAUVE compares distributions, of two prompts at least.
 
 
 def check_numbers(settings: Namespace | Mapping[str, Any]) -> None:
-    """Raises a ValueError if an option of a command, or a field of a config, is below ``LEAST``."""
+    """Raises a ValueError if an option of a command is below ``LEAST``."""
     for key, least in LEAST.items():
         value = settings.get(key)
         for number in value if isinstance(value, list) else [value]:

@@ -36,6 +36,7 @@ from evaluation.run_metrics import (
     logged_points,
     measure,
     named_results,
+    overlaps,
     runs_frame,
     runs_with_loss,
 )
@@ -191,6 +192,8 @@ def _run_report(settings: Namespace) -> None:
     )
     skip = settings.skip_unreadable
     records, left_out = find_compared(settings.runs, skip=skip, which=settings.which)
+    if settings.stride is not None:
+        _check_stride(records, settings.stride)
     lines, more = _measure_all(
         records, options, named_results(settings.results, records), skip=skip
     )
@@ -212,6 +215,21 @@ def _run_report(settings: Namespace) -> None:
 
     write_folder(folder, write)
     print(f"\nwritten to {folder}")
+
+
+def _check_stride(runs: Sequence[RunRecord], stride: int) -> None:
+    """Checks a stride before anything is scored.
+
+    Raises:
+        ValueError: if it is longer than a run's windows, or rows of no run overlap.
+    """
+    strided = [run for run in runs if overlaps(run)]
+    if not strided:
+        raise ValueError(f"stride ({stride}): rows of none of the runs can overlap; leave it out")
+    for run in strided:
+        size = run.outline.config.block_size
+        if stride > size:
+            raise ValueError(f"stride ({stride}) must be at most the window of {run.name}, {size}")
 
 
 def _measure_all(

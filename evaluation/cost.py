@@ -50,7 +50,7 @@ def price(
         seconds: that it took, wall time from the first batch to the last.
         flops: FLOPs per token that were counted; None: the planned ones, except where texts decide.
         planned: FLOPs per token of the model's configuration; None: at ``context`` tokens.
-        rows_per_target: rows that are computed for each target, more than one if they overlap.
+        rows_per_target: positions computed for each target, more than one if rows overlap.
         expected: mean of additional steps that its router expects; None: it has none.
 
     Returns:

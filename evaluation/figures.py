@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +61,10 @@ def check_ending(target: str, key: str, endings: Sequence[str]) -> Path:
     return path
 
 
-def write_figure(figure: Any, points: pd.DataFrame, path: Path) -> None:
-    """Writes a figure, and its points as a CSV file next to it."""
+def write_figure(draw: Callable[[], Any], points: pd.DataFrame, path: Path) -> None:
+    """Writes points as a CSV file, then the figure that is drawn of them next to it."""
     write_frame(path.with_suffix(".csv"), points)
-    write_picture(figure, path)
+    write_picture(draw(), path)
 
 
 def write_picture(figure: Any, path: Path) -> None:

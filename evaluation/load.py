@@ -318,7 +318,7 @@ def prepare_for_all(
             except ValueError as error:
                 raise ValueError(
                     f"{key} ({checkpoint.path}): {error}; all checkpoints read the same data, "
-                    "those of the first one or the ones that are named"
+                    "those of the first one or the ones that are named; or leave it out"
                 ) from error
 
     check_all(lambda _, model: check_fit(model, data))

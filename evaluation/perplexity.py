@@ -134,13 +134,14 @@ def measure_perplexity(
         )
         totals = pairs.totals
         how |= {"positions": positions, "seed": seed}
+    seconds = time.perf_counter() - start
     cost = price(
         model,
         data.row_tokens(split),
         compute.mean,
-        time.perf_counter() - start,
+        seconds,
         compute.flops_per_token,
-        rows_per_target=data.rows_per_target if pairs is None else 1.0,
+        rows_per_target=data.rows_per_target(split, count) if pairs is None else 1.0,
         expected=compute.expected,
     )
     settings = describe_settings(

@@ -127,6 +127,8 @@ class QualityConfig:
 
     def __post_init__(self) -> None:
         """Checks ranges."""
+        if not self.sampling:
+            raise ValueError("sampling () must name a way to sample")
         SamplingConfig(top_p=self.top_p, seed=self.seed)
 
     @property

@@ -95,7 +95,7 @@ def _context(run: pd.Series) -> str:
 def _windows(run: pd.Series) -> str:
     """Returns the tokens of a window, and how many at least precede a target where they overlap."""
     size, stride = run["context"], run["stride"]
-    before = "" if stride is None else f", at least {size - stride} before each target"
+    before = "" if stride in (None, size) else f", at least {size - stride} before each target"
     return f"windows of {size} tokens{before}"
 
 
@@ -181,7 +181,10 @@ TOKEN = {"all": "token", "lexical": "lexical token", ANSWERS: "answer token"}
 """What nats are per, by what is counted."""
 PREFERRED = ("acc", "acc,none", "acc_norm", "acc_norm,none", "accuracy", "exact_match")
 """The metric of a task that the report shows, if it has one of them; the CSV files have all."""
-FACTS = ("run", "label", "seed", "checkpoint", "which", "model", "likelihood", "counted", "causal")
+FACTS = (
+    *("run", "label", "seed", "checkpoint", "which", "model"),
+    *("likelihood", "counted", "causal", "context", "stride"),
+)
 """Columns of ``runs.csv`` that are no measured number."""
 MOST_COLUMNS = 8
 """Of one table of the report, so that it fits a page."""

@@ -389,7 +389,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         default=None,
         help="Text file, one name a line (null: built in).",
     )
-    add_file_arguments(parser, output="JSON file to write.", plot="PNG file to write.")
+    add_file_arguments(parser, output="JSON file to write.", plot="PNG or SVG file to write.")
 
 
 def run(settings: Namespace) -> None:

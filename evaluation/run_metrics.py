@@ -57,6 +57,7 @@ from evaluation.runs import RunRecord, is_number, label_rows, matching
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import KINDS
 from lightning_models.checkpoint import CheckpointError
+from lightning_models.recipe import resolve_class
 
 # ---- result files
 
@@ -370,6 +371,14 @@ class ScoringOptions:
     device: Device = "auto"
 
 
+def overlaps(run: RunRecord) -> bool:
+    """Returns whether a run can be scored on rows that overlap."""
+    recipe = run.checkpoint.data_recipe
+    if recipe is None or run.outline.whole_rows:
+        return False
+    return bool(resolve_class(recipe["class_path"], LanguageDataModule).may_overlap)
+
+
 def open_data(run: RunRecord, options: ScoringOptions) -> LanguageDataModule:
     """Returns the data that a run was trained on, prepared.
 
@@ -382,7 +391,7 @@ def open_data(run: RunRecord, options: ScoringOptions) -> LanguageDataModule:
             f"{run.checkpoint.path} was trained without a datamodule, so it names no held-out text"
         )
     changes = {"eval_batch_size": options.batch_size}
-    if run.outline.reads == "windows" and not run.outline.whole_rows:
+    if overlaps(run):
         changes["eval_stride"] = options.stride
     changes = {key: value for key, value in changes.items() if value is not None}
     recipe = {**recipe, "init_args": {**recipe["init_args"], **changes}}
@@ -666,7 +675,7 @@ def runs_frame(lines: Sequence[Mapping[str, Any]], keys: str | None = None) -> p
     """
     runs = pd.DataFrame(list(lines), dtype=object).sort_values("run", ignore_index=True)
     runs = runs.where(runs.notna(), None)
-    row = runs.groupby(["row", "recipe"], sort=False, dropna=False).ngroup()
+    row = runs.groupby(["row", "recipe", "stride"], sort=False, dropna=False).ngroup()
     labels = label_rows(runs[~row.duplicated()], keys)
     runs["label"] = [labels[number] for number in row]
     groups = sorted((group for _, group in runs.groupby("label", sort=False)), key=_rank)

@@ -349,7 +349,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="Group that the others are compared with: how many times the size it would need for "
         "their values.",
     )
-    add_file_arguments(parser, output="JSON file to write.", plot="PNG file to write.")
+    add_file_arguments(parser, output="JSON file to write.", plot="PNG or SVG file to write.")
 
 
 def run(settings: Namespace) -> None:

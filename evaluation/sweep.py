@@ -8,6 +8,7 @@ its dials, with its likelihood and its costs.
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 import pandas as pd
@@ -518,7 +519,8 @@ def run(settings: Namespace) -> None:
     for point in skipped:
         print(f"skipped: {point.name} at {shown_dials(point.dials)}: {point.reason}")
     height = "perplexity" if settings.measure == "perplexity" else NATS
-    write_figure(sweep_figure(points, against, height), points_table(points), picture)
+    draw = partial(sweep_figure, points, against, height)
+    write_figure(draw, points_table(points), picture)
 
 
 def _axes(typed: str) -> list[str]:
@@ -531,6 +533,8 @@ def _axes(typed: str) -> list[str]:
     for key in chosen:
         if key not in SWEEP_AXES:
             raise ValueError(f"against ({key}) is none of {', '.join(SWEEP_AXES)}")
+    if not chosen:
+        raise ValueError(f"against ({typed}) must name some of {', '.join(SWEEP_AXES)}")
     return chosen
 
 

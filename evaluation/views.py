@@ -4,6 +4,7 @@ Each returns a table as people read it, and writes its numbers as CSV, next to a
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def view_curves(
     }
     table = show_columns(ends.reset_index().set_index("label").rename_axis(None), columns)
     if picture is not None:
-        write_figure(curves_figure(points, labels, scalar), points, picture)
+        write_figure(partial(curves_figure, points, labels, scalar), points, picture)
     return _with_note(as_aligned(table), labels)
 
 
@@ -147,7 +148,7 @@ def view_compute(
     labels = label_records(runs, models, keys)
     counts = compute_frame([count_compute(model, context) for model in models], labels.texts())
     if picture is not None:
-        write_figure(compute_figure(counts), counts, picture)
+        write_figure(partial(compute_figure, counts), counts, picture)
     table = show_columns(counts.set_index("label").rename_axis(None), _compute_columns(counts))
     return f"FLOPs per token, and the shares of one pass\n{_with_note(as_aligned(table), labels)}"
 

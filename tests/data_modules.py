@@ -129,7 +129,11 @@ DATA_MODULES = [
         "StateTracking",
         {**STATES, "task": "vars", "tokenizer": "bpe:270", "operations": [5, 6]},
     ),
-    DataModuleCase("Kinship", {**STORIES, "batch_size": 4}, ({"hops": [0]}, {"train_stories": 0})),
+    DataModuleCase(
+        "Kinship",
+        {**STORIES, "batch_size": 4},
+        ({"hops": [0]}, {"train_stories": 0}, {"eval_stride": 8}),
+    ),
     DataModuleCase("TwoHop", {**WORLD, "val_fraction": 0.2, "test_fraction": 0.1}),
     DataModuleCase(
         "ReasoningGSM8K",

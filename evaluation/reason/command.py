@@ -12,6 +12,7 @@ NOTE(paper): batch sizes of the paper's timings are not published; here ``--timi
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -367,7 +368,8 @@ def run(settings: Namespace) -> None:
         write_jsonl(answers, rows)
     if picture is not None:
         results = content["results"]
-        write_figure(reason_figure(results, against), points_of(results, against), picture)
+        draw = partial(reason_figure, results, against)
+        write_figure(draw, points_of(results, against), picture)
 
 
 def _picture(settings: Namespace) -> Path | None:

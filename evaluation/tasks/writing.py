@@ -68,7 +68,10 @@ class WritingRequest:
         Raises:
             ValueError: If the new tokens do not fit, or an option is unknown.
         """
-        asked: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), most))
+        typed = {key: value for key, value in options.items() if value is not None}
+        if isinstance(typed.get("until"), tuple):
+            typed["until"] = list(typed["until"])
+        asked: dict[str, Any] = dict(normalize_gen_kwargs(typed, most))
         unknown = sorted(set(asked) - _KNOWN - _OWN)
         if unknown:
             raise ValueError(

@@ -144,6 +144,17 @@ def test_windows_overlap_where_targets_have_a_likelihood_of_their_own(
     assert re.search(r"windows of \d+ tokens \(latent\)", contexts)
 
 
+def test_a_stride_that_no_run_can_have_is_refused(fails, runs):
+    message = fails("compare", runs / "latent", "--stride", 8)
+    assert "stride (8): rows of none of the runs can overlap" in message
+
+
+def test_windows_next_to_each_other_are_those_without_a_stride(compare, runs):
+    printed, _ = compare(runs / "plain_1", runs / "latent", "--stride", "32")
+    assert "windows of 32 tokens" in printed
+    assert "before each target" not in printed
+
+
 def test_a_row_has_the_mean_and_the_range_of_its_seeds(report):
     values = [
         float(row["nats_per_token_exact"])
@@ -449,7 +460,8 @@ def test_wrong_results_end_in_one_line(fails, runs, tmp_path, content, expected)
         ("compute", ("--set.num_heads", 5), "num_heads (5) must divide dim"),
         ("curves", ("--context", 8), "context is an option of --view compute; leave it out with"),
         ("curves", ("--stride", 8), "stride is an option of --view report; leave it out"),
-        ("report", ("--stride", 33), "eval_stride=33 must be between 1 and block_size=32"),
+        ("report", ("--stride", 33), "stride (33) must be at most the window of plain_1, 32"),
+        ("report", ("--stride", 0), "stride (0) must be at least 1"),
         ("curves", ("--split", "test"), "split is an option of --view report; leave it out"),
         ("compute", ("--scalar", "val/ppl"), "scalar is an option of --view curves"),
         ("compute", ("--results", "x.json"), "results is an option of --view report"),

@@ -95,6 +95,7 @@ def test_settings_are_changed_where_there_are_any(sweep):
     ("options", "expected"),
     [
         (["--against", "steps"], "against (steps) is none of executed_steps"),
+        (["--against", ""], "against () must name some of executed_steps"),
         (["--alphas", "0,x"], "alphas (0,x) must be values of alpha (float) separated by commas"),
         (["--dial", "alpha"], "dial (alpha) must be NAME=VALUE,VALUE"),
         (["--dial", "alpha="], "dial () has no values of alpha"),
