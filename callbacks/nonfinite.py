@@ -92,7 +92,7 @@ class NonFinite(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Looks at losses and gradient, the only wait for the device.
+        """Looks at losses and gradient, the only wait for the device at every step.
 
         Raises:
             NonFiniteError: if they are not finite and the step is not to be skipped; if the

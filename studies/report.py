@@ -116,6 +116,8 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     _write_csv(study, trained, results, files / EVERY_RUN)
     _copy_files(study, trained, files)
     section = render_section(study, trained, results, files)
+    for name in ("report.md", "report.html"):  # which the section has
+        (files / COMPARISON / name).unlink(missing_ok=True)
     blank = (
         f"# {study.title}\n\n{BEGIN}\n{END}\n\n## Conclusions\n\n"
         "(written by hand; kept when the study is run again)\n"

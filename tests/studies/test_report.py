@@ -43,6 +43,11 @@ def test_values_of_the_table(reported, study):
     assert rows["plain"]["wall time"] == "0:00"
 
 
+def test_the_page_has_the_comparison_and_no_second_copy_of_it(reported, tmp_path):
+    assert "## Comparison" in reported()
+    assert not list((tmp_path / "pair" / "comparison").glob("report.[mh]*"))
+
+
 def test_every_run_is_in_the_csv_file_with_all_digits(reported, tmp_path):
     reported()
     with (tmp_path / "pair" / "evaluations.csv").open() as file:
