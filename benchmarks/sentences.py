@@ -241,7 +241,7 @@ class LiteralGestalt:
         )
         q, k, v = (split_heads(part, attention.num_heads) for part in projected)
         out = F.scaled_dot_product_attention(q, k, v)
-        return attention.gate * attention.out(join_heads(out))
+        return attention.gate[0] * attention.out(join_heads(out))
 
 
 def _visible(real: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-import torch.distributed as dist
 
 from callbacks.hooks import EvaluationHooks, check_least, gather, undisturbed
 from callbacks.thinking import RowThinking
@@ -223,13 +222,12 @@ class AnswerAccuracy(EvaluationHooks):
         if self.num_batches is not None and batch_idx >= self.num_batches:
             return
         own = questions_in(batch)
-        asked, first = _of_all_ranks(own) if _is_sharded(pl_module) else (own, 0)
-        if not asked:
+        if not own:
             return
         data = _data_of(trainer)
         with undisturbed(pl_module):
-            replies = ask(pl_module, data, asked, room_for(asked, data, self.max_new_tokens))
-        for reply in replies[first : first + len(own)]:
+            replies = ask(pl_module, data, own, room_for(own, data, self.max_new_tokens))
+        for reply in replies:
             self._asked[reply.question.group] += 1
             self._right[reply.question.group] += reply.right
 
@@ -253,15 +251,3 @@ class AnswerAccuracy(EvaluationHooks):
 
 def _data_of(trainer: L.Trainer) -> Any:
     return trainer.datamodule  # type: ignore[attr-defined]
-
-
-def _is_sharded(pl_module: Any) -> bool:
-    """Whether ranks hold parts of the weights, so that all must take the same steps."""
-    return getattr(pl_module, "_device_mesh", None) is not None
-
-
-def _of_all_ranks(own: list[Question]) -> tuple[list[Question], int]:
-    """Returns the questions of all ranks, the same on each, and where among them its own begin."""
-    parts = gather(own)
-    rank = dist.get_rank() if len(parts) > 1 else 0
-    return [question for part in parts for question in part], sum(map(len, parts[:rank]))

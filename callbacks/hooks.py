@@ -3,7 +3,7 @@
 import dataclasses
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -239,13 +239,15 @@ class RandomState:
 def undisturbed(module: nn.Module) -> Iterator[None]:
     """Evaluates ``module`` without gradients; restores random states and every submodule's mode.
 
-    Also after an error, which Lightning's ``isolate_rng`` does not.
+    Also after an error, which Lightning's ``isolate_rng`` does not. Sharded parameters are whole
+    on every rank; all ranks must enter.
     """
     random_state = RandomState.capture()
     modes = {child: child.training for child in module.modules()}
     module.eval()
+    gathered = getattr(module, "gathered", nullcontext)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), gathered():
             yield
     finally:
         for child, mode in modes.items():

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -31,8 +31,7 @@ class ResumeState(L.Callback):
       a validation, so that one that is made up for draws the same.
     - A checkpoint between two accumulated micro-batches also holds the sums after ``train/loss``
       and the gradient so far. Over several ranks that is the ranks' mean: equal in value after the
-      next synchronisation, not in every bit. Sharded gradients are not kept; resuming such a
-      checkpoint warns.
+      next synchronisation, not in every bit.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,12 @@ class ResumeState(L.Callback):
         """Puts back the gradient of an optimiser step that the checkpoint was in the middle of."""
         for name, parameter in pl_module.named_parameters():
             if name in self._gradients:
-                parameter.grad = self._gradients[name].to(parameter)
+                gradient = self._gradients[name].to(parameter.device, parameter.dtype)
+                if isinstance(parameter, DTensor):
+                    gradient = distribute_tensor(
+                        gradient, parameter.device_mesh, parameter.placements
+                    )
+                parameter.grad = gradient
         model: Any = pl_module
         if self._sums:
             model.train_metrics.add_sums(self._sums)
@@ -127,7 +131,7 @@ class ResumeState(L.Callback):
         sums = saved.get("sums", [])  # older checkpoints have none
         if trainer.global_rank < len(sums):
             self._sums = sums[trainer.global_rank]
-        if saved["unfinished_step"] and not self._gradients:
+        if saved["unfinished_step"] and not self._gradients:  # as older versions wrote them
             rank_zero_warn(
                 "the checkpoint was written between two accumulated micro-batches of sharded "
                 "parameters: the gradient of the unfinished step is lost"
@@ -135,17 +139,13 @@ class ResumeState(L.Callback):
 
 
 def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Tensor]:
-    """Returns each parameter's gradient, averaged over ranks; nothing if they are sharded."""
-    gradients = {
-        name: parameter.grad
+    """Returns each parameter's gradient, averaged over ranks; sharded ones are so already."""
+    return {
+        name: parameter.grad.full_tensor()
+        if isinstance(parameter.grad, DTensor)
+        else torch.as_tensor(trainer.strategy.reduce(parameter.grad.clone(), reduce_op="mean"))
         for name, parameter in pl_module.named_parameters()
         if parameter.grad is not None
-    }
-    if any(isinstance(gradient, DTensor) for gradient in gradients.values()):
-        return {}
-    return {
-        name: torch.as_tensor(trainer.strategy.reduce(gradient.clone(), reduce_op="mean"))
-        for name, gradient in gradients.items()
     }
 
 

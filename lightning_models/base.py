@@ -8,7 +8,7 @@ and optimiser are here; checkpoints and text generation are mixed in.
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, get_type_hints
 
 import lightning as L
@@ -32,9 +32,12 @@ from lightning_models.outputs import (
     objective,
 )
 from lightning_models.recipe import as_dataclass
-from lightning_models.runtime import shard
+from lightning_models.runtime import ShardedParameters
 
 Batch = dict[str, Any]
+
+OTHER_SHARDING = ("FSDPStrategy", "DeepSpeedStrategy")
+"""Strategies that shard parameters without a device mesh."""
 
 
 class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
@@ -44,6 +47,9 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     """What batches hold: windows of tokens, or sentences (see ``datamodules``)."""
     whole_rows: ClassVar[bool] = False
     """Whether a likelihood belongs to a whole row, so that a part of its targets has none."""
+    shards_blocks: ClassVar[bool] = True
+    """Whether a training step runs each block once, on every rank: FSDP then gathers one block at
+    a time; otherwise all parameters for the whole step."""
 
     def __init__(
         self, config: SequenceConfig, optimizer: OptimizerConfig, compile: bool = False
@@ -60,6 +66,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self.optimizer_config = as_dataclass(optimizer, OptimizerConfig)
         self.compile_network = compile
         self.network: nn.Module | None = None
+        self._sharded: ShardedParameters | None = None
+        self._evaluation = contextlib.ExitStack()  # what is in force while an evaluation runs
         self.last_terms: dict[str, Tensor] = {}  # means of the latest training micro-batch
         self.train_metrics = StepMeans()
         self.val_metrics, self.test_metrics = StageMetrics(), StageMetrics()
@@ -191,12 +199,25 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     # ---- construction
 
     def configure_model(self) -> None:
-        """Builds the network (once), shards it where the strategy asks for it, compiles it."""
+        """Builds the network (once), shards it where the strategy asks for it, compiles it.
+
+        Raises:
+            ValueError: if the strategy shards parameters in a way of its own.
+        """
         if self.network is not None:
             return
+        strategy = "" if self._trainer is None else type(self._trainer.strategy).__name__
+        if strategy in OTHER_SHARDING:
+            raise ValueError(
+                f"trainer.strategy ({strategy}): parameters are sharded by "
+                "training.FullySharded alone (configs/trainer/fsdp.yaml)"
+            )
         self.network = self.build_network()
-        if getattr(self, "_device_mesh", None) is not None:
-            shard(self.network, self.device_mesh)
+        mesh = getattr(self, "_device_mesh", None)
+        if mesh is not None:
+            names = mesh.mesh_dim_names  # Lightning's own have an axis of tensor parallelism
+            mesh = mesh["data_parallel"] if "data_parallel" in names else mesh
+            self._sharded = ShardedParameters(self.network, mesh, by_block=self.shards_blocks)
         if self.compile_network:
             self.network.compile()
 
@@ -238,6 +259,12 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the micro-batch's share of the optimiser step's objective."""
+        if self._sharded is not None:
+            return self._sharded.step(self._training_objective, batch)
+        return self._training_objective(batch)
+
+    def _training_objective(self, batch: Batch) -> Tensor:
+        """Returns what ``training_step`` does, and notes means for the log."""
         output = self.loss(batch)
         objective = self._objective(output, batch)
         nats = output.terms["nll"].sum.detach() + output.sequence_nats
@@ -281,6 +308,25 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             else:
                 self.log(f"train/{name}", value, prog_bar=name == "loss")
 
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Keeps sharded parameters whole on every rank; without sharding does nothing.
+
+        All ranks must enter. Inside, each may score, generate and analyse what it likes.
+        """
+        with contextlib.nullcontext() if self._sharded is None else self._sharded.gathered():
+            yield
+
+    def on_validation_start(self) -> None:
+        """Gathers sharded parameters: ranks may differ in how often they run the network."""
+        self._evaluation.enter_context(self.gathered())
+
+    on_test_start = on_predict_start = on_validation_start
+
+    def on_predict_epoch_end(self) -> None:
+        """Frees what ``on_predict_start`` has gathered."""
+        self._evaluation.close()
+
     def _evaluation_step(self, batch: Batch, metrics: StageMetrics) -> None:
         with torch.no_grad():
             scores = self.score(batch)
@@ -305,6 +351,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     def on_validation_epoch_end(self) -> None:
         """Logs val/loss (nats per token), perplexity by its kind, and val/bpb."""
+        self._evaluation.close()
         self._log_evaluation(self.val_metrics, "val")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -313,6 +360,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     def on_test_epoch_end(self) -> None:
         """Logs test/loss (nats per token), perplexity by its kind, and test/bpb."""
+        self._evaluation.close()
         self._log_evaluation(self.test_metrics, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Scores:
@@ -327,7 +375,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             batch: as ``score`` takes it.
             **consumers: functions by the name of the statistic, see ``layers.recording``.
         """
-        with recording(**consumers), self.precision_context(), torch.no_grad():
+        with self.gathered(), recording(**consumers), self.precision_context(), torch.no_grad():
             return self.score(batch)
 
     def recorded_loss(self, batch: Batch, **consumers: Callable[..., None]) -> LossOutput:
@@ -337,7 +385,12 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             batch: as ``loss`` takes it.
             **consumers: see ``recorded``; what they get is part of the graph.
         """
-        with recording(**consumers), self.precision_context(), torch.enable_grad():
+        with (
+            self.gathered(),
+            recording(**consumers),
+            self.precision_context(),
+            torch.enable_grad(),
+        ):
             return self.loss(batch)
 
     def progress(self, schedule: str) -> float:

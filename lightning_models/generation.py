@@ -242,7 +242,7 @@ class ContinuesText:
         was_training = model.training
         model.eval()
         try:
-            with model.precision_context():
+            with model.gathered(), model.precision_context():
                 return generate(
                     model,
                     prompts,

@@ -4,7 +4,7 @@ A generator's stream depends on what it is for, not on what was drawn before.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,16 +64,76 @@ def ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
 # ---- sharded parameters
 
 
-def shard(network: nn.Module, mesh: Any) -> None:
-    """Shards each block, then the rest, with FSDP2 over the mesh's data-parallel axis.
+class _WholeStep(nn.Module):
+    """What FSDP2 takes for a forward pass: anything that is computed with the network."""
 
-    Sets a network's field ``sharded``, if it has one: all ranks must then run as many blocks.
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, compute: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns ``compute(*arguments)``."""
+        return compute(*arguments)
+
+
+class ShardedParameters:
+    """A network's parameters, spread over processes with FSDP2.
+
+    To FSDP2 a training step is one forward pass, however often the network runs in it: parameters
+    are gathered before the step, and each gradient is reduced once, after its backward pass. Ranks
+    may run the network differently often then. Blocks that are units of their own are gathered and
+    freed one at a time, which needs less memory; all ranks must run them equally often.
     """
-    from torch.distributed.fsdp import fully_shard
 
-    mesh = mesh["data_parallel"]
-    for block in getattr(network, "blocks", ()):
-        fully_shard(block, mesh=mesh)
-    fully_shard(network, mesh=mesh)
-    if hasattr(network, "sharded"):
-        network.sharded = True  # type: ignore[assignment]
+    def __init__(self, network: nn.Module, mesh: Any, *, by_block: bool) -> None:
+        """Shards the network, in place.
+
+        Args:
+            network: with ``blocks``, where those are to be units.
+            mesh: a ``DeviceMesh`` of processes that share the parameters; of two axes: of
+                replicas, and of the processes that share each.
+            by_block: whether each block is a unit.
+        """
+        from torch.distributed.fsdp import fully_shard
+
+        blocks = tuple(getattr(network, "blocks", ())) if by_block else ()
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+        root = _WholeStep(network)
+        fully_shard(root, mesh=mesh)
+        self._root: Any = root
+        self._blocks: tuple[Any, ...] = blocks
+        self._depth = 0
+
+    def step(self, compute: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns ``compute(*arguments)``, a tensor whose backward pass reduces gradients."""
+        return self._root(compute, *arguments)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Keeps all parameters whole on every rank; all ranks must enter, which may be nested.
+
+        Inside, ranks may compute what they like, with ``no_grad`` or gradients by inputs.
+        """
+        self._depth += 1
+        with torch.inference_mode(False):  # training uses the same memory
+            self._keep_blocks(True)
+            self._root(self._gather_blocks)  # the root stays gathered after a forward pass
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                with torch.inference_mode(False):
+                    self._keep_blocks(False)
+                    for unit in (*self._blocks, self._root):
+                        unit.reshard()
+
+    def _gather_blocks(self) -> None:
+        for block in self._blocks:
+            block.unshard()
+
+    def _keep_blocks(self, keep: bool) -> None:
+        for block in self._blocks:
+            block.set_reshard_after_forward(not keep)
+            block.set_reshard_after_backward(not keep)

@@ -1,5 +1,7 @@
 """How the base weighs terms, reports them, and runs methods that need gradients to score."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
@@ -238,3 +240,12 @@ def test_data_of_the_other_kind_are_refused(verb, make_data, make_sentences, tmp
     for name, data, kind in pairs:
         with pytest.raises(ValueError, match=rf"data \({kind}\) are .* choose data of that kind"):
             getattr(trainer, verb)(by_name[name].build(), data)
+
+
+@pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy"])
+def test_other_ways_to_shard_are_refused(name, make_data):
+    model = build()
+    model._trainer = SimpleNamespace(strategy=type(name, (), {})())
+    model.network = None
+    with pytest.raises(ValueError, match=f"trainer.strategy.*{name}.*training.FullySharded"):
+        model.configure_model()

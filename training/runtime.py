@@ -12,23 +12,34 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.device_mesh import init_device_mesh
 
 from lightning_models.checkpoint import Checkpoint
 
 
 class FullySharded(ModelParallelStrategy):
-    """FSDP2 over every process of the run; a checkpoint is one file, as on one device.
+    """FSDP2 over every process of the run, or HSDP; a checkpoint is one file, as on one device.
 
     Lightning's own takes the number of processes as an argument, which a config file that fits any
     machine cannot know. The model shards itself in ``configure_model``.
     """
 
-    def __init__(self, process_group_backend: str | None = None) -> None:
-        """Chooses how processes talk.
+    def __init__(
+        self, shard_size: int | None = None, process_group_backend: str | None = None
+    ) -> None:
+        """Chooses which processes share parameters, and how processes talk.
 
         Args:
+            shard_size: processes that share one copy of the parameters; groups of as many are
+                replicas of each other (HSDP), e.g. the 8 devices of a node. null: all.
             process_group_backend: ``nccl`` or ``gloo``; null: by the device.
+
+        Raises:
+            ValueError: if ``shard_size`` is below 1.
         """
+        if shard_size is not None and shard_size < 1:
+            raise ValueError(f"shard_size ({shard_size}) must be at least 1, or null for all")
+        self.shard_size = shard_size
         super().__init__(
             data_parallel_size="auto",
             tensor_parallel_size=1,
@@ -37,9 +48,23 @@ class FullySharded(ModelParallelStrategy):
         )
 
     def setup_environment(self) -> None:
-        """Takes all processes of all nodes into the data-parallel axis of the mesh."""
-        self._data_parallel_size = self.num_processes * self.num_nodes
+        """Takes all processes of all nodes into the mesh: of one axis, or of replicas and shards.
+
+        Raises:
+            ValueError: if ``shard_size`` does not divide their number.
+        """
+        world = self._data_parallel_size = self.num_processes * self.num_nodes
+        size = self.shard_size or world
+        if world % size:
+            raise ValueError(f"shard_size ({size}) must divide the number of processes ({world})")
         super().setup_environment()
+        if size < world:
+            axes = {"replicas": world // size, "shards": size}
+            mesh = init_device_mesh(
+                self.root_device.type, tuple(axes.values()), mesh_dim_names=tuple(axes)
+            )
+            assert self.lightning_module is not None
+            self.lightning_module._device_mesh = mesh
 
 
 # ---- TensorBoard files of a run that may be killed and resumed

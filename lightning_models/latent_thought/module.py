@@ -97,10 +97,6 @@ TRAINED, SCORED, WRITTEN = range(3)
 """What a row's draws are for: second number of their key, after the seed."""
 
 
-SHARDING = ("FSDPStrategy", "DeepSpeedStrategy")
-"""Strategies that shard parameters without a device mesh."""
-
-
 class LatentThoughtLM(LanguageModel):
     """Decoder under latent vectors that are inferred from each sequence, and learned slowly itself.
 
@@ -110,6 +106,7 @@ class LatentThoughtLM(LanguageModel):
     """
 
     whole_rows = True
+    shards_blocks = False
     config: LatentThoughtConfig
     network: LatentThoughtNetwork
 
@@ -147,20 +144,6 @@ class LatentThoughtLM(LanguageModel):
     def build_network(self) -> LatentThoughtNetwork:
         """Returns a freshly initialised network."""
         return LatentThoughtNetwork(self.config)
-
-    def configure_model(self) -> None:
-        """Builds the network (once), compiles it.
-
-        Raises:
-            ValueError: if the strategy shards parameters, which inference by gradient passes by.
-        """
-        strategy = "" if self._trainer is None else type(self._trainer.strategy).__name__
-        if getattr(self, "_device_mesh", None) is not None or strategy in SHARDING:
-            raise ValueError(
-                "strategy: the parameters of a Latent-Thought Language Model cannot be sharded, "
-                "because inference calls the network past the strategy; set trainer.strategy=ddp"
-            )
-        super().configure_model()
 
     # ---- training
 

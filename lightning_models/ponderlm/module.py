@@ -39,6 +39,7 @@ class PonderLM2(LanguageModel):
     with ``eval_iterations``, or of generation where ``inference`` is sequential.
     """
 
+    shards_blocks = False
     config: PonderLM2Config
     network: SlotNetwork
 

@@ -167,19 +167,11 @@ def iterate(network: SlotNetwork, x: Tensor, iterations: int | None) -> Iterate:
         network: its ``one_pass`` and router.
         x: embedded tokens (B, T, D).
         iterations: J; None: until nothing changes any more.
-
-    Raises:
-        ValueError: if it is None and parameters are sharded.
     """
     config, most = network.config, network.config.thinking_steps
     found = Iterate(x.new_empty(*x.shape[:2], 0, x.shape[2]), None, 0)  # no latents: (B, T, 0, D)
     if most == 0:
         return found
-    if iterations is None and network.sharded:
-        raise ValueError(
-            "eval_iterations (null) iterates as often as each rank's texts need, which sharded "
-            "parameters do not allow; set a number"
-        )
     limit = most * x.shape[1] if iterations is None else iterations
     total = most + limit + 1
     for number in range(most + limit):

@@ -83,16 +83,7 @@ class SlotCache:
 
 
 def new_cache(network: SlotNetwork, rows: int, num_tokens: int) -> SlotCache:
-    """Returns an empty cache with room for all slots of ``num_tokens`` tokens a row.
-
-    Raises:
-        ValueError: if parameters are sharded: rows of each rank take different numbers of steps.
-    """
-    if network.sharded:
-        raise ValueError(
-            "PonderLM generates and scores slot by slot (inference: sequential) with whole "
-            "parameters only; use one device, or ddp"
-        )
+    """Returns an empty cache with room for all slots of ``num_tokens`` tokens a row."""
     config, weight = network.config, network.embedding.weight
     capacity = num_tokens * (config.thinking_steps + 1)
     kv = KVCache(config.num_layers, rows, capacity, weight.device)

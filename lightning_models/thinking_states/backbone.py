@@ -210,8 +210,6 @@ class ReasoningNetwork(nn.Module):
         config: what to build.
     """
 
-    sharded = False
-
     def __init__(self, config: ReasoningConfig) -> None:
         super().__init__()
         self.backbone = QwenBackbone(config)

@@ -253,17 +253,7 @@ class ThinkingStatesLM(ReasoningLM):
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 
     def _read(self, query: Tensor, lengths: Tensor, prefix: Sequence[int] = ()) -> ThinkingCache:
-        """Returns the decoding state after queries that were read with thoughts.
-
-        Raises:
-            ValueError: if parameters are sharded: the thoughts of each rank have their own length.
-        """
-        if self.network.sharded:
-            raise ValueError(
-                "strategy: models cannot think with sharded parameters, because processes think "
-                "for different times; set trainer.strategy=ddp, or trainer.limit_val_batches=0 and "
-                "evaluate the checkpoint"
-            )
+        """Returns the decoding state after queries that were read with thoughts."""
         read = read_queries(self.network, query, lengths, self.config.prefill)
         trace = Trace(read.thoughts(), read.rounds) if wants("thoughts") else None
         return ThinkingCache(self.network, read, tuple(prefix), trace)

@@ -50,7 +50,7 @@ class MemoryAttention(nn.Module):
         self.key = nn.Linear(config.dim, config.dim, bias=False)
         self.value = nn.Linear(config.dim, config.dim, bias=config.bias)
         self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
-        self.gate = nn.Parameter(torch.tensor(float(gate)))
+        self.gate = nn.Parameter(torch.full((1,), float(gate)))  # (1,): FSDP2 takes no 0-d tensors
 
     def project(self, sentences: Tensor) -> tuple[Tensor, Tensor]:
         """Returns key and value (A, D) of sentence vectors (A, D), positions left out."""
@@ -83,12 +83,12 @@ class MemoryAttention(nn.Module):
         q, k, v = (split_heads(part, self.num_heads) for part in (grid, keys, values))
         if wants("memory_attention") and written is None:
             weights = packing.from_grid(_mean_weights(q, k))
-            record("memory_attention", layer=self.layer, gate=self.gate, weights=weights)
+            record("memory_attention", layer=self.layer, gate=self.gate[0], weights=weights)
         dropout = self.dropout if self.training else 0.0
         mask = None if written is None else written[:, None, None]  # (A, 1, 1, M)
         backend = self.backend if mask is None else "auto"
         heads = attend(q, k, v, mask=mask, dropout=dropout, backend=backend)
-        read = self.gate * self.out(packing.from_grid(join_heads(heads)))
+        read = self.gate[0] * self.out(packing.from_grid(join_heads(heads)))
         if written is None:
             return read
         # (P,): slots of rows whose memory is empty

@@ -39,6 +39,7 @@ class ThoughtGestaltLM(LanguageModel):
     """
 
     reads = "sentences"
+    shards_blocks = False
     config: ThoughtGestaltConfig
     network: ThoughtGestaltNetwork
 
@@ -62,20 +63,6 @@ class ThoughtGestaltLM(LanguageModel):
     def build_network(self) -> ThoughtGestaltNetwork:
         """Returns a freshly initialised network."""
         return ThoughtGestaltNetwork(self.config)
-
-    def configure_model(self) -> None:
-        """Builds the network (once); compiles its blocks.
-
-        Raises:
-            ValueError: if the strategy shards parameters: processes meet at every call of a block,
-                but the streams of each have their own number of sentences.
-        """
-        if getattr(self, "_device_mesh", None) is not None:
-            raise ValueError(
-                "strategy: the parameters of Thought Gestalt cannot be sharded, because processes "
-                "differ in their number of sentence steps; set trainer.strategy=ddp"
-            )
-        super().configure_model()
 
     # ---- training
 
@@ -181,6 +168,11 @@ class ThoughtGestaltLM(LanguageModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on counting where the checkpoint stopped."""
         super().on_load_checkpoint(checkpoint)
+        weights, optimizers = checkpoint.get("state_dict", {}), checkpoint.get("optimizer_states", ())
+        for values in (weights, *(one for each in optimizers for one in each["state"].values())):
+            for key, value in values.items():  # gates of older checkpoints are 0-d
+                if key != "step" and torch.is_tensor(value) and value.dim() == 0:
+                    values[key] = value.reshape(1)
         self.sentence_steps = checkpoint.get("sentence_steps", 0)
 
     # ---- evaluation and decoding

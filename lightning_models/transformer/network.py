@@ -25,8 +25,6 @@ class Backbone(nn.Module):
     """Embeddings, L pre-norm blocks, final norm; what they are applied to is the subclass' own."""
 
     block_class = Block
-    sharded = False
-    """Whether parameters are spread over ranks, which must then all run as many blocks."""
 
     def __init__(self, config: DecoderConfig) -> None:
         """Builds and initialises the network."""

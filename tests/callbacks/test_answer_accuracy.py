@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from callbacks import AnswerAccuracy, SaveCheckpoints, answers
+from callbacks import AnswerAccuracy, SaveCheckpoints
 from callbacks.answers import Question, judge, longest_text, questions_in
 from datamodules import Kinship
 from lightning_models import CoTConfig, CoTLM, NoCoTConfig, NoCoTLM, OptimizerConfig
@@ -156,15 +156,6 @@ def test_training_is_the_same_with_and_without(data, make_trainer):
     (weights, *rest), (weights_with, *rest_with) = ends
     assert rest_with == rest
     assert all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
-
-
-def test_all_ranks_take_the_same_steps_where_weights_are_shared(monkeypatch):
-    """The questions of both processes, in one order; the own ones are in their middle."""
-    own, theirs = [question(1), question(2)], [question(3), question(4), question(5)]
-    monkeypatch.setattr(answers, "gather", lambda value: [theirs, value, theirs])
-    monkeypatch.setattr(answers.dist, "get_rank", lambda: 1)
-    asked, first = answers._of_all_ranks(own)
-    assert (asked, first) == ([*theirs, *own, *theirs], 3)
 
 
 # ---- questions

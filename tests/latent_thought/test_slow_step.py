@@ -221,10 +221,3 @@ def test_rows_without_targets_add_nothing(changes):
     nothing = model.loss({**batch, "targets": torch.full_like(batch["targets"], -100)})
     assert nothing.terms["nll"].sum == nothing.terms["nll"].normaliser == 0
     assert nothing.sequence_nats == 0
-
-
-def test_parameters_are_not_sharded():
-    model = build()
-    model._device_mesh = object()
-    with pytest.raises(ValueError, match="cannot be sharded.*set trainer.strategy=ddp"):
-        model.configure_model()

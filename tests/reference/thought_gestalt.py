@@ -99,7 +99,7 @@ class Literal:
     def cross_attention(self, attention, h, memory):
         keys = attention.key(memory + sinusoids(len(memory), self.config.dim))
         read = self.heads(attention.query(h), keys, attention.value(memory), None)
-        return attention.gate * attention.out(read)
+        return attention.gate[0] * attention.out(read)
 
     def heads(self, q, k, v, seen):
         out, width = [], self.config.dim // self.config.num_heads

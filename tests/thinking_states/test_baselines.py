@@ -166,11 +166,3 @@ def test_the_answer_stands_behind_the_first_prefix(name, generated, answer):
 def test_answers_of_models_without_a_chain_are_all_that_they_write():
     for name, changes in (VARIANTS["no_cot"], VARIANTS["icot_gone"], VARIANTS["coconut_last"]):
         assert build(name, **changes).answer_tokens([7, *PREFIX, 9]) == [7, *PREFIX, 9]
-
-
-@pytest.mark.parametrize("name", ["cot", "icot"])
-def test_sharded_models_write_no_chains(name):
-    model = build(name)
-    model.network.sharded = True
-    with pytest.raises(ValueError, match="trainer.strategy=ddp"):
-        model.score(questions())

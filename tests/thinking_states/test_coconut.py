@@ -92,13 +92,6 @@ def test_bad_values_are_named(changes, message):
         build("coconut", **changes)
 
 
-def test_sharded_parameters_are_refused():
-    model = build("coconut")
-    model.network, model._device_mesh = None, object()
-    with pytest.raises(ValueError, match="trainer.strategy=ddp"):
-        model.configure_model()
-
-
 def test_stages_may_be_skipped_or_fractions_of_an_epoch():
     skipped = StepStages(epochs_per_stage=3, last=3, first=1)
     assert [skipped.at(epoch) for epoch in (0.0, 2.999, 3.0, 6.0, 9.0, 30.0)] == [1, 1, 2, 3, 4, 4]

@@ -1,4 +1,4 @@
-"""What the model says of the data that it is given, and of sharded parameters."""
+"""What the model says of the data that it is given."""
 
 import warnings
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.thinking_states import questions
-from tests.thinking_states.cases import build, reasoning_batch
+from tests.thinking_states.cases import build
 
 
 class WithThoughts(questions.Questions):
@@ -34,10 +34,3 @@ def test_thoughts_that_inference_would_cut_are_told_of(data, warned):
         named = [text for text in texts if f"max_thought_tokens ({most})" in text]
         assert len(named) == times, texts
         assert all("set max_thought_tokens=12 or above" in text for text in named)
-
-
-def test_sharded_models_do_not_think():
-    model = build()
-    model.network.sharded = True
-    with pytest.raises(ValueError, match="cannot think with sharded parameters.*strategy=ddp"):
-        model.score(reasoning_batch())

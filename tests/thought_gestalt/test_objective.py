@@ -102,13 +102,6 @@ def test_the_head_of_a_detached_memory_is_not_trained():
     assert gestalt(num_layers=1, sentence_layer=1).config.trains_sentence_head
 
 
-def test_parameters_are_not_sharded():
-    model = gestalt()
-    model._device_mesh = object()
-    with pytest.raises(ValueError, match="cannot be sharded.*set trainer.strategy=ddp"):
-        model.configure_model()
-
-
 # ---- warm-in
 
 

@@ -260,9 +260,8 @@ class MoRNetwork(RepeatedNetwork):
         num_tokens = x.shape[1]
         by_rank = routing == "topk"
         width = quota(self.config.capacities[number], num_tokens) if by_rank else width_of(chosen)
-        if width == 0 and not self.sharded:
+        if width == 0:
             return x
-        width = max(1, width)  # ranks that share parameters all run the blocks
         where = places_of(chosen, width)  # (B, width)
         index = where[..., None].expand(-1, -1, x.shape[2])  # (B, width, D)
         mine = x.gather(1, index)

@@ -67,6 +67,7 @@ class RepeatedNetwork(TransformerNetwork):
 class DepthLM(TransformerLM):
     """A decoder whose tokens take additional steps, all of them K unless a method overrides it."""
 
+    shards_blocks = False
     config: PonderingConfig
 
     def read(self, batch: dict[str, Any], every_depth: bool) -> tuple[Tensor, Tensor]:

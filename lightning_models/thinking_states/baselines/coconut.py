@@ -257,6 +257,7 @@ class CoconutLM(StagedLM):
 
     # NOTE(paper): without pad_latent_to_max the public code evaluates a question with the latents
     # of its own number of steps, which only the solution shows; here with those of the stage.
+    shards_blocks = False
     config: CoconutConfig
     network: CoconutNetwork
 
@@ -278,20 +279,6 @@ class CoconutLM(StagedLM):
     def build_network(self) -> CoconutNetwork:
         """Returns a freshly initialised network, or one with trained weights."""
         return CoconutNetwork(self.config)
-
-    def configure_model(self) -> None:
-        """Builds the network (once), compiles it.
-
-        Raises:
-            ValueError: if the strategy shards parameters: processes meet at every call of a layer,
-                but the rows of each have their own number of latents.
-        """
-        if getattr(self, "_device_mesh", None) is not None:
-            raise ValueError(
-                "strategy: the parameters of Coconut cannot be sharded, because processes differ "
-                "in their number of latents; set trainer.strategy=ddp"
-            )
-        super().configure_model()
 
     @property
     def layout(self) -> CoconutLayout:

@@ -482,15 +482,16 @@ def load_backbone(network: TextNetwork, config: ReasoningConfig, path: str) -> N
 
     Raises:
         CheckpointError: if it cannot be read, or its backbone is of another shape.
-        ValueError: if parameters are sharded.
     """
-    if network.sharded:
-        raise ValueError(
-            f"start_from ({path}) cannot be loaded into sharded parameters; set "
-            "trainer.strategy=ddp"
-        )
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        set_model_state_dict,
+    )
+
+    whole = StateDictOptions(full_state_dict=True)  # of parameters that are sharded, too
     saved: Any = read_checkpoint(path).content["state_dict"]
-    own = network.backbone.state_dict()
+    own: Any = get_model_state_dict(network.backbone, options=whole)
     strange = [key for key, value in own.items() if not _fits(key, value, saved, config.vocab_size)]
     theirs = [key.removeprefix(_BACKBONE) for key in saved if key.startswith(_BACKBONE)]
     strange += [key for key in theirs if key not in own]  # e.g. of a deeper backbone
@@ -502,6 +503,7 @@ def load_backbone(network: TextNetwork, config: ReasoningConfig, path: str) -> N
     with torch.no_grad():
         for key, value in own.items():
             _copy(value, saved[_BACKBONE + key], key.endswith(_BY_TOKEN), config)
+    set_model_state_dict(network.backbone, own, options=whole)
 
 
 def _fits(key: str, own: Tensor, saved: dict[str, Tensor], rows: int) -> bool:

@@ -381,16 +381,7 @@ class TextLM(ReasoningLM):
         Args:
             query: (B, Q) int64, padded on the right.
             lengths: (B,) int64.
-
-        Raises:
-            ValueError: if parameters are sharded: the chains of each rank have their own length.
         """
-        if self.network.sharded:
-            raise ValueError(
-                "strategy: chains of thought cannot be written with sharded parameters, because "
-                "those of each process have their own length; set trainer.strategy=ddp, or "
-                "trainer.limit_val_batches=0"
-            )
         cache = self.init_cache(query, lengths, 0)
         tokens, written, chosen = query[:, 0], [], []
         while True:

@@ -1,0 +1,107 @@
+"""Trains methods for two steps and saves what they end with: one rank of several.
+
+Usage: LOCAL_RANK=... MASTER_ADDR=... MASTER_PORT=... \\
+    python tests/distributed_worker.py OUT TEXT STRATEGY,... METHOD...
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from formats import SENTENCES, StoredSentences
+from methods import IN_FULL, METHODS, Method
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from callbacks.hooks import gather
+from lightning_models.generation import SamplingConfig, generate
+from training import FullySharded
+
+RUNS = [
+    *IN_FULL,
+    replace(
+        next(method for method in IN_FULL if method.format is SENTENCES),
+        name="streams of a corpus",
+        format=StoredSentences(),
+    ),
+    *(method for method in METHODS if method not in IN_FULL),
+]
+"""Each method on fixed batches or windows, and one that reads sentences on those of a corpus."""
+
+STRATEGIES = {
+    "one": (1, lambda: "auto"),
+    "ddp": (2, lambda: "ddp"),
+    "sharded": (2, FullySharded),
+    "sharded4": (4, FullySharded),
+    "replicas": (4, lambda: FullySharded(shard_size=2)),
+}
+"""Number of processes, and the trainer's strategy."""
+
+
+def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any]:
+    """Returns weights, metrics and greedy texts after two steps, the same on every rank.
+
+    The batch of all processes together is four windows, or streams, whatever their number is.
+    """
+    processes, build = STRATEGIES[strategy]
+    model = method.build(**method.alone)
+    network, model.network = model.network.double(), None
+    model.build_network = lambda: network  # to be sharded by configure_model
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=processes,
+        strategy=build(),
+        max_steps=2,
+        accumulate_grad_batches=2,
+        gradient_clip_val=1.0,
+        limit_val_batches=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = method.format.dealt(text, cache, processes)
+    torch.set_default_dtype(torch.float64)  # Lightning has no 64-true of sharded parameters
+    try:
+        trainer.fit(model, data)
+        metrics = {"train/loss": trainer.callback_metrics["train/loss"].item()}
+        (validated,) = trainer.validate(model, data, verbose=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    whole = StateDictOptions(full_state_dict=True)
+    return {
+        "weights": dict(get_model_state_dict(model.network, options=whole)),
+        "metrics": metrics | validated,
+        "sentence_steps": getattr(model, "sentence_steps", 0),
+        "texts": greedy_texts(model.eval(), method.format.prompts, trainer),
+    }
+
+
+def greedy_texts(model: Any, prompts: list[list[int]], trainer: L.Trainer) -> list[list[int]]:
+    """Returns continuations of all prompts, of which each rank writes some, of its own length."""
+    own = prompts[trainer.global_rank :: trainer.world_size]
+    with model.gathered():
+        greedy = SamplingConfig(temperature=0.0)
+        length = 4 + trainer.global_rank
+        texts = generate(model, own, max_new_tokens=length, sampling=greedy) if own else []
+    parts = gather(texts)
+    return [parts[n % len(parts)][n // len(parts)][:4] for n in range(len(prompts))]
+
+
+def main(out: str, text: str, strategies: str, *names: str) -> None:
+    """Writes OUT/<strategy>/<method>.pt from rank zero, for methods in one process group."""
+    torch.set_num_threads(1)
+    chosen = [method for method in RUNS if method.name in names]
+    for strategy in strategies.split(","):
+        for method in chosen:
+            result = train(method, strategy, text, f"{out}/cache")
+            if torch.distributed.get_rank() == 0:
+                path = Path(out) / strategy / f"{method.name}.pt"
+                path.parent.mkdir(exist_ok=True)
+                torch.save(result, path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
