@@ -1,5 +1,6 @@
 """Thought Gestalt as a LightningModule."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -168,8 +169,8 @@ class ThoughtGestaltLM(LanguageModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Goes on counting where the checkpoint stopped."""
         super().on_load_checkpoint(checkpoint)
-        weights, optimizers = checkpoint.get("state_dict", {}), checkpoint.get("optimizer_states", ())
-        for values in (weights, *(one for each in optimizers for one in each["state"].values())):
+        moments = [each["state"].values() for each in checkpoint.get("optimizer_states", ())]
+        for values in (checkpoint.get("state_dict", {}), *itertools.chain(*moments)):
             for key, value in values.items():  # gates of older checkpoints are 0-d
                 if key != "step" and torch.is_tensor(value) and value.dim() == 0:
                     values[key] = value.reshape(1)
