@@ -74,7 +74,7 @@ def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None
     model = _without_network(checkpoint, changes)
     with torch.random.fork_rng(devices=[]):
         model.configure_model()
-    model.on_load_checkpoint(checkpoint.content)
+    model.on_load_checkpoint(dict(checkpoint.content))
     _load_weights(model, checkpoint, changes)
     return model.eval()
 

@@ -32,7 +32,7 @@ from lightning_models.outputs import (
     objective,
 )
 from lightning_models.recipe import as_dataclass
-from lightning_models.runtime import ShardedParameters
+from lightning_models.runtime import ShardedParameters, checkpoint_blocks
 
 Batch = dict[str, Any]
 
@@ -213,6 +213,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
                 "training.FullySharded alone (configs/trainer/fsdp.yaml)"
             )
         self.network = self.build_network()
+        checkpoint_blocks(self.network, self.config.gradient_checkpointing)
         mesh = getattr(self, "_device_mesh", None)
         if mesh is not None:
             names = mesh.mesh_dim_names  # Lightning's own have an axis of tensor parallelism

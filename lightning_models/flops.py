@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from lightning_models.layers import DecoderConfig
+from lightning_models.layers import DecoderConfig, SequenceConfig
 
 
 def linear_flops(module: nn.Module) -> float:
@@ -41,3 +41,16 @@ def head_flops(config: DecoderConfig) -> float:
 
 TRAINING_FACTOR = 3.0
 """A training step costs a forward pass and a backward pass of twice its FLOPs."""
+
+
+def training_flops(forward: float, blocks: float, config: SequenceConfig) -> float:
+    """Returns the FLOPs of a training step.
+
+    Args:
+        forward: those of its forward pass.
+        blocks: the part of blocks, which gradient checkpointing computes once more (at most: it stops
+            at the last value that the backward pass needs).
+        config: says whether it does.
+    """
+    again = blocks if config.gradient_checkpointing is True else 0.0
+    return TRAINING_FACTOR * forward + again

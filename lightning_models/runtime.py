@@ -1,15 +1,24 @@
-"""Random generators with keys, gradients within evaluation, sharded parameters.
+"""Random generators with keys, gradients within evaluation, checkpointing, sharded parameters.
 
 A generator's stream depends on what it is for, not on what was drawn before.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from types import MethodType
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from lightning_models.layers.recording import recorded
 
 
 def seeded_generator(*key: int) -> torch.Generator:
@@ -59,6 +68,46 @@ def ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
         key: value.clone() if torch.is_tensor(value) and value.is_inference() else value
         for key, value in batch.items()
     }
+
+
+# ---- gradient checkpointing
+
+
+def checkpoint_blocks(network: nn.Module, how: bool | Literal["selective"]) -> None:
+    """Has each of the network's ``blocks`` compute its activations again in the backward pass.
+
+    Calls with a cache, with frozen weights, without gradients, or while statistics are recorded are
+    left as they are.
+
+    Args:
+        network: changed in place.
+        how: see ``SequenceConfig.gradient_checkpointing``.
+    """
+    if not how:
+        return
+    options = {}
+    if how == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    for block in getattr(network, "blocks", ()):
+        # bound, so that a copy of the network calls its own blocks
+        block.forward = MethodType(partial(_recomputed, options), block)
+
+
+def _recomputed(options: dict[str, Any], block: Any, *args: Any, **kwargs: Any) -> Any:
+    forward = MethodType(type(block).forward, block)
+    cached = any(kwargs.get(key) is not None for key in ("cache", "past_key_values"))
+    learns = torch.is_grad_enabled() and any(p.requires_grad for p in block.parameters())
+    if cached or recorded() or not learns:
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+
+KEPT = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_")
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = op.__name__.startswith(KEPT)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 # ---- sharded parameters

@@ -73,6 +73,8 @@ class Method:
     """FLOPs of training over those of scoring, at least."""
     guesses: float = 1.0
     """What the objective of a model that guesses is, in multiples of ln V."""
+    recomputes: bool = True
+    """Whether it takes ``gradient_checkpointing``."""
     continues: bool = True
     """Whether a prompt may be any text, so that what it has written may become part of it."""
     starts_at_zero: str = ""
@@ -151,7 +153,7 @@ ASKED: dict[str, Any] = {
 
 
 CHAIN = {"max_chain_tokens": 6}
-LATENTS: dict[str, Any] = {"fixed_shapes": False, "far_sighted": False}
+LATENTS: dict[str, Any] = {"fixed_shapes": False, "far_sighted": False, "recomputes": False}
 
 
 def asked(name: str, model: type[LanguageModel], config: dict[str, Any], **fields: Any) -> Method:

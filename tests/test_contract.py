@@ -97,6 +97,29 @@ def test_every_trainable_parameter_gets_a_gradient(method):
     assert without == []
 
 
+def test_gradient_checkpointing_saves_memory_and_changes_no_gradient(method):
+    if not method.recomputes:
+        pytest.skip("it refuses to")
+    batch, found = method.batch(), []
+    for how in (False, True, "selective"):
+        model = method.build(gradient_checkpointing=how, **method.noise)
+        kept = {}
+
+        def keep(tensor, kept=kept):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = objective(model, batch)
+        loss.backward()
+        found.append((sum(kept.values()), [p.grad for p in model.network.parameters()]))
+    (most, gradients), *others = found
+    for size, recomputed in others:
+        torch.testing.assert_close(recomputed, gradients, atol=0.0, rtol=0.0)
+        assert size < most
+
+
 def test_cached_and_uncached_greedy_tokens_are_equal(method):
     if not method.continues:
         pytest.skip("what it has written is no part of a prompt")

@@ -1,11 +1,13 @@
 """The formulas count what torch's own counter counts."""
 
 import re
+from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
 import torch
 from formats import marked_documents
+from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_models import (
@@ -60,6 +62,15 @@ def test_a_training_step(model):
         logits(model).sum().backward()
     expected = counter.get_total_flops() - 3 * uncounted(model)
     assert model.flops_per_token(T, training=True) * B * T == expected
+
+
+def test_blocks_are_computed_again(model):
+    again = TransformerLM(replace(model.config, gradient_checkpointing=True))
+    again.configure_model()
+    with FlopCounterMode(display=False) as counter, set_checkpoint_early_stop(False):
+        logits(again.train()).sum().backward()
+    expected = counter.get_total_flops() - (TRAINING_FACTOR + 1) * uncounted(model)
+    assert again.flops_per_token(T, training=True) * B * T == expected
 
 
 def product_flops(into, left, right, out_shape=None, **_):

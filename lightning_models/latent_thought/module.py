@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_models.base import LanguageModel
-from lightning_models.flops import TRAINING_FACTOR
+from lightning_models.flops import training_flops
 from lightning_models.latent_thought.config import LatentThoughtConfig
 from lightning_models.latent_thought.network import (
     LatentThoughtNetwork,
@@ -390,8 +390,11 @@ class LatentThoughtLM(LanguageModel):
         fast = inference_flops(self.network, context, training)
         if not training:
             return once + fast
-        learned = fast if self.config.inference == "amortised" else 0.0
-        return once * TRAINING_FACTOR + fast + (TRAINING_FACTOR - 1) * learned
+        blocks = once - self.flops_by_part(context)["output"]
+        slow = training_flops(once, blocks, self.config)
+        if self.config.inference == "amortised":
+            return slow + training_flops(fast, fast, self.config)
+        return slow + fast  # inner steps, whose weights are frozen, compute nothing again
 
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the FLOPs per token of one forward pass, by part (Fig. 3)."""

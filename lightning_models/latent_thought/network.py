@@ -5,7 +5,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
+from lightning_models.flops import (
+    TRAINING_FACTOR,
+    attention_flops,
+    head_flops,
+    linear_flops,
+    training_flops,
+)
 from lightning_models.latent_thought.config import LatentThoughtConfig
 from lightning_models.layers import (
     Block,
@@ -180,9 +186,28 @@ class LatentBlock(nn.Module):
         x = x + self.dropout(seen)  # (B, T, D)
         return x, self.latent_attention.queries(self.latent_norm(x), rope)
 
-    def after(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Returns the stream after cross-attention and feed-forward."""
-        # x (B, T, D), queries (B, H, T, C), keys and values (B, H, Z of this layer, C)
+    def forward(
+        self,
+        x: Tensor,
+        memory: tuple[Tensor, Tensor],
+        rope: Rope,
+        queries: Tensor | None = None,
+        cache: LayerCache | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the stream (B, T, D) after all three sub-layers.
+
+        Args:
+            x: the stream (B, T, D).
+            memory: keys and values of this layer's latent vectors (B, H, Z of the layer, C).
+            rope: rotations of the tokens' positions.
+            queries: (B, H, T, C), where ``x`` is what ``before`` returns with them.
+            cache: of self-attention.
+            mask: of self-attention.
+        """
+        if queries is None:
+            x, queries = self.before(x, rope, cache, mask)
+        keys, values = memory
         x = x + self.dropout(self.latent_attention(queries, keys, values))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -269,11 +294,10 @@ class LatentThoughtNetwork(nn.Module):
         x, queries, rope = start  # (B, T, D), (B, H, T, C)
         mask = None if cache is None else cache.mask(x.shape[1], self.config.window)
         for index, (block, latents) in enumerate(zip(self.layers, memory, strict=True)):
+            layer = None if cache is None else cache.layers[index]
             # the first block's self-attention is in ``start``: it does not depend on z
-            if index:
-                layer = None if cache is None else cache.layers[index]
-                x, queries = block.before(x, rope, layer, mask)
-            x = block.after(x, queries, *latents)
+            known = None if index else queries
+            x = block(x, latents, rope, queries=known, cache=layer, mask=mask)
         return self.norm(x)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -328,9 +352,10 @@ def inference_flops(network: LatentThoughtNetwork, context: int, training: bool 
         per_token = linear_flops(network.encoder.blocks)
         per_token += _full(config.dim, tokens, config.encoder_layers)
         return per_token * tokens / context
-    whole = sum(pass_by_part(network, context).values())
+    parts = pass_by_part(network, context)
+    whole = sum(parts.values())
     if training and config.slow_gradient == "trajectory":
-        return config.inner_steps * TRAINING_FACTOR * whole
+        return config.inner_steps * training_flops(whole, whole - parts["output"], config)
     return config.inner_steps * 2.0 * (whole - before_latents(network, context))
 
 

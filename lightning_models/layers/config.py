@@ -27,6 +27,9 @@ class SequenceConfig:
     """Longest sequence, in tokens; the command line takes it from ``data.block_size``."""
     vocab_multiple: int = 64
     """The vocabulary is padded to a multiple of this (matrix units want 64); 1: no padding."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Whether blocks compute their activations again in the backward pass, to save memory;
+    selective: all but matrix products and attention, which are kept."""
 
     def __post_init__(self) -> None:
         """Checks choices and ranges."""

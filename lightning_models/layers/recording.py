@@ -35,6 +35,11 @@ def wants(name: str) -> bool:
     return name in _consumers
 
 
+def recorded() -> bool:
+    """Returns whether anybody asks for any statistic."""
+    return bool(_consumers)
+
+
 def record(name: str, **values: Any) -> None:
     """Hands ``values`` to the consumer of ``name``, if there is one.
 

@@ -292,7 +292,7 @@ def training_flops(network: SlotNetwork, context: int) -> float:
     passes = pass_flops(network, context, sum(config.jacobi_iterations) / 2)  # at E[J]
     left = config.grad_last_passes
     left_passes = sum(n for n, _ in passes) if left is None else float(left)
-    factor = 4.0 if config.checkpoint_passes else 3.0
+    factor = 3.0 + config.checkpoint_passes + (config.gradient_checkpointing is True)
     total = 0.0
     for number, (count, flops) in enumerate(reversed(passes)):
         graph = min(count, left_passes)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_models.flops import TRAINING_FACTOR, linear_flops, mean_keys
+from lightning_models.flops import linear_flops, mean_keys, training_flops
 from lightning_models.thinking_states.config import ReasoningConfig
 
 
@@ -56,11 +56,7 @@ class QwenBackbone(nn.Module):
         if trained and not on_meta:
             self._copy_special_rows(causal, config)
         self.window = config.window
-        self.checkpointed = config.gradient_checkpointing
-        if self.checkpointed:
-            new = hasattr(causal, "activation_checkpointing_enable")
-            name = "activation_checkpointing_enable" if new else "gradient_checkpointing_enable"
-            getattr(causal, name)({"use_reentrant": False})
+        self.config = config
         self.model: Any = causal.model
         self.head = None if self.shape.tie_word_embeddings else causal.lm_head
 
@@ -117,7 +113,6 @@ class QwenBackbone(nn.Module):
         """Returns an independent copy of one layer, which caches its keys in the first place."""
         layer: Any = copy.deepcopy(self.model.layers[number])
         layer.self_attn.layer_idx = 0
-        layer.gradient_checkpointing = False
         copied: nn.Module = layer
         return copied
 
@@ -325,16 +320,10 @@ def head_flops(backbone: QwenBackbone) -> float:
 
 
 def backbone_flops(backbone: QwenBackbone, context: int, training: bool = False) -> float:
-    """Returns the mean FLOPs of a token of a row of ``context`` tokens, its logits included.
-
-    Gradient checkpointing computes the layers once more.
-    """
+    """Returns the mean FLOPs of a token of a row of ``context`` tokens, its logits included."""
     layers = backbone.num_layers * layer_flops(backbone, mean_keys(context, backbone.window))
     total = layers + head_flops(backbone)
-    if not training:
-        return total
-    again = layers if backbone.checkpointed else 0.0
-    return TRAINING_FACTOR * total + again
+    return training_flops(total, layers, backbone.config) if training else total
 
 
 # ---- shapes and trained weights

@@ -58,8 +58,6 @@ class ReasoningConfig(SequenceConfig):
     """Sliding attention window of the backbone in tokens, the query included; null: full causal
     attention. Distances beyond it never occur, also in texts that are longer than those of
     training. T and C, which read one chunk and one thought, see all of them."""
-    gradient_checkpointing: bool = False
-    """Whether the backbone's layers compute their activations again in the backward pass."""
     lm_on_query: bool = False
     """Whether the query's tokens are predicted in training, too."""
     answer_prefix: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_models.base import LanguageModel
-from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
+from lightning_models.flops import head_flops, linear_flops, training_flops
 from lightning_models.layers import record, segment_sum, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
@@ -247,11 +247,11 @@ class ThoughtGestaltLM(LanguageModel):
         forward = sum(parts.values())
         if not training:
             return forward
-        if not self.config.checkpoint_sentences:
-            return TRAINING_FACTOR * forward
-        # computed twice: blocks, and the head with its gradients
         stack = forward - parts["output"] - self._write_flops()
-        return TRAINING_FACTOR * (forward + parts["output"]) + stack
+        if not self.config.checkpoint_sentences:
+            return training_flops(forward, stack, self.config)
+        # computed twice: blocks, and the head with its gradients
+        return training_flops(forward + parts["output"], stack, self.config) + stack
 
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the forward FLOPs per slot by what they are spent on, see ``flops_per_token``.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_models.base import LanguageModel
-from lightning_models.flops import TRAINING_FACTOR, head_flops, linear_flops
+from lightning_models.flops import head_flops, linear_flops, training_flops
 from lightning_models.layers import Block, record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
@@ -171,8 +171,9 @@ class ThoughtbubblesLM(LanguageModel):
         Those of min(kappa, 2 N) streams after every fork layer. The causal allocations keep more
         or fewer: what ran is what ``score`` records.
         """
-        flops = sum(self.flops_by_part(context).values())
-        return flops * (TRAINING_FACTOR if training else 1.0)
+        parts = self.flops_by_part(context)
+        flops = sum(parts.values())
+        return training_flops(flops, flops - parts["output"], self.config) if training else flops
 
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the forward FLOPs per token, those of all its streams, by what they are spent on.

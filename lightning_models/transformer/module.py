@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_models.base import LanguageModel
-from lightning_models.flops import TRAINING_FACTOR, attention_flops, head_flops, linear_flops
+from lightning_models.flops import attention_flops, head_flops, linear_flops, training_flops
 from lightning_models.layers import FeedForward, KVCache, SelfAttention, record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
@@ -98,8 +98,9 @@ class TransformerLM(LanguageModel):
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token at sequences of ``context`` tokens."""
-        flops = sum(self.flops_by_part(context).values())
-        return flops * (TRAINING_FACTOR if training else 1.0)
+        parts = self.flops_by_part(context)
+        flops = sum(parts.values())
+        return training_flops(flops, flops - parts["output"], self.config) if training else flops
 
     def flops_by_part(self, context: int) -> dict[str, float]:
         """Returns the forward FLOPs per token by what they are spent on; see ``LanguageModel``."""

@@ -112,17 +112,6 @@ def total(model, batch):
     return sum(term.sum / term.normaliser for term in model.loss(batch).terms.values())
 
 
-def test_checkpointing_the_backbone_changes_no_gradient():
-    plain, batch = build().train(), reasoning_batch()
-    again = build(gradient_checkpointing=True).train()
-    again.network.load_state_dict(plain.network.state_dict())
-    assert again.network.backbone.checkpointed
-    for model in (plain, again):
-        total(model, batch).backward()
-    for mine, theirs in zip(again.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad)
-
-
 def test_networks_are_built_on_the_meta_device():
     with torch.device("meta"):
         network = ThinkingStatesNetwork(ThinkingStatesConfig(**SIZES))
