@@ -48,8 +48,8 @@ def training_flops(forward: float, blocks: float, config: SequenceConfig) -> flo
 
     Args:
         forward: those of its forward pass.
-        blocks: the part of blocks, which gradient checkpointing computes once more (at most: it stops
-            at the last value that the backward pass needs).
+        blocks: the part of blocks, which gradient checkpointing computes once more, or a little
+            less: it stops at the last value that the backward pass needs.
         config: says whether it does.
     """
     again = blocks if config.gradient_checkpointing is True else 0.0
