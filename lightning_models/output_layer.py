@@ -73,6 +73,26 @@ def token_chunks(owner: Tensor) -> list[TokenChunk]:
     ]
 
 
+def row_of_text_chunks(h: Tensor, states: int, tokens: int) -> list[TokenChunk]:
+    """Returns chunks of whole rows of text, at most CHUNK_ROWS states or one row.
+
+    Args:
+        h: states of all rows (N, D).
+        states: of a row.
+        tokens: of a row.
+    """
+    size = max(1, chunk_rows(h.device) // states)  # rows
+    rows = len(h) // states
+    return [
+        TokenChunk(
+            slice(row * states, min(row + size, rows) * states),
+            row * tokens,
+            (min(row + size, rows) - row) * tokens,
+        )
+        for row in range(0, rows, size)
+    ]
+
+
 def logits(h: Tensor, weight: Tensor) -> Tensor:
     """Returns ``h weight^T`` (n, V) in float32 or better; the product runs in their dtype."""
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
@@ -122,8 +142,10 @@ def linear_cross_entropy_each(
     if not torch.is_grad_enabled():
         h, weight = h.detach(), weight.detach()  # then nothing asks for gradients
     flat = h.reshape(-1, h.shape[-1]), weight, None, target_index(targets), scale.reshape(-1)
+    rows = row_chunks(len(flat[0]), h.device)
+    chunks = [TokenChunk(part, part.start, part.stop - part.start) for part in rows]
     with torch.autocast(h.device.type, enabled=False):
-        total, losses = _LinearCrossEntropy.apply(*flat, None, dtype)
+        total, losses = _LinearCrossEntropy.apply(*flat, None, chunks, dtype)
     return total, losses.view(targets.shape).masked_fill(ignored, 0.0)
 
 
@@ -134,6 +156,7 @@ def linear_mixture_cross_entropy(
     owner: Tensor,
     targets: Tensor,
     weights: Tensor | None = None,
+    per_row: tuple[int, int] | None = None,
 ) -> Tensor:
     """Returns the summed cross-entropy, in nats, of mixtures of several states' distributions.
 
@@ -149,15 +172,18 @@ def linear_mixture_cross_entropy(
         owner: int64 (N,), the token (index into ``targets``) of each state, never decreasing.
         targets: int64 (tokens,), -100 where nothing is predicted.
         weights: float (tokens,), weight of each target's loss, without gradient. None: ones.
+        per_row: numbers of states and of tokens of each row of text, where all have as many: an
+            accelerator need not be waited for then to know where tokens begin.
     """
     scale = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights.float()
     scale = scale.masked_fill(targets == IGNORE_INDEX, 0.0)
     dtype = product_dtype(h)
     if not torch.is_grad_enabled():
         h, weight, log_scores = h.detach(), weight.detach(), log_scores.detach()
+    chunks = token_chunks(owner) if per_row is None else row_of_text_chunks(h, *per_row)
     flat = h, weight, log_scores, target_index(targets)[owner], scale[owner], owner
     with torch.autocast(h.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(*flat, dtype)[0]
+        return _LinearCrossEntropy.apply(*flat, chunks, dtype)[0]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -175,6 +201,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         scale: Tensor,
         owner: Tensor | None,
+        chunks: list[TokenChunk],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Returns the loss () and each row's (N,); gradients are computed in the same pass."""
@@ -186,7 +213,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_scores = None if log_scores is None else torch.empty_like(log_scores)
         total = torch.zeros((), dtype=wide, device=h.device)
         each = torch.zeros(len(h), dtype=wide, device=h.device)
-        for rows, first, count in _chunks(h, owner):
+        for rows, first, count in chunks:
             # (n, V), (n, 1), (n,)
             exponentials, mass, losses = _softmax(states[rows], matrix, targets[rows])
             each[rows] = losses
@@ -226,14 +253,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_weight = (grad_weight * grad).to(ctx.weight_dtype)
         if grad_scores is not None:
             grad_scores = grad_scores * grad
-        return grad_h, grad_weight, grad_scores, None, None, None, None
-
-
-def _chunks(h: Tensor, owner: Tensor | None) -> list[TokenChunk]:
-    if owner is not None:
-        return token_chunks(owner)
-    rows = row_chunks(len(h), h.device)
-    return [TokenChunk(part, part.start, part.stop - part.start) for part in rows]
+        return grad_h, grad_weight, grad_scores, None, None, None, None, None
 
 
 def _softmax(h: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -74,7 +74,8 @@ class Scores(NamedTuple):
 
     def sequence_total(self) -> Tensor:
         """Returns the sum of the sequences' own terms, a float64 scalar."""
-        return self.sequence_term.detach()[self.num_targets > 0].double().sum()
+        terms = self.sequence_term.detach().double()
+        return terms.where(self.num_targets > 0, 0.0).sum()
 
     def reported(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Returns the part that loss and perplexity count: log-likelihood (float64) and targets.

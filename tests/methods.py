@@ -73,6 +73,8 @@ class Method:
     """FLOPs of training over those of scoring, at least."""
     guesses: float = 1.0
     """What the objective of a model that guesses is, in multiples of ln V."""
+    waits: int = 0
+    """How often a training step needs a value of the device on the host."""
     recomputes: bool = True
     """Whether it takes ``gradient_checkpointing``."""
     continues: bool = True
@@ -113,7 +115,7 @@ LLAMA = {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": Fal
 FORKS = {"fork_layers": (1, 2), "kappa": "2L"}
 BY_THRESHOLD = {"allocation": "threshold"}
 BY_WINDOW = {"allocation": "window_topk", "allocation_window": 8}
-RAGGED: dict[str, Any] = {"fixed_shapes": False, "warm_up": 2, "full": True}
+RAGGED: dict[str, Any] = {"fixed_shapes": False, "warm_up": 2, "full": True, "waits": 4}
 GESTALT = {
     "num_layers": 4,
     "sentence_layer": 3,
@@ -153,7 +155,12 @@ ASKED: dict[str, Any] = {
 
 
 CHAIN = {"max_chain_tokens": 6}
-LATENTS: dict[str, Any] = {"fixed_shapes": False, "far_sighted": False, "recomputes": False}
+LATENTS: dict[str, Any] = {
+    "fixed_shapes": False,
+    "far_sighted": False,
+    "recomputes": False,
+    "waits": 8,
+}
 
 
 def asked(name: str, model: type[LanguageModel], config: dict[str, Any], **fields: Any) -> Method:
@@ -175,7 +182,9 @@ def latent(name: str, *, full: bool = False, **changes: Any) -> Method:
 def gestalt(name: str, **changes: Any) -> Method:
     """A variant of Thought Gestalt."""
     far = changes.get("memory") != "none"
-    return Method(name, ThoughtGestaltLM, GESTALT | changes, far_sighted=far, **OF_SENTENCES)
+    return Method(
+        name, ThoughtGestaltLM, GESTALT | changes, far_sighted=far, waits=1, **OF_SENTENCES
+    )
 
 
 METHODS = [
@@ -190,7 +199,7 @@ METHODS = [
         "thoughtbubbles-residual", ThoughtbubblesLM, FORKS | {"output_average": "residual_norm"}
     ),
     Method("thoughtbubbles-threshold", ThoughtbubblesLM, FORKS | BY_THRESHOLD, **RAGGED),
-    Method("thoughtbubbles-window", ThoughtbubblesLM, FORKS | BY_WINDOW, **RAGGED),
+    Method("thoughtbubbles-window", ThoughtbubblesLM, FORKS | BY_WINDOW, **RAGGED | {"waits": 5}),
     Method("gist", GistLM, format=MARKED_WINDOWS),
     gestalt("thought-gestalt"),
     gestalt("thought-gestalt-serial", layer_type="serial"),
@@ -218,10 +227,10 @@ METHODS = [
     thinking("thinking-states-absolute", grid="absolute", think_in_decode=True, num_kv_heads=2),
     thinking("thinking-states-sequential", prefill="sequential"),
     thinking("thinking-states-window", window=6),
-    asked("cot", CoTLM, CHAIN, fixed_shapes=False),
-    asked("no-cot", NoCoTLM, {}),
-    asked("icot", ICoTLM, CHAIN, fixed_shapes=False),
-    asked("icot-gone", ICoTLM, {"remove_all_beyond": 0}, fixed_shapes=False),
+    asked("cot", CoTLM, CHAIN, fixed_shapes=False, waits=3),
+    asked("no-cot", NoCoTLM, {}, waits=2),
+    asked("icot", ICoTLM, CHAIN, fixed_shapes=False, waits=4),
+    asked("icot-gone", ICoTLM, {"remove_all_beyond": 0}, fixed_shapes=False, waits=4),
     asked("coconut", CoconutLM, CHAIN | {"first_stage": 1, "max_latent_stage": 2}, **LATENTS),
     asked("coconut-window", CoconutLM, CHAIN | {"first_stage": 1, "window": 6}, **LATENTS),
     asked("coconut-last", CoconutLM, {"first_stage": 3, "max_latent_stage": 2}, **LATENTS),

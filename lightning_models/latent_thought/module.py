@@ -145,6 +145,11 @@ class LatentThoughtLM(LanguageModel):
         """Returns a freshly initialised network."""
         return LatentThoughtNetwork(self.config)
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
+        """Leaves the rows' numbers on the host, where noise is drawn: nothing waits for them."""
+        moved = super().transfer_batch_to_device(batch, device, index)
+        return {**moved, "sequence_id": batch["sequence_id"]}
+
     # ---- training
 
     def loss(self, batch: Batch) -> LossOutput:

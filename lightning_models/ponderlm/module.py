@@ -257,8 +257,8 @@ class PonderLM(PonderLM2):
     ) -> None:
         """Adds the penalty, a mean over the micro-batch."""
         assert pondered.steps is not None
-        valid = pondered.steps.log_tail[targets >= 0]
-        found = minimum_ponder_penalty(valid, losses, self.config)
+        tail, valid = pondered.steps.log_tail.flatten(0, 1), (targets >= 0).flatten()
+        found = minimum_ponder_penalty(tail, losses, self.config, valid)
         output.terms["penalty"] = Term(found.value, 1.0)
         if found.ratios is None or found.fractions is None or found.counts is None:
             return

@@ -152,7 +152,10 @@ class Penalty(NamedTuple):
 
 
 def minimum_ponder_penalty(
-    log_tail: Tensor, losses: Tensor | None, config: PonderConfig
+    log_tail: Tensor,
+    losses: Tensor | None,
+    config: PonderConfig,
+    valid: Tensor | None = None,
 ) -> Penalty:
     """Returns the auxiliary minimum-ponder penalty (Sec. 3.4.2) of the configured kind.
 
@@ -172,18 +175,23 @@ def minimum_ponder_penalty(
     it acts, it penalises the steps that help.
 
     Args:
-        log_tail: log w (N, K+1) of the valid positions.
+        log_tail: log w (N, K+1).
         losses: c_i (K+1,) in nats; expected_steps does not ask for them.
         config: penalty, its weight, beta and theta.
+        valid: bool (N,), which positions count; None: all.
     """
     tail = penalised_tail(log_tail[:, 1:], config)  # of w_1 to w_K (N, K)
+    if valid is None:
+        valid = torch.ones_like(tail[:, 0], dtype=torch.bool)
+    number = valid.sum()
     if config.penalty == "expected_steps" or losses is None:
-        mean = tail.sum() / max(1, len(tail))
+        mean = tail.masked_fill(~valid[:, None], 0.0).sum() / number.clamp(min=1)
         return Penalty(config.penalty_weight * mean, None, None, None)
     ratios = _ratios(losses.detach(), config)
     ours = config.penalty == "ours"
     fractions = ratios[:-1] if ours else ratios.diff().clamp(min=0)
-    counts = (fractions * len(tail)).floor().long()
+    counts = (fractions * number).floor().long()
+    tail = tail.masked_fill(~valid[:, None], torch.inf)  # behind all others
     value = config.penalty_weight * _bottom_means(tail, counts).sum()
     return Penalty(value, ratios, fractions, counts)
 

@@ -164,6 +164,12 @@ class ThinkingStatesLM(ReasoningLM):
 
     # ---- training
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
+        """Adds ``rows``, made on the host: an accelerator would be waited for otherwise."""
+        if self.training:
+            batch = {**batch, "rows": self.layout.rows(batch)}
+        return super().transfer_batch_to_device(batch, device, index)
+
     def loss(self, batch: dict[str, Any]) -> LossOutput:
         """Returns the cross-entropy of the answer and that of the thoughts (eq. 6).
 
@@ -173,7 +179,7 @@ class ThinkingStatesLM(ReasoningLM):
         trainer logs ``thought_accuracy`` and ``trivial_accuracy``, the accuracy of T under teacher
         forcing on tokens of those thoughts, and on ends of trivial ones.
         """
-        rows = self.layout.rows(batch)
+        rows = batch["rows"] if "rows" in batch else self.layout.rows(batch)
         forced = self.network(rows)
         nll = linear_cross_entropy(forced.answers, self.network.output_matrix, rows.answers.tokens)
         count = (rows.answers.tokens >= 0).sum()

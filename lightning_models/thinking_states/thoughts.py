@@ -279,7 +279,7 @@ class ThoughtLayout:
         return gold_thoughts(batch, self.grid, self.row_lengths(batch), self.separator)
 
     def rows(self, batch: dict[str, Tensor]) -> ForcedRows:
-        """Returns the rows of a training step; syncs with the device twice, for sizes."""
+        """Returns the rows of a training step; on an accelerator it waits twice, for sizes."""
         gold = self.gold(batch)
         return ForcedRows(
             self._tokens(batch),

@@ -95,11 +95,16 @@ class ThoughtbubblesLM(LanguageModel):
         decoded = self._decode(batch)
         if self.training and torch.is_grad_enabled():
             self._observe(decoded.borders)
-        states = _flatten(decoded, batch["targets"])
-        nll = linear_mixture_cross_entropy(
-            states.h, self.network.output_matrix, states.log_p, states.owner, states.targets
-        )
-        return LossOutput({"nll": Term(nll, (batch["targets"] >= 0).sum(), "targets")})
+        targets, per_row = batch["targets"], None
+        waits = targets.device.type != "cpu"  # for what is padding; it costs logits to keep it
+        if waits and self.config.allocation == "global_topk":
+            states = _side_by_side(decoded, targets)
+            per_row = decoded.token.shape[1], targets.shape[1]
+        else:
+            states = _flatten(decoded, targets)
+        mixture = states.h, self.network.output_matrix, states.log_p, states.owner
+        nll = linear_mixture_cross_entropy(*mixture, states.targets, per_row=per_row)
+        return LossOutput({"nll": Term(nll, (targets >= 0).sum(), "targets")})
 
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns log-probabilities of a window batch's targets.
@@ -289,6 +294,10 @@ def _additional(streams: Tensor) -> Tensor:
     return (streams - 1).clamp(min=0).sum(dim=0).double() / len(streams)
 
 
+NOTHING = -1e9
+"""Log of a weight that is none; finite, for a token that has no state."""
+
+
 class _States(NamedTuple):
     """States of a batch side by side, as the mixture functions take them."""
 
@@ -298,14 +307,23 @@ class _States(NamedTuple):
     targets: Tensor
 
 
-def _flatten(decoded: Decoded, targets: Tensor) -> _States:
-    """Returns the states of all rows, padding left out."""
+def _side_by_side(decoded: Decoded, targets: Tensor) -> _States:
+    """Returns the states of all rows; padding weighs nothing in the last token of its row."""
     rows, num_tokens = targets.shape
     real = decoded.token < num_tokens
     first = num_tokens * torch.arange(rows, device=targets.device)[:, None]
+    owner = first + decoded.token.clamp(max=num_tokens - 1)
+    log_p = decoded.log_p.masked_fill(~real, NOTHING)
     return _States(
-        decoded.states[real],
-        decoded.log_p[real],
-        (decoded.token + first)[real],
-        targets.flatten(),
+        decoded.states.flatten(0, 1), log_p.flatten(), owner.flatten(), targets.flatten()
     )
+
+
+def _flatten(decoded: Decoded, targets: Tensor) -> _States:
+    """Returns the states of all rows, padding left out."""
+    rows, num_tokens = targets.shape
+    real = (decoded.token < num_tokens).flatten().nonzero()[:, 0]
+    first = num_tokens * torch.arange(rows, device=targets.device)[:, None]
+    owner = (decoded.token + first).flatten()
+    h, log_p = decoded.states.flatten(0, 1)[real], decoded.log_p.flatten()[real]
+    return _States(h, log_p, owner[real], targets.flatten())

@@ -321,17 +321,17 @@ class TextLM(ReasoningLM):
         ``statistics``.
         """
         rows = self.layout.training(batch, self.stage)
-        h, learned = self.states(rows), rows.targets >= 0
+        h = self.states(rows).flatten(0, 1)
         # logits only where something is predicted: most of a row is the query
-        nll, each = linear_cross_entropy_each(
-            h[learned], self.network.output_matrix, rows.targets[learned]
-        )
-        answers = rows.answers[learned]
+        learned = (rows.targets >= 0).flatten().nonzero()[:, 0]
+        targets, answers = rows.targets.flatten()[learned], rows.answers.flatten()[learned]
+        nll, each = linear_cross_entropy_each(h[learned], self.network.output_matrix, targets)
         stats: dict[str, Tensor | Mean] = {
             "answer_nll": Mean((each * answers).sum(), answers.sum())
         }
         stats |= self.statistics(batch, rows)
-        return LossOutput({"nll": Term(nll, learned.sum(), "targets")}, stats)
+        number = torch.tensor(len(learned), device=h.device)
+        return LossOutput({"nll": Term(nll, number, "targets")}, stats)
 
     def statistics(self, batch: Batch, rows: TextRows) -> dict[str, Tensor | Mean]:
         """Returns further statistics of a training batch's text; here none."""

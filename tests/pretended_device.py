@@ -1,0 +1,246 @@
+"""A device that this machine does not have: real values, on tensors that say they are elsewhere.
+
+What a GPU would refuse, a host tensor among device tensors, raises; what would stall its queue,
+because the host needs a value, is counted by the line that asked for it.
+
+Usage: python tests/pretended_device.py OUT: every method there and here, as JSON. A process of its
+own, as torch knows the device from then on.
+"""
+
+import json
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from methods import METHODS, Method
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map
+
+from lightning_models.generation import SamplingConfig, generate
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "pretended"
+aten = torch.ops.aten
+
+WAITS = {
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.equal,
+    aten.masked_select,
+    aten._unique2,
+    aten.unique_consecutive,
+    aten.unique_dim,
+    aten.bincount,
+}
+"""Operators whose result, or its size, the host must know."""
+BY_MASK = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index}
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, device: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _Backend:
+    """What torch asks of a device's module."""
+
+    is_available = staticmethod(lambda: True)
+    is_initialized = staticmethod(lambda: True)
+    current_device = staticmethod(lambda: 0)
+    device_count = staticmethod(lambda: 1)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
+    _is_in_bad_fork = staticmethod(lambda: False)
+    manual_seed_all = staticmethod(lambda seed: None)
+    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
+
+
+_registered = (_Guard(), _Hooks())  # torch keeps no reference
+torch._C._acc.register_python_privateuseone_device_guard(_registered[0])
+torch._C._acc.register_python_privateuseone_hook(_registered[1])
+torch.utils.rename_privateuse1_backend(NAME)
+torch._register_device_module(NAME, _Backend)
+DEVICE = torch.device(NAME, 0)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor there; ``held`` is its value here."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> "OnDevice":
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
+        )
+        tensor.held = held
+        return tensor
+
+    def tolist(self) -> Any:
+        return self.to("cpu").tolist()
+
+    def __repr__(self) -> str:
+        return f"OnDevice({self.held!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {}, None)
+
+
+class Pretending(TorchDispatchMode):
+    """Makes tensors on the device, and counts by line where the host waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+
+    def __enter__(self) -> "Pretending":
+        self._before = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)  # else torch.tensor(device=) is not seen
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch._C._set_only_lift_cpu_tensors(self._before)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {}, self)
+
+
+def _there(value: Any) -> Any:
+    return OnDevice(value) if isinstance(value, torch.Tensor) else value
+
+
+def _here(value: Any) -> Any:
+    return value.held if isinstance(value, OnDevice) else value
+
+
+def _run(func, args, kwargs, mode):
+    flat = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    there = [leaf for leaf in flat if isinstance(leaf, OnDevice)]
+    asked = kwargs.get("device")
+    target = torch.device(asked).type if asked is not None else None
+    packet = func.overloadpacket
+    moves = packet in (aten._to_copy, aten.copy_, aten._copy_from)
+    if there and not moves:
+        hosts = [leaf for leaf in flat if not isinstance(leaf, OnDevice) and leaf.dim() > 0]
+        if hosts:
+            raise RuntimeError(f"{func} has tensors of both devices: {_line()}")
+    leaves_host = target == "cpu" and packet is aten._to_copy
+    if there and mode is not None:
+        masks = packet in BY_MASK and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        fetched = leaves_host or (packet is aten.copy_ and not isinstance(args[0], OnDevice))
+        unknown = packet is aten.repeat_interleave and kwargs.get("output_size") is None
+        if packet in WAITS or masks or fetched or unknown:
+            mode.waits[f"{packet.__name__} at {_line()}"] += 1
+    own = {**kwargs, "device": "cpu"} if asked is not None else kwargs
+    out = func(*tree_map(_here, args), **tree_map(_here, own))
+    stays = target == NAME if target is not None else bool(there)
+    if packet is aten.copy_:
+        stays = isinstance(args[0], OnDevice)
+    if packet in (aten.equal, aten._local_scalar_dense) or not stays:
+        return out
+    wrapped = tree_map(_there, out)
+    return return_and_correct_aliasing(func, args, kwargs, wrapped) if there else wrapped
+
+
+def _line() -> str:
+    """The innermost line of the project that runs."""
+    frames = [f for f in traceback.extract_stack() if str(ROOT / "lightning_models") in f.filename]
+    if not frames:
+        return "?"
+    last = frames[-1]
+    return f"{Path(last.filename).relative_to(ROOT)}:{last.lineno} ({last.name})"
+
+
+def move(model: torch.nn.Module) -> None:
+    """Moves parameters and buffers of a model, in place."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                moved = OnDevice(parameter.data)
+                module._parameters[name] = torch.nn.Parameter(moved, parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = OnDevice(buffer)
+        if hasattr(module, "_device"):
+            module._device = DEVICE
+
+
+def compare(method: Method) -> dict[str, Any]:
+    """Trains, scores and generates on both devices; returns waits by line, and how results differ.
+
+    Raises:
+        RuntimeError: if tensors of both devices meet.
+    """
+    here, there = method.build(), method.build()
+    move(there)
+    found: dict[str, Any] = {}
+    with Pretending() as mode:
+        batch = there.transfer_batch_to_device(method.batch(), DEVICE, 0)
+        mode.waits.clear()
+        loss = there._training_objective(batch)
+        loss.backward()
+        found["training"] = dict(mode.waits)
+        there.eval()
+        with torch.no_grad():
+            batch = there.transfer_batch_to_device(method.batch(), DEVICE, 0)
+            mode.waits.clear()
+            scores = there.score(batch).log_prob
+            found["scoring"] = dict(mode.waits)
+            texts = generate(there, method.format.prompts, device=DEVICE, **GREEDY)
+    expected = here._training_objective(method.batch())
+    expected.backward()
+    here.eval()
+    gradients = zip(here.network.parameters(), there.network.parameters(), strict=True)
+    found["differences"] = {
+        "loss": _difference(loss, expected),
+        "gradients": max(_difference(b.grad, a.grad) for a, b in gradients if a.grad is not None),
+        "scores": _difference(scores, here.score(method.batch()).log_prob),
+        "texts": float(texts != generate(here, method.format.prompts, **GREEDY)),
+    }
+    return found
+
+
+GREEDY = {"max_new_tokens": 4, "sampling": SamplingConfig(temperature=0.0)}
+
+
+def _difference(there: torch.Tensor, here: torch.Tensor) -> float:
+    return (there.detach().held - here.detach()).abs().max().item()
+
+
+def main(out: str) -> None:
+    """Writes what each method does there, or the error that it ends with."""
+    torch.set_num_threads(1)
+    results = {}
+    for method in METHODS:
+        try:
+            results[method.name] = compare(method)
+        except Exception as error:
+            results[method.name] = {"error": f"{type(error).__name__}: {error}"}
+    Path(out).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
