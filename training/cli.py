@@ -51,7 +51,7 @@ from training.arguments import (
     report,
 )
 from training.checkpoints import AtomicCheckpointIO, find_checkpoint
-from training.errors import UserError, condense, explain, with_options
+from training.errors import UserError, condense, explain, lost_process, with_options
 from training.records import SaveRunRecord, log_folder_of
 from training.runtime import (
     INTERRUPTED,
@@ -365,11 +365,15 @@ class LatentCLI(LightningCLI):
         return EventLog(save_dir=root, name=type(self.model).__name__, default_hp_metric=False)
 
 
+LOST_PROCESS = 4  # exit code
+
+
 def main(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
-    0: done; 2: bad input, in one line; 3: a loss or gradient that is not a number, in
-    one line; 130 or 143: ended by Ctrl-C or SIGTERM, after a checkpoint if it was training.
+    0: done; 2: bad input, in one line; 3: a loss or gradient that is not a number, in one line;
+    4: another process of the run has ended, in one line; 130 or 143: ended by Ctrl-C or SIGTERM,
+    after a checkpoint if it was training.
 
     Args:
         args: the command line; null: that of the process.
@@ -390,6 +394,13 @@ def main(args: list[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         message = explain(error)
+        if lost_process(error) and DEBUG_FLAG not in argv:
+            print(
+                "error: another process of the run has ended, so this one ends, too (was it "
+                "killed, or out of memory?); --ckpt_path last resumes",
+                file=sys.stderr,
+            )
+            return LOST_PROCESS
         if message is None or DEBUG_FLAG in argv:
             raise
         print(f"error: {message}", file=sys.stderr)

@@ -66,6 +66,23 @@ def explain(error: BaseException) -> str | None:
     return next((f"{text}; {cure}" for words, cure in CURES if words in text), None)
 
 
+LOST = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|ncclSystemError|"
+    r"Connection refused.*|failed to recv, got 0 bytes"
+)
+"""What gloo, NCCL and torch's store say where the process at the other end has ended."""
+
+
+def lost_process(error: BaseException) -> bool:
+    """Whether a collective operation failed because another process of the run has ended."""
+    return any(
+        isinstance(cause, RuntimeError)
+        and LOST.search(str(cause)) is not None
+        and _raised_by(cause, "torch")
+        for cause in _causes(error)
+    )
+
+
 def condense(report: str) -> str:
     """Returns a report of jsonargparse as one line, without the record of its search."""
     lines = [line.strip() for line in report.splitlines()]

@@ -29,6 +29,12 @@ FIXED = (
     "--trainer.log_every_n_steps=1",
     "--samples.every_n_validations=0",
 )
+SHARDED = (
+    f"--config={ROOT}/configs/trainer/fsdp.yaml",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=2",
+    "--trainer.precision=32-true",
+)
 LOGGED = ("train/loss", "train/bpb", "val/loss", "val/bpb", "epoch")
 
 
@@ -70,6 +76,11 @@ class Run:
 def _listen_to_ctrl_c() -> None:
     """A background job of a shell script, as tests may be one, hands on that SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that it has started itself."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def step_lines(process):

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from tests.reliability.runs import (
+    SHARDED,
     Run,
     at_step,
+    children,
     differences,
     finished,
     killed,
@@ -114,3 +116,18 @@ def test_killed_while_a_checkpoint_is_written(text_file, tmp_path, seed):
     finished(broken.resume())
     assert differences(broken, whole, STEPS) == []
     assert not list(folder.glob(".last.ckpt.*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [TWO_RANKS, SHARDED], ids=["ddp", "sharded"])
+def test_a_killed_rank_ends_the_others_in_one_line(text_file, tmp_path, extra):
+    run = Run(text_file, tmp_path / "run", "--trainer.max_steps=100000", *extra)
+    process = run.start()
+    assert next(n for n in step_lines(process) if n >= 5)
+    (other,) = children(process.pid)
+    os.kill(other, signal.SIGKILL)
+    start = time.monotonic()
+    errors = finished(process, code=4)
+    assert time.monotonic() - start < 30
+    assert "Traceback" not in errors
+    assert errors.count("error: another process of the run has ended") == 1

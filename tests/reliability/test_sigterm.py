@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.reliability.runs import ROOT, Run, at_step, differences, finished, seeded
+from tests.reliability.runs import (
+    ROOT,
+    SHARDED,
+    Run,
+    at_step,
+    children,
+    differences,
+    finished,
+    seeded,
+)
 
 STEPS = 60
 SCHEDULE = (
@@ -83,7 +92,7 @@ def test_workers_end_with_a_killed_parent(text_file, tmp_path):
     run = Run(text_file, tmp_path / "run", "--trainer.max_steps=100000", *TWO_WORKERS)
     process = run.start()
     at_step(process, 3, signal.SIGSTOP)
-    workers = _children(process.pid)
+    workers = children(process.pid)
     try:
         assert len(workers) == 2
         process.kill()
@@ -94,10 +103,6 @@ def test_workers_end_with_a_killed_parent(text_file, tmp_path):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
-
-
-def _children(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _runs(pid):
@@ -122,12 +127,6 @@ def test_a_second_ctrl_c_ends_at_once(text_file, tmp_path):
 
 SHORT = 9  # steps
 BATCHES = 8  # of a validation
-SHARDED = (
-    f"--config={ROOT}/configs/trainer/fsdp.yaml",
-    "--trainer.accelerator=cpu",
-    "--trainer.devices=2",
-    "--trainer.precision=32-true",
-)
 AT_EPOCH_END = ()  # epochs of 6 batches: after step 6, and not at the end
 AT_THE_END = ("--trainer.val_check_interval=3",)
 BETWEEN = ("--trainer.val_check_interval=3", "--trainer.accumulate_grad_batches=2")
