@@ -67,7 +67,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self.compile_network = compile
         self.network: nn.Module | None = None
         self._sharded: ShardedParameters | None = None
-        self._evaluation = contextlib.ExitStack()  # what is in force while an evaluation runs
+        self._gathered = 0  # how often what is sharded was asked to be whole
         self.last_terms: dict[str, Tensor] = {}  # means of the latest training micro-batch
         self.train_metrics = StepMeans()
         self.val_metrics, self.test_metrics = StageMetrics(), StageMetrics()
@@ -315,21 +315,40 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
         All ranks must enter. Inside, each may score, generate and analyse what it likes.
         """
-        with contextlib.nullcontext() if self._sharded is None else self._sharded.gathered():
+        if self._sharded is None:
             yield
+            return
+        self._gathered += 1
+        self._sharded.gather()
+        try:
+            yield
+        finally:
+            self._gathered -= 1
+            if self._gathered == 0:
+                self._sharded.spread()
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """Returns the weights; sharded ones as they are spread, also amid an evaluation."""
+        if self._sharded is not None:
+            self._sharded.spread()
+        return super().state_dict(*arguments, **options)
 
     def on_validation_start(self) -> None:
         """Gathers sharded parameters: ranks may differ in how often they run the network."""
-        self._evaluation.enter_context(self.gathered())
+        if self._sharded is not None:
+            self._gathered = 1  # an evaluation that an error has ended counts no more
+            self._sharded.gather()
+
+    def _evaluation_ends(self) -> None:
+        if self._sharded is not None:
+            self._gathered = 0
+            self._sharded.spread()
 
     on_test_start = on_predict_start = on_validation_start
-
-    def on_predict_epoch_end(self) -> None:
-        """Frees what ``on_predict_start`` has gathered."""
-        self._evaluation.close()
+    on_predict_epoch_end = _evaluation_ends
 
     def _evaluation_step(self, batch: Batch, metrics: StageMetrics) -> None:
-        with torch.no_grad():
+        with self.gathered(), torch.no_grad():
             scores = self.score(batch)
         log_prob, count = scores.reported(batch)
         metrics.add(
@@ -352,7 +371,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     def on_validation_epoch_end(self) -> None:
         """Logs val/loss (nats per token), perplexity by its kind, and val/bpb."""
-        self._evaluation.close()
+        self._evaluation_ends()
         self._log_evaluation(self.val_metrics, "val")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -361,7 +380,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     def on_test_epoch_end(self) -> None:
         """Logs test/loss (nats per token), perplexity by its kind, and test/bpb."""
-        self._evaluation.close()
+        self._evaluation_ends()
         self._log_evaluation(self.test_metrics, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Scores:

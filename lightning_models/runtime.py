@@ -152,31 +152,26 @@ class ShardedParameters:
         fully_shard(root, mesh=mesh)
         self._root: Any = root
         self._blocks: tuple[Any, ...] = blocks
-        self._depth = 0
 
     def step(self, compute: Callable[..., Any], *arguments: Any) -> Any:
         """Returns ``compute(*arguments)``, a tensor whose backward pass reduces gradients."""
         return self._root(compute, *arguments)
 
-    @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Keeps all parameters whole on every rank; all ranks must enter, which may be nested.
+    def gather(self) -> None:
+        """Makes all parameters whole on every rank until they are spread; all ranks must call it.
 
-        Inside, ranks may compute what they like, with ``no_grad`` or gradients by inputs.
+        Ranks may then compute what they like, with ``no_grad`` or gradients by inputs.
         """
-        self._depth += 1
         with torch.inference_mode(False):  # training uses the same memory
             self._keep_blocks(True)
             self._root(self._gather_blocks)  # the root stays gathered after a forward pass
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0:
-                with torch.inference_mode(False):
-                    self._keep_blocks(False)
-                    for unit in (*self._blocks, self._root):
-                        unit.reshard()
+
+    def spread(self) -> None:
+        """Frees the parts of other ranks."""
+        with torch.inference_mode(False):
+            self._keep_blocks(False)
+            for unit in (*self._blocks, self._root):
+                unit.reshard()
 
     def _gather_blocks(self) -> None:
         for block in self._blocks:

@@ -182,7 +182,6 @@ def interrupted_in_validation(text_file, folder, step, signum, *extra):
         pytest.param(4, BETWEEN, id="between accumulated batches", marks=pytest.mark.slow),
         pytest.param(3, (*AT_THE_END, *TWO), id="ddp", marks=pytest.mark.slow),
         pytest.param(9, (*AT_THE_END, *SHARDED), id="sharded", marks=pytest.mark.slow),
-        pytest.param(4, (*BETWEEN, *SHARDED), id="sharded, between", marks=pytest.mark.slow),
     ],
 )
 def test_a_validation_is_not_waited_for(text_file, tmp_path, step, extra):
