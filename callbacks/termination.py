@@ -1,6 +1,8 @@
-"""SIGTERM and Ctrl-C: a checkpoint, then the end."""
+"""SIGTERM, SIGUSR1 and Ctrl-C: a checkpoint, then the end; and the end of runs that stand still."""
 
+import faulthandler
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -25,24 +27,45 @@ class Terminated(Exception):  # noqa: N818 - it is no error
         self.exit_code = 128 + number
 
 
+ENDING = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
+"""Signals that end a run; the first that any rank has got is the one that it is said to end by."""
+
+
 class Termination(L.Callback):
-    """Ends training on SIGTERM or SIGINT (Ctrl-C) as if it had never run past its last checkpoint.
+    """Ends training on SIGTERM, SIGUSR1 or Ctrl-C as if it had never run past its last checkpoint.
 
     The optimiser step in work is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
     on all ranks at the same step whichever of them was asked. A validation is left at its next
     batch, after a ``last.ckpt`` from which ``PendingValidation`` begins it again; only where it
     falls between two accumulated micro-batches of several ranks, whose gradients a checkpoint does
     not hold in every bit, its end and that of the step are waited for. A second SIGINT ends the
-    process at once, as does a SIGTERM more than a second after the first; an earlier one is the
-    same request (``timeout`` and launchers signal the process and its group). A run that ends by
-    itself in the meantime ends as always. Where SIGINT is ignored, as in background jobs of a shell
-    script, it stays so.
+    process at once, as does a SIGTERM more than a second after the first signal; an earlier one is
+    the same request (``timeout`` and launchers signal the process and its group). A run that ends
+    by itself in the meantime ends as always. Where SIGINT is ignored, as in background jobs of a
+    shell script, it stays so.
 
-    Lightning's own handlers end without a checkpoint, and with several ranks that of SIGTERM
-    communicates from within the handler.
+    Lightning's own handlers end without a checkpoint, and with several ranks those of SIGTERM and
+    SIGUSR1 communicate from within the handler.
+
+    A run in which no batch ends for ``stall_minutes`` exits with 1, after each rank that stands
+    still has written the stack of every thread to stderr.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stall_minutes: float | None = None) -> None:
+        """Chooses how long a run may stand still.
+
+        Args:
+            stall_minutes: minutes without the end of a batch of training or validation, or a
+                checkpoint, after which the process ends; longer than what callbacks do in between.
+                null: for ever.
+
+        Raises:
+            ValueError: if it is not above 0.
+        """
+        if stall_minutes is not None and stall_minutes <= 0:
+            raise ValueError(f"stall_minutes ({stall_minutes}) must be above 0, or null for never")
+        self.stall_minutes = stall_minutes
+        self._watches = False
         self._asked: int | None = None  # the signal
         self._asked_at = 0.0
         self._ending: signal.Signals | None = None  # the one that all ranks have agreed on
@@ -52,8 +75,11 @@ class Termination(L.Callback):
         self._asked = signal.SIGTERM if trainer.received_sigterm else None
         self._asked_at = time.monotonic()
         self._ending = None
+        self._watches = True
+        self._runs()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._note)
+            signal.signal(signal.SIGUSR1, self._note)
             if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
                 signal.signal(signal.SIGINT, self._note)
 
@@ -61,6 +87,8 @@ class Termination(L.Callback):
         now = time.monotonic()
         if self._asked is None:
             self._asked, self._asked_at = number, now
+        elif number == signal.SIGUSR1:
+            return
         elif number == signal.SIGINT or now - self._asked_at > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -74,6 +102,7 @@ class Termination(L.Callback):
         batch_idx: int,
     ) -> None:
         """Asks for the checkpoint at the end of an optimiser step; after this, it is written."""
+        self._runs()
         if self._ending or in_accumulation(trainer):
             return
         self._agree(trainer)
@@ -108,8 +137,8 @@ class Termination(L.Callback):
             return
         any_rank = partial(trainer.strategy.reduce_boolean_decision, all=False)
         if any_rank(self._asked is not None):
-            by_sigint = any_rank(self._asked == signal.SIGINT)
-            self._ending = signal.SIGINT if by_sigint else signal.SIGTERM
+            asked = [number for number in ENDING if any_rank(self._asked == number)]
+            self._ending = asked[0]
             step, name = trainer.global_step, self._ending.name
             rank_zero_info(f"{name}: writing a checkpoint after step {step}, then ending")
 
@@ -123,6 +152,33 @@ class Termination(L.Callback):
         """
         if self._ending:
             raise _terminated(trainer, self._ending)
+
+    # ---- runs that stand still
+
+    def _runs(self) -> None:
+        """Starts the clock again."""
+        if self._watches and self.stall_minutes is not None:
+            faulthandler.dump_traceback_later(
+                60 * self.stall_minutes, exit=True, file=sys.__stderr__ or sys.stderr
+            )
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Notes that the run goes on."""
+        self._runs()
+
+    def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
+        """Notes that the run goes on."""
+        self._runs()
+
+    def on_exception(self, *_: Any, **__: Any) -> None:
+        """Stops the clock."""
+        self._watches = False
+        if self.stall_minutes is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Stops the clock."""
+        self.on_exception()
 
 
 def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:

@@ -1,6 +1,9 @@
 """``train.py``: LightningCLI with this project's defaults, and without its traps."""
 
+import os
+import shutil
 import signal
+import subprocess
 import sys
 from argparse import ArgumentError
 from pathlib import Path
@@ -83,6 +86,7 @@ CALLBACKS: dict[str, type[L.Callback]] = {
     "grad_norm": GradientNorm,
     "nonfinite": NonFinite,  # after grad_norm, which shows what it finds
     "predictions": Predictions,
+    "termination": Termination,  # after all that writes
 }
 
 HELP = {
@@ -99,7 +103,7 @@ EVALUATION_CALLBACKS = {
     "test": ["progress"],
     "predict": ["progress", "predictions"],
 }
-FIT_CALLBACKS = [key for key in CALLBACKS if key != "predictions"]
+FIT_CALLBACKS = [key for key in CALLBACKS if key not in ("predictions", "termination")]
 
 
 class LatentCLI(LightningCLI):
@@ -336,7 +340,8 @@ class LatentCLI(LightningCLI):
             unwanted.append(ModelCheckpoint)
         callbacks = [c for c in callbacks if not isinstance(c, tuple(unwanted))]
         if self.subcommand in (None, "fit") and not config["barebones"]:
-            callbacks += [ScheduleChange(), ResumeState(), PendingValidation(), Termination()]
+            callbacks += [ScheduleChange(), ResumeState(), PendingValidation()]
+            callbacks.append(self._get(self.config_init, "termination"))
             if self._typed_optimizer():
                 callbacks.append(KeepOptimizerSettings())
         return callbacks
@@ -373,7 +378,7 @@ def main(args: list[str] | None = None) -> int:
 
     0: done; 2: bad input, in one line; 3: a loss or gradient that is not a number, in one line;
     4: another process of the run has ended, in one line; 130 or 143: ended by Ctrl-C or SIGTERM,
-    after a checkpoint if it was training.
+    after a checkpoint if it was training; 138: by SIGUSR1, and requeued where SLURM runs it.
 
     Args:
         args: the command line; null: that of the process.
@@ -421,4 +426,13 @@ def _end_on_all_ranks(stop: Terminated | NonFiniteError, debug: bool) -> int:
         print(f"error: {stop}", file=sys.stderr)
     else:
         print(stop, file=sys.stderr)
+        if stop.exit_code == 128 + signal.SIGUSR1:
+            _requeue()
     return int(stop.exit_code)
+
+
+def _requeue() -> None:
+    """Has SLURM start the job again: SIGUSR1 is what ``--signal=USR1@SECONDS`` warns it with."""
+    job, command = os.environ.get("SLURM_JOB_ID"), shutil.which("scontrol")
+    if job is not None and command is not None:
+        subprocess.run([command, "requeue", job], check=False)

@@ -1,7 +1,10 @@
 """SIGTERM and SIGINT within this process; tests/reliability has the real thing."""
 
+import faulthandler
 import os
 import signal
+import subprocess
+import sys
 
 import lightning as L
 import pytest
@@ -39,14 +42,14 @@ def ctrl_c():
 
 @pytest.fixture
 def run(make_model, make_data, make_trainer):
-    def start(at, *callbacks, saved=None, number=signal.SIGTERM, **options):
+    def start(at, *callbacks, saved=None, number=signal.SIGTERM, watch=None, **options):
         asks = Asks(at, [] if saved is None else saved, number)
         trainer = make_trainer(
             asks,
             ResumeState(),
             PendingValidation(),
             *callbacks,
-            Termination(),
+            Termination(watch),
             **{"max_steps": 6, **options},
         )
         trainer.fit(make_model(), make_data())
@@ -68,15 +71,15 @@ def stopped(run, tmp_path, at, every=None, number=signal.SIGTERM, **options):
     path = last(tmp_path)
     assert f"stopped by {number.name} after step {seen[-1][0]}; " in str(caught.value)
     assert f"it goes on from {path} with --ckpt_path last" in str(caught.value)
-    assert caught.value.exit_code == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    assert caught.value.exit_code == 128 + number
     assert torch.load(path, weights_only=True)["global_step"] == seen[-1][0]
     return seen
 
 
-BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+EACH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 
 
-@BOTH
+@EACH
 def test_it_saves_after_the_step_in_work(run, tmp_path, number):
     assert stopped(run, tmp_path, 2, number=number, limit_val_batches=0) == [(3, False)]
 
@@ -120,7 +123,7 @@ def test_a_validation_that_is_due_is_left_to_the_resumed_run(run, tmp_path):
     assert torch.load(last(tmp_path), weights_only=True)["pending_validation"]
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("every", [None, 2])
 def test_a_validation_is_left_at_its_next_batch(run, tmp_path, every, number):
     """Where the checkpoint of that step was due, it has been written by then."""
@@ -153,7 +156,7 @@ def test_a_run_that_ends_by_itself_ends_as_always(run):
     assert trainer.state.finished
 
 
-@BOTH
+@EACH
 def test_the_former_handler_is_put_back(run, number):
     before = signal.getsignal(number)
     run(99, limit_val_batches=0)
@@ -166,3 +169,48 @@ def test_the_former_handler_is_put_back(run, number):
 def test_an_ignored_ctrl_c_stays_ignored(run):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert run(1, limit_val_batches=0, number=signal.SIGINT).global_step == 6
+
+
+# ---- runs that stand still
+
+STANDS_STILL = """
+import time
+import lightning as L
+from callbacks import Termination
+from datamodules import LocalText
+from lightning_models import TransformerLM
+
+class Stands(TransformerLM):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 3:
+            time.sleep(60)
+        return super().training_step(batch, batch_idx)
+
+shape = {"vocab_size": 257, "block_size": 16, "num_layers": 1, "dim": 8, "num_heads": 1}
+data = LocalText(data_files=%r, cache_dir=%r, block_size=16, batch_size=2)
+options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "devices": 1}
+trainer = L.Trainer(max_steps=9, callbacks=[Termination(stall_minutes=0.03)], **options)
+trainer.fit(Stands(shape, {}), data)
+"""
+
+
+def test_a_run_that_stands_still_ends_with_its_stacks(text_file, tmp_path):
+    code = STANDS_STILL % (str(text_file), str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "in training_step" in done.stderr
+
+
+def test_no_clock_runs_after_training(run, tmp_path, monkeypatch):
+    """Whether it has ended by itself, or by an error; also when a checkpoint is written later."""
+    running = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: running.append(1))
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", running.clear)
+    trainer = run(None, watch=5.0)
+    assert not running
+    trainer.save_checkpoint(tmp_path / "later.ckpt")
+    assert not running
+    with pytest.raises(Terminated):
+        run(2, watch=5.0)
+    assert not running
