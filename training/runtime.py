@@ -151,6 +151,8 @@ UNHELPFUL_WARNINGS = (
     r".*Checkpoint directory .* exists and is not empty.*",
     # The metrics are sums over ranks already.
     r".*It is recommended to use `self.log\(.*sync_dist=True\)`.*",
+    # A model may move batches in its own way; our data modules have none.
+    r".*You have overridden `transfer_batch_to_device` in `LightningModule`.*",
     # Batches are built by slicing a memory map; workers are a choice (data.num_workers).
     r".*does not have many workers.*",
 )
