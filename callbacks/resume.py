@@ -54,6 +54,7 @@ class ResumeState(L.Callback):
         for name, parameter in pl_module.named_parameters():
             if name in self._gradients:
                 gradient = self._gradients[name].to(parameter.device, parameter.dtype)
+                gradient = gradient.reshape(parameter.shape)  # of older checkpoints, too
                 if isinstance(parameter, DTensor):
                     gradient = distribute_tensor(
                         gradient, parameter.device_mesh, parameter.placements
@@ -141,7 +142,7 @@ class ResumeState(L.Callback):
 def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Tensor]:
     """Returns each parameter's gradient, averaged over ranks; sharded ones are so already."""
     return {
-        name: parameter.grad.full_tensor()
+        name: parameter.grad.full_tensor().cpu()
         if isinstance(parameter.grad, DTensor)
         else torch.as_tensor(trainer.strategy.reduce(parameter.grad.clone(), reduce_op="mean"))
         for name, parameter in pl_module.named_parameters()

@@ -67,7 +67,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self.compile_network = compile
         self.network: nn.Module | None = None
         self._sharded: ShardedParameters | None = None
-        self._gathered = 0  # how often what is sharded was asked to be whole
+        self._gather_depth, self._evaluates = 0, False  # who asks for whole parameters
         self.last_terms: dict[str, Tensor] = {}  # means of the latest training micro-batch
         self.train_metrics = StepMeans()
         self.val_metrics, self.test_metrics = StageMetrics(), StageMetrics()
@@ -202,9 +202,16 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Builds the network (once), shards it where the strategy asks for it, compiles it.
 
         Raises:
-            ValueError: if the strategy shards parameters in a way of its own.
+            ValueError: if the strategy shards parameters in a way of its own, or a network that is
+                there already.
         """
+        mesh = getattr(self, "_device_mesh", None)
         if self.network is not None:
+            if mesh is not None and self._sharded is None:
+                raise ValueError(
+                    f"{type(self).__name__} has its network already, which is not sharded: give "
+                    "the trainer a model without one, and weights as ckpt_path"
+                )
             return
         strategy = "" if self._trainer is None else type(self._trainer.strategy).__name__
         if strategy in OTHER_SHARDING:
@@ -213,8 +220,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
                 "training.FullySharded alone (configs/trainer/fsdp.yaml)"
             )
         self.network = self.build_network()
-        checkpoint_blocks(self.network, self.config.gradient_checkpointing)
-        mesh = getattr(self, "_device_mesh", None)
+        dropout = getattr(self.config, "attention_dropout", 0.0)
+        checkpoint_blocks(self.network, self.config.gradient_checkpointing, dropout)
         if mesh is not None:
             names = mesh.mesh_dim_names  # Lightning's own have an axis of tensor parallelism
             mesh = mesh["data_parallel"] if "data_parallel" in names else mesh
@@ -261,6 +268,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the micro-batch's share of the optimiser step's objective."""
         if self._sharded is not None:
+            self._evaluates = False  # also of an evaluation that an error has ended
             return self._sharded.step(self._training_objective, batch)
         return self._training_objective(batch)
 
@@ -318,17 +326,24 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         if self._sharded is None:
             yield
             return
-        self._gathered += 1
+        self._gather_depth += 1
         self._sharded.gather()
         try:
             yield
         finally:
-            self._gathered -= 1
-            if self._gathered == 0:
-                self._sharded.spread()
+            self._gather_depth -= 1
+            self._spread()
+
+    def _spread(self) -> None:
+        """Frees parts of other ranks, unless they are asked for."""
+        if self._sharded is not None and not (self._gather_depth or self._evaluates):
+            self._sharded.spread()
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the weights; sharded ones as they are spread, also amid an evaluation."""
+        """Returns the weights; sharded ones as they are spread, also amid an evaluation.
+
+        They stay so for the optimiser's state; the next ``gathered`` gathers them again.
+        """
         if self._sharded is not None:
             self._sharded.spread()
         return super().state_dict(*arguments, **options)
@@ -336,13 +351,12 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def on_validation_start(self) -> None:
         """Gathers sharded parameters: ranks may differ in how often they run the network."""
         if self._sharded is not None:
-            self._gathered = 1  # an evaluation that an error has ended counts no more
+            self._evaluates = True
             self._sharded.gather()
 
     def _evaluation_ends(self) -> None:
-        if self._sharded is not None:
-            self._gathered = 0
-            self._sharded.spread()
+        self._evaluates = False
+        self._spread()
 
     on_test_start = on_predict_start = on_validation_start
     on_predict_epoch_end = _evaluation_ends
@@ -400,6 +414,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     def recorded_loss(self, batch: Batch, **consumers: Callable[..., None]) -> LossOutput:
         """Returns the objective's terms with their graph, while consumers get what is recorded.
+
+        Where parameters are sharded the caller holds ``gathered()`` for as long as the graph.
 
         Args:
             batch: as ``loss`` takes it.

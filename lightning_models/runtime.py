@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from lightning_models.layers.recording import recorded
+from lightning_models.layers.recording import is_recording
 
 
 def seeded_generator(*key: int) -> torch.Generator:
@@ -73,41 +73,50 @@ def ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
 # ---- gradient checkpointing
 
 
-def checkpoint_blocks(network: nn.Module, how: bool | Literal["selective"]) -> None:
-    """Has each of the network's ``blocks`` compute its activations again in the backward pass.
+def checkpoint_blocks(
+    network: nn.Module, mode: bool | Literal["selective"], attention_dropout: float = 0.0
+) -> None:
+    """Has all ``blocks`` of the network and its parts compute their activations again in backward.
 
-    Calls with a cache, with frozen weights, without gradients, or while statistics are recorded are
-    left as they are.
+    Calls with a cache (an argument by keyword), with frozen weights, without gradients, or while
+    statistics are recorded, are left as they are.
 
     Args:
         network: changed in place.
-        how: see ``SequenceConfig.gradient_checkpointing``.
+        mode: see ``SequenceConfig.gradient_checkpointing``.
+        attention_dropout: of the blocks. With it ``selective`` computes attention again: what is
+            kept draws nothing then, and later dropouts would draw other masks than before.
     """
-    if not how:
+    if not mode:
         return
     options = {}
-    if how == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    for block in getattr(network, "blocks", ()):
+    if mode == "selective":
+        kept = KEPT if attention_dropout else (*KEPT, "_scaled_dot_product_")
+        policy = partial(_policy, kept)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+    for block in (b for part in network.modules() for b in getattr(part, "blocks", ())):
         # bound, so that a copy of the network calls its own blocks
         block.forward = MethodType(partial(_recomputed, options), block)
+
+
+KEPT = ("mm", "addmm", "bmm", "baddbmm")
+"""Operators, by the beginning of their names, whose results ``selective`` keeps."""
 
 
 def _recomputed(options: dict[str, Any], block: Any, *args: Any, **kwargs: Any) -> Any:
     forward = MethodType(type(block).forward, block)
     cached = any(kwargs.get(key) is not None for key in ("cache", "past_key_values"))
     learns = torch.is_grad_enabled() and any(p.requires_grad for p in block.parameters())
-    if cached or recorded() or not learns:
+    if cached or is_recording() or not learns:
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
 
-KEPT = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_")
-
-
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    kept = op.__name__.startswith(KEPT)
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+def _policy(
+    kept: tuple[str, ...], context: Any, op: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    saves = op.__name__.startswith(kept)
+    return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 # ---- sharded parameters
@@ -120,9 +129,9 @@ class _WholeStep(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, compute: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns ``compute(*arguments)``."""
-        return compute(*arguments)
+    def forward(self, compute: Callable[[], Any]) -> Any:
+        """Returns ``compute()``: arguments of its own would be moved to the device."""
+        return compute()
 
 
 class ShardedParameters:
@@ -152,22 +161,46 @@ class ShardedParameters:
         fully_shard(root, mesh=mesh)
         self._root: Any = root
         self._blocks: tuple[Any, ...] = blocks
+        self.whole = False
+        """Whether ranks may hold more than their parts."""
+        fill: Any = getattr(root, "set_reduce_scatter_unused_params", None)  # torch 2.13
+        if fill is not None:
+            fill(True)
+        if mesh.ndim == 2:
+            self._equal_replicas(mesh)
+
+    @torch.no_grad()
+    def _equal_replicas(self, mesh: Any) -> None:
+        """Gives all replicas the weights of the first, as ranks may have drawn different ones."""
+        import torch.distributed as dist
+
+        group = mesh.get_group(0)
+        for parameter in self._root.parameters():
+            own: Any = parameter
+            dist.broadcast(own.to_local(), dist.get_global_rank(group, 0), group=group)
 
     def step(self, compute: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns ``compute(*arguments)``, a tensor whose backward pass reduces gradients."""
-        return self._root(compute, *arguments)
+        """Returns ``compute(*arguments)``, a tensor whose backward pass reduces gradients.
+
+        Every parameter must get a gradient on every rank before torch 2.13, zeros included.
+        """
+        if self.whole:  # an evaluation that an error has ended
+            self.spread()
+        return self._root(partial(compute, *arguments))
 
     def gather(self) -> None:
         """Makes all parameters whole on every rank until they are spread; all ranks must call it.
 
         Ranks may then compute what they like, with ``no_grad`` or gradients by inputs.
         """
+        self.whole = True
         with torch.inference_mode(False):  # training uses the same memory
             self._keep_blocks(True)
             self._root(self._gather_blocks)  # the root stays gathered after a forward pass
 
     def spread(self) -> None:
         """Frees the parts of other ranks."""
+        self.whole = False
         with torch.inference_mode(False):
             self._keep_blocks(False)
             for unit in (*self._blocks, self._root):

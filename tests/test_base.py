@@ -243,7 +243,7 @@ def test_data_of_the_other_kind_are_refused(verb, make_data, make_sentences, tmp
 
 
 @pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy"])
-def test_other_ways_to_shard_are_refused(name, make_data):
+def test_other_ways_to_shard_are_refused(name):
     model = build()
     model._trainer = SimpleNamespace(strategy=type(name, (), {})())
     model.network = None

@@ -402,7 +402,8 @@ def main(args: list[str] | None = None) -> int:
         if lost_process(error) and DEBUG_FLAG not in argv:
             print(
                 "error: another process of the run has ended, so this one ends, too (was it "
-                "killed, or out of memory?); --ckpt_path last resumes",
+                "killed, or out of memory? --ckpt_path last resumes training): "
+                + " ".join(str(error).split()),
                 file=sys.stderr,
             )
             return LOST_PROCESS

@@ -67,8 +67,7 @@ def explain(error: BaseException) -> str | None:
 
 
 LOST = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|ncclSystemError|"
-    r"Connection refused.*|failed to recv, got 0 bytes"
+    r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|failed to recv, got 0 bytes"
 )
 """What gloo, NCCL and torch's store say where the process at the other end has ended."""
 

@@ -146,9 +146,9 @@ class LatentThoughtLM(LanguageModel):
         return LatentThoughtNetwork(self.config)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
-        """Leaves the rows' numbers on the host, where noise is drawn: nothing waits for them."""
+        """Adds the rows' numbers as a list, for the host, where noise is drawn: no device sync."""
         moved = super().transfer_batch_to_device(batch, device, index)
-        return {**moved, "sequence_id": batch["sequence_id"]}
+        return {**moved, "numbers": batch["sequence_id"].tolist()}
 
     # ---- training
 
@@ -214,7 +214,8 @@ class LatentThoughtLM(LanguageModel):
         seed, step = self.config.inference_seed, 0
         if use == TRAINED and self._trainer is not None:
             step = self._trainer.global_step
-        return [(seed, use, step, number) for number in batch["sequence_id"].tolist()]
+        numbers = batch["numbers"] if "numbers" in batch else batch["sequence_id"].tolist()
+        return [(seed, use, step, number) for number in numbers]
 
     def _fast_rate(self) -> float:
         """Returns eta_fast at this point of training; at its end without a trainer."""

@@ -35,7 +35,7 @@ def wants(name: str) -> bool:
     return name in _consumers
 
 
-def recorded() -> bool:
+def is_recording() -> bool:
     """Returns whether anybody asks for any statistic."""
     return bool(_consumers)
 

@@ -291,7 +291,7 @@ def step_scores(
     most likely token.
 
     Args:
-        model: after its forward pass, when a sharded output matrix is gathered.
+        model: its network has the output matrix.
         h: normed states that predict (B, T, D).
         by_step: returns the states (B, T, K+1, D) that predict after each number of steps.
         targets: int64 (B, T), -100 where nothing is predicted.

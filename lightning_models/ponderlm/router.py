@@ -191,7 +191,7 @@ def minimum_ponder_penalty(
     ours = config.penalty == "ours"
     fractions = ratios[:-1] if ours else ratios.diff().clamp(min=0)
     counts = (fractions * number).floor().long()
-    tail = tail.masked_fill(~valid[:, None], torch.inf)  # behind all others
+    tail = tail.masked_fill(~valid[:, None], torch.inf)  # after all others
     value = config.penalty_weight * _bottom_means(tail, counts).sum()
     return Penalty(value, ratios, fractions, counts)
 

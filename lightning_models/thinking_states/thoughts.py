@@ -184,12 +184,19 @@ class ThinkingInputs(NamedTuple):
     Attributes:
         tokens: Of all thoughts of each row, without ends (B, M) int64.
         positions: Of both parts (B, W + M) int64; the last token of a chunk has c - 1.
-        mask: (B, 1, W + M, W + M) bool: tokens see their own chunk and thought, up to themselves.
+        owner: The chunk that a token belongs to or thinks for (B, W + M) int64.
     """
 
     tokens: Tensor
     positions: Tensor
-    mask: Tensor
+    owner: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, 1, W + M, W + M) bool: tokens see their own chunk and thought, up to themselves."""
+        place = torch.arange(self.owner.shape[1], device=self.owner.device)
+        mask = self.owner[:, :, None] == self.owner[:, None, :]  # (B, n, n)
+        return (mask & (place <= place[:, None]))[:, None]
 
 
 class CompressionInputs(NamedTuple):
@@ -348,9 +355,7 @@ class ThoughtLayout:
         order = torch.arange(gold.tokens.shape[1], device=device) - start  # within the thought
         positions = torch.cat((before.clamp(min=0), self.grid.chunk_size + order), dim=1)
         owner = torch.cat((torch.where(thinks, chunk, NOWHERE), gold.chunk), dim=1)  # (B, W + M)
-        place = torch.arange(owner.shape[1], device=device)
-        mask = (owner[:, :, None] == owner[:, None, :]) & (place <= place[:, None])  # (B, n, n)
-        return ThinkingInputs(gold.tokens, positions, mask[:, None])
+        return ThinkingInputs(gold.tokens, positions, owner)
 
     def _thought_targets(self, batch: dict[str, Tensor], gold: GoldThoughts) -> ThoughtTargets:
         """Returns T's targets after the last token of chunks, and after thought tokens."""

@@ -12,6 +12,7 @@ from lightning_models.flops import head_flops, linear_flops, training_flops
 from lightning_models.layers import Block, record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
+    chunk_rows,
     linear_mixture_cross_entropy,
     logits,
     mixture_entropies,
@@ -96,10 +97,12 @@ class ThoughtbubblesLM(LanguageModel):
         if self.training and torch.is_grad_enabled():
             self._observe(decoded.borders)
         targets, per_row = batch["targets"], None
-        waits = targets.device.type != "cpu"  # for what is padding; it costs logits to keep it
-        if waits and self.config.allocation == "global_topk":
+        number, device = decoded.token.shape[1], targets.device
+        fits = device.type != "cpu" and number <= 4 * chunk_rows(device)
+        if fits and self.config.allocation == "global_topk":
+            # dropping padding would sync with the device; its logits are computed instead
             states = _side_by_side(decoded, targets)
-            per_row = decoded.token.shape[1], targets.shape[1]
+            per_row = number, targets.shape[1]
         else:
             states = _flatten(decoded, targets)
         mixture = states.h, self.network.output_matrix, states.log_p, states.owner
@@ -294,7 +297,7 @@ def _additional(streams: Tensor) -> Tensor:
     return (streams - 1).clamp(min=0).sum(dim=0).double() / len(streams)
 
 
-NOTHING = -1e9
+LOG_ZERO = -1e9
 """Log of a weight that is none; finite, for a token that has no state."""
 
 
@@ -313,7 +316,7 @@ def _side_by_side(decoded: Decoded, targets: Tensor) -> _States:
     real = decoded.token < num_tokens
     first = num_tokens * torch.arange(rows, device=targets.device)[:, None]
     owner = first + decoded.token.clamp(max=num_tokens - 1)
-    log_p = decoded.log_p.masked_fill(~real, NOTHING)
+    log_p = decoded.log_p.masked_fill(~real, LOG_ZERO)
     return _States(
         decoded.states.flatten(0, 1), log_p.flatten(), owner.flatten(), targets.flatten()
     )

@@ -74,9 +74,9 @@ class CoconutConfig(StagedConfig):
             raise ValueError(f"eval_latents ({self.eval_latents}) must not be negative")
         if self.gradient_checkpointing:
             raise ValueError(
-                "gradient_checkpointing (True) would compute layers again whose keys and values "
-                "later latents have read from a cache; set it to false, and batch_size lower if "
-                "memory is short"
+                f"gradient_checkpointing ({self.gradient_checkpointing}) would compute layers "
+                "again whose keys and values later latents have read from a cache; set it to "
+                "false, and batch_size lower if memory is short"
             )
 
 

@@ -3,7 +3,7 @@
 What a GPU would refuse, a host tensor among device tensors, raises; what would stall its queue,
 because the host needs a value, is counted by the line that asked for it.
 
-Usage: python tests/pretended_device.py OUT: every method there and here, as JSON. A process of its
+Usage: python tests/fake_device.py OUT: every method there and here, as JSON. A process of its
 own, as torch knows the device from then on.
 """
 
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from lightning_models.generation import SamplingConfig, generate
 
 ROOT = Path(__file__).resolve().parents[1]
-NAME = "pretended"
+NAME = "fakedevice"
 aten = torch.ops.aten
 
 WAITS = {
@@ -106,14 +106,14 @@ class OnDevice(torch.Tensor):
         return _run(func, args, kwargs or {}, None)
 
 
-class Pretending(TorchDispatchMode):
+class OnFakeDevice(TorchDispatchMode):
     """Makes tensors on the device, and counts by line where the host waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
 
-    def __enter__(self) -> "Pretending":
+    def __enter__(self) -> "OnFakeDevice":
         self._before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # else torch.tensor(device=) is not seen
         return super().__enter__()
@@ -197,7 +197,7 @@ def compare(method: Method) -> dict[str, Any]:
     here, there = method.build(), method.build()
     move(there)
     found: dict[str, Any] = {}
-    with Pretending() as mode:
+    with OnFakeDevice() as mode:
         batch = there.transfer_batch_to_device(method.batch(), DEVICE, 0)
         mode.waits.clear()
         loss = there._training_objective(batch)
