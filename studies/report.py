@@ -112,6 +112,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     trained = trained_runs(study, folder)
     results = [read_results(run, place) for run, place in trained]
     plain = replace(study, introduction="")  # which is in the section
+    shutil.rmtree(files / COMPARISON, ignore_errors=True)  # of the last time, without its report
     compare(plain, trained, files / COMPARISON, folder / "compare.log")
     _write_csv(study, trained, results, files / EVERY_RUN)
     _copy_files(study, trained, files)

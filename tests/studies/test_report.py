@@ -48,6 +48,14 @@ def test_the_page_has_the_comparison_and_no_second_copy_of_it(reported, tmp_path
     assert not list((tmp_path / "pair" / "comparison").glob("report.[mh]*"))
 
 
+def test_a_page_is_written_again(reported, tmp_path):
+    """Its comparison has no report that says whose folder it is."""
+    first, comparison = reported(), tmp_path / "pair" / "comparison"
+    (comparison / "of_the_last_time.csv").touch()
+    assert reported() == first
+    assert not (comparison / "of_the_last_time.csv").exists()
+
+
 def test_every_run_is_in_the_csv_file_with_all_digits(reported, tmp_path):
     reported()
     with (tmp_path / "pair" / "evaluations.csv").open() as file:
