@@ -13,7 +13,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``Throughput`` | tokens per second, FLOPs per token, MFU, peak memory |
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
-| ``Termination`` | SIGTERM, SIGUSR1, Ctrl-C: a checkpoint, then the end; runs that stand still |
+| ``Termination`` | SIGTERM, SIGUSR1, Ctrl-C: a checkpoint, then the end; stalled runs |
 | ``AnswerAccuracy`` | share of questions answered rightly, to choose runs by; added by hand |
 | ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
 | ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C: a checkpoint, then the end; and the end of runs that stand still."""
+"""SIGTERM, SIGUSR1 and Ctrl-C: a checkpoint, then the end; and the end of stalled runs."""
 
 import faulthandler
 import signal
@@ -28,7 +28,7 @@ class Terminated(Exception):  # noqa: N818 - it is no error
 
 
 ENDING = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
-"""Signals that end a run; the first that any rank has got is the one that it is said to end by."""
+"""Signals that end a run; where ranks got several, the first in this order counts."""
 
 
 class Termination(L.Callback):
@@ -153,7 +153,7 @@ class Termination(L.Callback):
         if self._ending:
             raise _terminated(trainer, self._ending)
 
-    # ---- runs that stand still
+    # ---- stalled runs
 
     def _runs(self) -> None:
         """Starts the clock again."""

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning as L
 import torch
@@ -15,6 +16,8 @@ from formats import SENTENCES, StoredSentences
 from methods import IN_FULL, METHODS, Method
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from callbacks import ResumeState
+from callbacks import resume as resume_module
 from callbacks.hooks import gather
 from lightning_models.generation import SamplingConfig, generate
 from training import FullySharded
@@ -71,12 +74,32 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
     finally:
         torch.set_default_dtype(torch.float32)
     whole = StateDictOptions(full_state_dict=True)
-    return {
-        "weights": dict(get_model_state_dict(model.network, options=whole)),
+    weights = get_model_state_dict(model.network, options=whole)
+    ended = {
+        "weights": {key: value.clone() for key, value in weights.items()},
         "metrics": metrics | validated,
         "sentence_steps": getattr(model, "sentence_steps", 0),
         "texts": greedy_texts(model.eval(), method.format.prompts, trainer),
     }
+    if isinstance(trainer.strategy, FullySharded):
+        ended["keeps_gradients"] = keeps_gradients(model, method.batch(seed=trainer.global_rank))
+    return ended
+
+
+def keeps_gradients(model: Any, batch: dict[str, Any]) -> bool:
+    """Whether a checkpoint in the middle of a step keeps every bit of sharded gradients."""
+    model.train().zero_grad()
+    model.training_step(batch, 0).backward()
+    before = {name: p.grad.to_local() for name, p in model.named_parameters()}
+    resume, checkpoint = ResumeState(), {}
+    with mock.patch.object(resume_module, "in_accumulation", return_value=True):
+        resume.on_save_checkpoint(model.trainer, model, checkpoint)
+    model.zero_grad()
+    resume.on_load_checkpoint(model.trainer, model, checkpoint)
+    resume._gradients = checkpoint["resume_state"]["gradients"]  # the trainer fits no longer
+    resume.on_train_start(model.trainer, model)
+    after = {name: p.grad.to_local() for name, p in model.named_parameters()}
+    return all(torch.equal(after[name], gradient) for name, gradient in before.items())
 
 
 def greedy_texts(model: Any, prompts: list[list[int]], trainer: L.Trainer) -> list[list[int]]:
