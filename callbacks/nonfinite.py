@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -13,6 +13,8 @@ from callbacks.hooks import checkpoint_to_resume, gather, has_scaler, log_interv
 
 SHOWN_IDS = 16
 SETTINGS = ("lr", "weight_decay")
+SPIKE_MEMORY = 100
+"""Optimiser steps over which a loss is compared with those before; half of them come first."""
 _IS_LOSS = "the loss of batch"
 
 
@@ -42,10 +44,16 @@ class NonFinite(L.Callback):
 
     Where losses are scaled (16-mixed) gradients overflow by design and the scaler drops those
     steps; then only the losses are looked at.
+
+    A finite loss far above those before it changes nothing, but is reported with its batches, which
+    ``--replay STEP`` shows.
     """
 
     def __init__(
-        self, action: Literal["stop", "skip"] = "stop", max_skipped_in_a_row: int = 10
+        self,
+        action: Literal["stop", "skip"] = "stop",
+        max_skipped_in_a_row: int = 10,
+        spike_deviations: float | None = 6.0,
     ) -> None:
         """Chooses what happens.
 
@@ -54,13 +62,19 @@ class NonFinite(L.Callback):
                 is dropped (weights and optimiser state stay as they are, the schedule goes on) and
                 counted in ``train/skipped_steps``.
             max_skipped_in_a_row: of more dropped steps in a row than this, the program ends too.
+            spike_deviations: a loss is reported as a spike if it is this many standard deviations
+                above the mean of the steps before; null: none is.
         """
+        if spike_deviations is not None and not spike_deviations > 0:
+            raise ValueError(f"spike_deviations ({spike_deviations}) must be above 0, or null")
         if max_skipped_in_a_row < 0:
             raise ValueError(f"max_skipped_in_a_row ({max_skipped_in_a_row}) must not be negative")
         self.action = action
         self.max_skipped_in_a_row = max_skipped_in_a_row
         self.skipped = 0
+        self.spikes = 0
         self._in_a_row = 0
+        self._usual = None if spike_deviations is None else _UsualLoss(spike_deviations)
         self._step: list[_MicroBatch] = []
         self._batch: Any = None
 
@@ -105,9 +119,19 @@ class NonFinite(L.Callback):
         settings = _describe_settings(trainer, optimizer)
         if settings:
             raise NonFiniteError(f"{_untouched(trainer, optimizer, settings)} {_cure(trainer)}")
-        finite = bool(torch.stack(values).isfinite().all()) if values else True
-        if not trainer.strategy.reduce_boolean_decision(not finite, all=False):
+        numbers = torch.stack(values).tolist() if values else []
+        finite = all(map(math.isfinite, numbers))
+        spike = False
+        if self._usual is not None and finite and step:
+            spike = self._usual.exceeded_by(numbers[: len(step)])
+        verdict = 2 if not finite else int(spike)
+        if trainer.world_size > 1:  # one exchange for both questions
+            code = torch.tensor(verdict, device=pl_module.device)
+            verdict = int(trainer.strategy.reduce(code, reduce_op="max"))
+        if verdict < 2:
             self._in_a_row = 0
+            if verdict:
+                self._report_spike(trainer, optimizer, step if spike else [])
         else:
             check_weights(trainer)
             self._refuse(trainer, optimizer, _describe(trainer, step, norm))
@@ -115,6 +139,20 @@ class NonFinite(L.Callback):
                 _drop_gradients(optimizer)
         if self.skipped:
             pl_module.log("train/skipped_steps", float(self.skipped))
+        if self.spikes:
+            pl_module.log("train/loss_spikes", float(self.spikes))
+
+    def _report_spike(
+        self, trainer: L.Trainer, optimizer: torch.optim.Optimizer, step: list[_MicroBatch]
+    ) -> None:
+        """Names the batches of all ranks that see one; this rank's are none if it sees none."""
+        self.spikes += 1
+        ranks = gather([_describe_one(micro) for micro in step])
+        found = [f"rank {r}: {text}" for r, texts in enumerate(ranks) for text in texts]
+        rank_zero_info(
+            f"warning: a loss spike at {_head(trainer, optimizer, found)}. Its rows: add "
+            f"--ckpt_path last --replay {trainer.global_step + 1}"
+        )
 
     def _refuse(
         self, trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]
@@ -146,11 +184,45 @@ class NonFinite(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counts, so that a resumed run goes on counting."""
-        return {"skipped": self.skipped, "in_a_row": self._in_a_row}
+        state = {"skipped": self.skipped, "in_a_row": self._in_a_row, "spikes": self.spikes}
+        return state if self._usual is None else {**state, "usual_loss": self._usual.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the counts back."""
         self.skipped, self._in_a_row = state_dict["skipped"], state_dict["in_a_row"]
+        self.spikes = state_dict.get("spikes", 0)  # older checkpoints have none
+        if self._usual is not None and "usual_loss" in state_dict:
+            self._usual.load(state_dict["usual_loss"])
+
+
+class _UsualLoss:
+    """Mean and variance of the losses so far, of the last ones more than of those before.
+
+    Exponential averages with weights 1 / n at first, and 1 / SPIKE_MEMORY later.
+    """
+
+    def __init__(self, deviations: float) -> None:
+        self._deviations = deviations
+        self._count, self._mean, self._variance = 0, 0.0, 0.0
+
+    def exceeded_by(self, losses: list[float]) -> bool:
+        """Whether a step's mean loss is too far above those before; then counts it, cut to that."""
+        loss = sum(losses) / len(losses)
+        limit = self._mean + self._deviations * math.sqrt(self._variance)
+        spike = self._count >= SPIKE_MEMORY / 2 and loss > limit
+        self._count += 1
+        weight = 1.0 / min(self._count, SPIKE_MEMORY)
+        distance = (limit if spike else loss) - self._mean
+        self._mean += weight * distance
+        self._variance = (1.0 - weight) * (self._variance + weight * distance**2)
+        return spike
+
+    def state(self) -> list[float]:
+        return [self._count, self._mean, self._variance]
+
+    def load(self, state: list[float]) -> None:
+        count, self._mean, self._variance = state
+        self._count = int(count)
 
 
 def check_weights(trainer: L.Trainer) -> None:

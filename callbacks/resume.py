@@ -54,8 +54,9 @@ class ResumeState(L.Callback):
         for name, parameter in pl_module.named_parameters():
             if name in self._gradients:
                 gradient = self._gradients[name].to(parameter.device, parameter.dtype)
-                gradient = gradient.reshape(parameter.shape)  # of older checkpoints, too
-                if isinstance(parameter, DTensor):
+                if gradient.shape != parameter.shape:  # of older checkpoints
+                    gradient = gradient.reshape(parameter.shape)
+                if isinstance(parameter, DTensor) and not isinstance(gradient, DTensor):
                     gradient = distribute_tensor(
                         gradient, parameter.device_mesh, parameter.placements
                     )
@@ -140,9 +141,12 @@ class ResumeState(L.Callback):
 
 
 def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Tensor]:
-    """Returns each parameter's gradient, averaged over ranks; sharded ones are so already."""
+    """Returns each parameter's gradient, averaged over ranks; sharded ones are so already.
+
+    Those stay sharded: how they are written is the strategy's choice.
+    """
     return {
-        name: parameter.grad.full_tensor().cpu()
+        name: parameter.grad.clone()
         if isinstance(parameter.grad, DTensor)
         else torch.as_tensor(trainer.strategy.reduce(parameter.grad.clone(), reduce_op="mean"))
         for name, parameter in pl_module.named_parameters()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from lightning_models.recipe import import_public_classes
+from lightning_models.recipe import import_public_classes, prints_descriptions
 
 DEBUG_FLAG = "--debug"
 
@@ -111,7 +111,7 @@ def command_in(argv: Sequence[str]) -> str | None:
 
 def build_parser(argv: Sequence[str]) -> ArgumentParser:
     """Returns the parser; only the command that ``argv`` names is imported and has its options."""
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
     chosen = command_in(argv)
     parser = ArgumentParser(
         prog="evaluate.py",

@@ -355,7 +355,7 @@ class RunRecord:
     scalars: Mapping[str, Mapping[int, float]]
     """What was logged, by tag and step; steps count from 0."""
     row: str | None = None
-    """Name of its row that the command line gives, if it does."""
+    """Name of its row that the command line gives, or gave the run in training, if either did."""
 
     @property
     def model(self) -> str:
@@ -386,7 +386,8 @@ def find_compared(
         try:
             for checkpoint in find_checkpoints([str(place)], which=which):
                 outline = build_outline(checkpoint)
-                found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, row))
+                called = row or checkpoint.run_name
+                found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, called))
         except ValueError as error:
             left_out[str(place)] = reason_or_raise(str(place), error, skip=skip)
     if not found:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 import torch
 
+from lightning_models import shards
 from lightning_models.recipe import check_arguments, check_recipe, plain, public_path, resolve_class
 
 Recipe = dict[str, Any]
@@ -81,6 +82,11 @@ class Checkpoint:
     def run_id(self) -> str | None:
         """What all checkpoints of one run, resumed or not, have in common; None in older ones."""
         return self._of_run("id")
+
+    @property
+    def run_name(self) -> str | None:
+        """What the run was called on the command line; None if nothing."""
+        return self._of_run("name")
 
     @property
     def log_folder(self) -> Path | None:
@@ -183,7 +189,38 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
         )
     checkpoint = _open(path)
     _check_sums(path)
-    return checkpoint
+    return _with_shards(checkpoint)
+
+
+def _with_shards(checkpoint: Checkpoint) -> Checkpoint:
+    """Returns the checkpoint with all weights, read on demand, also where processes have parts.
+
+    Raises:
+        CheckpointError: if parts are missing or damaged.
+    """
+    path, content = checkpoint.path, checkpoint.content
+    if shards.KEY not in content:
+        return checkpoint
+    try:
+        parts = shards.Shards(path, content)
+        parts.check()
+    except shards.BrokenShardsError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    weights = shards.TensorsInShards(parts, "state_dict", content["state_dict"])
+    return replace(checkpoint, content={**content, "state_dict": weights})
+
+
+def read_whole(path: str | Path) -> dict[str, Any]:
+    """Returns everything in the checkpoint file at ``path``, with what processes hold parts of.
+
+    Raises:
+        CheckpointError: see :func:`read_checkpoint`.
+    """
+    checkpoint = _open(place_of(path))
+    try:
+        return shards.whole(checkpoint.path, dict(checkpoint.content))
+    except shards.BrokenShardsError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _open(path: Path) -> Checkpoint:
@@ -357,8 +394,9 @@ class RestoresItself:
         """Adds plain init arguments and the recipes of model and data, enough to rebuild both."""
         model = self.recipe()
         checkpoint["hyper_parameters"] = model["init_args"]
-        data = getattr(self._trainer, "datamodule", None)
-        checkpoint["recipe"] = {"model": model, "data": data.recipe() if data is not None else None}
+        recipe = getattr(getattr(self._trainer, "datamodule", None), "recipe", None)
+        # a data module of another project has none
+        checkpoint["recipe"] = {"model": model, "data": None if recipe is None else recipe()}
 
     @classmethod
     def load_from_checkpoint(

@@ -95,6 +95,15 @@ def import_public_classes(*packages: str) -> None:
             getattr(package, name)
 
 
+def prints_descriptions(argv: Sequence[str]) -> bool:
+    """Whether a command line asks for what fields are: for help, or for a config with comments.
+
+    To read the docstrings of fields a parser parses the source of every class, which takes as long
+    as all the rest of its work.
+    """
+    return any(word == "-h" or "help" in word or "comments" in word for word in argv)
+
+
 def resolve_class(class_path: Any, base: type) -> Any:
     """Returns the class of a path.
 

@@ -15,10 +15,12 @@ import torch
 from formats import SENTENCES, StoredSentences
 from methods import IN_FULL, METHODS, Method
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from callbacks import ResumeState
 from callbacks import resume as resume_module
 from callbacks.hooks import gather
+from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from training import FullySharded
 
@@ -36,9 +38,9 @@ RUNS = [
 STRATEGIES = {
     "one": (1, lambda: "auto"),
     "ddp": (2, lambda: "ddp"),
-    "sharded": (2, FullySharded),
+    "sharded": (2, lambda: FullySharded(sharded_checkpoints="in_background")),
     "sharded4": (4, FullySharded),
-    "replicas": (4, lambda: FullySharded(shard_size=2)),
+    "replicas": (4, lambda: FullySharded(shard_size=2, sharded_checkpoints=True)),
 }
 """Number of processes, and the trainer's strategy."""
 
@@ -82,8 +84,34 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
         "texts": greedy_texts(model.eval(), method.format.prompts, trainer),
     }
     if isinstance(trainer.strategy, FullySharded):
+        ended["keeps_checkpoint"] = keeps_checkpoint(trainer, ended["weights"], Path(cache).parent)
         ended["keeps_gradients"] = keeps_gradients(model, method.batch(seed=trainer.global_rank))
     return ended
+
+
+def keeps_checkpoint(trainer: L.Trainer, weights: dict[str, Any], folder: Path) -> bool:
+    """Whether sharded weights and moments survive a checkpoint in every bit.
+
+    They are overwritten as soon as it is asked for, and loaded; its file has the whole weights.
+    """
+    strategy: Any = trainer.strategy
+    path = Path(strategy.broadcast(folder / "parts.ckpt"))
+    before = [tensor.clone() for tensor in own_tensors(trainer)]
+    trainer.save_checkpoint(path)
+    for tensor in own_tensors(trainer):
+        tensor.fill_(7)
+    strategy.load_checkpoint(path)
+    same = all(map(torch.equal, before, own_tensors(trainer)))
+    saved = read_checkpoint(path).content["state_dict"]
+    return same and all(torch.equal(saved[f"network.{k}"], weight) for k, weight in weights.items())
+
+
+def own_tensors(trainer: L.Trainer) -> list[torch.Tensor]:
+    """Returns this rank's parts of the parameters, and the optimiser's state of each."""
+    (optimizer,) = trainer.optimizers
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors = [x for p in parameters for x in (p.detach(), *optimizer.state[p].values())]
+    return [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
 
 
 def keeps_gradients(model: Any, batch: dict[str, Any]) -> bool:

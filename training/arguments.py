@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from datamodules.sentences import parse_splitter
 from lightning_models.recipe import split_names
-from training.errors import UserError
+from training.errors import PROJECT, UserError
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 CONFIG_FLAGS = ("-c", "--config")
@@ -25,7 +25,15 @@ DEFAULT_ROOT = "runs"
 LONGEST_NAME = 80  # of a config or its content in a message
 OWN_PACKAGES = {"model": "lightning_models", "data": "datamodules"}
 CLASS_KEYS = ("model", "model.class_path", "data", "data.class_path")
-KEYS = ("ckpt_path", "packages", "trainer.default_root_dir", "checkpoint.dirpath", *CLASS_KEYS)
+KEYS = (
+    "ckpt_path",
+    "name",
+    "replay",
+    "packages",
+    "trainer.default_root_dir",
+    "checkpoint.dirpath",
+    *CLASS_KEYS,
+)
 
 
 @dataclass
@@ -44,6 +52,12 @@ class Given:
     def ckpt_path(self) -> str | None:
         """The checkpoint asked for: a path, ``last``, ``best``, or None."""
         return self.values.get("ckpt_path")
+
+    @property
+    def replay(self) -> int | None:
+        """The optimiser step to show; None if none is asked for, or it is not a number."""
+        step = self.values.get("replay", "")
+        return int(step) if re.fullmatch(r"-?\d+", str(step)) else None
 
     @property
     def classes(self) -> set[str]:
@@ -69,7 +83,8 @@ class Given:
     @property
     def folders(self) -> list[Path]:
         """Where checkpoints of this project's runs are looked for."""
-        folders = [Path(self.values.get("trainer.default_root_dir", DEFAULT_ROOT))]
+        root = Path(self.values.get("trainer.default_root_dir", DEFAULT_ROOT))
+        folders = [root / self.values.get("name", "")]
         if "checkpoint.dirpath" in self.values:
             folders.append(Path(self.values["checkpoint.dirpath"]))
         return folders
@@ -101,6 +116,21 @@ def _config(previous: str, argument: str) -> str | None:
         return argument
     name, equals, value = argument.partition("=")
     return value if equals and name in CONFIG_FLAGS else None
+
+
+def with_own_configs(argv: Sequence[str]) -> list[str]:
+    """Returns the command line with this project's configs where the working folder has none.
+
+    ``-c configs/transformer/tiny.yaml`` so works from any folder, of an installed package too.
+    """
+    found = []
+    for previous, argument in zip(["", *argv], argv, strict=False):
+        source = _config(previous, argument) or ""
+        own = PROJECT / source
+        if source.startswith("configs/") and not os.path.exists(source) and own.is_file():
+            argument = argument.removesuffix(source) + str(own)
+        found.append(argument)
+    return found
 
 
 def check_configs(argv: Sequence[str]) -> None:

@@ -1,16 +1,24 @@
 """Which checkpoint ``--ckpt_path`` means, and how checkpoints are written."""
 
+import contextlib
+import copy
 import glob
 import os
+import shutil
+import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from torch.distributed.tensor import DTensor
 
+from lightning_models import shards
 from lightning_models.checkpoint import (
     Checkpoint,
+    CheckpointError,
     best_checkpoint,
     newest_checkpoint,
     place_of,
@@ -34,6 +42,35 @@ def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
         return read_checkpoint(place_of(asked, "ckpt_path"))
     last = newest_checkpoint(folders)
     return last if asked == "last" else best_checkpoint(last, "ckpt_path=best")
+
+
+def checkpoint_before(last: Checkpoint, step: int) -> Checkpoint:
+    """Returns the furthest checkpoint of a run from which an optimiser step is still to be done.
+
+    Args:
+        last: the run's furthest one.
+        step: which, from 1.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if step <= 0:
+        raise ValueError(f"replay ({step}) must be an optimiser step, at least 1")
+    if last.step < step:
+        return last
+    of_run = []
+    for path in sorted(last.path.parent.glob("*.ckpt")):
+        with contextlib.suppress(CheckpointError):
+            of_run.append(read_checkpoint(path))
+    earlier = [c for c in of_run if c.run_id == last.run_id and c.step < step]
+    if not earlier:
+        steps = ", ".join(str(c.step) for c in of_run if c.run_id == last.run_id)
+        raise ValueError(
+            f"replay ({step}): the run of {last.path} has kept no checkpoint before that step "
+            f"(steps {steps}); leave ckpt_path out to train up to it, or keep more with "
+            "checkpoint.save_top_k -1"
+        )
+    return max(earlier, key=lambda checkpoint: checkpoint.step)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -61,6 +98,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
+            _remove_shards(target, but=checkpoint.get(shards.KEY, {}).get("folder"))
         except (OSError, RuntimeError) as error:
             reason = _system_error(error)
             if reason is None:
@@ -68,6 +106,110 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise UserError(_not_written(target, reason)) from error
         finally:
             partial.unlink(missing_ok=True)
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Returns everything a checkpoint holds, also where processes have written parts of it."""
+        content: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+        return content if "://" in str(path) else shards.whole(Path(path), content)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a checkpoint and the parts that processes have written of it."""
+        super().remove_checkpoint(path)
+        if "://" not in str(path):
+            _remove_shards(Path(path), but=None)
+
+
+def _remove_shards(target: Path, but: str | None) -> None:
+    """Removes the folders of parts of a checkpoint file, but one; also those that a kill left."""
+    for folder in target.parent.glob(f"{glob.escape(target.name)}.shards-*"):
+        if folder.name != but:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class ShardWriter:
+    """Writes checkpoints in parts (:mod:`lightning_models.shards`), one after the other.
+
+    Each rank writes its shards, and rank 0 then the file that names them. All ranks make one, and
+    call its methods together.
+    """
+
+    def __init__(self, file_writer: CheckpointIO, *, in_background: bool) -> None:
+        """Makes a process group of its own.
+
+        Args:
+            file_writer: writes the file.
+            in_background: whether a thread writes copies of the shards, in memory of the CPU,
+                while training goes on.
+        """
+        self._file_writer, self._in_background = file_writer, in_background
+        self._group = torch.distributed.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._running: Future[None] | None = None
+
+    def save(self, content: dict[str, Any], path: Path) -> None:
+        """Writes a checkpoint, or begins to, after the one before is written.
+
+        Args:
+            content: DTensors anywhere in its dicts become parts, the same ones on all ranks; all
+                else is taken from rank 0.
+            path: the file, the same on all ranks.
+
+        Raises:
+            UserError: if this checkpoint, or the one before, cannot be written.
+        """
+        self.wait()
+        rest, tensors = shards.take_out(content, lambda value: isinstance(value, DTensor))
+        folder = [f"{path.name}.shards-{uuid.uuid4().hex[:8]}"]
+        torch.distributed.broadcast_object_list(folder, group=self._group)
+        rest[shards.KEY] = {"folder": folder[0], "tensors": shards.describe(tensors)}
+        if self._in_background:  # the next step changes the originals in place
+            rest = copy.deepcopy(rest)
+            tensors = {place: tensor.clone() for place, tensor in tensors.items()}
+        self._running = self._thread.submit(self._write, rest, tensors, path)
+        if not self._in_background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until a checkpoint that was begun is written.
+
+        Raises:
+            UserError: if it cannot be written.
+        """
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def _write(
+        self, rest: dict[str, Any], tensors: dict[shards.Place, DTensor], path: Path
+    ) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        folder = path.parent / rest[shards.KEY]["folder"]
+        writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        state = {shards.name_of(place): tensor for place, tensor in tensors.items()}
+        try:
+            dcp.save(state, storage_writer=writer, process_group=self._group)
+        except dcp.api.CheckpointException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            reasons = (_system_error(failure[0]) for failure in error.failures.values())
+            reason = next((reason for reason in reasons if reason is not None), None)
+            if reason is None:
+                raise
+            raise UserError(_not_written(path, reason)) from error
+        failure: list[str | None] = [None]
+        if torch.distributed.get_rank() == 0:
+            try:
+                self._file_writer.save_checkpoint(rest, path)
+            except UserError as error:
+                failure = [str(error)]
+        torch.distributed.broadcast_object_list(failure, group=self._group)
+        if failure[0] is not None:
+            raise UserError(failure[0])
 
 
 def _system_error(error: BaseException | None) -> OSError | None:

@@ -26,6 +26,8 @@ from callbacks import (
     PendingValidation,
     Predictions,
     Progress,
+    Replay,
+    Replayed,
     ResumeState,
     Samples,
     SaveCheckpoints,
@@ -38,7 +40,14 @@ from callbacks.checkpointing import check_folder
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
-from lightning_models.recipe import PACKAGES_HELP, import_packages, import_public_classes, trust
+from lightning_models.recipe import (
+    PACKAGES_HELP,
+    import_packages,
+    import_public_classes,
+    prints_descriptions,
+    resolve_class,
+    trust,
+)
 from training.arguments import (
     DEFAULT_ROOT,
     OPTIMIZER_PREFIX,
@@ -52,8 +61,9 @@ from training.arguments import (
     find_conflicts,
     look,
     report,
+    with_own_configs,
 )
-from training.checkpoints import AtomicCheckpointIO, find_checkpoint
+from training.checkpoints import AtomicCheckpointIO, checkpoint_before, find_checkpoint
 from training.errors import UserError, condense, explain, lost_process, with_options
 from training.records import SaveRunRecord, log_folder_of
 from training.runtime import (
@@ -125,8 +135,8 @@ class LatentCLI(LightningCLI):
             args: the command line; null: that of the process.
             run: false: there is no verb; ``model``, ``datamodule`` and ``trainer`` are built only.
         """
-        set_parsing_settings(docstring_parse_attribute_docstrings=True)
-        argv = sys.argv[1:] if args is None else args
+        argv = with_own_configs(sys.argv[1:] if args is None else args)
+        set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._argv = list(argv)
@@ -176,6 +186,21 @@ class LatentCLI(LightningCLI):
             help="Where typed model arguments differ from those in ckpt_path: stop with a table, "
             "follow what was typed (a typed learning rate then has effect), or the checkpoint.",
         )
+        parser.add_argument(
+            "--name",
+            type=str | None,
+            default=None,
+            help="The run's name: its folder in trainer.default_root_dir, and its row in reports. "
+            "null: the folder is MODEL/version_N.",
+        )
+        parser.add_argument(
+            "--replay",
+            type=int | None,
+            default=None,
+            help="fit: train up to this optimiser step, from the furthest checkpoint before it "
+            "(ckpt_path), and end there with the step's batches and losses, row by row, in "
+            "trainer.default_root_dir. Nothing else is written; other arguments as in the run.",
+        )
         parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
         parser.add_argument(
             DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input, too."
@@ -206,10 +231,21 @@ class LatentCLI(LightningCLI):
         try:
             self._parse_names(parser, args, given)
         except ArgumentError as error:
-            raise UserError(with_options(condense(str(error)), parser)) from error
+            message = with_options(condense(str(error)), parser, self._classes(given))
+            raise UserError(message) from error
         verb = self.config.get("subcommand")
         self._typed = self.config[verb] if verb else self.config
         check_values(self._typed, ("trainer", *CALLBACKS))
+
+    def _classes(self, given: Given) -> dict[str, type]:
+        """Returns the classes of model and data, where they are this project's."""
+        names = {
+            "model": given.own_class("model") or DEFAULT_MODEL,
+            "data": given.own_class("data") or DEFAULT_DATA,
+        }
+        if self._saved_run is not None:
+            names["model"] = self._saved_run.model_recipe["class_path"]
+        return {key: resolve_class(name, object) for key, name in names.items()}
 
     def _parse_names(self, parser: LightningArgumentParser, argv: list[str], given: Given) -> None:
         """Parses; short names of classes are known only after their modules were imported."""
@@ -226,6 +262,8 @@ class LatentCLI(LightningCLI):
             return
         self._continues = given.subcommand == "fit" and given.ckpt_path == "last"
         self._saved_run = find_checkpoint(given.ckpt_path, given.folders)
+        if given.replay is not None:
+            self._saved_run = checkpoint_before(self._saved_run, given.replay)
         self._saved = self._parse_recipe(given.subcommand, self._saved_run)
         try:
             self.config = parser.parse_args(argv)
@@ -263,6 +301,7 @@ class LatentCLI(LightningCLI):
         self.save_config_kwargs["step"] = self._saved_run.step
         if self._continues:
             self.save_config_kwargs["run_id"] = self._saved_run.run_id
+            self.save_config_kwargs["run_name"] = self._saved_run.run_name
         self._conflicts = find_conflicts(
             Namespace(model=config.model, data=config.data),
             Namespace(model=self._saved.model, data=self._saved.data),
@@ -311,6 +350,10 @@ class LatentCLI(LightningCLI):
         config["default_root_dir"] = str(Path(config["default_root_dir"]).expanduser().resolve())
         if self.subcommand == "fit" and not config["fast_dev_run"]:
             self._check_places(Path(config["default_root_dir"]))
+        replay = self._get(self.config, "replay") if self.subcommand == "fit" else None
+        if replay is not None:
+            config |= {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
+            self.save_config_callback = None
         if config["logger"] in (None, True):
             config["logger"] = self._logger(Path(config["default_root_dir"]))
         plugins = config["plugins"] or []
@@ -318,7 +361,10 @@ class LatentCLI(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(AtomicCheckpointIO())
         config["plugins"] = plugins
-        return self._instantiate_trainer(config, self._callbacks(config))
+        callbacks = self._callbacks(config)
+        if replay is not None:  # before NonFinite, which may refuse the step
+            callbacks.insert(0, Replay(replay, Path(config["default_root_dir"])))
+        return self._instantiate_trainer(config, callbacks)
 
     def _check_places(self, root: Path) -> None:
         """Tries the folders of the run now, not after the data have been tokenised."""
@@ -326,6 +372,16 @@ class LatentCLI(LightningCLI):
         folder = self._get(self.config, "checkpoint.dirpath")
         if folder is not None:
             check_folder("checkpoint.dirpath", Path(folder).expanduser())
+        name = self._get(self.config, "name")
+        if name is None:
+            return
+        if not name or Path(name).name != name or name.startswith("."):
+            raise UserError(f"name ({name!r}) must be the name of a folder, without slashes")
+        if not self._continues and any((root / name).glob("config*.yaml")):
+            raise UserError(
+                f"name ({name}): {root / name} holds a run already; go on with it by --ckpt_path "
+                "last, or choose another name"
+            )
 
     def _callbacks(self, config: dict[str, Any]) -> list[L.Callback]:
         """Returns the standing callbacks that this trainer can use."""
@@ -354,7 +410,7 @@ class LatentCLI(LightningCLI):
         )
 
     def _logger(self, root: Path) -> Logger | bool:
-        """Returns TensorBoard below ``<root>/<model>/version_<n>`` for training, else no logger."""
+        """Returns TensorBoard for training, in the run's folder (``--name``), else no logger."""
         if self.subcommand not in (None, "fit"):
             return False
         saved = self._saved_run if self._continues else None
@@ -367,7 +423,11 @@ class LatentCLI(LightningCLI):
                 default_hp_metric=False,
                 purge_step=purge_step(saved),
             )
-        return EventLog(save_dir=root, name=type(self.model).__name__, default_hp_metric=False)
+        name = self._get(self.config, "name")
+        if name is None:
+            return EventLog(save_dir=root, name=type(self.model).__name__, default_hp_metric=False)
+        self.save_config_kwargs["run_name"] = name
+        return EventLog(save_dir=root, name="", version=name, default_hp_metric=False)
 
 
 LOST_PROCESS = 4  # exit code
@@ -388,7 +448,7 @@ def main(args: list[str] | None = None) -> int:
     try:
         with interrupts_here_only():
             LatentCLI(argv)
-    except (Terminated, NonFiniteError) as stop:
+    except (Terminated, NonFiniteError, Replayed) as stop:
         return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
     except SIGTERMException:  # before the first step
         return 128 + signal.SIGTERM
@@ -414,7 +474,7 @@ def main(args: list[str] | None = None) -> int:
     return 0
 
 
-def _end_on_all_ranks(stop: Terminated | NonFiniteError, debug: bool) -> int:
+def _end_on_all_ranks(stop: Terminated | NonFiniteError | Replayed, debug: bool) -> int:
     """Returns the exit code of an end that all ranks have agreed on; rank 0 reports it.
 
     The others end with 0: a launcher that sees one of them fail would kill rank 0 while it speaks.
@@ -425,6 +485,8 @@ def _end_on_all_ranks(stop: Terminated | NonFiniteError, debug: bool) -> int:
         if debug:
             raise stop
         print(f"error: {stop}", file=sys.stderr)
+    elif isinstance(stop, Replayed):
+        print(stop)
     else:
         print(stop, file=sys.stderr)
         if stop.exit_code == 128 + signal.SIGUSR1:

@@ -1,11 +1,13 @@
 """Which errors are the user's to fix, and the one line they are reported in."""
 
 import argparse
+import dataclasses
 import difflib
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_type_hints
 
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
@@ -89,17 +91,51 @@ def condense(report: str) -> str:
     return " ".join(line.removeprefix("- ") for line in kept)
 
 
-def with_options(message: str, parser: argparse.ArgumentParser) -> str:
-    """Returns a parser's message, with the names that an unknown option may be short for."""
-    found = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+_UNKNOWN = re.compile(
+    r"(?:Parser key \"(?P<key>\w+)\".*)?"
+    r"(?:unrecognized arguments: --(?P<option>[^\s=]+)|Option '(?P<own>\S+)' is not accepted)",
+    re.DOTALL,
+)
+
+
+def with_options(
+    message: str,
+    parser: argparse.ArgumentParser,
+    classes: Mapping[str, type] | None = None,
+) -> str:
+    """Returns a parser's message, with the names that an unknown option may be short for.
+
+    Args:
+        message: in one line.
+        parser: whose options are known.
+        classes: of ``model`` and ``data``, whose arguments are known, too; None: there are none.
+    """
+    found = _UNKNOWN.match(message)
     if found is None:
         return message
-    options = dict.fromkeys(_options(parser))
-    longer = [option for option in options if option.startswith(found[1])]
+    asked = "--" + ".".join(filter(None, (found["key"], found["option"] or found["own"])))
+    options = {
+        o.replace(".init_args", ""): o for o in (*_options(parser), *_class_options(classes or {}))
+    }
+    longer = [o for o in options if o.startswith(asked)]
     if longer:
-        return f"{message}; write {' or '.join(longer[:3])} in full"
-    near = difflib.get_close_matches(found[1], options, n=1, cutoff=0.8)
-    return f"{message}; is {near[0]} meant?" if near else message
+        return f"{message}; write {' or '.join(options[o] for o in longer[:3])} in full"
+    last = asked.lstrip("-").rpartition(".")[2]
+    near = [o for o in options if o.rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(asked, options, n=1, cutoff=0.8)
+    return f"{message}; is {' or '.join(options[o] for o in near[:3])} meant?" if near else message
+
+
+def _class_options(classes: Mapping[str, type]) -> Iterator[str]:
+    """Yields the options of classes and of those below them, fields of dataclasses included."""
+    for key, kind in classes.items():
+        for each in kind.__mro__:
+            hints = get_type_hints(vars(each)["__init__"]) if "__init__" in vars(each) else {}
+            for name, hint in hints.items():
+                fields = dataclasses.fields(hint) if dataclasses.is_dataclass(hint) else ()
+                yield from (f"--{key}.init_args.{name}.{field.name}" for field in fields)
+                if not fields and name != "return":
+                    yield f"--{key}.init_args.{name}"
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

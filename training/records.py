@@ -39,6 +39,7 @@ class SaveRunRecord(SaveConfigCallback):
         config: Namespace,
         step: int = 0,
         run_id: str | None = None,
+        run_name: str | None = None,
         **kwargs: Any,
     ) -> None:
         """Takes the configuration.
@@ -48,11 +49,13 @@ class SaveRunRecord(SaveConfigCallback):
             config: the parsed configuration of the subcommand.
             step: optimiser steps of the checkpoint that is resumed.
             run_id: that of the run that goes on; null: a new run begins.
+            run_name: what reports call it; null: what distinguishes it from others.
             kwargs: see Lightning's SaveConfigCallback.
         """
         super().__init__(parser, config, **kwargs)
         self.step = step
         self.run_id = run_id
+        self.run_name = run_name
         self._log_folder: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -82,8 +85,9 @@ class SaveRunRecord(SaveConfigCallback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds the id of the run and its log folder."""
-        checkpoint["run"] = {"id": self.run_id, "log_folder": self._log_folder}
+        """Adds the id of the run, its name and its log folder."""
+        run = {"id": self.run_id, "name": self.run_name, "log_folder": self._log_folder}
+        checkpoint["run"] = run
 
 
 def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:

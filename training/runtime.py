@@ -7,14 +7,22 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import empty as empty_dtensor
+from torch.optim import Optimizer
 
+from lightning_models import shards
 from lightning_models.checkpoint import Checkpoint
+from training.checkpoints import ShardWriter
 
 
 class FullySharded(ModelParallelStrategy):
@@ -25,7 +33,10 @@ class FullySharded(ModelParallelStrategy):
     """
 
     def __init__(
-        self, shard_size: int | None = None, process_group_backend: str | None = None
+        self,
+        shard_size: int | None = None,
+        process_group_backend: str | None = None,
+        sharded_checkpoints: bool | Literal["in_background"] = False,
     ) -> None:
         """Chooses which processes share parameters, and how processes talk.
 
@@ -33,6 +44,9 @@ class FullySharded(ModelParallelStrategy):
             shard_size: processes that share one copy of the parameters; groups of as many are
                 replicas of each other (HSDP), e.g. the 8 devices of a node. null: all.
             process_group_backend: ``nccl`` or ``gloo``; null: by the device.
+            sharded_checkpoints: false: rank 0 writes all of a checkpoint, in one file. true: every
+                rank writes its part, into a folder next to the file. ``in_background``: so do
+                threads, while training goes on with the next step.
 
         Raises:
             ValueError: if ``shard_size`` is below 1.
@@ -43,9 +57,11 @@ class FullySharded(ModelParallelStrategy):
         super().__init__(
             data_parallel_size="auto",
             tensor_parallel_size=1,
-            save_distributed_checkpoint=False,
+            save_distributed_checkpoint=bool(sharded_checkpoints),
             process_group_backend=process_group_backend,
         )
+        self.sharded_checkpoints = sharded_checkpoints
+        self._writer: ShardWriter | None = None
 
     def setup_environment(self) -> None:
         """Takes all processes of all nodes into the mesh: of one axis, or of replicas and shards.
@@ -65,6 +81,74 @@ class FullySharded(ModelParallelStrategy):
             )
             assert self.lightning_module is not None
             self.lightning_module._device_mesh = mesh
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Returns an optimiser's state by numbers of parameters, of shards in place of wholes."""
+        from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+
+        state = super().optimizer_state(optimizer)
+        if self.sharded_checkpoints:  # else Lightning has done so
+            assert self.model is not None
+            number = OptimStateKeyType.PARAM_ID
+            state = FullyShardedDataParallel.rekey_optim_state_dict(state, number, self.model)
+        return state
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | Path,
+        storage_options: Any | None = None,
+    ) -> None:
+        """Writes one file, or parts and a file that names them; all ranks must call this."""
+        path = Path(self.broadcast(filepath))
+        if self.sharded_checkpoints:
+            if self._writer is None:
+                background = self.sharded_checkpoints == "in_background"
+                self._writer = ShardWriter(self.checkpoint_io, in_background=background)
+            self._writer.save(checkpoint, path)
+            return
+        rest, left = shards.take_out(checkpoint, lambda value: isinstance(value, DTensor))
+        whole = {place: tensor.full_tensor().cpu() for place, tensor in left.items()}
+        super().save_checkpoint(shards.put_back(rest, whole), path, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Loads weights and optimisers; returns the content. All ranks must call this.
+
+        Of a checkpoint in parts, whatever number of processes wrote it, a rank reads its own.
+        """
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+        from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+
+        path = Path(self.broadcast(checkpoint_path))
+        if self._writer is not None:
+            self._writer.wait()
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if shards.KEY not in content:
+            return super().load_checkpoint(path, weights_only)
+        model = self.lightning_module
+        assert model is not None
+        like: Any = next(model.parameters())
+        empty = partial(empty_dtensor, device_mesh=like.device_mesh, placements=like.placements)
+        content = shards.whole(path, content, empty)
+        model.load_state_dict(content["state_dict"], strict=model.strict_loading)
+        by_name = FullyShardedDataParallel.rekey_optim_state_dict
+        for optimizer, state in zip(
+            self.optimizers, content.get("optimizer_states", ()), strict=True
+        ):
+            named = by_name(state, OptimStateKeyType.PARAM_NAME, model)
+            set_optimizer_state_dict(model, optimizer, named)
+        return content
+
+    def teardown(self) -> None:
+        """Waits for a checkpoint that is being written."""
+        try:
+            if self._writer is not None:
+                self._writer.wait()
+        finally:
+            self._writer = None
+            super().teardown()
 
 
 # ---- TensorBoard files of a run that may be killed and resumed

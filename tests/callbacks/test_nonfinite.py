@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from callbacks import GradientNorm, NonFinite, NonFiniteError, ResumeState, SaveCheckpoints
-from callbacks.nonfinite import weights_are_finite
+from callbacks.nonfinite import _UsualLoss, weights_are_finite
 from lightning_models import OptimizerConfig, TransformerLM
 from tests.callbacks.conftest import Recorder
 
@@ -201,10 +201,13 @@ def test_good_steps_are_left_alone(run):
 
 
 def test_it_waits_for_the_device_once_a_step(run, monkeypatch):
-    looked = []
-    original = torch.Tensor.__bool__
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: looked.append(1) or original(self))
-    counts = []
+    looked, counts = [], []
+
+    def counted(original):
+        return lambda self: looked.append(1) or original(self)
+
+    for name in ("__bool__", "__int__", "__float__", "item", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name)))
     for guard in ((), (NonFinite(),)):
         looked.clear()
         run(*guard, accumulate_grad_batches=3, max_steps=4, limit_val_batches=0)
@@ -336,3 +339,36 @@ def test_it_is_logged_every_n_steps(every, steps, make_model, make_data, make_tr
     values = [row.get("train/grad_norm") for row in recorder.rows]
     changes = [n + 1 for n, value in enumerate(values) if value != ([None, *values][n])]
     assert changes == steps
+
+
+# ---- spikes
+
+
+@pytest.mark.parametrize(("factor", "spikes"), [(3.0, 1), (1.01, 0)])
+def test_a_loss_spike_is_reported_with_its_batch_and_counted(run, caplog, factor, spikes):
+    recorder, nonfinite = Recorder(), NonFinite()
+    with caplog.at_level("INFO"):
+        run(nonfinite, recorder, bad=(60,), value=factor, max_steps=62, limit_val_batches=0)
+    lines = [record.getMessage() for record in caplog.records if "spike" in record.getMessage()]
+    assert len(lines) == nonfinite.spikes == spikes
+    for line in lines:
+        assert "step 61" in line
+        assert "the loss of batch 60 is" in line
+        assert "--replay 61" in line
+
+
+def test_spikes_are_measured_by_the_steps_before():
+    usual = _UsualLoss(deviations=5.0)
+    noise = [math.sin(n) for n in range(200)]
+    assert not any(usual.exceeded_by([5.0 - n / 100 + x]) for n, x in enumerate(noise))
+    resumed = _UsualLoss(deviations=5.0)
+    resumed.load(usual.state())
+    assert [resumed.exceeded_by([x]) for x in (3.0, 5.0, 12.0)] == [False, False, True]
+    # a level that stays becomes usual
+    assert not [resumed.exceeded_by([12.0]) for _ in range(200)][-1]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_useless_number_of_deviations_is_refused(value):
+    with pytest.raises(ValueError, match="spike_deviations"):
+        NonFinite(spike_deviations=value)

@@ -1,13 +1,16 @@
 """Killed at any moment, resumed with --ckpt_path last: every bit is that of the whole run."""
 
 import os
+import shutil
 import signal
 import time
 
 import pytest
 import torch
 
+from lightning_models.checkpoint import read_checkpoint
 from tests.reliability.runs import (
+    IN_PARTS,
     SHARDED,
     Run,
     at_step,
@@ -87,10 +90,41 @@ def test_killed_twice_at_other_moments(text_file, tmp_path, variant, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [4, 5])
-def test_two_ranks_killed_twice(text_file, tmp_path, seed):
+@pytest.mark.parametrize(("seed", "extra"), [(4, TWO_RANKS), (5, TWO_RANKS), (6, IN_PARTS)])
+def test_two_ranks_killed_twice(text_file, tmp_path, seed, extra):
     """Dropout differs by rank, so this needs the random state of each."""
-    assert broken_twice(text_file, tmp_path, seed, TWO_RANKS) == []
+    assert broken_twice(text_file, tmp_path, seed, extra) == []
+
+
+@pytest.mark.slow
+def test_parts_that_four_ranks_wrote_are_resumed_by_any_number(text_file, tmp_path):
+    """The batch of all ranks together has the same windows, whatever their number is."""
+
+    def run(devices, steps, *extra):
+        own = Run(text_file, tmp_path / str(devices), *IN_PARTS, *extra)
+        options = [f"devices={devices}", f"max_steps={steps}", "val_check_interval=5"]
+        finished(
+            own.start(
+                *(f"--trainer.{option}" for option in options),
+                f"--data.batch_size={4 // devices}",
+                "--model.config.dropout=0",
+                "--model.optimizer.schedule=constant",
+            )
+        )
+        return own
+
+    shutil.copytree(run(4, 6).root, tmp_path / "2")
+    shutil.copytree(tmp_path / "2", tmp_path / "1")
+    resumed = {
+        4: run(4, 9, "--ckpt_path=last"),
+        2: run(2, 9, "--ckpt_path=last"),
+        1: run(1, 9, "--ckpt_path=last", "--trainer.strategy=auto"),
+    }
+    ends = {devices: read_checkpoint(own.last) for devices, own in resumed.items()}
+    assert {end.step for end in ends.values()} == {9}
+    for end in ends.values():
+        for name, weight in ends[4].content["state_dict"].items():
+            torch.testing.assert_close(end.content["state_dict"][name], weight, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow

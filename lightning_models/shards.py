@@ -1,0 +1,264 @@
+"""Checkpoints in parts: each process writes its shards of the tensors, one file holds the rest.
+
+The file, such as ``last.ckpt``, is an ordinary checkpoint without its sharded tensors. Those are in
+safetensors files in a folder next to it, which it names; it is written once they are complete, so
+it is at any time a whole checkpoint, the previous or the new one. Any number of processes reads it:
+torch.distributed.checkpoint gives each the slices that it holds.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEY = "shards"
+"""Of the checkpoint's content: the folder, and each tensor's name there, place and shape."""
+
+Place = tuple[str | int, ...]
+"""Keys from the content down to a tensor, e.g. ("optimizer_states", 0, "state", 3, "exp_avg")."""
+
+
+class BrokenShardsError(ValueError):
+    """Shards that are missing, incomplete or not those of their checkpoint."""
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """What a checkpoint says about one tensor in its folder."""
+
+    place: Place
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def take_out(content: Any, take: Callable[[Any], bool]) -> tuple[Any, dict[Place, Any]]:
+    """Splits nested dicts and lists into a copy without some values, and these by their places.
+
+    Args:
+        content: not changed.
+        take: whether a value of a dict is taken; not asked about dicts and lists.
+    """
+    taken: dict[Place, Any] = {}
+
+    def copy(node: Any, place: Place) -> Any:
+        if isinstance(node, list):
+            return [copy(value, (*place, n)) for n, value in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        kept = {}
+        for key, value in node.items():
+            if not isinstance(value, dict | list) and take(value):
+                taken[(*place, key)] = value
+            else:
+                kept[key] = copy(value, (*place, key))
+        return kept
+
+    return copy(content, ()), taken
+
+
+def put_back(content: Any, values: Mapping[Place, Any]) -> Any:
+    """Puts values back to where :func:`take_out` has found them, in place; returns the content.
+
+    Raises:
+        BrokenShardsError: if the content has no such place.
+    """
+    for (*path, key), value in values.items():
+        node = content
+        try:
+            for step in path:
+                node = node[step]
+            node[key] = value
+        except (LookupError, TypeError) as error:
+            raise BrokenShardsError(f"names a tensor at {[*path, key]}, where none fits") from error
+    return content
+
+
+def describe(tensors: Mapping[Place, Tensor]) -> dict[str, dict[str, Any]]:
+    """Returns plain values from which :class:`Shards` reads the tensors, by their names in files.
+
+    Args:
+        tensors: DTensors, by place.
+    """
+    return {
+        name_of(place): {
+            "place": list(place),
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+        }
+        for place, tensor in tensors.items()
+    }
+
+
+def name_of(place: Place) -> str:
+    """Returns the name that the tensor of a place has in the files."""
+    return "/".join(map(str, place))
+
+
+class Shards:
+    """The tensors in the folder of a checkpoint."""
+
+    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
+        """Reads what the checkpoint says; no tensor yet.
+
+        Args:
+            path: the checkpoint's file.
+            content: of the file; it has :data:`KEY`.
+
+        Raises:
+            BrokenShardsError: if it names no folder next to it, or there is none.
+        """
+        try:
+            folder = str(content[KEY]["folder"])
+            self.tensors = {
+                str(name): Sharded(
+                    tuple(entry["place"]), tuple(entry["shape"]), getattr(torch, entry["dtype"])
+                )
+                for name, entry in content[KEY]["tensors"].items()
+            }
+            shapes = [size for each in self.tensors.values() for size in each.shape]
+            dtypes = [each.dtype for each in self.tensors.values()]
+            sound = all(isinstance(size, int) and size >= 0 for size in shapes)
+            sound &= all(isinstance(dtype, torch.dtype) for dtype in dtypes)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise BrokenShardsError(f"its {KEY} cannot be read ({error})") from error
+        if not sound:
+            raise BrokenShardsError(f"its {KEY} have shapes or dtypes that tensors do not have")
+        if folder != Path(folder).name or folder in ("", ".", ".."):
+            raise BrokenShardsError(f"its {KEY} are in {folder!r}, not in a folder next to it")
+        self.folder = path.parent / folder
+        if not self.folder.is_dir():
+            raise BrokenShardsError(
+                f"its tensors are in {self.folder}, which is missing; copy that folder, too"
+            )
+
+    def below(self, key: str) -> dict[str, str]:
+        """Returns the names of the tensors below one key of the content, by their last key."""
+        return {
+            str(each.place[-1]): name for name, each in self.tensors.items() if each.place[0] == key
+        }
+
+    def read(
+        self, names: Iterable[str], empty: Callable[..., Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Returns tensors by name.
+
+        Args:
+            names: which.
+            empty: makes the tensor to be filled, of a shape and a ``dtype``: a DTensor, of which
+                each process reads its part; then all must call this. None: whole ones on the CPU.
+
+        Raises:
+            BrokenShardsError: if files are missing, damaged or of other tensors.
+        """
+        import torch.distributed.checkpoint as dcp
+
+        state = {
+            name: (empty or torch.empty)(self.tensors[name].shape, dtype=self.tensors[name].dtype)
+            for name in names
+        }
+        with self._readable():
+            reader = dcp.HuggingFaceStorageReader(str(self.folder))
+            dcp.load(state, storage_reader=reader, no_dist=empty is None)
+        return state
+
+    def check(self) -> None:
+        """Checks by the headers of the files that they have each tensor from end to end.
+
+        Raises:
+            BrokenShardsError: if files are missing, damaged or of other tensors.
+        """
+        from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+        with self._readable():
+            metadata = HuggingFaceStorageReader(str(self.folder)).read_metadata()
+        for name, tensor in self.tensors.items():
+            stored: Any = metadata.state_dict_metadata.get(name)
+            chunks = () if stored is None else stored.chunks
+            filled = sum(math.prod(chunk.sizes) for chunk in chunks)
+            complete = stored is not None and tuple(stored.size) == tensor.shape
+            complete &= filled == math.prod(tensor.shape)
+            if not complete or stored.properties.dtype != tensor.dtype:
+                raise BrokenShardsError(
+                    f"{self.folder} does not have all of {name}; copy that folder again"
+                )
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turns what the readers raise on damaged files into one error."""
+        from safetensors import SafetensorError
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that one process reads alone
+                yield
+        except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
+            reason = str(error).splitlines()[-1]
+            raise BrokenShardsError(
+                f"{self.folder} is damaged ({reason}); copy it again"
+            ) from error
+
+
+class TensorsInShards(Mapping[str, Tensor]):
+    """Tensors below one key of the content, which are read when the first is asked for."""
+
+    def __init__(self, shards: Shards, key: str, others: Mapping[str, Any]) -> None:
+        """Reads no tensor.
+
+        Args:
+            shards: where they are.
+            key: of the content, such as ``state_dict``.
+            others: what the file itself has below that key.
+        """
+        self._shards, self._names, self._others = shards, shards.below(key), others
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        read = self._shards.read(self._names.values())
+        return {**self._others, **{key: read[name] for key, name in self._names.items()}}
+
+    def __getitem__(self, key: str) -> Tensor:
+        """Returns a tensor, on the CPU."""
+        tensor: Tensor = self._values[key]
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the keys."""
+        yield from self._others
+        yield from self._names
+
+    def __len__(self) -> int:
+        """Returns how many tensors there are."""
+        return len(self._others) + len(self._names)
+
+
+def whole(
+    path: Path, content: dict[str, Any], empty: Callable[..., Tensor] | None = None
+) -> dict[str, Any]:
+    """Returns a checkpoint's content with all its tensors, in place; as it is, if none is sharded.
+
+    Args:
+        path: its file.
+        content: what the file holds.
+        empty: see :meth:`Shards.read`.
+
+    Raises:
+        BrokenShardsError: if they cannot be read.
+    """
+    if KEY not in content:
+        return content
+    shards = Shards(path, content)
+    shards.check()
+    del content[KEY]
+    read = shards.read(shards.tensors, empty)
+    filled: dict[str, Any] = put_back(
+        content, {each.place: read[name] for name, each in shards.tensors.items()}
+    )
+    return filled

@@ -1,0 +1,121 @@
+"""Checkpoints in parts, as one process reads them: whole, lazily, and never others' files.
+
+Several processes write and read them in test_distributed.py and reliability/test_kill.py.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.hf_storage import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
+
+from lightning_models import shards
+from lightning_models.checkpoint import (
+    CheckpointError,
+    newest_checkpoint,
+    read_checkpoint,
+    read_whole,
+)
+from training.checkpoints import AtomicCheckpointIO
+
+WEIGHT, MOMENT = torch.arange(15.0).view(5, 3), torch.arange(5.0)
+TENSORS = {("state_dict", "w"): WEIGHT, ("optimizer_states", 0, "state", 0, "exp_avg"): MOMENT}
+FOLDER = "last.ckpt.shards-0"
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A checkpoint whose rows two processes have written; returns its file."""
+    content = {
+        "recipe": {"model": {"class_path": "lightning_models.TransformerLM", "init_args": {}}},
+        "global_step": 3,
+        "state_dict": {"buffer": torch.ones(2)},
+        "optimizer_states": [{"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": []}],
+        shards.KEY: {"folder": FOLDER, "tensors": shards.describe(TENSORS)},
+    }
+    (tmp_path / FOLDER).mkdir()
+    for rank, rows in enumerate((slice(0, 3), slice(3, 5))):
+        own = {shards.name_of(place): x[rows].clone() for place, x in TENSORS.items()}
+        offsets = {
+            name: {SAVED_OFFSETS_KEY: [rows.start, *[0] * (part.dim() - 1)]}
+            for name, part in own.items()
+        }
+        file = tmp_path / FOLDER / f"rank{rank}.safetensors"
+        save_file(own, file, metadata={CUSTOM_METADATA_KEY: json.dumps(offsets)})
+    AtomicCheckpointIO().save_checkpoint(content, tmp_path / "last.ckpt")
+    return tmp_path / "last.ckpt"
+
+
+def rewrite(path, **changes):
+    """Changes what the file says about its parts."""
+    content = torch.load(path, weights_only=True)
+    content[shards.KEY] |= changes
+    torch.save(content, path)
+
+
+def test_weights_are_read_when_they_are_asked_for(parts):
+    weights = read_checkpoint(parts).content["state_dict"]
+    assert list(weights) == ["buffer", "w"]
+    assert torch.equal(weights["w"], WEIGHT)
+
+
+def test_everything_is_put_back(parts):
+    for content in (read_whole(parts), AtomicCheckpointIO().load_checkpoint(parts)):
+        assert torch.equal(content["state_dict"]["w"], WEIGHT)
+        assert content["optimizer_states"][0]["state"][0].keys() == {"step", "exp_avg"}
+        assert torch.equal(content["optimizer_states"][0]["state"][0]["exp_avg"], MOMENT)
+
+
+@pytest.mark.parametrize("damage", ["rank missing", "file cut off", "folder missing"])
+def test_damaged_parts_are_skipped(parts, damage):
+    file = parts.parent / FOLDER / "rank0.safetensors"
+    if damage == "rank missing":
+        file.unlink()
+    elif damage == "file cut off":
+        file.write_bytes(file.read_bytes()[:-4])
+    else:
+        file.parent.rename(parts.parent / "elsewhere")
+    with pytest.raises(CheckpointError, match=FOLDER):
+        read_checkpoint(parts)
+    with pytest.warns(UserWarning, match=FOLDER), pytest.raises(CheckpointError, match="no whole"):
+        newest_checkpoint([parts.parent])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"folder": f"../{FOLDER}"},
+        {"folder": "."},
+        {"tensors": {"x": {"place": ["state_dict", "x"], "shape": [-1], "dtype": "float32"}}},
+        {"tensors": {"x": {"place": ["state_dict", "x"], "shape": [1], "dtype": "load"}}},
+        {"tensors": {"x": {"place": ["state_dict", "x"], "shape": [1], "dtype": "float32"}}},
+        {"tensors": {"x": {"place": ["state_dict"]}}},
+        {"tensors": [1]},
+    ],
+)
+def test_what_the_file_says_is_not_trusted(parts, changes):
+    rewrite(parts, **changes)
+    with pytest.raises(CheckpointError, match="last.ckpt"):
+        read_checkpoint(parts)
+
+
+def test_a_place_that_there_is_not(parts):
+    content = torch.load(parts, weights_only=True)
+    entry = next(iter(content[shards.KEY]["tensors"].values()))
+    entry["place"] = ["recipe", 7, "w"]
+    torch.save(content, parts)
+    with pytest.raises(CheckpointError, match="where none fits"):
+        read_whole(parts)
+
+
+def test_replaced_and_removed_with_their_parts(parts):
+    writer, folder = AtomicCheckpointIO(), parts.parent / FOLDER
+    writer.save_checkpoint({**torch.load(parts, weights_only=True), "global_step": 4}, parts)
+    assert folder.is_dir()
+    writer.save_checkpoint({"state_dict": {}}, parts)
+    assert not folder.exists()
+    folder.mkdir()
+    writer.remove_checkpoint(parts)
+    assert not folder.exists()
+    assert not parts.exists()
