@@ -68,6 +68,37 @@ def write_folder(root):
         ]
         lines(root / name / "test.jsonl", rows)
         lines(root / name / "validation.jsonl", rows[::-1])
+    lines(
+        root / "winogrande/validation.jsonl",
+        [
+            {
+                "sentence": "The thought reads the memory, for _ writes.",
+                "option1": "the thought",
+                "option2": "the memory",
+                "answer": str(answer),
+            }
+            for answer in (1, 2)
+        ],
+    )
+    question = {
+        "support": " A memory holds thoughts.",
+        "question": "What holds thoughts?",
+        "correct_answer": "memory",
+        **{f"distractor{n}": text for n, text in enumerate(("state", "token", "fork"), 1)},
+    }
+    lines(root / "sciq/test.jsonl", [question, {**question, "support": ""}])
+    lines(root / "sciq/validation.jsonl", [question])
+    problems = [
+        {"question": "What is read?", "answer": "B", "options": ["a", "b", "c", "d"]},
+        {"question": "It is  _  .", "answer": "C", "options": ["w", "x", "y", "z"]},
+    ]
+    lines(
+        root / "race/test.jsonl",
+        [
+            {"article": "A thought reads.", "problems": str(problems)},
+            {"article": "A memory.", "problems": str(problems[::-1])},
+        ],
+    )
     for name in paradigms:
         rows = [
             pair("The memory reads.", "The memory read.", 0),

@@ -28,6 +28,13 @@ _FIELDS: dict[str, dict[str, pa.DataType]] = {
     },
 }
 _FIELDS["arc_challenge"] = _FIELDS["arc_easy"]
+_FIELDS["winogrande"] = dict.fromkeys(("sentence", "option1", "option2", "answer"), _TEXT)
+_FIELDS["race"] = dict.fromkeys(("article", "problems"), _TEXT)
+_FIELDS["sciq"] = dict.fromkeys(
+    ("question", "support", "distractor1", "distractor2", "distractor3", "correct_answer"), _TEXT
+)
+_SPLITS = {"winogrande": ("validation",), "race": ("test",)}
+"""Splits with a file each, where they are not ``test`` and ``validation``."""
 _PUBLISHED = {"activity_label": _TEXT, "ctx_a": _TEXT, "ctx_b": _TEXT, "endings": _TEXTS}
 """Fields of the published HellaSwag, without its label."""
 _BLOCK = 2**26  # bytes; an object must be in one block
@@ -41,8 +48,8 @@ def load(folder: str, **metadata: Any) -> dict[str, Dataset]:
     """Returns the splits of a local data set by their names.
 
     Args:
-        folder: of a data set within ``DATA``: lambada, hellaswag, piqa, blimp, arc_easy or
-            arc_challenge.
+        folder: of a data set within ``DATA``: lambada, hellaswag, piqa, blimp, arc_easy,
+            arc_challenge, winogrande, sciq or race.
         **metadata: what else the harness hands over: of BLiMP the ``paradigm``.
 
     Raises:
@@ -57,7 +64,7 @@ def load(folder: str, **metadata: Any) -> dict[str, Dataset]:
         return {"validation": _piqa(place)}
     if folder == "blimp":
         return {"train": _paradigm(place, str(metadata["paradigm"]))}
-    splits = ("test", "validation")
+    splits = _SPLITS.get(folder, ("test", "validation"))
     return {split: _rows(_only(place, f"{split}.jsonl"), fields) for split in splits}
 
 

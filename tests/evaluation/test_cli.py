@@ -5,32 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from evaluation.cli import COMMANDS, MOVED, main
+from tests.programs import ROOT, run
 
-ROOT = Path(__file__).parents[2]
 LIGHT = "import sys; from evaluation.cli import build_parser; build_parser(['--help']); "
-
-
-def run_python(*argv, cwd=ROOT):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd)}
-    environment.pop("DEBUG", None)
-    return subprocess.run(
-        [sys.executable, *map(str, argv)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def test_help_imports_nothing_heavy():
     heavy = "('torch', 'lightning', 'transformers', 'lm_eval', 'datamodules')"
-    done = run_python("-c", f"{LIGHT} print([n for n in {heavy} if n in sys.modules])")
+    code = f"{LIGHT} print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -131,7 +118,7 @@ def test_a_checkpoint_outlives_moved_files(moved_tree, checkpoint_path, evaluate
     here, there = tmp_path / "here.json", tmp_path / "there.json"
     command = ("perplexity", "--ckpt", checkpoint_path, "--output")
     evaluates(*command, here)
-    done = run_python("evaluate.py", *command, there, cwd=moved_tree)
+    done = run("evaluate.py", *command, there, cwd=moved_tree)
     assert done.returncode == 0, done.stderr
     first, second = (json.loads(path.read_text()) for path in (here, there))
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
@@ -139,7 +126,9 @@ def test_a_checkpoint_outlives_moved_files(moved_tree, checkpoint_path, evaluate
 
 
 def test_the_program_ends_with_code_2(tmp_path):
-    done = run_python(ROOT / "evaluate.py", "perplexity", "--ckpt", tmp_path / "none.ckpt")
+    environment = {name: value for name, value in os.environ.items() if name != "DEBUG"}
+    command = (ROOT / "evaluate.py", "perplexity", "--ckpt", tmp_path / "none.ckpt")
+    done = run(*command, env=environment)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == f"error: there is no checkpoint at {tmp_path / 'none.ckpt'}\n"

@@ -9,7 +9,17 @@ from datamodules import tokenizer_from_state
 from evaluation.load import build_model
 from lightning_models.checkpoint import read_checkpoint
 
-LOCAL = ("lambada", "hellaswag", "piqa", "arc_easy", "arc_challenge", "blimp")
+LOCAL = (
+    "lambada",
+    "hellaswag",
+    "piqa",
+    "arc_easy",
+    "arc_challenge",
+    "winogrande",
+    "sciq",
+    "race",
+    "blimp",
+)
 TASKS = [f"{name}_local" for name in LOCAL]
 
 

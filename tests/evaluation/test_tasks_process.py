@@ -1,12 +1,10 @@
 """The real command: the package ``evaluate`` is found in spite of the script of that name."""
 
 import os
-import subprocess
-import sys
 
 from task_data import write_folder
 
-from evaluation.tasks.harness import PROJECT
+from tests.programs import run
 
 METRIC = '''
 """A metric that uses the package, as some of the harness' do."""
@@ -37,14 +35,7 @@ def test_metrics_of_the_package_are_found(checkpoint_path, tmp_path):
     (tmp_path / "package.yaml").write_text(TASK)
     data = write_folder(tmp_path / "data")
     words = ["tasks", "--ckpt", checkpoint_path, "--tasks", "package", "--include_path", tmp_path]
-    done = subprocess.run(
-        [sys.executable, "evaluate.py", *map(str, words)],
-        cwd=PROJECT,
-        env={**os.environ, "DATA": str(data), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run("evaluate.py", *words, env={**os.environ, "DATA": str(data)})
     assert done.returncode == 0, done.stderr
     cells = [cell.strip() for cell in done.stdout.splitlines()[2].split("|")]
     assert (cells[1], cells[5], float(cells[7])) == ("package", "acc", 1)
