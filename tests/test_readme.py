@@ -53,10 +53,12 @@ def split(command):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, data_cache):
     """A working folder with the configs, a book, prompts, weights, and a trained demo model."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "configs").symlink_to(ROOT / "configs")
+    data_cache.mkdir(exist_ok=True)
+    (folder / "data_cache").symlink_to(data_cache)
     (folder / "books").mkdir()
     for number in range(4):
         words = random.Random(number).choices(WORDS, k=3000)
