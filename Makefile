@@ -7,6 +7,8 @@ TORCH_INDEX ?=
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
+# Byte code of what is installed, on all cores: pip takes one, and most of an installation's time.
+COMPILE := $(RUN) -m compileall -qq --workers 0 $(VENV)/lib
 READY := $(VENV)/.installed
 DEMO := runs/demo
 
@@ -16,9 +18,10 @@ install: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) \
+	$(PIP) install --quiet --no-compile $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) \
 		--constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(COMPILE) || true  # some packages hold files for newer versions of Python
 	touch $@
 
 # Trains once; a second `make demo` evaluates what is there. An interrupted run goes on from its last

@@ -8,7 +8,8 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -237,12 +238,8 @@ class PythonDocs(TextDataModule):
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
         """Yields the documents of all splits in one pass."""
-        return split_documents(self._documents, **self.shares())
-
-    @cached_property
-    def _documents(self) -> list[str]:
-        """All documents; kept, since parsing the library takes seconds and they take 2 MB."""
-        return [*topics(), *module_documents(self._min_docstring)]
+        documents = [*topics(), *module_documents(self._min_docstring)]
+        return split_documents(documents, **self.shares())
 
 
 def topics() -> list[str]:
@@ -252,14 +249,17 @@ def topics() -> list[str]:
     return list(dict.fromkeys(text.strip() + "\n" for _, text in sorted(texts.items())))
 
 
-def module_documents(min_length: int) -> Iterator[str]:
-    """Yields a document for each module of the standard library with a long enough docstring."""
+@cache
+def module_documents(min_length: int) -> tuple[str, ...]:
+    """Returns a document for each module of the standard library with a long enough docstring.
+
+    They are kept, since parsing the library takes seconds and they take 2 MB.
+    """
     root = Path(sysconfig.get_path("stdlib"))
-    for path in module_files(root):
-        name = ".".join(path.relative_to(root).with_suffix("").parts)
-        text = module_document(path, name, min_length)
-        if text:
-            yield text
+    files = module_files(root)
+    names = [".".join(path.relative_to(root).with_suffix("").parts) for path in files]
+    documents = map(module_document, files, names, repeat(min_length))
+    return tuple(filter(None, documents))
 
 
 def module_files(root: Path) -> list[Path]:

@@ -44,9 +44,16 @@ def text_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def data_cache(tmp_path_factory):
-    """Folder of the session's tokenised corpora."""
-    return tmp_path_factory.getbasetemp() / "data_cache"
+def session_folder(tmp_path_factory):
+    """A folder that all workers of a session have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def data_cache(session_folder):
+    """Folder of the session's tokenised corpora; who prepares one locks its part."""
+    return session_folder / "data_cache"
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.programs import ROOT, run
+
 PAGE = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
 BLOCK = re.compile(
     r"""^```(?P<language>\w+)(?: behind="(?P<mark>[^"]+)")?"""
@@ -49,9 +47,8 @@ def written(before, block):
     return f"{before}\n{block['text']}" if before else block["text"]
 
 
-def run(command, folder):
-    words = [sys.executable, *shlex.split(command)[1:]]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600)
+def execute(command, folder):
+    done = run(*shlex.split(command)[1:], cwd=folder, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -62,19 +59,19 @@ def test_the_page_has_files_and_commands():
 
 
 def test_it_trains_and_is_evaluated(copy):
-    run(COMMANDS[0], copy)
+    execute(COMMANDS[0], copy)
     saved = list(copy.glob("runs/**/last.ckpt"))
     assert len(saved) == 1
-    assert "bits per byte" in run(COMMANDS[1], copy)
+    assert "bits per byte" in execute(COMMANDS[1], copy)
 
 
 def test_files_are_as_linters_want_them(copy):
-    found = run("python -m ruff check lightning_models/refiner tests/methods.py", copy)
+    found = execute("python -m ruff check lightning_models/refiner tests/methods.py", copy)
     assert "All checks passed" in found
 
 
 def test_the_contract_suite_runs_on_it(copy):
-    told = run(f"{COMMANDS[2]} -q -p no:cacheprovider", copy)
+    told = execute(f"{COMMANDS[2]} -q -p no:cacheprovider", copy)
     passed = re.search(r"(\d+) passed", told)
     assert passed is not None
     assert int(passed[1]) >= 15
@@ -83,7 +80,7 @@ def test_the_contract_suite_runs_on_it(copy):
 
 def test_without_refinements_it_is_the_plain_decoder(copy):
     """What the page says of the degenerate case."""
-    told = run(f"python -c {shlex.quote(DEGENERATE)}", copy)
+    told = execute(f"python -c {shlex.quote(DEGENERATE)}", copy)
     assert float(told) == 0.0
 
 

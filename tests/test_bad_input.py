@@ -147,6 +147,9 @@ RANGES = {
     "optimiser null": ("--model.optimizer=null", "model.optimizer (null) holds arguments; leave"),
     "abbreviated option": ("--trainer.max_step=1", "write --trainer.max_steps in full"),
     "abbreviated checkpoint": ("--ckpt_pat=x", "write --ckpt_path in full"),
+    "option of a dataclass": ("--model.lr=1", "is --model.init_args.optimizer.lr meant?"),
+    "option without its key": ("--lr=1", "is --model.init_args.optimizer.lr meant?"),
+    "field with a typo": ("--model.config.dims=1", "is --model.init_args.config.dim meant?"),
     "option with a typo": ("--trainer.max_stepps=1", "is --trainer.max_steps meant?"),
     "function as model": ("--model=lightning_models.os.system", "lightning_models.os.system"),
     "function of a module": (

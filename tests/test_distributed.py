@@ -3,9 +3,7 @@
 import functools
 import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +11,8 @@ from distributed_worker import RUNS, STRATEGIES, train
 from filelock import FileLock
 from methods import IN_FULL
 
-ROOT = Path(__file__).parent.parent
+from tests.programs import ROOT, Program
+
 BY_NAME = {method.name: method for method in RUNS}
 IN_TWO = [*(method.name for method in IN_FULL), "streams of a corpus"]
 VARIANTS = [name for name in BY_NAME if name not in IN_TWO]
@@ -21,13 +20,17 @@ IN_FOUR = [name for name in BY_NAME if name != "streams of a corpus"]  # has two
 
 
 @pytest.fixture(scope="module")
-def results(text_file, tmp_path_factory):
-    """Returns what processes left; those of a group run once, however many workers test."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+def results(text_file, session_folder, request):
+    """Returns what processes left; those of a group run once, however many workers test.
+
+    Of a group the methods are trained whose tests were selected.
+    """
+    own = [item for item in request.session.items if item.path == request.path]
+    selected = {item.callspec.params["name"] for item in own}
 
     def load(strategies: str, names: list[str], strategy: str, name: str):
-        out = base / f"{strategies}-{len(names)}"
+        names = [each for each in names if each in selected]
+        out = session_folder / f"{strategies}-{len(names)}"
         out.mkdir(exist_ok=True)
         with FileLock(out / "lock"):
             if not (out / "done").exists():
@@ -44,25 +47,16 @@ def run(processes, out, *arguments):
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    place |= {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "NODE_RANK": "0"}
-    command = [sys.executable, str(ROOT / "tests" / "distributed_worker.py"), str(out), *arguments]
-    logs = [out / f"rank{rank}.log" for rank in range(processes)]
+    place |= {"PYTHONPATH": paths, "NODE_RANK": "0"}
+    command = ("tests/distributed_worker.py", out, *arguments)
     ranks = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **place, "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=log.open("w"),
-        )
-        for rank, log in enumerate(logs)
+        Program(*command, env={**os.environ, **place, "LOCAL_RANK": str(rank)})
+        for rank in range(processes)
     ]
-    try:
-        codes = [rank.wait(timeout=900) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * processes, "\n".join(log.read_text()[-3000:] for log in logs)
+    with ThreadPoolExecutor(processes) as pool:
+        ended = list(pool.map(lambda rank: rank.communicate(timeout=900), ranks))
+    codes = [rank.returncode for rank in ranks]
+    assert codes == [0] * processes, "\n".join(errors[-3000:] for _, errors in ended)
 
 
 @functools.cache
@@ -89,7 +83,8 @@ def differences(results, text_file, tmp_path_factory):
         losses = ("val/loss", "train/loss")
         found += [key for key in losses if theirs[key] != pytest.approx(ours[key], rel=1e-8)]
         found += [key for key in ("sentence_steps", "texts") if several[key] != one[key]]
-        return found if several.get("keeps_gradients", True) else [*found, "gradients"]
+        kept = ("keeps_gradients", "keeps_checkpoint")
+        return found + [key for key in kept if not several.get(key, True)]
 
     return compare
 

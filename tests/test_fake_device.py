@@ -2,16 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from filelock import FileLock
 from methods import METHODS
 
-ROOT = Path(__file__).parent.parent
+from tests.programs import ROOT, run
+
 pytestmark = pytest.mark.skipif(
     not hasattr(getattr(torch._C, "_acc", None), "DeviceGuard"),
     reason="this torch takes no device guard in Python",
@@ -19,20 +17,14 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(session_folder):
     """What the methods did; they run once, however many workers test."""
-    base = tmp_path_factory.getbasetemp()
-    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fake_device.json"
+    out = session_folder / "fake_device.json"
     with FileLock(f"{out}.lock"):
         if not out.exists():
             paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-            command = [sys.executable, str(ROOT / "tests" / "fake_device.py"), str(out)]
-            done = subprocess.run(
-                command,
-                env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-            )
+            env = {**os.environ, "PYTHONPATH": paths}
+            done = run("tests/fake_device.py", out, env=env, timeout=300)
             assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text())
 

@@ -4,7 +4,7 @@
 file                                may import (besides the standard library)
 ==================================  ==============================================================
 ``layers/``                         torch, layers
-``outputs output_layer optim``      torch, torchmetrics, numpy, layers and each other
+``outputs output_layer optim``      torch, torchmetrics, numpy, safetensors, layers and each other
 ``base.py``                         lightning and all of those
 ``<room>/module.py``                the same, base, its own room, the transformer room
 ``<room>/baselines``                as module.py, without lightning; a file or a folder
@@ -25,18 +25,18 @@ Optional packages may be imported inside functions only.
 import ast
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.programs import ROOT, run
+
 CHECKED = ("lightning_models", "datamodules", "callbacks")
 OURS = {*CHECKED, "training", "evaluation", "train", "evaluate", "tests", "benchmarks", "studies"}
 OPTIONAL = {"flash_attn", "torch_scatter", "openai"}
-LEAF_LIBRARIES = {"torch", "torchmetrics", "numpy"}
+LEAF_LIBRARIES = {"torch", "torchmetrics", "numpy", "safetensors"}
 MODULE_FILES = ("module", "baselines")
 TRANSFORMERS = ("backbone", "import_weights")
 LEAVES = {path.stem for path in (ROOT / "lightning_models").glob("*.py")} - {"__init__", "base"}
@@ -393,7 +393,7 @@ print(json.dumps([count, *(type(part).__name__ for part in parts)]))
 
 
 def test_a_run_imports_its_own_rooms_only_and_short_names_are_found(text_file, tmp_path):
-    run = [
+    options = [
         "--data=datamodules.LocalText",
         f"--data.data_files={text_file}",
         f"--data.cache_dir={tmp_path}",
@@ -403,8 +403,7 @@ def test_a_run_imports_its_own_rooms_only_and_short_names_are_found(text_file, t
         "--trainer.max_steps=1",
         "--trainer.limit_val_batches=0",
     ]
-    command = [sys.executable, "-c", SCRIPT, json.dumps(run), json.dumps(sorted(OURS))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run("-c", SCRIPT, json.dumps(options), json.dumps(sorted(OURS)))
     assert done.returncode == 0, done.stderr
     count, *names = json.loads(done.stdout.splitlines()[-1])
     assert 40 < count < 150

@@ -3,14 +3,13 @@
 import faulthandler
 import os
 import signal
-import subprocess
-import sys
 
 import lightning as L
 import pytest
 import torch
 
 from callbacks import PendingValidation, ResumeState, SaveCheckpoints, Terminated, Termination
+from tests.programs import run as run_program
 
 
 class Asks(L.Callback):
@@ -196,7 +195,7 @@ trainer.fit(Stands(shape, {}), data)
 
 def test_a_run_that_stands_still_ends_with_its_stacks(text_file, tmp_path):
     code = STANDS_STILL % (str(text_file), str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = run_program("-c", code, timeout=50)
     assert done.returncode == 1
     assert "Timeout" in done.stderr
     assert "in training_step" in done.stderr

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from datamodules import prepare as preparing
 from datamodules.prepare import Place, WorkerDiedError, chunks, encode_in_order, prepare_store
 from datamodules.store import Counts, Store, StoreError
 from datamodules.tokenizers import BytesTokenizer, train_bpe
+from tests.programs import Program
 
 SPLIT_CYCLE = ("train", "train", "val", "train", "test")
 DOCUMENTS = [
@@ -279,10 +278,10 @@ Stopping(**{options!r}).prepare_data()
 """
 
 
-def start(stop: int | None, marker: Path, options: dict) -> subprocess.Popen:
+def start(stop: int | None, marker: Path, options: dict) -> Program:
     """Prepares in another process, which stops for a long time before a document."""
     script = SCRIPT.format(stop=stop, marker=str(marker), options=options)
-    return subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
+    return Program("-c", script)
 
 
 def wait_for(condition) -> None:
@@ -318,7 +317,7 @@ def test_killed_and_finished(tmp_path, options):
     workers = psutil.Process(process.pid).children()
     assert len(workers) == 2
     process.kill()
-    process.wait()
+    process.communicate()
     wait_for(lambda: not any(worker.is_running() for worker in workers))
     (partial,) = (tmp_path / "cache").glob("*.partial")
     before = finished_shards(partial)
@@ -339,13 +338,14 @@ def test_several_processes_share_the_parts(tmp_path, options):
     wait_for(lambda: any(record["last"] for record in records(partial)))
     done = {record["part"] for record in records(partial)}
     time.sleep(0.2)
-    assert other.poll() is None  # it waits
+    assert other.returncode is None  # it waits
     assert 1 not in done
     assert done == {0, *range(2, max(done) + 1)}
     before = finished_shards(partial)
     slow.kill()
-    slow.wait()
-    assert other.wait(60) == 0
+    slow.communicate()
+    other.communicate(timeout=60)
+    assert other.returncode == 0
     data = LocalText(**options)
     assert before.items() < stamps(data.store_dir).items()
     assert content(data.store_dir) == fresh(options, tmp_path)

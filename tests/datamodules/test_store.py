@@ -7,8 +7,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import zlib
 from pathlib import Path
@@ -22,6 +20,7 @@ from datamodules import check, prepare, store
 from datamodules.prepare import prepare_store
 from datamodules.store import SPLITS, Counts, Store, StoreError, fingerprint
 from datamodules.tokenizers import BytesTokenizer, train_bpe
+from tests.programs import run
 
 DOCUMENTS = [("train", "first"), ("val", "held out"), ("train", "caf\u00e9"), ("train", "")]
 
@@ -297,8 +296,7 @@ def test_check_names_every_store_of_a_cache(tmp_path, capsys):
 
 
 def test_check_of_what_is_no_store(tmp_path):
-    command = [sys.executable, "-m", "datamodules.check", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run("-m", "datamodules.check", tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
         f"error: {tmp_path} is no text store, nor a folder of text stores. Name a store, or the "

@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +11,9 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from torch.utils._pytree import keystr
 from torch.utils._pytree import tree_flatten_with_path as leaves
 
-ROOT = Path(__file__).resolve().parents[2]
+from lightning_models.checkpoint import read_whole
+from tests.programs import ROOT, Program
+
 FIXED = (
     "--data=datamodules.LocalText",
     "--data.block_size=32",
@@ -35,6 +35,7 @@ SHARDED = (
     "--trainer.devices=2",
     "--trainer.precision=32-true",
 )
+IN_PARTS = (*SHARDED, "--trainer.strategy.sharded_checkpoints=in_background")
 LOGGED = ("train/loss", "train/bpb", "val/loss", "val/bpb", "epoch")
 
 
@@ -43,10 +44,10 @@ class Run:
 
     def __init__(self, text: Path, root: Path, *extra: str, **environment: str) -> None:
         self.root, self.name = root, "TransformerLM"
-        self.command = [sys.executable, str(ROOT / "train.py"), "fit", *FIXED]
+        self.command = [str(ROOT / "train.py"), "fit", *FIXED]
         self.command += [f"--data.data_files={text}", f"--data.cache_dir={root.parent}/cache"]
         self.command += [f"--trainer.default_root_dir={root}", *extra]
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        self.environment = {**os.environ, **environment}
 
     @property
     def folder(self) -> Path:
@@ -56,26 +57,12 @@ class Run:
     def last(self) -> Path:
         return self.folder / "checkpoints" / "last.ckpt"
 
-    def start(self, *extra: str) -> subprocess.Popen:
-        """Starts, or with ``--ckpt_path=last`` goes on, in a session of its own."""
-        return subprocess.Popen(
-            [*self.command, *extra],
-            env=self.environment,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=_listen_to_ctrl_c,
-        )
+    def start(self, *extra: str) -> Program:
+        """Starts, or with ``--ckpt_path=last`` goes on."""
+        return Program(*self.command, *extra, env=self.environment)
 
-    def resume(self) -> subprocess.Popen:
+    def resume(self) -> Program:
         return self.start("--ckpt_path=last")
-
-
-def _listen_to_ctrl_c() -> None:
-    """A background job of a shell script, as tests may be one, hands on that SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def children(pid: int) -> list[int]:
@@ -164,7 +151,7 @@ def differences(ours: Run, theirs: Run, steps: int) -> list[str]:
 
     Of weights, optimiser, schedule, random states and logged losses.
     """
-    a, b = (torch.load(run.last, weights_only=True) for run in (ours, theirs))
+    a, b = (read_whole(run.last) for run in (ours, theirs))
     found = [f"ended at {end['global_step']}" for end in (a, b) if end["global_step"] != steps]
     states = ("state_dict", "optimizer_states", "lr_schedulers", "resume_state")
     found += [key for key in states if not same(a[key], b[key])]

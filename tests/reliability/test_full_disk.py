@@ -4,7 +4,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from datamodules.prepare import prepare_store
 from datamodules.store import Store, StoreError
 from datamodules.tokenizers import BytesTokenizer
 from lightning_models.checkpoint import read_checkpoint
+from tests.programs import run
 from training.checkpoints import AtomicCheckpointIO
 from training.errors import UserError
 
@@ -122,17 +122,12 @@ sys.exit(main(sys.argv[2:]))
 
 
 def test_tokenising_ends_with_one_line(tmp_path):
-    from tests.reliability.runs import ROOT
-
     (tmp_path / "a.txt").write_text("x" * 99_000 + "\n\n" + "y" * 999)
     data = ("--data=datamodules.LocalText", f"--data.data_files={tmp_path}/a.txt")
     cache = f"--data.cache_dir={tmp_path}/cache"
     root = f"--trainer.default_root_dir={tmp_path}/runs"
     options = (*data, "--data.separator=\n\n", "--data.val_fraction=0", "--data.test_fraction=0")
-    command = [sys.executable, "-c", PROGRAM, "90000", "fit", *options, cache, root]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run("-c", PROGRAM, 90000, "fit", *options, cache, root)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -144,7 +139,7 @@ def test_tokenising_ends_with_one_line(tmp_path):
 @pytest.mark.slow
 def test_a_run_ends_with_one_line_and_can_go_on(text_file, tmp_path):
     """Four steps, then four more in which no checkpoint can be written, then again with room."""
-    from tests.reliability.runs import ROOT, Run, differences, finished
+    from tests.reliability.runs import Run, differences, finished
 
     schedule = (
         "--trainer.max_steps=8",
@@ -156,16 +151,8 @@ def test_a_run_ends_with_one_line_and_can_go_on(text_file, tmp_path):
     finished(whole.start())
     finished(broken.start("--trainer.max_steps=4"))
     before = broken.last.read_bytes()
-    command = [sys.executable, "-c", PROGRAM, str(len(before) // 2), *broken.command[2:]]
-    done = subprocess.run(
-        [*command, "--ckpt_path=last"],
-        env=broken.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    program = ("-c", PROGRAM, len(before) // 2, *broken.command[1:], "--ckpt_path=last")
+    done = run(*program, env=broken.environment)
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "the previous one is whole" in line

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.reliability.runs import ROOT, Run, finished
+from tests.programs import ROOT
+from tests.reliability.runs import Run, finished
 
 SCHEDULE = (
     "--model=poisoned_model.PoisonedLM",

@@ -2,14 +2,15 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.programs import ROOT, Program
 from tests.reliability.runs import (
-    ROOT,
     SHARDED,
     Run,
     at_step,
@@ -33,14 +34,13 @@ TWO_WORKERS = ("--data.num_workers=2",)
 
 
 def terminated_once(
-    text_file, folder, seed, *extra, number=signal.SIGTERM, group=None, launcher=()
+    text_file, folder, seed, *extra, number=signal.SIGTERM, group=None, start=Run.start
 ):
     """Ends a run with a signal and goes on; returns where its end differs from a whole run's."""
     step = seeded(seed).randint(5, STEPS - 20)
     whole = Run(text_file, folder / "whole", *SCHEDULE, *extra)
     broken = Run(text_file, folder / "broken", *SCHEDULE, *extra)
-    broken.command[:0] = launcher
-    processes = whole.start(), broken.start()
+    processes = whole.start(), start(broken)
     reached = at_step(processes[1], step, number, group=group)
     errors = finished(processes[1], code=128 + number)
     head = f"stopped by {number.name} after step"
@@ -84,8 +84,12 @@ def test_a_whole_process_group(text_file, tmp_path, extra):
 
 def test_timeout(text_file, tmp_path):
     """``timeout`` signals its child, and then its group with that child in it once more."""
-    launcher = ("timeout", "--kill-after=60", "300")
-    assert terminated_once(text_file, tmp_path, 4, *TWO_WORKERS, launcher=launcher) == []
+
+    def start(run):
+        become = "import os, sys; os.execvp('timeout', ['timeout', '300', *sys.argv[1:]])"
+        return Program("-c", become, sys.executable, *run.command, env=run.environment)
+
+    assert terminated_once(text_file, tmp_path, 4, *TWO_WORKERS, start=start) == []
 
 
 def test_workers_end_with_a_killed_parent(text_file, tmp_path):

@@ -9,15 +9,14 @@ from training import main
 
 
 @pytest.fixture(scope="session")
-def data_arguments(text_file, tmp_path_factory):
+def data_arguments(text_file, data_cache):
     """Arguments of the real datamodule on a small file, tokenised once a session."""
-    cache = tmp_path_factory.getbasetemp() / "data_cache"
     return [
         "--data=datamodules.LocalText",
         f"--data.data_files={text_file}",
         "--data.block_size=32",
         "--data.batch_size=4",
-        f"--data.cache_dir={cache}",
+        f"--data.cache_dir={data_cache}",
     ]
 
 

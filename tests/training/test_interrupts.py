@@ -2,12 +2,12 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from callbacks import Progress
+from tests.programs import run
 from training import main
 from training.runtime import interrupts_here_only
 
@@ -62,7 +62,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_forked_processes_are_not_reached():
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True)
+    done = run("-c", FORKS)
     assert done.returncode == 5, done.stderr
 
 

@@ -1,39 +1,31 @@
 """Several processes, started as a user starts them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.programs import ROOT, run
 from tests.training.conftest import checkpoint_folder, load
 from training import main
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def fit_on_two(data_arguments, model_arguments, quick):
     """Trains in two processes on the CPU with a trainer config of the project."""
 
-    def run(config: str, root: Path, *extra: str) -> Path:
-        command = [sys.executable, str(ROOT / "train.py"), "fit"]
+    def fit(config: str, root: Path, *extra: str) -> Path:
+        command = ["train.py", "fit"]
         command += [f"--config={ROOT}/configs/trainer/{config}.yaml", *data_arguments]
         command += [*model_arguments, *quick, "--trainer.devices=2", "--trainer.precision=32-true"]
         command += ["--trainer.accumulate_grad_batches=2", "--trainer.max_steps=4"]
         command += ["--checkpoint.save_top_k=-1", "--checkpoint.every_n_train_steps=2"]
-        done = subprocess.run(
-            [*command, f"--trainer.default_root_dir={root}", *extra],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = run(*command, f"--trainer.default_root_dir={root}", *extra)
         assert done.returncode == 0, done.stderr[-3000:]
         (folder,) = root.iterdir()  # named by the model
         return checkpoint_folder(root, model=folder.name)
 
-    return run
+    return fit
 
 
 def stopped_and_resumed(fit_on_two, config, tmp_path, *extra):

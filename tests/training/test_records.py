@@ -8,6 +8,8 @@ import pytest
 import torch
 import yaml
 
+from evaluation.runs import find_compared
+from lightning_models.checkpoint import read_checkpoint
 from tests.training.conftest import checkpoint_folder, load
 from training.records import SaveRunRecord, free_path, git_commit
 
@@ -143,3 +145,27 @@ def test_all_ranks_take_the_id_of_the_first():
     record.setup(trainer, None, "fit")
     record.on_save_checkpoint(trainer, None, checkpoint)
     assert checkpoint["run"]["id"] == "of rank 0"
+
+
+# ---- names
+
+
+def test_a_name_is_folder_and_row(fit, tmp_path, capsys):
+    steps = ("--trainer.max_steps=2", "--name=small")
+    assert fit(tmp_path, *steps) == 0
+    last = tmp_path / "small" / "checkpoints" / "last.ckpt"
+    assert read_checkpoint(last).run_name == "small"
+    assert fit(tmp_path, *steps) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert fit(tmp_path, "--trainer.max_steps=2") == 0  # another, newer run
+    assert fit(tmp_path, *steps, "--trainer.max_steps=3", "--ckpt_path=last", bare=True) == 0
+    resumed = read_checkpoint(last)
+    assert (resumed.step, resumed.run_name) == (3, "small")
+    runs, _ = find_compared([str(tmp_path)], skip=False)
+    assert {run.row for run in runs} == {"small", None}
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ""])
+def test_a_name_that_is_no_folder(fit, tmp_path, name):
+    assert fit(tmp_path, "--trainer.max_steps=1", f"--name={name}") == 2
+    assert list(tmp_path.iterdir()) == []
