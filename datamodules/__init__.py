@@ -22,7 +22,8 @@
 | `journals` | files that survive a kill: whole writes, durable appends, one writer |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |
-| `order` | seeded orders of documents and of examples |
+| `order` | seeded orders: with `text.WindowSource`, `sentences.batches.StreamSource` and
+| | `reasoning.batches.ReasoningSource` they decide what batch n has |
 | `recipe` | from an object back to its class path and arguments |
 
 The path of a document: `labelled_documents` -> `prepare.prepare_store` (`encode_in_order`:

@@ -1,6 +1,21 @@
 """Language models that think in latent space, one package a paper, and the control.
 
 The names exported here are the public paths that configs and checkpoints carry.
+
+| file | what it holds |
+|---|---|
+| `base` | `LanguageModel`: the steps, scores and decoding that every method shares |
+| `outputs` | what losses and scores return; `StageMetrics`: sums of an epoch, its perplexity |
+| `layers/` | attention, blocks, KV cache, decoder configs, recordings for analyses |
+| `output_layer` | losses and log-probabilities over the vocabulary, in chunks; mixtures |
+| `generation` | one decode loop, with a cache or without |
+| `optim` | AdamW, its groups and schedules |
+| `checkpoint`, `shards` | checkpoints that run no code, whole or in parts |
+| `recipe` | class path and arguments that rebuild a model |
+| `flops` | FLOPs of layers and decoders |
+| `runtime` | random state, gradients, sharded parameters |
+| `transformer/` | the plain decoder, and weights from `transformers` |
+| `thoughtbubbles/` ... `thinking_states/` | one paper each: equations to code in its first lines |
 """
 
 import importlib

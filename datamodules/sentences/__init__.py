@@ -7,7 +7,7 @@
 | documents of the corpus, marked | `corpus.SentenceCorpus`, `corpus.SentenceIndex` |
 | sentence streams and their curriculum (2.1, 2.3) | `streams` |
 | uniform token-budget bucketing (B.1) | `streams.distribute` |
-| batches | `batches.Sentences` |
+| batches | `batches.Sentences`; which streams batch n has: `batches.StreamSource` |
 | flat streams with boundaries (E.2, E.4) | `corpus.SentenceWindows` |
 
 Words are lexical tokens here: all but BOS, EOS and EOD.

@@ -7,7 +7,7 @@ p(x | z), eq. 1: decoder under latent vectors              ``network.LatentThoug
 z_l read by every layer, rotary positions on both sides    ``network.LatentAttention``
 short context window k                                     ``layers.SelfAttention`` (``window``)
 prior N(0, I); z = f(z0)                                   ``network.TransportPrior``
-Algorithm 1, lines 6 to 11 (fast learning)                 ``posterior.infer`` (variational)
+Algorithm 1, lines 6 to 11 (fast learning): inner loop     ``posterior.infer``, ``_variational``
 eq. 4, Langevin sampling                                   ``posterior.infer`` (langevin)
 VAE, amortised inference                                   ``network.LatentEncoder``,
                                                            ``posterior.infer`` (amortised)
