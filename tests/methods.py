@@ -112,6 +112,8 @@ class Method:
 
 
 LLAMA = {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": False}
+LLAMA3 = LLAMA | {"num_kv_heads": 2}
+PYTHIA = {"positions": "rope", "rope_fraction": 0.5, "parallel_residual": True}
 FORKS = {"fork_layers": (1, 2), "kappa": "2L"}
 BY_THRESHOLD = {"allocation": "threshold"}
 BY_WINDOW = {"allocation": "window_topk", "allocation_window": 8}
@@ -189,9 +191,9 @@ def gestalt(name: str, **changes: Any) -> Method:
 
 METHODS = [
     Method("gpt2", TransformerLM),
-    Method("gpt2-rope-nobias", TransformerLM, {"positions": "rope", "bias": False}),
+    Method("pythia-nobias", TransformerLM, PYTHIA | {"bias": False}),
     Method("llama", TransformerLM, LLAMA | {"tie_head": False, "init": "ponderlm"}),
-    Method("llama-window", TransformerLM, LLAMA | {"window": 8}, far_sighted=False),
+    Method("llama3-window", TransformerLM, LLAMA3 | {"window": 8}, far_sighted=False),
     Method("copy-3", CopyLM, {"copies": 3}),
     Method("copy-2-shared", CopyLM, {"copies": 2, "copy_positions": "shared"}),
     Method("thoughtbubbles", ThoughtbubblesLM, FORKS),

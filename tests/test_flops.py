@@ -23,6 +23,7 @@ STYLES = {
     "gpt2": {},
     "untied": {"tie_head": False},
     "llama": {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": False},
+    "shared heads": {"num_kv_heads": 1},
     "wide": {"ffn_dim": 70},
 }
 B, T = 2, 12
@@ -93,7 +94,9 @@ def test_parts_add_up(model):
     assert head_flops(config) == 2 * 24 * 128
     hidden = {70: 70, None: 64 if config.activation == "swiglu" else 96}[config.ffn_dim]
     matrices = 3 if config.activation == "swiglu" else 2
-    assert linear_flops(network.blocks) == 3 * 2 * (4 * 24**2 + matrices * 24 * hidden)
+    shared = 24 * config.key_value_heads // config.num_heads
+    attention = 2 * 24**2 + 2 * 24 * shared
+    assert linear_flops(network.blocks) == 3 * 2 * (attention + matrices * 24 * hidden)
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 7, 30])

@@ -8,6 +8,7 @@ T      tokens of a row (queries of an attention)
 N      keys of an attention; residual streams in Thoughtbubbles
 D      width of the residual stream (``dim``)
 H      attention heads
+G      heads of keys and values (H unless queries share them)
 C      channels of one head (D / H)
 V      vocabulary (padded, see ``SequenceConfig.padded_vocab_size``)
 L      layers

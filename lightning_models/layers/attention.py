@@ -43,13 +43,14 @@ def attend(
     """Returns softmax(q k^T / sqrt(C) + key_bias) v, shape (B, H, T, C).
 
     A query that may see no key at all gets zeros. With fewer queries than keys, the last query
-    stands at the last key (a query's own position is N - T + its index). Records ``attention``:
-    ``weights`` (B, H, T, N) before dropout.
+    stands at the last key (a query's own position is N - T + its index). With G heads of keys,
+    each is read by H / G neighbouring heads of queries. Records ``attention``: ``weights``
+    (B, H, T, N) before dropout.
 
     Args:
         q: queries (B, H, T, C).
-        k: keys (B, H, N, C).
-        v: values (B, H, N, C).
+        k: keys (B, G, N, C), where G divides H.
+        v: values (B, G, N, C).
         causal: whether a query sees only keys at its own position and before.
         window: with ``causal``, sees only the last ``window`` of those, its own included.
         key_bias: (B, N) float, added to the scores of each key for all heads and queries; finite.
@@ -73,6 +74,8 @@ def attend(
         backend = _choose(q, window, mask, dropout)
     if k.shape[2] == 0 or wants("attention"):
         backend = "math"  # no keys: zeros, with zero gradients for q, k and v
+    if backend in ("math", "flex"):  # the other kernels share heads themselves
+        k, v = (_for_each_query_head(x, q.shape[1]) for x in (k, v))
     channels = q.shape[-1]
     rules = _Rules(causal, window, mask, dropout, 1 / math.sqrt(channels))
     if backend == "math":
@@ -116,6 +119,13 @@ def _autocast(x: Tensor) -> Tensor:
     if x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x
+
+
+def _for_each_query_head(x: Tensor, num_heads: int) -> Tensor:
+    """Returns keys or values (B, G, N, C) as (B, H, N, C), each head for H / G queries' heads."""
+    if x.shape[1] == num_heads:
+        return x
+    return x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
 def _choose(q: Tensor, window: int | None, mask: Tensor | None, dropout: float) -> Backend:
@@ -179,6 +189,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | Non
         is_causal=plain,
         dropout_p=rules.dropout,
         scale=rules.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
 
 

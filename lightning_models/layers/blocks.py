@@ -62,32 +62,38 @@ def embedding_scale(config: DecoderConfig) -> float:
 
 
 class Rope(NamedTuple):
-    """Tables for one set of positions, float32: ``cos`` and ``sin``, each (B or 1, 1, T, C)."""
+    """Tables for one set of positions, float32: ``cos`` and ``sin``, each (B or 1, 1, T, R)."""
 
     cos: Tensor
     sin: Tensor
 
 
-def rope_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rope:
+def rope_tables(positions: Tensor, rotary_dim: int, base: float = 10000.0) -> Rope:
     """Returns the rotation tables for ``positions``.
 
     Args:
         positions: (T,) or (B, T), integer or float: position of each token in tokens.
-        head_dim: C, even.
+        rotary_dim: R, channels of a head that are rotated, even.
         base: the longest wavelength is about ``2 pi base`` tokens.
     """
-    exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    angles = positions.to(torch.float32)[..., None] * base**-exponent  # (B?, T, C/2)
+    pairs = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32)
+    angles = positions.to(torch.float32)[..., None] * base ** -(pairs / rotary_dim)  # (B?, T, R/2)
     angles = torch.cat((angles, angles), dim=-1)
     if angles.dim() == 2:
         angles = angles[None]
-    angles = angles[:, None]  # (B or 1, 1, T, C)
+    angles = angles[:, None]  # (B or 1, 1, T, R)
     return Rope(angles.cos(), angles.sin())
 
 
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
-    """Returns ``x`` (B, H, T, C) with channel pairs (i, i + C/2) rotated by their angle."""
-    first, second = x.chunk(2, dim=-1)  # (B, H, T, C/2) each
+    """Returns ``x`` (B, H, T, C) with channel pairs (i, i + R/2) rotated by their angle.
+
+    Channels from R on stay as they are.
+    """
+    width = rope.cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat((apply_rope(x[..., :width], rope), x[..., width:]), dim=-1)
+    first, second = x.chunk(2, dim=-1)  # (B, H, T, R/2) each
     turned = torch.cat((-second, first), dim=-1)
     return (x * rope.cos + turned * rope.sin).to(x.dtype)
 
@@ -106,7 +112,10 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Self-attention; queries, keys and values share one matrix (in that order)."""
+    """Self-attention; queries, keys and values share one matrix (in that order).
+
+    Grouped-query attention (arXiv 2305.13245) where the config has fewer heads of keys and values.
+    """
 
     def __init__(self, config: DecoderConfig, causal: bool = True) -> None:
         """Builds the projections.
@@ -124,12 +133,20 @@ class SelfAttention(nn.Module):
         self.backend = config.attention_backend
         self.query_scale = 1.0
         """Factor on queries, in addition to 1/sqrt(C)."""
-        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
+        shared = config.key_value_heads * config.head_dim
+        self.widths = (config.dim, shared, shared)
+        """Rows of queries, keys and values in their matrix."""
+        self.qkv = nn.Linear(config.dim, sum(self.widths), bias=config.projection_bias)
         self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
 
     def project(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries, keys and values (B, H, T, C) of ``x`` (B, T, D), rotated by ``rope``."""
-        q, k, v = (split_heads(part, self.num_heads) for part in self.qkv(x).chunk(3, dim=-1))
+        """Returns queries (B, H, T, C), keys and values (B, G, T, C) of ``x`` (B, T, D).
+
+        Queries and keys are rotated by ``rope``.
+        """
+        head_dim = self.widths[0] // self.num_heads
+        parts = self.qkv(x).split(self.widths, dim=-1)
+        q, k, v = (split_heads(part, part.shape[-1] // head_dim) for part in parts)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
         return (q if self.query_scale == 1.0 else q * self.query_scale), k, v
@@ -161,7 +178,7 @@ class SelfAttention(nn.Module):
         # a ragged cache's mask contains causality
         causal = self.causal and (cache is None or mask is None)
         if cache is not None:
-            k, v = cache.append(k, v)  # (B, H, N, C), the cached ones first
+            k, v = cache.append(k, v)  # (B, G, N, C), the cached ones first
         heads = attend(
             q,
             k,
@@ -208,7 +225,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)); in parallel both read the same x."""
 
     def __init__(self, config: DecoderConfig, causal: bool = True) -> None:
         """Builds the two sub-layers; causal as in ``SelfAttention``."""
@@ -218,6 +235,7 @@ class Block(nn.Module):
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
+        self.parallel = config.residual_in_parallel
 
     def forward(
         self,
@@ -232,8 +250,9 @@ class Block(nn.Module):
         seen = self.attention(
             self.attention_norm(x), rope=rope, cache=cache, key_bias=key_bias, mask=mask
         )
-        x = x + self.dropout(seen)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        between = x + self.dropout(seen)
+        read = x if self.parallel else between
+        return between + self.dropout(self.feed_forward(self.feed_forward_norm(read)))
 
 
 # ---- reductions over groups of entries of the last axis

@@ -127,6 +127,26 @@ class DecoderConfig(SequenceConfig):
         return self.dim // self.num_heads
 
     @property
+    def key_value_heads(self) -> int:
+        """G, heads of keys and values."""
+        return self.num_heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """R, channels of each head that rotary positions turn."""
+        return self.head_dim
+
+    @property
+    def projection_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.bias
+
+    @property
+    def residual_in_parallel(self) -> bool:
+        """Whether attention and feed-forward layer of a block read the same stream."""
+        return False
+
+    @property
     def hidden_dim(self) -> int:
         """Hidden width of the feed-forward layer, with the default resolved."""
         if self.ffn_dim is not None:

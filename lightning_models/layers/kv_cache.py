@@ -92,7 +92,7 @@ class KVCache:
 
 
 class LayerCache:
-    """Keys and values of one layer, (B, H, capacity, C) each."""
+    """Keys and values of one layer, (B, G, capacity, C) each."""
 
     def __init__(self, owner: KVCache) -> None:
         """Starts empty; the first entries fix shape and dtype."""
@@ -110,7 +110,7 @@ class LayerCache:
         if self._buffers is None:
             return
         for buffer in self._buffers:
-            # (B, N) -> (B, H, N, C): the same places in every head and channel
+            # (B, N) -> (B, G, N, C): the same places in every head and channel
             from_, to = (
                 index[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3])
                 for index in (source, target)
@@ -118,7 +118,7 @@ class LayerCache:
             buffer.scatter_(2, to, buffer.gather(2, from_))
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k, v (B, H, T, C) after each row's entries; returns all up to the longest row.
+        """Writes k, v (B, G, T, C) after each row's entries; returns all up to the longest row.
 
         Raises:
             ValueError: if the cache is full.
@@ -129,11 +129,11 @@ class LayerCache:
             raise ValueError(f"the cache holds {cache.capacity} entries a row, {end} are needed")
         keys, values = self._buffers = self._room(k, v, end)
         if cache.uniform:
-            # one slice for all rows; k and v (B, H, T, C)
+            # one slice for all rows; k and v (B, G, T, C)
             keys[:, :, cache.longest : end] = k
             values[:, :, cache.longest : end] = v
         else:
-            # ragged rows: each writes after its own last entry, (B, T) -> (B, H, T, C)
+            # ragged rows: each writes after its own last entry, (B, T) -> (B, G, T, C)
             index = cache.positions(num_new)[:, None, :, None].expand_as(k)
             keys.scatter_(2, index, k)
             values.scatter_(2, index, v)

@@ -18,7 +18,58 @@ from lightning_models.layers.blocks import embedding_scale
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(DecoderConfig):
-    """A plain decoder: the defaults are GPT-2's; LLaMA style is rms, swiglu, rope, no bias."""
+    """A plain decoder: the defaults are GPT-2's; LLaMA style is rms, swiglu, rope, no bias.
+
+    Raises:
+        ValueError: if sizes do not fit together; the message names key, value and cure.
+    """
+
+    num_kv_heads: int | None = None
+    """G, heads of keys and values, which H / G heads of queries share (LLaMA 3, Qwen2.5); must
+    divide num_heads; null: num_heads."""
+    qkv_bias: bool | None = None
+    """Whether queries, keys and values have biases (Qwen2.5: they alone); null: as ``bias``."""
+    rope_fraction: float = 1.0
+    """Share of a head's channels that rotary positions turn, the first ones (Pythia: 0.25)."""
+    parallel_residual: bool = False
+    """Whether the feed-forward layer reads what attention reads, not what it wrote (Pythia)."""
+
+    def __post_init__(self) -> None:
+        """Checks heads and rotary channels, and what every decoder checks."""
+        super().__post_init__()
+        heads = self.key_value_heads
+        if heads < 1 or self.num_heads % heads:
+            raise ValueError(
+                f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads}); "
+                "null gives every head of queries its own"
+            )
+        if not 0 < self.rope_fraction <= 1:
+            raise ValueError(f"rope_fraction ({self.rope_fraction}) must be above 0 and at most 1")
+        if self.positions == "rope" and (self.rotary_dim < 2 or self.rotary_dim % 2):
+            raise ValueError(
+                f"rope_fraction ({self.rope_fraction}) of a head's {self.head_dim} channels makes "
+                f"{self.rotary_dim}, which must be an even number of at least 2"
+            )
+
+    @property
+    def key_value_heads(self) -> int:
+        """G, heads of keys and values."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """R, channels of each head that rotary positions turn."""
+        return int(self.head_dim * self.rope_fraction)
+
+    @property
+    def projection_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.bias if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def residual_in_parallel(self) -> bool:
+        """Whether attention and feed-forward layer of a block read the same stream."""
+        return self.parallel_residual
 
 
 class Backbone(nn.Module):
@@ -67,7 +118,7 @@ class Backbone(nn.Module):
         """
         rope = None
         if self.position is None:
-            rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
+            rope = rope_tables(positions, self.config.rotary_dim, self.config.rope_base)
         for index, block in enumerate(self.blocks):
             layer = None if cache is None else cache.layers[index]
             x = block(x, rope=rope, cache=layer, key_bias=key_bias, mask=mask)

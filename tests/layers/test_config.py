@@ -6,6 +6,7 @@ import re
 import pytest
 
 from lightning_models.layers import DecoderConfig
+from lightning_models.transformer import TransformerConfig
 
 SIZES = {"vocab_size": 100, "block_size": 8, "num_layers": 2, "dim": 12, "num_heads": 2}
 
@@ -93,6 +94,20 @@ def test_the_cure_for_odd_head_widths_under_rope_works(dim, heads):
     assert (
         config(**{"dim": dim, "num_heads": heads, "positions": "rope", **fixed}).head_dim % 2 == 0
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_kv_heads": 3}, r"num_kv_heads \(3\) must divide num_heads \(2\)"),
+        ({"num_kv_heads": 0}, r"num_kv_heads \(0\) must divide"),
+        ({"rope_fraction": 0.0}, r"rope_fraction \(0.0\) must be above 0"),
+        ({"positions": "rope", "rope_fraction": 0.5}, "makes 3, which must be an even number"),
+    ],
+)
+def test_options_of_published_models_out_of_range(changes, words):
+    with pytest.raises(ValueError, match=words):
+        TransformerConfig(**{**SIZES, **changes})
 
 
 def test_derived_sizes():

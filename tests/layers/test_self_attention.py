@@ -5,8 +5,17 @@ import math
 import pytest
 import torch
 
-from lightning_models.layers import Block, DecoderConfig, FeedForward, SelfAttention, rope_tables
-from tests.layers.cases import key_biases, random_mask
+from lightning_models.layers import (
+    Block,
+    DecoderConfig,
+    FeedForward,
+    SelfAttention,
+    apply_rope,
+    attend,
+    rope_tables,
+)
+from lightning_models.transformer import TransformerConfig
+from tests.layers.cases import key_biases, qkv, random_mask
 from tests.reference.attention import attend_by_loops
 from tests.reference.rope import rotate
 
@@ -47,6 +56,25 @@ def test_self_attention(window, turned):
         mine = layer(x, rope=rope_tables(positions, 4) if turned else None, **options)
         expected = attention_by_hand(layer, x, positions, causal=True, window=window, **options)
         assert (mine - expected).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("backend", ["math", "sdpa", "flex"])
+def test_shared_heads_are_repeated_ones(backend, biased):
+    q, k, v = (x.float() for x in qkv(6, 6, H=4))
+    k, v = k[:, :2], v[:, :2]
+    options = {"causal": True, "key_bias": key_biases(6).float() if biased else None}
+    mine = attend(q, k, v, backend=backend, **options)
+    repeated = (x[:, [0, 0, 1, 1]] for x in (k, v))  # neighbouring queries read the same head
+    expected = attend(q, *repeated, backend="math", **options)
+    assert (mine - expected).abs().max() < 1e-6
+
+
+def test_rotation_of_some_channels():
+    x = torch.randn(2, 3, 5, 12)
+    mine = apply_rope(x, rope_tables(torch.arange(5), 4))
+    assert torch.equal(mine[..., :4], apply_rope(x[..., :4], rope_tables(torch.arange(5), 4)))
+    assert torch.equal(mine[..., 4:], x[..., 4:])
 
 
 def test_attention_dropout_only_in_training():
@@ -91,6 +119,13 @@ def test_the_block_adds_to_an_unnormed_stream():
     middle = x + block.attention(block.attention_norm(x))
     expected = middle + block.feed_forward(block.feed_forward_norm(middle))
     torch.testing.assert_close(block(x), expected)
+
+
+def test_a_parallel_block_reads_one_stream():
+    block = Block(TransformerConfig(**SIZES, parallel_residual=True))
+    x = torch.randn(2, 5, 12) * 4 + 1
+    both = block.attention(block.attention_norm(x)) + block.feed_forward(block.feed_forward_norm(x))
+    torch.testing.assert_close(block(x), x + both)
 
 
 def test_block_dropout_is_on_what_is_added():

@@ -29,7 +29,7 @@ class RepeatedNetwork(TransformerNetwork):
 
     def rope(self, positions: Tensor) -> Rope:
         """Returns the rotation tables of ``positions`` (T,) or (B, T)."""
-        return rope_tables(positions, self.config.head_dim, self.config.rope_base)
+        return rope_tables(positions, self.config.rotary_dim, self.config.rope_base)
 
     def apply_blocks(
         self,
