@@ -1,12 +1,14 @@
-"""Weights of ``transformers`` GPT-2 and LLaMA models in our plain transformer."""
+"""Weights of ``transformers`` models in our plain transformer, and back."""
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from lightning_models.transformer.families import FAMILIES, Family, family_of
 from lightning_models.transformer.module import TransformerLM
 from lightning_models.transformer.network import TransformerConfig
 
@@ -50,163 +52,126 @@ def read_pretrained(read: Callable[[], Read], what: str, named: str, *, other: s
 # ---- weights
 
 
-Weights = dict[str, Tensor]
-
-
 def import_transformers(source: Any, **changes: Any) -> TransformerLM:
     """Returns a TransformerLM that computes what the given ``transformers`` model computes.
 
     Args:
-        source: a model object, or the hub name or local folder of one (GPT-2 or LLaMA family).
+        source: a model object, or the hub name or local folder of one (GPT-2, LLaMA, Qwen2 and
+            GPT-NeoX families).
         **changes: fields of TransformerConfig to set, for example ``attention_backend``.
 
     Raises:
-        ValueError: if the architecture, or an option of it, is not one our blocks can express.
+        ValueError: if the architecture, or an option of it, is not one our blocks can express; or
+            the model is one whose own code computes something else with these weights.
     """
-    model = _load(source) if isinstance(source, str) else source
-    kind = model.config.model_type
-    if kind not in _FAMILIES:
-        raise ValueError(f"model_type ({kind}) cannot be imported; known are {sorted(_FAMILIES)}")
-    to_config, to_weights = _FAMILIES[kind]
-    lm = TransformerLM(TransformerConfig(**{**to_config(model.config), **changes}))
+    model = load_causal_lm(source) if isinstance(source, str) else source
+    if getattr(model.config, "recurrent_model", False):
+        raise ValueError(
+            "config.json has recurrent_model: these are weights of the PonderLM family, whose own "
+            "code takes further steps; name the method, with --method ponderlm2 for example"
+        )
+    family, options = describe(model.config)
+    lm = TransformerLM(TransformerConfig(**{**options, **changes}))
     lm.configure_model()
     with torch.no_grad():
-        lm.network.load_state_dict(to_weights(model.state_dict(), lm.config))
+        lm.network.load_state_dict(family.import_weights(model.state_dict(), lm.config))
     return lm
 
 
-def _load(source: str) -> Any:
+def describe(config: Any) -> tuple[Family, dict[str, Any]]:
+    """Returns the family of a ``transformers`` configuration, and its fields of TransformerConfig.
+
+    Raises:
+        ValueError: see ``import_transformers``.
+    """
+    kind = config.model_type
+    if kind not in FAMILIES:
+        raise ValueError(f"model_type ({kind}) cannot be imported; known are {sorted(FAMILIES)}")
+    family = FAMILIES[kind]
+    vocabulary = {"vocab_size": config.vocab_size, "vocab_multiple": 1}
+    return family, {
+        **vocabulary,
+        **family.to_ours(config),
+        "tie_head": config.tie_word_embeddings,
+    }
+
+
+def load_causal_lm(source: str) -> Any:
+    """Returns the ``transformers`` model of a hub name or folder; it runs no code of its author.
+
+    Raises:
+        ValueError: if it cannot be read, or lacks weights.
+    """
     from transformers import AutoModelForCausalLM
 
-    return read_pretrained(
+    model, info = read_pretrained(
         # weights_only and trust_remote_code: no code of the model's author is ever run.
         lambda: AutoModelForCausalLM.from_pretrained(
-            source, weights_only=True, trust_remote_code=False
+            source, weights_only=True, trust_remote_code=False, output_loading_info=True
         ),
         "model",
         repr(source),
-        other="the folder of a saved GPT-2 or LLaMA",
+        other="the folder of a saved GPT-2, LLaMA, Qwen2 or GPT-NeoX model",
     )
+    missing = sorted(info["missing_keys"])
+    if missing:  # transformers draws them at random, and goes on
+        raise ValueError(
+            f"{source!r}: {len(missing)} weights are not in it ({missing[0]}); get it again, or "
+            "name a causal language model"
+        )
+    return model
 
 
-def _refuse(family: str, options: dict[str, bool]) -> None:
-    found = [name for name, present in options.items() if present]
-    if found:
-        raise ValueError(f"{family} options that cannot be imported: {', '.join(found)}")
+# ---- the other way
 
 
-def _gpt2_config(config: Any) -> dict[str, Any]:
-    activations = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-    _refuse(
-        "GPT-2",
-        {
-            f"activation_function={config.activation_function}": config.activation_function
-            not in activations,
-            "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
-            "scale_attn_weights=false": not config.scale_attn_weights,
-            "add_cross_attention": config.add_cross_attention,
-        },
-    )
-    return {
-        "vocab_size": config.vocab_size,
-        "vocab_multiple": 1,
-        "block_size": config.n_positions,
-        "num_layers": config.n_layer,
-        "num_heads": config.n_head,
-        "dim": config.n_embd,
-        "ffn_dim": config.n_inner,
-        "activation": activations[config.activation_function],
-        "norm_eps": config.layer_norm_epsilon,
-        "tie_head": config.tie_word_embeddings,
+def export_transformers(lm: TransformerLM, folder: Path, **options: Any) -> str:
+    """Writes the ``transformers`` model that computes what a plain decoder computes.
+
+    Args:
+        lm: the decoder; methods that derive from it compute something else.
+        folder: gets config.json, generation_config.json and model.safetensors.
+        **options: fields of the configuration, for example ``eos_token_id``.
+
+    Returns:
+        The name of its architecture there.
+
+    Raises:
+        ValueError: if no architecture of ``transformers`` expresses it.
+    """
+    from transformers import AutoConfig
+
+    family = family_of(lm.config)
+    fields = {
+        "vocab_size": lm.config.padded_vocab_size,
+        "tie_word_embeddings": lm.config.tie_head,
+        **family.to_theirs(lm.config),
+        **options,
     }
+    config = AutoConfig.for_model(family.model_type, **fields)
+    weights = lm.network.state_dict()
+    save_causal_lm(folder, config, lambda like: family.export_weights(weights, lm.config, like))
+    return family.model_type
 
 
-def _gpt2_weights(weights: Weights, config: TransformerConfig) -> Weights:
-    """GPT-2 stores linear weights transposed (in, out)."""
-    out = {
-        "embedding.weight": weights["transformer.wte.weight"],
-        "position.weight": weights["transformer.wpe.weight"],
-    }
-    names = {
-        "ln_1": "attention_norm",
-        "attn.c_attn": "attention.qkv",
-        "attn.c_proj": "attention.out",
-        "ln_2": "feed_forward_norm",
-        "mlp.c_fc": "feed_forward.up",
-        "mlp.c_proj": "feed_forward.down",
-    }
-    for layer in range(config.num_layers):
-        for theirs, ours in names.items():
-            weight = weights[f"transformer.h.{layer}.{theirs}.weight"]
-            out[f"blocks.{layer}.{ours}.weight"] = weight if weight.dim() == 1 else weight.t()
-            out[f"blocks.{layer}.{ours}.bias"] = weights[f"transformer.h.{layer}.{theirs}.bias"]
-    for part in ("weight", "bias"):
-        out[f"norm.{part}"] = weights[f"transformer.ln_f.{part}"]
-    if not config.tie_head:
-        out["head.weight"] = weights["lm_head.weight"]
-    return out
+def save_causal_lm(
+    folder: Path, config: Any, weights_for: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> None:
+    """Writes a causal language model of ``transformers`` as ``save_pretrained`` does.
 
+    Args:
+        folder: where to.
+        config: its configuration.
+        weights_for: returns its weights (tied ones once) for its state dict without numbers.
+    """
+    from transformers import AutoModelForCausalLM
 
-def _llama_config(config: Any) -> dict[str, Any]:
-    rope = getattr(config, "rope_parameters", None) or {}
-    _refuse(
-        "LLaMA",
-        {
-            f"hidden_act={config.hidden_act}": config.hidden_act != "silu",
-            "attention_bias": config.attention_bias,
-            "mlp_bias": config.mlp_bias,
-            "num_key_value_heads < num_attention_heads": config.num_key_value_heads
-            != config.num_attention_heads,
-            f"rope_type={rope.get('rope_type')}": rope.get("rope_type", "default") != "default",
-        },
-    )
-    return {
-        "vocab_size": config.vocab_size,
-        "vocab_multiple": 1,
-        "block_size": config.max_position_embeddings,
-        "num_layers": config.num_hidden_layers,
-        "num_heads": config.num_attention_heads,
-        "dim": config.hidden_size,
-        "ffn_dim": config.intermediate_size,
-        "norm": "rms",
-        "norm_eps": config.rms_norm_eps,
-        "activation": "swiglu",
-        "bias": False,
-        "positions": "rope",
-        "rope_base": rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0),
-        "tie_head": config.tie_word_embeddings,
-    }
-
-
-def _llama_weights(weights: Weights, config: TransformerConfig) -> Weights:
-    """Separate query, key, value and gate, up matrices become one each."""
-    out = {
-        "embedding.weight": weights["model.embed_tokens.weight"],
-        "norm.weight": weights["model.norm.weight"],
-    }
-    names = {
-        "input_layernorm": "attention_norm",
-        "self_attn.o_proj": "attention.out",
-        "post_attention_layernorm": "feed_forward_norm",
-        "mlp.down_proj": "feed_forward.down",
-    }
-    fused = {
-        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "feed_forward.up": ("mlp.gate_proj", "mlp.up_proj"),
-    }
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
-        for theirs, ours in names.items():
-            out[f"blocks.{layer}.{ours}.weight"] = weights[f"{prefix}.{theirs}.weight"]
-        for ours, parts in fused.items():
-            matrices = [weights[f"{prefix}.{part}.weight"] for part in parts]
-            out[f"blocks.{layer}.{ours}.weight"] = torch.cat(matrices)
-    if not config.tie_head:
-        out["head.weight"] = weights["lm_head.weight"]
-    return out
-
-
-_FAMILIES: dict[str, tuple[Callable[[Any], dict[str, Any]], Callable[..., Weights]]] = {
-    "gpt2": (_gpt2_config, _gpt2_weights),
-    "llama": (_llama_config, _llama_weights),
-}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = weights_for(model.state_dict())
+    model.config.dtype = next(iter(weights.values())).dtype
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    assert not empty, empty
+    model.save_pretrained(folder)

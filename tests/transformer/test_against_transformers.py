@@ -1,14 +1,18 @@
-"""Our plain transformer computes what the GPT-2 and LLaMA classes of ``transformers`` compute."""
+"""Our plain transformer computes what the classes of ``transformers`` compute, both ways."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.output_layer import linear_cross_entropy
-from lightning_models.transformer.import_weights import import_transformers
+from lightning_models.transformer.families import family_of
+from lightning_models.transformer.import_weights import export_transformers, import_transformers
 
 VOCAB, BLOCK = 101, 48
+SIZES = {"vocab_size": VOCAB, "block_size": BLOCK, "num_layers": 2, "dim": 32, "num_heads": 4}
+LLAMA = {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": False}
 
 
 def gpt2(**options):
@@ -21,8 +25,9 @@ def gpt2(**options):
     )
 
 
-def llama(**options):
-    from transformers import LlamaConfig, LlamaForCausalLM
+def rotary(kind, **options):
+    """A model of a family with rotary positions."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
         "vocab_size": VOCAB,
@@ -32,14 +37,26 @@ def llama(**options):
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
     }
-    return LlamaForCausalLM(LlamaConfig(**sizes, bos_token_id=0, eos_token_id=0, **options))
+    config = AutoConfig.for_model(kind, **sizes, bos_token_id=0, eos_token_id=0, **options)
+    return AutoModelForCausalLM.from_config(config)
 
 
+def llama(**options):
+    return rotary("llama", **options)
+
+
+SHARED = {"num_key_value_heads": 2}
+WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}
 MODELS = {
     "gpt2": lambda: gpt2(),
     "gpt2-exact-gelu": lambda: gpt2(activation_function="gelu", n_inner=80),
     "llama": lambda: llama(),
     "llama-tied": lambda: llama(tie_word_embeddings=True, rope_theta=500.0),
+    "llama3": lambda: llama(**SHARED, rope_theta=500000.0),
+    "qwen2.5": lambda: rotary("qwen2", **SHARED, tie_word_embeddings=True, rope_theta=1e6),
+    "qwen2-window": lambda: rotary("qwen2", **SHARED, **WINDOW),
+    "pythia": lambda: rotary("gpt_neox", rotary_pct=0.25, hidden_dropout=0.0),
+    "neox-serial": lambda: rotary("gpt_neox", rotary_pct=1.0, use_parallel_residual=False),
 }
 
 
@@ -60,6 +77,115 @@ def test_logits_are_equal(pair):
     with torch.no_grad():
         mine = ours.network(tokens) @ ours.network.output_matrix.t()
         assert (mine - theirs(tokens).logits).abs().max() < 1e-5
+
+
+@pytest.fixture
+def in_float64(exact_tables, monkeypatch):
+    """Rotary tables, and their RMS norms, in float64: ``transformers`` rounds both to float32."""
+    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
+
+    def forward(self, x, position_ids):
+        rope = self.config.rope_parameters
+        heads = self.config.hidden_size // self.config.num_attention_heads
+        width = int(heads * rope.get("partial_rotary_factor", 1.0))
+        angles = position_ids[..., None].double() * rope["rope_theta"] ** -(
+            torch.arange(0, width, 2).double() / width
+        )
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+    def norm(self, x):
+        return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+    for kind in (LlamaRMSNorm, Qwen2RMSNorm):
+        monkeypatch.setattr(kind, "forward", norm)
+    for kind in (GPTNeoXRotaryEmbedding, LlamaRotaryEmbedding, Qwen2RotaryEmbedding):
+        monkeypatch.setattr(kind, "forward", forward)
+
+
+def saved_and_read(lm, folder):
+    """What ``transformers`` makes of our export."""
+    from transformers import AutoModelForCausalLM
+
+    export_transformers(lm, folder, eos_token_id=0)
+    assert not list(folder.glob("*.bin"))
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def largest_difference(ours, theirs, tokens):
+    with torch.no_grad():
+        mine = ours.network(tokens) @ ours.network.output_matrix.t()
+        return (mine - theirs(tokens).logits).abs().max().item()
+
+
+def test_an_import_is_exported_with_the_same_logits(pair, tmp_path):
+    theirs, ours = pair
+    again = saved_and_read(ours, tmp_path)
+    assert again.config.model_type == theirs.config.model_type
+    tokens = torch.randint(0, VOCAB, (3, BLOCK))
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+
+
+def test_logits_are_equal_in_float64(pair, in_float64, tmp_path):
+    theirs, ours = (model.double() for model in pair)
+    again = saved_and_read(ours, tmp_path)
+    assert again.dtype == torch.float64
+    tokens = torch.randint(0, VOCAB, (3, BLOCK))
+    for model in (theirs, again):
+        assert largest_difference(ours, model, tokens) < 1e-10
+
+
+STYLES = {
+    "unbiased, padded": ({"bias": False}, "gpt2"),
+    "neox without biases": ({"bias": False, "positions": "rope", "rope_fraction": 0.5}, "gpt_neox"),
+    "scaled embeddings": (LLAMA | {"init": "ponderlm", "tie_head": False}, "llama"),
+    "biases": (LLAMA | {"bias": True}, "llama"),
+    "window": (LLAMA | {"window": 5, "num_kv_heads": 1}, "qwen2"),
+}
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_other_styles_are_exported(name, in_float64, tmp_path):
+    changes, family = STYLES[name]
+    torch.manual_seed(0)
+    ours = TransformerLM(TransformerConfig(**SIZES, **changes))
+    ours.configure_model()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs = saved_and_read(ours.double().eval(), tmp_path)
+    assert theirs.config.model_type == family
+    tokens = torch.randint(0, VOCAB, (2, BLOCK))
+    assert largest_difference(ours, theirs, tokens) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"window": 4}, "has window"),
+        ({"num_kv_heads": 2}, "has num_kv_heads"),
+        ({"norm": "rms"}, "has positions=learned, norm=rms, activation=gelu together"),
+        (LLAMA | {"rope_fraction": 0.5}, "has rope_fraction"),
+        (LLAMA | {"init": "ponderlm"}, "has tied head under init=ponderlm"),
+        (LLAMA | {"bias": True, "qkv_bias": False}, "has window or qkv_bias next to bias"),
+    ],
+)
+def test_what_no_architecture_has_is_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        family_of(TransformerConfig(**SIZES, **changes))
+
+
+def test_as_many_heads_of_keys_change_no_bit():
+    def logits(**changes):
+        torch.manual_seed(0)
+        model = TransformerLM(TransformerConfig(**SIZES, **LLAMA, **changes))
+        model.configure_model()
+        return model.network(torch.arange(BLOCK)[None] % VOCAB)
+
+    assert torch.equal(logits(), logits(num_kv_heads=4))
 
 
 def test_greedy_text_is_equal(pair):
@@ -101,8 +227,10 @@ def test_five_adamw_steps_give_the_same_losses(pair):
 
 
 def test_options_we_cannot_express_are_refused():
-    with pytest.raises(ValueError, match="num_key_value_heads"):
-        import_transformers(llama(num_key_value_heads=2))
+    with pytest.raises(ValueError, match="rope_type=linear"):
+        import_transformers(llama(rope_parameters={"rope_type": "linear", "factor": 2.0}))
+    with pytest.raises(ValueError, match="layers with and without a window"):
+        import_transformers(rotary("qwen2", **{**WINDOW, "max_window_layers": 1}))
     with pytest.raises(ValueError, match="activation_function=relu"):
         import_transformers(gpt2(activation_function="relu"))
 

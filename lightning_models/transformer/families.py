@@ -1,0 +1,384 @@
+"""Model families of ``transformers`` that the plain decoder expresses: options and tensor names.
+
+One table a family serves both directions: import (theirs to ours) and export (ours to theirs).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_models.layers import DecoderConfig
+from lightning_models.layers.blocks import embedding_scale
+from lightning_models.transformer.network import TransformerConfig
+
+Weights = Mapping[str, Tensor]
+Options = dict[str, Any]
+_Arrange = Callable[[list[Tensor], DecoderConfig], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture of ``transformers``."""
+
+    model_type: str
+    """Its name there."""
+    to_ours: Callable[[Any], Options]
+    """Fields of TransformerConfig for one of its configurations; a ValueError names what cannot be
+    expressed."""
+    to_theirs: Callable[[TransformerConfig], Options]
+    """Fields of its configuration for one of ours."""
+    modules: Mapping[str, str]
+    """Modules outside of the blocks: ours to theirs."""
+    block: str
+    """Where the blocks are, with a place for the number."""
+    block_modules: Mapping[str, tuple[str, ...]]
+    """Modules of a block; several of theirs are stacked in ours."""
+    transposed: bool = False
+    """Whether linear weights of blocks are stored as (in, out)."""
+    qkv_by_head: bool = False
+    """Whether the rows of queries, keys and values are grouped by head first."""
+
+    def import_weights(self, theirs: Weights, config: DecoderConfig) -> dict[str, Tensor]:
+        """Returns our network's tensors, whatever of them the model has.
+
+        Args:
+            theirs: a model's state dict.
+            config: of our network.
+        """
+        ours = {}
+        for name, parts in self._names(config):
+            for part in ("weight", "bias"):
+                found = [theirs[f"{each}.{part}"] for each in parts if f"{each}.{part}" in theirs]
+                if found:
+                    ours[f"{name}.{part}"] = torch.cat([self._turn(name, x) for x in found])
+                    if self.qkv_by_head and name.endswith(".qkv"):
+                        ours[f"{name}.{part}"] = _swap(found[0], config.num_heads, 3)
+        return ours
+
+    def export_weights(
+        self, ours: Weights, config: DecoderConfig, shapes: Weights
+    ) -> dict[str, Tensor]:
+        """Returns their model's tensors; biases that ours has not are zeros.
+
+        Args:
+            ours: our network's state dict.
+            config: of our network.
+            shapes: their model's state dict, on any device.
+        """
+        theirs: dict[str, Tensor] = {}
+        for name, parts in self._names(config):
+            for part in ("weight", "bias"):
+                wanted = [f"{each}.{part}" for each in parts if f"{each}.{part}" in shapes]
+                if not wanted:
+                    continue
+                tensor = ours.get(f"{name}.{part}")
+                if tensor is None:
+                    like = ours["embedding.weight"]
+                    theirs |= {key: like.new_zeros(shapes[key].shape) for key in wanted}
+                    continue
+                if self.qkv_by_head and name.endswith(".qkv"):
+                    tensor = _swap(tensor, 3, config.num_heads)
+                tensor = self._turn(name, tensor)
+                rows = [shapes[key].shape[0] for key in wanted]
+                theirs |= dict(zip(wanted, tensor.split(rows), strict=True))
+        embedding = f"{self.modules['embedding']}.weight"
+        theirs[embedding] = theirs[embedding] * embedding_scale(config)
+        return {key: tensor.contiguous() for key, tensor in theirs.items()}
+
+    def _names(self, config: DecoderConfig) -> list[tuple[str, tuple[str, ...]]]:
+        """Returns our modules with those of theirs that they are made of."""
+        names = [
+            (ours, (theirs,))
+            for ours, theirs in self.modules.items()
+            if ours != "head" or not config.tie_head
+        ]
+        for number in range(config.num_layers):
+            for ours, theirs in self.block_modules.items():
+                prefix = self.block.format(number)
+                names.append((f"blocks.{number}.{ours}", tuple(f"{prefix}.{x}" for x in theirs)))
+        return names
+
+    def _turn(self, name: str, tensor: Tensor) -> Tensor:
+        turns = self.transposed and name.startswith("blocks.") and tensor.dim() == 2
+        return tensor.t() if turns else tensor
+
+
+def _swap(tensor: Tensor, outer: int, inner: int) -> Tensor:
+    """Returns rows (outer, inner, C) in the order (inner, outer, C)."""
+    return tensor.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def refuse(family: str, options: Mapping[str, bool]) -> None:
+    """Raises a ValueError that names those options that are present."""
+    found = [name for name, present in options.items() if present]
+    if found:
+        raise ValueError(f"{family} options that cannot be imported: {', '.join(found)}")
+
+
+# ---- GPT-2
+
+_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+}
+_THEIR_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu"}
+
+
+def _from_gpt2(config: Any) -> Options:
+    refuse(
+        "GPT-2",
+        {
+            f"activation_function={config.activation_function}": config.activation_function
+            not in _ACTIVATIONS,
+            "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
+            "scale_attn_weights=false": not config.scale_attn_weights,
+            "add_cross_attention": config.add_cross_attention,
+        },
+    )
+    return {
+        "block_size": config.n_positions,
+        "num_layers": config.n_layer,
+        "num_heads": config.n_head,
+        "dim": config.n_embd,
+        "ffn_dim": config.n_inner,
+        "activation": _ACTIVATIONS[config.activation_function],
+        "norm_eps": config.layer_norm_epsilon,
+    }
+
+
+def _to_gpt2(config: TransformerConfig) -> Options:
+    return {
+        "n_positions": config.block_size,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_embd": config.dim,
+        "n_inner": config.hidden_dim,
+        "activation_function": _THEIR_ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": config.norm_eps,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.attention_dropout,
+    }
+
+
+GPT2 = Family(
+    "gpt2",
+    _from_gpt2,
+    _to_gpt2,
+    {
+        "embedding": "transformer.wte",
+        "position": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+    },
+    "transformer.h.{}",
+    {
+        "attention_norm": ("ln_1",),
+        "attention.qkv": ("attn.c_attn",),
+        "attention.out": ("attn.c_proj",),
+        "feed_forward_norm": ("ln_2",),
+        "feed_forward.up": ("mlp.c_fc",),
+        "feed_forward.down": ("mlp.c_proj",),
+    },
+    transposed=True,
+)
+
+# ---- LLaMA and Qwen2
+
+
+def _rope(config: Any) -> Options:
+    """Returns the rotary settings, under the names of ``transformers`` 5 or 4."""
+    found: Options = dict(getattr(config, "rope_parameters", None) or {})
+    found.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
+    return found
+
+
+def _from_llama(config: Any) -> Options:
+    rope, name = _rope(config), "LLaMA" if config.model_type == "llama" else "Qwen2"
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    refuse(
+        name,
+        {
+            f"hidden_act={config.hidden_act}": config.hidden_act != "silu",
+            f"rope_type={rope.get('rope_type')}": rope.get("rope_type", "default") != "default",
+            f"head_dim={head_dim}": head_dim * config.num_attention_heads != config.hidden_size,
+            "attention_bias != mlp_bias": getattr(config, "attention_bias", False)
+            != getattr(config, "mlp_bias", False),
+        },
+    )
+    return {
+        "block_size": config.max_position_embeddings,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "dim": config.hidden_size,
+        "ffn_dim": config.intermediate_size,
+        "norm": "rms",
+        "norm_eps": config.rms_norm_eps,
+        "activation": "swiglu",
+        "bias": getattr(config, "mlp_bias", False),
+        "positions": "rope",
+        "rope_base": rope["rope_theta"],
+    }
+
+
+def _from_qwen2(config: Any) -> Options:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    refuse("Qwen2", {"layers with and without a window": len(kinds) > 1})
+    window = config.sliding_window if kinds == {"sliding_attention"} else None
+    return {**_from_llama(config), "qkv_bias": True, "window": window}
+
+
+def _to_llama(config: TransformerConfig) -> Options:
+    return {
+        "max_position_embeddings": config.block_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.key_value_heads,
+        "hidden_size": config.dim,
+        "intermediate_size": config.hidden_dim,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "attention_dropout": config.attention_dropout,
+        "attention_bias": config.bias,
+        "mlp_bias": config.bias,
+    }
+
+
+def _to_qwen2(config: TransformerConfig) -> Options:
+    options = _to_llama(config)
+    del options["attention_bias"], options["mlp_bias"]
+    if config.window is None:
+        return options
+    sliding = {"use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0}
+    return options | sliding
+
+
+_LLAMA_NAMES: dict[str, Any] = {
+    "modules": {
+        "embedding": "model.embed_tokens",
+        "norm": "model.norm",
+        "head": "lm_head",
+    },
+    "block": "model.layers.{}",
+    "block_modules": {
+        "attention_norm": ("input_layernorm",),
+        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention.out": ("self_attn.o_proj",),
+        "feed_forward_norm": ("post_attention_layernorm",),
+        "feed_forward.up": ("mlp.gate_proj", "mlp.up_proj"),
+        "feed_forward.down": ("mlp.down_proj",),
+    },
+}
+LLAMA = Family("llama", _from_llama, _to_llama, **_LLAMA_NAMES)
+QWEN2 = Family("qwen2", _from_qwen2, _to_qwen2, **_LLAMA_NAMES)
+
+# ---- GPT-NeoX (Pythia)
+
+
+def _from_gpt_neox(config: Any) -> Options:
+    rope = _rope(config)
+    refuse(
+        "GPT-NeoX",
+        {
+            f"hidden_act={config.hidden_act}": config.hidden_act not in _ACTIVATIONS,
+            f"rope_type={rope.get('rope_type')}": rope.get("rope_type", "default") != "default",
+            "attention_bias=false": not config.attention_bias,
+        },
+    )
+    return {
+        "block_size": config.max_position_embeddings,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "dim": config.hidden_size,
+        "ffn_dim": config.intermediate_size,
+        "norm": "layer",
+        "norm_eps": config.layer_norm_eps,
+        "activation": _ACTIVATIONS[config.hidden_act],
+        "bias": True,
+        "positions": "rope",
+        "rope_base": rope["rope_theta"],
+        "rope_fraction": rope.get("partial_rotary_factor", 1.0),
+        "parallel_residual": config.use_parallel_residual,
+    }
+
+
+def _to_gpt_neox(config: TransformerConfig) -> Options:
+    return {
+        "max_position_embeddings": config.block_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "hidden_size": config.dim,
+        "intermediate_size": config.hidden_dim,
+        "layer_norm_eps": config.norm_eps,
+        "hidden_act": _THEIR_ACTIVATIONS[config.activation],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": config.rope_base,
+            "partial_rotary_factor": config.rope_fraction,
+        },
+        "use_parallel_residual": config.parallel_residual,
+        "hidden_dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+    }
+
+
+GPT_NEOX = Family(
+    "gpt_neox",
+    _from_gpt_neox,
+    _to_gpt_neox,
+    {
+        "embedding": "gpt_neox.embed_in",
+        "norm": "gpt_neox.final_layer_norm",
+        "head": "lm_head",
+    },
+    "gpt_neox.layers.{}",
+    {
+        "attention_norm": ("input_layernorm",),
+        "attention.qkv": ("attention.query_key_value",),
+        "attention.out": ("attention.dense",),
+        "feed_forward_norm": ("post_attention_layernorm",),
+        "feed_forward.up": ("mlp.dense_h_to_4h",),
+        "feed_forward.down": ("mlp.dense_4h_to_h",),
+    },
+    qkv_by_head=True,
+)
+
+FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, GPT_NEOX)}
+
+
+def family_of(config: TransformerConfig) -> Family:
+    """Returns the family that computes what a plain decoder of this configuration computes.
+
+    Raises:
+        ValueError: if there is none; the message names the fields.
+    """
+    style = (config.positions, config.norm, config.activation == "swiglu")
+    shared = config.key_value_heads != config.num_heads
+    missing = {
+        "tied head under init=ponderlm": config.tie_head and embedding_scale(config) != 1,
+    }
+    family = None
+    if style == ("learned", "layer", False):
+        family = GPT2
+        missing |= {"window": config.window is not None, "num_kv_heads": shared}
+        missing |= {"parallel_residual": config.parallel_residual}
+    elif style == ("rope", "layer", False):
+        family = GPT_NEOX
+        missing |= {"window": config.window is not None, "num_kv_heads": shared}
+    elif style == ("rope", "rms", True):
+        plain = config.window is None and config.projection_bias == config.bias
+        family = LLAMA if plain else QWEN2
+        missing |= {"rope_fraction": config.rope_fraction != 1}
+        missing |= {"parallel_residual": config.parallel_residual}
+        missing |= {"window or qkv_bias next to bias": not plain and config.bias}
+    found = [name for name, present in missing.items() if present]
+    if family is None:
+        found = [f"positions={style[0]}, norm={style[1]}, activation={config.activation} together"]
+    if family is None or found:
+        raise ValueError(f"no architecture of transformers has {', '.join(found)}")
+    return family
