@@ -16,6 +16,7 @@ place               what it holds
 ``figures``         figures from frames, and pictures and CSV as whole files
 ``generate``        command: continuations of prompts
 ``importing``       command: a checkpoint from ``transformers`` weights
+``exporting``       command: a checkpoint as a model of ``transformers``, a folder, or one file
 ``scoring``         nats, tokens and bytes summed over a corpus, and the quotients: perplexity
 ``autoregressive``  scores of targets from their prefixes alone
 ``perplexity``      command: likelihood of a corpus

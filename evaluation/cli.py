@@ -26,6 +26,7 @@ COMMANDS = {
     "compare": ("compare", "Compare any runs: tables, plots, curves, FLOPs."),
     "generate": ("generate", "Continue prompts."),
     "import": ("importing", "Write a checkpoint from transformers weights."),
+    "export": ("exporting", "Write a model for transformers, a folder, or one file."),
 }
 """Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
 

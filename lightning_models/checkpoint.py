@@ -1,5 +1,12 @@
-"""Checkpoints: finding, reading without running code, writing and rebuilding models."""
+"""Checkpoints: finding, reading without running code, writing and rebuilding models.
 
+A checkpoint is a file of ``torch.save``, such a file with its tensors in parts
+(:mod:`lightning_models.shards`), or a model folder: weights as safetensors, the rest as JSON.
+"""
+
+import hashlib
+import json
+import math
 import pickle
 import re
 import warnings
@@ -168,7 +175,7 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
     """Returns the checkpoint at ``path``; only tensors and plain values are ever unpickled.
 
     Args:
-        path: a file, or the folder of a run: then the newest run below it.
+        path: a file, a model folder, or the folder of a run: then the newest run below it.
         which: of a folder's run the furthest whole checkpoint, or the best one.
 
     Raises:
@@ -176,16 +183,22 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
             run has kept no best checkpoint, or the best is asked for of a file.
     """
     path = place_of(path)
-    if path.is_dir():
+    if (path / "config.json").is_file() and not is_model_folder(path):
+        raise CheckpointError(
+            f"{path} is a model of transformers; make a checkpoint of it with evaluate.py import "
+            f"--hf {path} --output FILE.ckpt"
+        )
+    if path.is_dir() and not is_model_folder(path):
         last = newest_checkpoint([path])
         found = last if which == "last" else best_checkpoint(last, "which=best")
         return replace(found, which=which)
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(f"there is no checkpoint at {path}")
     if which == "best":
         raise CheckpointError(
-            f"which=best chooses among the checkpoints of a run, and {path} is one file; give the "
-            "folder of the run, or leave --which out"
+            f"which=best chooses among the checkpoints of a run, and {path} is one "
+            f"{'model' if path.is_dir() else 'file'}; give the folder of the run, or leave --which "
+            "out"
         )
     checkpoint = _open(path)
     _check_sums(path)
@@ -211,7 +224,10 @@ def _with_shards(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def read_whole(path: str | Path) -> dict[str, Any]:
-    """Returns everything in the checkpoint file at ``path``, with what processes hold parts of.
+    """Returns everything in the checkpoint at ``path``, with what processes hold parts of.
+
+    Args:
+        path: a file or a model folder.
 
     Raises:
         CheckpointError: see :func:`read_checkpoint`.
@@ -237,6 +253,9 @@ def _check_sums(path: Path) -> None:
     Raises:
         CheckpointError: if they differ.
     """
+    if path.is_dir():
+        _check_weights(path)
+        return
     if not zipfile.is_zipfile(path):  # the older format has none
         return
     with zipfile.ZipFile(path) as file:
@@ -336,6 +355,8 @@ def _time(path: Path) -> int:
 
 
 def _load(path: Path) -> Any:
+    if path.is_dir():
+        return _load_folder(path)
     # Mapping leaves the optimiser's state on disk; the older format cannot be mapped.
     mapped = zipfile.is_zipfile(path)
     try:
@@ -368,6 +389,109 @@ def _is_recipe(value: Any) -> bool:
         and isinstance(value.get("init_args"), Mapping)
         and all(isinstance(key, str) for key in value["init_args"])
     )
+
+
+# ---- model folders: nothing in them is unpickled, nothing of training is kept
+
+RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
+_SUM = "sha256"
+"""Of the weights' file, next to what a checkpoint holds."""
+_OF_TRAINING: dict[str, Any] = {
+    "callbacks": {},
+    "optimizer_states": [],
+    "lr_schedulers": [],
+}
+"""What Lightning expects in a checkpoint, where there is nothing of it."""
+_LEFT_OUT = (
+    *_OF_TRAINING,
+    "loops",
+    "state_dict",
+    "hyper_parameters",
+    "datamodule_hparams_name",
+    "datamodule_hyper_parameters",
+    "resume_state",
+    "pending_validation",
+    shards.KEY,
+)
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether ``write_model_folder`` has written the folder at ``path``."""
+    return (path / RECIPE).is_file()
+
+
+def write_model_folder(folder: Path, content: Mapping[str, Any]) -> None:
+    """Writes weights, recipes and what else of a checkpoint is plain, but nothing of training.
+
+    Args:
+        folder: an empty one.
+        content: of the checkpoint, its weights whole.
+
+    Raises:
+        CheckpointError: if its recipe or its data's state has values that JSON has not.
+    """
+    from safetensors.torch import save_file
+
+    checkpoint = Checkpoint(folder, content)
+    kept = {key: value for key, value in content.items() if key not in _LEFT_OUT}
+    strange = [key for key, value in kept.items() if not _is_json(value)]
+    if "recipe" in strange or any(kept[key] is checkpoint.data_state for key in strange):
+        raise CheckpointError(f"{', '.join(strange)}: not plain enough for {RECIPE}")
+    weights = {key: tensor.contiguous() for key, tensor in content["state_dict"].items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    plain_values = {key: value for key, value in kept.items() if key not in strange}
+    plain_values[_SUM] = _digest(folder / WEIGHTS)
+    text = json.dumps(plain_values, indent=2, allow_nan=False)
+    (folder / RECIPE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def _load_folder(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        content = json.loads((path / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path / RECIPE} cannot be read ({error}); copy it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path / RECIPE} holds a {type(content).__name__}, not an object")
+    if not (path / WEIGHTS).is_file():
+        raise CheckpointError(f"{path} has no {WEIGHTS}; copy that file, too")
+    try:
+        weights = load_file(path / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path / WEIGHTS) from error
+    recipe = content.get("recipe")
+    model = recipe.get("model") if isinstance(recipe, dict) else None
+    arguments = model.get("init_args") if isinstance(model, dict) else None
+    kept = {key: value for key, value in content.items() if key not in _LEFT_OUT}
+    return {**_OF_TRAINING, **kept, "hyper_parameters": arguments, "state_dict": weights}
+
+
+def _check_weights(path: Path) -> None:
+    """Raises a CheckpointError if the weights are not those that the recipe was written with."""
+    expected = json.loads((path / RECIPE).read_text(encoding="utf-8")).get(_SUM)
+    if expected is not None and expected != _digest(path / WEIGHTS):
+        raise CheckpointError(
+            f"{path / WEIGHTS} is damaged, or not the file that {RECIPE} was written with (another "
+            f"{_SUM}); copy both again"
+        )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON holds a value as it is, but for tuples, which become lists."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int)
 
 
 # ---- models in checkpoints

@@ -20,9 +20,11 @@ from lightning_models.checkpoint import (
     Checkpoint,
     CheckpointError,
     best_checkpoint,
+    is_model_folder,
     newest_checkpoint,
     place_of,
     read_checkpoint,
+    read_whole,
 )
 from training.errors import UserError
 
@@ -113,7 +115,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Returns everything a checkpoint holds, also where processes have written parts of it."""
+        """Returns everything a checkpoint holds, also in parts that processes have written."""
+        if "://" not in str(path) and is_model_folder(Path(path)):
+            return read_whole(path)
         content: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
         return content if "://" in str(path) else shards.whole(Path(path), content)
 

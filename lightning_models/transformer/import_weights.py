@@ -1,14 +1,12 @@
-"""Weights of ``transformers`` models in our plain transformer, and back."""
+"""Weights of ``transformers`` models in our plain transformer."""
 
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from lightning_models.transformer.families import FAMILIES, Family, family_of
+from lightning_models.transformer.families import FAMILIES, Family
 from lightning_models.transformer.module import TransformerLM
 from lightning_models.transformer.network import TransformerConfig
 
@@ -120,58 +118,3 @@ def load_causal_lm(source: str) -> Any:
             "name a causal language model"
         )
     return model
-
-
-# ---- the other way
-
-
-def export_transformers(lm: TransformerLM, folder: Path, **options: Any) -> str:
-    """Writes the ``transformers`` model that computes what a plain decoder computes.
-
-    Args:
-        lm: the decoder; methods that derive from it compute something else.
-        folder: gets config.json, generation_config.json and model.safetensors.
-        **options: fields of the configuration, for example ``eos_token_id``.
-
-    Returns:
-        The name of its architecture there.
-
-    Raises:
-        ValueError: if no architecture of ``transformers`` expresses it.
-    """
-    from transformers import AutoConfig
-
-    family = family_of(lm.config)
-    fields = {
-        "vocab_size": lm.config.padded_vocab_size,
-        "tie_word_embeddings": lm.config.tie_head,
-        **family.to_theirs(lm.config),
-        **options,
-    }
-    config = AutoConfig.for_model(family.model_type, **fields)
-    weights = lm.network.state_dict()
-    save_causal_lm(folder, config, lambda like: family.export_weights(weights, lm.config, like))
-    return family.model_type
-
-
-def save_causal_lm(
-    folder: Path, config: Any, weights_for: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-) -> None:
-    """Writes a causal language model of ``transformers`` as ``save_pretrained`` does.
-
-    Args:
-        folder: where to.
-        config: its configuration.
-        weights_for: returns its weights (tied ones once) for its state dict without numbers.
-    """
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    weights = weights_for(model.state_dict())
-    model.config.dtype = next(iter(weights.values())).dtype
-    model.load_state_dict(weights, strict=False, assign=True)
-    model.tie_weights()
-    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    assert not empty, empty
-    model.save_pretrained(folder)

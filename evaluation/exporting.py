@@ -1,0 +1,294 @@
+"""``evaluate.py export``: a checkpoint as a folder for other programs, or as one file.
+
+==========================================  ========================================================
+what                                        becomes
+==========================================  ========================================================
+the plain transformer                       a model of ``transformers``
+Thinking States and its baselines           their backbone, a model of ``transformers``
+any method                                  a model folder: safetensors and JSON, read by all verbs
+any checkpoint, also in parts (``.ckpt``)   one file that ``train.py fit --ckpt_path`` goes on from
+==========================================  ========================================================
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from torch import Tensor
+
+from datamodules.tokenizers import (
+    EOS_TEXT,
+    BytesTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+)
+from evaluation.arguments import add_which_argument, load_checkpoint
+from evaluation.load import build_model, build_tokenizer
+from evaluation.output import check_target, format_table, write_atomically
+from lightning_models import LanguageModel, TransformerLM
+from lightning_models.checkpoint import Checkpoint, read_whole, write_model_folder
+from lightning_models.recipe import PACKAGES_HELP
+from lightning_models.transformer.families import family_of
+
+Format = Literal["auto", "transformers", "folder"]
+
+# ---- models of transformers
+
+
+def write_transformers(model: LanguageModel, folder: Path, **options: Any) -> str:
+    """Writes config.json, generation_config.json and model.safetensors, as ``save_pretrained``.
+
+    Args:
+        model: the plain transformer, or one that answers questions: then its backbone.
+        folder: an empty one.
+        **options: fields of the configuration, for example ``eos_token_id``.
+
+    Returns:
+        The name of its architecture there.
+
+    Raises:
+        ValueError: if no architecture of ``transformers`` computes what it computes.
+    """
+    from transformers import AutoConfig
+
+    if hasattr(model.network, "backbone"):
+        return _write_backbone(model.network.backbone, folder, options)
+    if type(model) is not TransformerLM:
+        raise ValueError(
+            f"format (transformers): no architecture of transformers is a {type(model).__name__}; "
+            "use --format folder"
+        )
+    try:
+        family = family_of(model.config)
+    except ValueError as error:
+        raise ValueError(f"format (transformers): {error}; use --format folder") from error
+    fields = {
+        "vocab_size": model.config.padded_vocab_size,
+        "tie_word_embeddings": model.config.tie_head,
+        **family.to_theirs(model.config),
+        **options,
+    }
+    weights = model.network.state_dict()
+    _save(
+        folder,
+        AutoConfig.for_model(family.model_type, **fields),
+        lambda like: family.export_weights(weights, model.config, like),
+    )
+    return family.model_type
+
+
+def _write_backbone(backbone: Any, folder: Path, options: dict[str, Any]) -> str:
+    from transformers import AutoConfig
+
+    fields = backbone.architecture() | options
+    if backbone.window is not None:
+        fields |= {"use_sliding_window": True, "sliding_window": backbone.window}
+        fields |= {"max_window_layers": 0, "layer_types": None}
+    weights = {f"model.{name}": tensor for name, tensor in backbone.model.state_dict().items()}
+    if backbone.head is not None:
+        weights["lm_head.weight"] = backbone.head.weight.detach()
+    family: str = backbone.shape.model_type
+    fields.pop("model_type", None)
+    _save(folder, AutoConfig.for_model(family, **fields), lambda _: weights)
+    return family
+
+
+def _save(
+    folder: Path, config: Any, weights_for: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> None:
+    """Writes a causal language model, without drawing its weights first.
+
+    Args:
+        folder: where to.
+        config: its configuration.
+        weights_for: returns its weights (tied ones once) for its state dict on the meta device.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = weights_for(model.state_dict())
+    model.config.dtype = next(iter(weights.values())).dtype
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    assert not [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    model.save_pretrained(folder)
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> bool:
+    """Writes tokenizer.json and tokenizer_config.json; returns whether there is an equivalent.
+
+    There is one of ``bytes``, of tiktoken's encodings, and of tokenizers of the ``tokenizers``
+    library, ``bpe:N`` among them: the same ids for any text; none of sentences with boundaries.
+
+    Args:
+        tokenizer: of the checkpoint.
+        folder: where to.
+    """
+    if isinstance(tokenizer, JsonTokenizer):
+        text = tokenizer.json_text
+    elif isinstance(tokenizer, BytesTokenizer):
+        text = _bytes_json()
+    elif isinstance(tokenizer, TiktokenTokenizer):
+        text = _tiktoken_json(tokenizer)
+    else:
+        return False
+    from tokenizers import Tokenizer as Fast
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Fast.from_str(text)
+    eos = inner.id_to_token(tokenizer.eos_id)
+    assert eos is not None
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos)
+    fast.save_pretrained(folder)
+    return True
+
+
+def _bytes_json() -> str:
+    """Returns a BPE without merges whose ids are the bytes, and EOS after them."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Fast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    signs = bytes_to_unicode()
+    inner = Fast(models.BPE({signs[byte]: byte for byte in range(256)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(EOS_TEXT, special=True)])
+    return str(inner.to_str())
+
+
+def _tiktoken_json(tokenizer: TiktokenTokenizer) -> str:
+    """Returns an encoding as a byte-level BPE, special tokens at their own ids."""
+    import tiktoken
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    encoding: Any = tiktoken.get_encoding(tokenizer.name)
+    special: dict[str, int] = encoding._special_tokens
+    ids = encoding._mergeable_ranks | {text.encode(): number for text, number in special.items()}
+    converter: Any = TikTokenConverter(pattern=encoding._pat_str, extra_special_tokens=special)
+    converter.load_tiktoken_bpe = lambda _: ids  # else it reads a file, and leaves a copy of it
+    return str(converter.converted().to_str())
+
+
+# ---- the command
+
+
+def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    """Declares the command's options."""
+    parser.add_argument(
+        "--ckpt", type=str, required=True, help="Checkpoint, model folder, or folder of a run."
+    )
+    add_which_argument(parser)
+    parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
+    parser.add_argument(
+        "--format",
+        type=Format,
+        default="auto",
+        help="Of a folder: transformers (the plain transformer, the backbone of Thinking States), "
+        "or folder (any method: safetensors and JSON that every verb reads); auto: transformers "
+        "where there is such a model.",
+    )
+    parser.add_argument(
+        "--output",
+        type=str,
+        required=True,
+        help="New folder; or a file FILE.ckpt, which gets everything, in one piece.",
+    )
+
+
+def run(settings: Namespace) -> None:
+    """Writes what is asked for, and prints what it is."""
+    is_file = settings.output.endswith(".ckpt")
+    target = check_target(settings.output) if is_file else _check_folder(settings.output)
+    checkpoint = load_checkpoint(settings)
+    if is_file:
+        rows = _write_file(checkpoint, target)
+    else:
+        rows = _write_folder(target, lambda folder: _export(checkpoint, folder, settings.format))
+    print(format_table({"written": str(target), **rows}))
+
+
+def _write_file(checkpoint: Checkpoint, target: Path) -> dict[str, str]:
+    content = read_whole(checkpoint.path)
+    write_atomically(target, lambda path: torch.save(content, path))
+    resumes = bool(content.get("optimizer_states"))
+    rest = "with optimiser and data order" if resumes else "weights, without an optimiser"
+    return {"format": "one checkpoint file", "step": f"{checkpoint.step:,}", "holds": rest}
+
+
+def _export(checkpoint: Checkpoint, folder: Path, format: Format) -> dict[str, str]:
+    if format == "folder":
+        return _write_model_folder(checkpoint, folder)
+    model = build_model(checkpoint)
+    try:
+        return _write_transformers(checkpoint, model, folder)
+    except ValueError as error:
+        if format == "transformers" or any(folder.iterdir()):
+            raise
+        return _write_model_folder(checkpoint, folder) | {"because": str(error).partition("; ")[0]}
+
+
+def _write_model_folder(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
+    write_model_folder(folder, checkpoint.content)
+    return {"format": "model folder, for the verbs of evaluate.py and --ckpt_path"}
+
+
+def _write_transformers(
+    checkpoint: Checkpoint, model: LanguageModel, folder: Path
+) -> dict[str, str]:
+    try:
+        tokenizer = build_tokenizer(checkpoint)
+    except ValueError as error:
+        tokenizer, name = None, f"none ({error})"
+    eos = None if tokenizer is None else tokenizer.eos_id
+    family = write_transformers(model, folder, bos_token_id=None, eos_token_id=eos)
+    if tokenizer is not None:
+        written = write_tokenizer(tokenizer, folder)
+        name = tokenizer.name if written else f"none ({tokenizer.name} has no equivalent)"
+    whole = sum(tensor.numel() for tensor in model.state_dict().values())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    rows = {"format": f"transformers, {config['architectures'][0]} ({family})", "tokenizer": name}
+    backbone = getattr(model.network, "backbone", None)
+    if backbone is None:
+        return rows
+    left = whole - sum(tensor.numel() for tensor in backbone.state_dict().values())
+    return rows | {
+        "left out": f"{left:,} numbers outside of the backbone; --format folder keeps them"
+    }
+
+
+# ---- folders that are whole or not there
+
+
+def _check_folder(target: str) -> Path:
+    """Returns the path of a folder to be written.
+
+    Raises:
+        ValueError: if something is there already, or the folder above refuses files.
+    """
+    path = Path(target)
+    if path.is_dir() and not any(path.iterdir()):
+        check_target(path / "config.json")
+        return path
+    if path.exists():
+        raise ValueError(f"output ({path}) exists already; name a new folder, or a file FILE.ckpt")
+    return check_target(path)
+
+
+def _write_folder(path: Path, write: Callable[[Path], dict[str, str]]) -> dict[str, str]:
+    """Writes a folder under another name, and renames it once it is whole; returns what is said."""
+    unfinished = path.resolve().with_name(f".{path.resolve().name}.{os.getpid()}.tmp")
+    unfinished.mkdir()
+    try:
+        rows = write(unfinished)
+        os.replace(unfinished, path)
+        return rows
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
