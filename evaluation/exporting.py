@@ -57,8 +57,9 @@ def write_transformers(model: LanguageModel, folder: Path, **options: Any) -> st
     """
     from transformers import AutoConfig
 
-    if hasattr(model.network, "backbone"):
-        return _write_backbone(model.network.backbone, folder, options)
+    network: Any = model.network
+    if hasattr(network, "backbone"):
+        return _write_backbone(network.backbone, folder, options)
     if type(model) is not TransformerLM:
         raise ValueError(
             f"format (transformers): no architecture of transformers is a {type(model).__name__}; "
@@ -74,7 +75,7 @@ def write_transformers(model: LanguageModel, folder: Path, **options: Any) -> st
         **family.to_theirs(model.config),
         **options,
     }
-    weights = model.network.state_dict()
+    weights = network.state_dict()
     _save(
         folder,
         AutoConfig.for_model(family.model_type, **fields),

@@ -1,8 +1,9 @@
 """``evaluate.py import``: a checkpoint from the weights of a ``transformers`` model."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -11,25 +12,144 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import PythonDocs
 from datamodules.tokenizers import parse_tokenizer
 from evaluation.output import check_target, format_table, write_atomically
-from lightning_models import TransformerLM
-from lightning_models.transformer.import_weights import import_transformers
+from lightning_models import LanguageModel, LoopedLM, PauseLM, PonderLM1, PonderLM2
+from lightning_models.layers.blocks import embedding_scale
+from lightning_models.ponderlm import LoopedConfig, PauseConfig, PonderLM1Config, PonderLM2Config
+from lightning_models.transformer.import_weights import (
+    describe,
+    import_transformers,
+    load_causal_lm,
+)
+
+Method = Literal["transformer", "ponderlm2", "ponderlm1", "looped", "pause"]
+
+# ---- the PonderLM family: weights of LLaMA and GPT-NeoX that their own code runs several times
+
+PONDER: dict[str, tuple[type[Any], type[Any]]] = {
+    "ponderlm2": (PonderLM2, PonderLM2Config),
+    "ponderlm1": (PonderLM1, PonderLM1Config),
+    "looped": (LoopedLM, LoopedConfig),
+    "pause": (PauseLM, PauseConfig),
+}
+PAUSE_ID = 50288
+"""Row of the vocabulary that the public code takes for the pause, where config.json has none."""
 
 
-def import_checkpoint(source: str, target: Path, tokenizer: str | None = None) -> TransformerLM:
+def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
+    """Returns the model of the PonderLM family that published weights are of.
+
+    The public code (LUMIA-Group/PonderLM-2) patches LLaMA and GPT-NeoX: tensors keep their names,
+    and config.json says how many steps are taken, but not by which method. Its factor on embeddings
+    differs between methods; ours is one for all, and the embedding is scaled to make up for that.
+
+    Args:
+        source: a ``transformers`` model object, or the hub name or local folder of one.
+        method: which of ``PONDER``.
+        **changes: fields of the method's config to set, for example ``thinking_steps``.
+
+    Raises:
+        ValueError: if the architecture, or an option of it, is not one that the method has.
+    """
+    theirs = load_causal_lm(source) if isinstance(source, str) else source
+    given = theirs.config.to_dict()
+    family, options = describe(theirs.config)
+    kind, config_kind = PONDER[method]
+    steps = changes.get("thinking_steps", given.get("num_latent_thoughts"))
+    if steps is None:
+        raise ValueError(
+            f"method ({method}): config.json has no num_latent_thoughts; give the number of "
+            "steps, with --set.thinking_steps"
+        )
+    _refuse_ponder(method, given, options)
+    own = {"init": "ponderlm", "thinking_steps": steps, **_ponder_options(method, given)}
+    model: LanguageModel = kind(config_kind(**{**options, **own, **changes}))
+    model.configure_model()
+    network: Any = model.network
+    weights = family.import_weights(theirs.state_dict(), model.config)
+    with torch.no_grad():
+        factor = _embedding_factor(method, given, model.config.dim) / embedding_scale(model.config)
+        table = weights["embedding.weight"]  # often in half precision
+        table = table.to(torch.promote_types(table.dtype, torch.float32)) * factor
+        weights["embedding.weight"] = table
+        if getattr(network, "pause", None) is not None:
+            row = int(given.get("pause_token_id", PAUSE_ID))
+            if not 0 <= row < len(table):
+                raise ValueError(
+                    f"method (pause): the vocabulary has {len(table)} rows, none for "
+                    f"pause_token_id ({row})"
+                )
+            weights["pause.weight"] = table[row : row + 1]
+        network.load_state_dict(weights)
+    return model
+
+
+def _refuse_ponder(method: Method, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    refused = {
+        "recurrent_model=false": given.get("recurrent_model", True) is False,
+        "tie_word_embeddings": options["tie_head"],
+        "interpolation=true": method == "ponderlm2" and bool(given.get("interpolation")),
+        "interpolation_use_topk": method == "ponderlm2"
+        and bool(given.get("interpolation_use_topk")),
+        "hidden_layer_num": method == "ponderlm1" and given.get("hidden_layer_num") is not None,
+    }
+    found = [name for name, present in refused.items() if present]
+    if found:
+        raise ValueError(f"method ({method}): config.json has {', '.join(found)}, which it has not")
+
+
+def _ponder_options(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
+    if method == "ponderlm2":
+        return {"eval_iterations": given.get("num_jacobi_iterations", 3)}
+    if method == "ponderlm1":
+        return {"accumulate": bool(given.get("residual_interpolated_embeds", False))}
+    return {}
+
+
+def _embedding_factor(method: Method, given: Mapping[str, Any], dim: int) -> float:
+    """Returns what the public code multiplies embeddings by."""
+    if method == "looped":
+        return math.sqrt(2.5 * dim)
+    if method == "pause":
+        return math.sqrt(dim)
+    if not given.get("scale_embeds", False):
+        return 1.0
+    return math.sqrt(2.5 * dim if method == "ponderlm2" else dim)
+
+
+# ---- checkpoints
+
+
+def import_checkpoint(
+    source: str,
+    target: Path,
+    tokenizer: str | None = None,
+    method: Method = "transformer",
+    changes: Mapping[str, Any] | None = None,
+) -> LanguageModel:
     """Returns the imported model, having written it as a checkpoint of this project.
 
     Its data recipe is PythonDocs with the model's tokenizer and block size, so that ``train.py
     validate --ckpt_path`` and ``evaluate.py`` can use it as it is.
 
     Args:
-        source: hub name or folder of a GPT-2 or LLaMA model.
+        source: hub name or folder of a GPT-2, LLaMA, Qwen2 or GPT-NeoX model.
         target: the checkpoint to write; replaced where it exists.
         tokenizer: name in the sense of the data's option ``tokenizer``; None: the model's own.
+        method: whose weights they are.
+        changes: fields of the method's config to set.
 
     Raises:
         ValueError: if the model cannot be expressed, or the tokenizer does not fit it.
     """
-    model = import_transformers(source)
+    given, theirs = dict(changes or {}), load_causal_lm(source)
+
+    def build(**vocabulary: Any) -> LanguageModel:
+        """Returns the model; ``vocabulary`` has the sizes of its vocabulary."""
+        if method == "transformer":
+            return import_transformers(theirs, **given, **vocabulary)
+        return import_ponder(theirs, method, **given, **vocabulary)
+
+    model = build()
     name = own_tokenizer(source) if tokenizer is None else tokenizer
     data = PythonDocs(tokenizer=name, block_size=model.config.block_size, batch_size=1)
     rows = model.config.vocab_size
@@ -40,7 +160,7 @@ def import_checkpoint(source: str, target: Path, tokenizer: str | None = None) -
         )
     if data.vocab_size < rows:
         # Rows without a token stay as padding, which the softmax sees and sampling never chooses.
-        model = import_transformers(source, vocab_size=data.vocab_size, vocab_multiple=rows)
+        model = build(vocab_size=data.vocab_size, vocab_multiple=rows)
     content = checkpoint_content(model, data)
     write_atomically(target, lambda path: torch.save(content, path))
     return model
@@ -61,7 +181,7 @@ def own_tokenizer(source: str) -> str:
     return str(path.resolve())
 
 
-def checkpoint_content(model: TransformerLM, data: PythonDocs) -> dict[str, Any]:
+def checkpoint_content(model: LanguageModel, data: PythonDocs) -> dict[str, Any]:
     """Returns what Lightning's checkpoint of an untrained step would hold, without an optimiser."""
     content: dict[str, Any] = {
         "epoch": 0,
@@ -81,7 +201,23 @@ def checkpoint_content(model: TransformerLM, data: PythonDocs) -> dict[str, Any]
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     """Declares the command's options."""
     parser.add_argument(
-        "--hf", type=str, required=True, help="Hub name or folder of a GPT-2 or LLaMA model."
+        "--hf",
+        type=str,
+        required=True,
+        help="Hub name or folder of a model of transformers: GPT-2, LLaMA, Qwen2 or GPT-NeoX.",
+    )
+    parser.add_argument(
+        "--method",
+        type=Method,
+        default="transformer",
+        help="Whose weights they are: the public PonderLM family keeps the names of LLaMA and "
+        "GPT-NeoX.",
+    )
+    parser.add_argument(
+        "--set",
+        type=dict[str, Any],
+        default={},
+        help="Fields of the method's config to set, e.g. --set.thinking_steps 3.",
     )
     parser.add_argument(
         "--tokenizer",
@@ -97,11 +233,14 @@ def run(settings: Namespace) -> None:
     target = check_target(settings.output)
     if settings.tokenizer is not None:
         parse_tokenizer(settings.tokenizer)  # before the weights are read
-    model = import_checkpoint(settings.hf, target, settings.tokenizer)
+    model = import_checkpoint(
+        settings.hf, target, settings.tokenizer, settings.method, settings["set"]
+    )
     config = model.config
     parameters = sum(parameter.numel() for parameter in model.parameters())
     rows = {
         "checkpoint": str(target),
+        "model": type(model).__name__,
         "parameters": f"{parameters:,}",
         "vocabulary": f"{config.vocab_size:,}",
         "block size": f"{config.block_size:,}",

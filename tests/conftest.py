@@ -127,6 +127,34 @@ def exact_tables(monkeypatch):
 
 
 @pytest.fixture
+def in_float64(exact_tables, monkeypatch):
+    """Rotary tables, and their RMS norms, in float64: ``transformers`` rounds both to float32."""
+    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
+
+    def forward(self, x, position_ids):
+        rope = self.config.rope_parameters
+        heads = self.config.hidden_size // self.config.num_attention_heads
+        width = int(heads * rope.get("partial_rotary_factor", 1.0))
+        angles = position_ids[..., None].double() * rope["rope_theta"] ** -(
+            torch.arange(0, width, 2).double() / width
+        )
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+    def norm(self, x):
+        return torch.nn.functional.rms_norm(
+            x, self.weight.shape, self.weight, self.variance_epsilon
+        )
+
+    for kind in (LlamaRMSNorm, Qwen2RMSNorm):
+        monkeypatch.setattr(kind, "forward", norm)
+    for kind in (GPTNeoXRotaryEmbedding, LlamaRotaryEmbedding, Qwen2RotaryEmbedding):
+        monkeypatch.setattr(kind, "forward", forward)
+
+
+@pytest.fixture
 def exact(exact_tables):
     """Those, and all that is made inside, weights and positions, in float64."""
     before = torch.get_default_dtype()

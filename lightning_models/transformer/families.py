@@ -90,7 +90,7 @@ class Family:
 
     def _names(self, config: DecoderConfig) -> list[tuple[str, tuple[str, ...]]]:
         """Returns our modules with those of theirs that they are made of."""
-        names = [
+        names: list[tuple[str, tuple[str, ...]]] = [
             (ours, (theirs,))
             for ours, theirs in self.modules.items()
             if ours != "head" or not config.tie_head

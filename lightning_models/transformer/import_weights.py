@@ -102,7 +102,7 @@ def load_causal_lm(source: str) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    model, info = read_pretrained(
+    found: Any = read_pretrained(
         # weights_only and trust_remote_code: no code of the model's author is ever run.
         lambda: AutoModelForCausalLM.from_pretrained(
             source, weights_only=True, trust_remote_code=False, output_loading_info=True
@@ -111,6 +111,7 @@ def load_causal_lm(source: str) -> Any:
         repr(source),
         other="the folder of a saved GPT-2, LLaMA, Qwen2 or GPT-NeoX model",
     )
+    model, info = found
     missing = sorted(info["missing_keys"])
     if missing:  # transformers draws them at random, and goes on
         raise ValueError(

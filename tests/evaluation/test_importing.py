@@ -7,6 +7,7 @@ import torch
 
 from datamodules import LocalText
 from datamodules.tokenizers import train_bpe
+from evaluation.importing import import_ponder
 from lightning_models import TransformerLM
 
 BLOCK = 32
@@ -159,3 +160,154 @@ def test_a_tokenizer_that_does_not_fit_is_named(
 def test_a_model_that_is_not_there_is_named(fails, tmp_path):
     options = ("--tokenizer", "bytes", "--output", tmp_path / "imported.ckpt")
     assert "no model found" in fails("import", "--hf", tmp_path / "none", *options)
+
+
+# ---- the PonderLM family
+
+
+def spread(model):
+    """Draws weights far from their initial zeros and ones."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.double().eval()
+
+
+def published(kind, **fields):
+    """A random model of a family, whose config has what the public code adds."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 32, "recurrent_model": True}
+    sizes |= {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
+    config = AutoConfig.for_model(kind, **sizes, **fields)
+    return spread(AutoModelForCausalLM.from_config(config))
+
+
+def run_theirs(model, x, positions):
+    """Hidden states (B, N, D) after the final norm, causal over all N inputs."""
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
+    places = {"position_ids": positions.expand(len(x), -1), "attention_mask": mask}
+    return model.base_model(inputs_embeds=x, use_cache=False, **places).last_hidden_state
+
+
+def slots_of(model, x, steps, iterations):
+    """PonderLM-2: K growing passes, J refinements, and the one that predicts."""
+    length, slots = x.shape[1], [x]
+    for number in range(steps + iterations + 1):
+        flat = torch.stack(slots, dim=2).flatten(1, 2)
+        positions = torch.arange(length).repeat_interleave(len(slots))
+        h = run_theirs(model, flat, positions).unflatten(1, (length, -1))
+        if number < steps + iterations:
+            slots = [x, *h.unbind(2)][: steps + 1]
+    return h[:, :, -1]
+
+
+def looped_states(model, x, steps):
+    base, places = model.base_model, torch.arange(x.shape[1]).expand(len(x), -1)
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
+    for _ in range(steps + 1):
+        for layer in base.layers:
+            tables = base.rotary_emb(x, places)
+            x = layer(x, attention_mask=mask, position_ids=places, position_embeddings=tables)
+    return base.norm(x)
+
+
+def pondered_states(model, x, steps, table, accumulate):
+    current, places = x, torch.arange(x.shape[1])
+    for _ in range(steps):
+        mean = model.lm_head(run_theirs(model, current, places)).softmax(dim=-1) @ table
+        current = (current if accumulate else x) + mean
+    return run_theirs(model, current, places)
+
+
+def paused_states(model, x, pause, steps):
+    slots = torch.stack([x, *[pause.expand_as(x)] * steps], dim=2).flatten(1, 2)
+    places = torch.arange(x.shape[1]).repeat_interleave(steps + 1)
+    return run_theirs(model, slots, places)[:, steps :: steps + 1]
+
+
+STEPS = {"num_latent_thoughts": 2, "scale_embeds": True}
+GROUPS = {"num_key_value_heads": 2}
+PUBLISHED = {
+    "ponderlm2": ("ponderlm2", "llama", STEPS | {"num_jacobi_iterations": 3}),
+    "ponderlm2-unscaled": ("ponderlm2", "llama", GROUPS | STEPS | {"scale_embeds": False}),
+    "ponderlm2-pythia": ("ponderlm2", "gpt_neox", STEPS | {"num_jacobi_iterations": 1}),
+    "ponderlm1": ("ponderlm1", "llama", STEPS | {"interpolation": True}),
+    "ponderlm1-sums": ("ponderlm1", "llama", STEPS | {"residual_interpolated_embeds": True}),
+    "looped": ("looped", "llama", STEPS),
+    "pause": ("pause", "llama", STEPS | {"pause_token_id": 61}),
+}
+
+
+def their_states(theirs, method, tokens):
+    config, table = theirs.config, theirs.get_input_embeddings().weight
+    dim, steps = config.hidden_size, config.num_latent_thoughts
+    wide = method in ("ponderlm2", "looped")
+    scale = (2.5 * dim if wide else dim) ** 0.5 if config.scale_embeds else 1.0
+    x = table[tokens] * scale
+    if method == "ponderlm2":
+        return slots_of(theirs, x, steps, getattr(config, "num_jacobi_iterations", 3))
+    if method == "ponderlm1":
+        sums = getattr(config, "residual_interpolated_embeds", False)
+        return pondered_states(theirs, x, steps, table * scale, sums)
+    if method == "looped":
+        return looped_states(theirs, x, steps)
+    return paused_states(theirs, x, table[config.pause_token_id] * scale, steps)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_weights_score_as_their_code_does(name, exact, in_float64):
+    method, kind, fields = PUBLISHED[name]
+    theirs = published(kind, **fields)
+    ours = import_ponder(theirs, method).eval()
+    stream = torch.randint(0, 60, (2, 13))
+    tokens, targets = stream[:, :-1], stream[:, 1:]
+    with torch.no_grad():
+        logits = theirs.lm_head(their_states(theirs, method, tokens))
+        if method == "ponderlm2":
+            h = ours.network(tokens, ours.config.eval_iterations).read_out
+        else:
+            h = ours.network(tokens)
+        mine = h @ ours.network.output_matrix.t()
+        scores = ours.score({"tokens": tokens, "targets": targets})
+    assert (mine - logits).abs().max() < 1e-10
+    expected = logits.log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
+    # scores are float32
+    assert (scores.log_prob - expected).abs().max() < 1e-6
+
+
+def test_a_published_folder_is_scored(evaluates, fails, corpus, tmp_path):
+    folder, target = tmp_path / "published", tmp_path / "imported.ckpt"
+    theirs = published("gpt_neox", **STEPS, auto_map={"AutoModelForCausalLM": "modeling.Ponder"})
+    theirs.resize_token_embeddings(300)
+    theirs.float().save_pretrained(folder)
+    options = ("import", "--hf", folder, "--tokenizer", "bytes", "--output", target)
+    assert "name the method, with --method ponderlm2" in fails(*options)
+    assert "none for pause_token_id (50288)" in fails(*options, "--method", "pause")
+    printed = evaluates(*options, "--method", "ponderlm2", "--set.eval_iterations", "2")
+    assert "PonderLM2" in printed
+    result = perplexity(evaluates, target, corpus, tmp_path / "r.json", "--limit_batches", "1")
+    assert result["nats_per_token"] > 0
+    config = torch.load(target, weights_only=True)["hyper_parameters"]["config"]
+    assert (config["thinking_steps"], config["eval_iterations"]) == (2, 2)
+    assert (config["vocab_size"], config["parallel_residual"]) == (257, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "words"),
+    [
+        ("ponderlm2", STEPS | {"interpolation": True}, "config.json has interpolation=true"),
+        ("ponderlm1", STEPS | {"hidden_layer_num": 2}, "config.json has hidden_layer_num"),
+        ("looped", {}, "no num_latent_thoughts; give the number"),
+        ("looped", STEPS | {"tie_word_embeddings": True}, "config.json has tie_word_embeddings"),
+        ("pause", STEPS | {"recurrent_model": False}, "config.json has recurrent_model=false"),
+    ],
+)
+def test_what_a_method_has_not_is_named(method, fields, words):
+    theirs = published("llama")
+    for key, value in fields.items():
+        setattr(theirs.config, key, value)
+    with pytest.raises(ValueError, match=words):
+        import_ponder(theirs, method)

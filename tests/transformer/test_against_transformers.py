@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from evaluation.exporting import write_transformers
 from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.output_layer import linear_cross_entropy
 from lightning_models.transformer.families import family_of
-from lightning_models.transformer.import_weights import export_transformers, import_transformers
+from lightning_models.transformer.import_weights import import_transformers
 
 VOCAB, BLOCK = 101, 48
 SIZES = {"vocab_size": VOCAB, "block_size": BLOCK, "num_layers": 2, "dim": 32, "num_heads": 4}
@@ -79,37 +80,11 @@ def test_logits_are_equal(pair):
         assert (mine - theirs(tokens).logits).abs().max() < 1e-5
 
 
-@pytest.fixture
-def in_float64(exact_tables, monkeypatch):
-    """Rotary tables, and their RMS norms, in float64: ``transformers`` rounds both to float32."""
-    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
-
-    def forward(self, x, position_ids):
-        rope = self.config.rope_parameters
-        heads = self.config.hidden_size // self.config.num_attention_heads
-        width = int(heads * rope.get("partial_rotary_factor", 1.0))
-        angles = position_ids[..., None].double() * rope["rope_theta"] ** -(
-            torch.arange(0, width, 2).double() / width
-        )
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
-
-    def norm(self, x):
-        return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
-
-    for kind in (LlamaRMSNorm, Qwen2RMSNorm):
-        monkeypatch.setattr(kind, "forward", norm)
-    for kind in (GPTNeoXRotaryEmbedding, LlamaRotaryEmbedding, Qwen2RotaryEmbedding):
-        monkeypatch.setattr(kind, "forward", forward)
-
-
 def saved_and_read(lm, folder):
     """What ``transformers`` makes of our export."""
     from transformers import AutoModelForCausalLM
 
-    export_transformers(lm, folder, eos_token_id=0)
+    write_transformers(lm, folder, eos_token_id=0)
     assert not list(folder.glob("*.bin"))
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
