@@ -25,12 +25,14 @@ Method = Literal["transformer", "ponderlm2", "ponderlm1", "looped", "pause"]
 
 # ---- the PonderLM family: weights of LLaMA and GPT-NeoX that their own code runs several times
 
-PONDER: dict[str, tuple[type[Any], type[Any]]] = {
-    "ponderlm2": (PonderLM2, PonderLM2Config),
-    "ponderlm1": (PonderLM1, PonderLM1Config),
-    "looped": (LoopedLM, LoopedConfig),
-    "pause": (PauseLM, PauseConfig),
+PONDER: dict[str, tuple[type[Any], type[Any], tuple[str, ...]]] = {
+    "ponderlm2": (PonderLM2, PonderLM2Config, ("llama", "gpt_neox")),
+    "ponderlm1": (PonderLM1, PonderLM1Config, ("llama",)),
+    "looped": (LoopedLM, LoopedConfig, ("llama",)),
+    "pause": (PauseLM, PauseConfig, ("llama",)),
 }
+"""Class, configuration, and the families whose public code computes what the class computes: that
+of PonderLM-1 on GPT-NeoX adds hidden states in place of expected embeddings, for one."""
 PAUSE_ID = 50288
 """Row of the vocabulary that the public code takes for the pause, where config.json has none."""
 
@@ -53,7 +55,12 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
     theirs = load_causal_lm(source) if isinstance(source, str) else source
     given = theirs.config.to_dict()
     family, options = describe(theirs.config)
-    kind, config_kind = PONDER[method]
+    kind, config_kind, families = PONDER[method]
+    if family.model_type not in families:
+        raise ValueError(
+            f"method ({method}): model_type ({family.model_type}) cannot be imported; known are "
+            f"{', '.join(families)}"
+        )
     steps = changes.get("thinking_steps", given.get("num_latent_thoughts"))
     if steps is None:
         raise ValueError(

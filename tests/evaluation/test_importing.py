@@ -285,7 +285,7 @@ def test_a_published_folder_is_scored(evaluates, fails, corpus, tmp_path):
     theirs.float().save_pretrained(folder)
     options = ("import", "--hf", folder, "--tokenizer", "bytes", "--output", target)
     assert "name the method, with --method ponderlm2" in fails(*options)
-    assert "none for pause_token_id (50288)" in fails(*options, "--method", "pause")
+    assert "pause): model_type (gpt_neox)" in fails(*options, "--method", "pause")
     printed = evaluates(*options, "--method", "ponderlm2", "--set.eval_iterations", "2")
     assert "PonderLM2" in printed
     result = perplexity(evaluates, target, corpus, tmp_path / "r.json", "--limit_batches", "1")
@@ -301,6 +301,7 @@ def test_a_published_folder_is_scored(evaluates, fails, corpus, tmp_path):
         ("ponderlm2", STEPS | {"interpolation": True}, "config.json has interpolation=true"),
         ("ponderlm1", STEPS | {"hidden_layer_num": 2}, "config.json has hidden_layer_num"),
         ("looped", {}, "no num_latent_thoughts; give the number"),
+        ("pause", STEPS, r"64 rows, none for pause_token_id \(50288\)"),
         ("looped", STEPS | {"tie_word_embeddings": True}, "config.json has tie_word_embeddings"),
         ("pause", STEPS | {"recurrent_model": False}, "config.json has recurrent_model=false"),
     ],
