@@ -31,8 +31,8 @@ PONDER: dict[str, tuple[type[Any], type[Any], tuple[str, ...]]] = {
     "looped": (LoopedLM, LoopedConfig, ("llama",)),
     "pause": (PauseLM, PauseConfig, ("llama",)),
 }
-"""Class, configuration, and the families whose public code computes what the class computes: that
-of PonderLM-1 on GPT-NeoX adds hidden states in place of expected embeddings, for one."""
+"""Class, configuration, and the families whose public code computes what the class computes. (On
+GPT-NeoX, that of PonderLM-2's authors for PonderLM-1 adds hidden states, not expected embeddings.)"""
 PAUSE_ID = 50288
 """Row of the vocabulary that the public code takes for the pause, where config.json has none."""
 
@@ -40,9 +40,10 @@ PAUSE_ID = 50288
 def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
     """Returns the model of the PonderLM family that published weights are of.
 
-    The public code (LUMIA-Group/PonderLM-2) patches LLaMA and GPT-NeoX: tensors keep their names,
-    and config.json says how many steps are taken, but not by which method. Its factor on embeddings
-    differs between methods; ours is one for all, and the embedding is scaled to make up for that.
+    The public code (LUMIA-Group/PonderLM-2, and PonderingLM for PonderLM-1 on GPT-NeoX) patches
+    LLaMA and GPT-NeoX: tensors keep their names, and config.json says how many steps are taken, but
+    not by which method. Its factor on embeddings differs between methods; ours is one for all, and
+    the embedding is scaled to make up for that.
 
     Args:
         source: a ``transformers`` model object, or the hub name or local folder of one.
@@ -56,6 +57,12 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
     given = theirs.config.to_dict()
     family, options = describe(theirs.config)
     kind, config_kind, families = PONDER[method]
+    if method == "ponderlm1" and given.get("ponderinglm"):  # the authors' earlier code
+        families = ("gpt_neox",)
+        given |= {
+            "num_latent_thoughts": given.get("pondering_steps"),
+            "residual_interpolated_embeds": True,
+        }
     if family.model_type not in families:
         raise ValueError(
             f"method ({method}): model_type ({family.model_type}) cannot be imported; known are "
@@ -108,7 +115,9 @@ def _ponder_options(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     if method == "ponderlm2":
         return {"eval_iterations": given.get("num_jacobi_iterations", 3)}
     if method == "ponderlm1":
-        return {"accumulate": bool(given.get("residual_interpolated_embeds", False))}
+        multiply = bool(given.get("mutiply_pondering_steps", False))  # as it is spelt there
+        sums = bool(given.get("residual_interpolated_embeds", False))
+        return {"accumulate": sums, "multiply_embedding": multiply}
     return {}
 
 

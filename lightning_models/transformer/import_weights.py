@@ -63,10 +63,11 @@ def import_transformers(source: Any, **changes: Any) -> TransformerLM:
             the model is one whose own code computes something else with these weights.
     """
     model = load_causal_lm(source) if isinstance(source, str) else source
-    if getattr(model.config, "recurrent_model", False):
+    marks = [key for key in ("recurrent_model", "ponderinglm") if getattr(model.config, key, False)]
+    if marks:
         raise ValueError(
-            "config.json has recurrent_model: these are weights of the PonderLM family, whose own "
-            "code takes further steps; name the method, with --method ponderlm2 for example"
+            f"config.json has {marks[0]}: these are weights of the PonderLM family, whose own code "
+            "takes further steps; name the method, with --method ponderlm2 for example"
         )
     family, options = describe(model.config)
     lm = TransformerLM(TransformerConfig(**{**options, **changes}))

@@ -214,8 +214,8 @@ def looped_states(model, x, steps):
     return base.norm(x)
 
 
-def pondered_states(model, x, steps, table, accumulate):
-    current, places = x, torch.arange(x.shape[1])
+def pondered_states(model, x, steps, table, accumulate, times=1):
+    current, places = x * times, torch.arange(x.shape[1])
     for _ in range(steps):
         mean = model.lm_head(run_theirs(model, current, places)).softmax(dim=-1) @ table
         current = (current if accumulate else x) + mean
@@ -230,12 +230,19 @@ def paused_states(model, x, pause, steps):
 
 STEPS = {"num_latent_thoughts": 2, "scale_embeds": True}
 GROUPS = {"num_key_value_heads": 2}
+ORIGINAL = {
+    "ponderinglm": True,
+    "pondering_steps": 2,
+    "scale_embeds": True,
+    "mutiply_pondering_steps": True,
+}
 PUBLISHED = {
     "ponderlm2": ("ponderlm2", "llama", STEPS | {"num_jacobi_iterations": 3}),
     "ponderlm2-unscaled": ("ponderlm2", "llama", GROUPS | STEPS | {"scale_embeds": False}),
     "ponderlm2-pythia": ("ponderlm2", "gpt_neox", STEPS | {"num_jacobi_iterations": 1}),
     "ponderlm1": ("ponderlm1", "llama", STEPS | {"interpolation": True}),
     "ponderlm1-sums": ("ponderlm1", "llama", STEPS | {"residual_interpolated_embeds": True}),
+    "ponderlm1-pythia": ("ponderlm1", "gpt_neox", ORIGINAL),
     "looped": ("looped", "llama", STEPS),
     "pause": ("pause", "llama", STEPS | {"pause_token_id": 61}),
 }
@@ -243,15 +250,18 @@ PUBLISHED = {
 
 def their_states(theirs, method, tokens):
     config, table = theirs.config, theirs.get_input_embeddings().weight
-    dim, steps = config.hidden_size, config.num_latent_thoughts
+    original = hasattr(config, "ponderinglm")
+    dim = config.hidden_size
+    steps = config.pondering_steps if original else config.num_latent_thoughts
     wide = method in ("ponderlm2", "looped")
     scale = (2.5 * dim if wide else dim) ** 0.5 if config.scale_embeds else 1.0
     x = table[tokens] * scale
     if method == "ponderlm2":
         return slots_of(theirs, x, steps, getattr(config, "num_jacobi_iterations", 3))
     if method == "ponderlm1":
-        sums = getattr(config, "residual_interpolated_embeds", False)
-        return pondered_states(theirs, x, steps, table * scale, sums)
+        sums = original or getattr(config, "residual_interpolated_embeds", False)
+        times = steps if original else 1
+        return pondered_states(theirs, x, steps, table * scale, sums, times)
     if method == "looped":
         return looped_states(theirs, x, steps)
     return paused_states(theirs, x, table[config.pause_token_id] * scale, steps)
