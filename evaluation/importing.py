@@ -31,8 +31,8 @@ PONDER: dict[str, tuple[type[Any], type[Any], tuple[str, ...]]] = {
     "looped": (LoopedLM, LoopedConfig, ("llama",)),
     "pause": (PauseLM, PauseConfig, ("llama",)),
 }
-"""Class, configuration, and the families whose public code computes what the class computes. (On
-GPT-NeoX, that of PonderLM-2's authors for PonderLM-1 adds hidden states, not expected embeddings.)"""
+"""Class, configuration, and the families whose public code computes what the class computes. (That
+of PonderLM-2's authors for PonderLM-1 on GPT-NeoX adds hidden states, not expected embeddings.)"""
 PAUSE_ID = 50288
 """Row of the vocabulary that the public code takes for the pause, where config.json has none."""
 
