@@ -289,6 +289,8 @@ def _write_folder(path: Path, write: Callable[[Path], dict[str, str]]) -> dict[s
     unfinished.mkdir()
     try:
         rows = write(unfinished)
+        for file in unfinished.iterdir():  # safetensors lets nobody else read what it writes
+            file.chmod(file.stat().st_mode | unfinished.stat().st_mode & 0o666)
         os.replace(unfinished, path)
         return rows
     finally:
