@@ -146,7 +146,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         return (
             f"Splits are by document, with val_fraction={self.val_fraction} and "
             f"test_fraction={self.test_fraction}: change the fractions (0 does without that split) "
-            "or give more, shorter documents, or files for that split."
+            f"or give {self.smaller_splits()}."
         )
 
     def notes(self) -> list[str]:

@@ -20,6 +20,8 @@ from datamodules.text import TextDataModule
 
 _WHOLE = 2**26  # files up to this size, in bytes, are identified by all of their content
 _SAMPLES, _SAMPLE = 64, 2**16  # larger ones by that many evenly spaced pieces, of that many bytes
+_PASSAGES, _SHORTEST = 50, 500  # passages of a book that is the only file; characters of the least
+_ENDS = tuple(map(re.compile, (r"\n\s*\n", r"\n", r"\s")))  # where a passage ends, best first
 
 Patterns = dict[Split, str | list[str] | None]  # paths and globs of each split
 FILE_KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}
@@ -30,7 +32,8 @@ class LocalText(TextDataModule):
 
     The txt and jsonl files may be compressed as .gz or .zst. Splits are explicit (`val_files`,
     `test_files`) or shares of the documents of `data_files` (`val_fraction`, `test_fraction`); each
-    split chooses for itself.
+    split chooses for itself. A single txt file, from which documents are to be held out, is cut
+    into about 50 passages at ends of paragraphs: they are its documents.
 
     Args:
         data_files: Files to train on: one path or glob, or a list of them; ** matches folders at
@@ -41,7 +44,7 @@ class LocalText(TextDataModule):
             data_files.
         text_field: Field (jsonl) or column (parquet) that holds the text.
         separator: Regular expression that cuts txt files into documents, e.g. three line ends;
-            null takes a file as one document.
+            null takes a file as one document, but for a single file that is cut into passages.
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -92,8 +95,26 @@ class LocalText(TextDataModule):
             },
             "text_field": self._text_field,
             "separator": self._separator,
+            **({"passages": _PASSAGES} if self._is_one_book else {}),
             **self._shares,
         }
+
+    @property
+    def _is_one_book(self) -> bool:
+        """Whether one txt file has to serve several splits, which takes passages."""
+        files = self.files["train"]
+        uncut = self._separator is None and len(files) == 1 and format_of(files[0]) == "text"
+        return uncut and any(share > 0 for share in self._shares.values())
+
+    def notes(self) -> list[str]:
+        """Returns how a single file was cut, if it was."""
+        if not self._is_one_book:
+            return []
+        shares = " and ".join(f"{k}={share}" for k, share in self._shares.items() if share > 0)
+        return [
+            f"{self.files['train'][0].name}, the only file, is cut into passages at ends of "
+            f"paragraphs, of which {shares} are held out; data.separator cuts elsewhere."
+        ]
 
     def expects(self, split: Split) -> bool:
         """Returns whether a split must have documents: it has files or a share."""
@@ -132,7 +153,28 @@ class LocalText(TextDataModule):
 
     def _read(self, split: Split) -> Iterator[str]:
         for path in self.files[split]:
-            yield from read_documents(path, text_field=self._text_field, separator=self._separator)
+            texts = read_documents(path, text_field=self._text_field, separator=self._separator)
+            if split == "train" and self._is_one_book:
+                texts = (part for text in texts for part in passages(text) if part.strip())
+            yield from texts
+
+
+def passages(text: str) -> list[str]:
+    """Returns a text in at most 50 pieces of about equal length; joined, they are the text.
+
+    A piece has at least 500 characters and ends with a blank line; where none is near, with a line
+    or a word.
+    """
+    length = max(_SHORTEST, -(-len(text) // _PASSAGES))  # and half of it, to find an end
+    pieces: list[str] = []
+    start = 0
+    while 2 * (len(text) - start) >= 5 * length:
+        at = start + length
+        found = (end.search(text, at, at + length // 2) for end in _ENDS)
+        stop = next((match.end() for match in found if match), at)
+        pieces.append(text[start:stop])
+        start = stop
+    return [*pieces, text[start:]]
 
 
 def _check_pattern(separator: str) -> None:

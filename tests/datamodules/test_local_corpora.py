@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules import LocalText, OpenWebText, PythonDocs, local_corpora, readers
-from datamodules.local_corpora import module_document, topics
+from datamodules.local_corpora import module_document, passages, topics
 from datamodules.readers import expand, read_documents, split_text
 from datamodules.store import SPLITS
 
@@ -219,9 +219,39 @@ def test_files_to_score_alone_train_nothing(corpus, tmp_path):
         LocalText()
 
 
+def test_a_single_book_is_cut_into_passages_for_its_splits(corpus, tmp_path, caplog):
+    chapters = [f"{'word ' * 90}{n}.\n{'line ' * 50}\n" for n in range(100)]
+    book = tmp_path / "book.txt"
+    book.write_text("\n".join(chapters))
+    with caplog.at_level("INFO"):
+        data = corpus(data_files=f"{tmp_path}/b*.txt")
+    assert "book.txt, the only file, is cut into passages" in caplog.text
+    assert [data.counts(s).documents for s in SPLITS] == [29, 2, 2]
+    parts = [text for s in SPLITS for text in data.documents(s)]
+    assert len(set(parts)) == 33
+    assert all(part.startswith("word word") and part in book.read_text() for part in parts)
+    assert sum(map(len, parts)) == len(book.read_text())
+    whole = corpus(data_files=str(book), val_fraction=0.0, test_fraction=0.0)
+    assert [whole.counts(s).documents for s in SPLITS] == [1, 0, 0]
+    (tmp_path / "other.txt").write_text("x" * 9000)
+    both = corpus(data_files=[str(book), f"{tmp_path}/other.txt"], test_fraction=0.0)
+    assert [both.counts(s).documents for s in SPLITS] == [1, 1, 0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3000), st.sampled_from(["", "a b ", "line\n", "paragraph\n \n"]))
+def test_passages_are_the_text_in_even_pieces(count, filler):
+    text = "x" * 700 + filler * count
+    parts = passages(text)
+    assert "".join(parts) == text
+    assert len(parts) <= 50
+    assert min(map(len, parts)) >= min(500, len(text))
+    assert max(map(len, parts)) <= max(1250, 2.5 * (len(text) / 50 + 1))
+
+
 def test_one_document_cannot_be_split(corpus, tmp_path):
     (tmp_path / "one.txt").write_text("one document\n\nof two parts\n\nor three")
-    with pytest.raises(ValueError, match=r"val split has no documents \(1 in all"):
+    with pytest.raises(ValueError, match=r"no documents \(1 in all.*data.separator"):
         corpus(data_files=f"{tmp_path}/one.txt")
     data = corpus(data_files=f"{tmp_path}/one.txt", separator="\n\n", block_size=2, batch_size=1)
     assert [data.counts(s).documents for s in ("train", "val", "test")] == [1, 1, 1]
