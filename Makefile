@@ -11,8 +11,9 @@ RUN := $(VENV)/bin/python
 COMPILE := $(RUN) -m compileall -qq --workers 0 $(VENV)/lib
 READY := $(VENV)/.installed
 DEMO := runs/demo
+STEPS := 300
 
-.PHONY: install demo study suite tune test test-slow test-gpu check clean
+.PHONY: install demo demo-full study suite tune test test-slow test-gpu check docs clean
 
 install: $(READY)
 
@@ -24,24 +25,27 @@ $(READY): pyproject.toml constraints.txt
 	$(COMPILE) || true  # some packages hold files for newer versions of Python
 	touch $@
 
-# Trains once; a second `make demo` evaluates what is there. An interrupted run goes on from its last
+# Trains once; a second `make demo` compares what is there. An interrupted run goes on from its last
 # checkpoint. `rm -r runs/demo` starts again.
 $(DEMO)/%/trained: | $(READY) configs/%/tiny.yaml
+	@echo "Training $* for $(STEPS) steps. PyTorch takes some seconds to load."
 	$(RUN) train.py fit -c configs/$*/tiny.yaml --trainer.default_root_dir $(DEMO)/$* \
-		--trainer.max_steps 600 --trainer.val_check_interval 200 \
-		--checkpoint.every_n_train_steps 100 $(if $(wildcard $(DEMO)/$*/*/*/checkpoints/last.ckpt),--ckpt_path last)
+		--trainer.max_steps $(STEPS) --trainer.val_check_interval 100 \
+		--checkpoint.every_n_train_steps 50 $(ANALYSIS) $(if $(wildcard $(DEMO)/$*/*/*/checkpoints/last.ckpt),--ckpt_path last)
 	touch $@
 
 .PRECIOUS: $(DEMO)/%/trained
-$(DEMO)/%/result.json: $(DEMO)/%/trained
-	$(RUN) evaluate.py perplexity --ckpt $(DEMO)/$* --output $@
-
+$(DEMO)/thoughtbubbles/trained: ANALYSIS = --trainer.callbacks+ callbacks.ForkAnalysis
 # Thoughtbubbles next to its control, on the same data in the same order.
-demo: $(DEMO)/transformer/result.json $(DEMO)/thoughtbubbles/result.json
-	$(RUN) evaluate.py compare $^ --view results
-	$(RUN) evaluate.py generate --ckpt $(DEMO)/thoughtbubbles \
-		--prompt "The function returns" --max_new_tokens 80 --temperature 0.8
-	@cat docs/next-steps.txt
+demo: $(DEMO)/transformer/trained $(DEMO)/thoughtbubbles/trained
+	@echo "Comparing the two on the documents held out for validation."
+	$(RUN) evaluate.py compare $(^D) --output $(DEMO)/comparison
+	@sed 's|runs/demo|$(DEMO)|g' docs/next-steps.txt
+	@printf '  %-22s%s\n' 'open the report' $(DEMO)/comparison/report.html \
+		'see where it forked' "$$(ls -t $(DEMO)/thoughtbubbles/*/*/fork_analysis/*-tokens.png | head -1)"
+
+demo-full:
+	$(MAKE) demo DEMO=runs/demo-full STEPS=600
 
 # Evidence for a method: several runs, an hour at most; a stopped study resumes. TEXT: globs of your own
 # text, TEXT_NAME: its name in the report, JOBS: runs at a time, OPERATIONS: N of thinking_states.
@@ -73,5 +77,14 @@ check: $(READY)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# The documentation site, in site/; warnings (broken links) are errors.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	@echo "site/index.html is built."
+
+$(VENV)/.docs: $(READY)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) data_cache runs
+	rm -rf $(VENV) data_cache runs site

@@ -1,4 +1,4 @@
-"""Every command of the README works, shortened and in a folder of its own."""
+"""Every command of the README and of the pages that continue it works, shortened, in a folder."""
 
 import json
 import random
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from task_data import write_folder
 
+import lightning_models
 from datamodules.tokenizers import train_bpe
 from evaluation.cli import COMMANDS
 from evaluation.cli import main as evaluate
@@ -18,7 +19,9 @@ from training import LatentCLI
 from training import main as train
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
+PAGES = ("training", "evaluation", "studies")
+TEXT = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)])
 WORDS = sorted(sys.stdlib_module_names)
 SHORT = [
     "--trainer.accelerator=cpu",
@@ -41,10 +44,11 @@ ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
 
 
 def commands():
-    """The commands in the README's shell blocks, comments cut off, continued lines joined."""
+    """The commands in the shell blocks, each once, comments cut off, continued lines joined."""
     blocks = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.partition("   #")[0].strip() for line in lines if line.strip()]
+    shown = [line.partition("   #")[0].strip() for line in lines if line.strip()]
+    return list(dict.fromkeys(shown))
 
 
 def split(command):
@@ -63,6 +67,7 @@ def folder(tmp_path_factory, data_cache):
     for number in range(4):
         words = random.Random(number).choices(WORDS, k=3000)
         (folder / "books" / f"{number}.txt").write_text(" ".join(words))
+    (folder / "book.txt").write_text("\n\n".join(map(repr, range(20_000))))
     (folder / "prompts.txt").write_text("A list is\nThe function\n")
     problem = {"question": "Tim has 2 + 3 pears. How many?", "answer": "<<2+3=5>>5\n#### 5"}
     for name in ("train.jsonl", "test.jsonl"):
@@ -80,9 +85,17 @@ def named(program):
 
 def test_the_readme_names_the_commands():
     assert len(named("train.py fit")) >= 8
-    assert len(named("evaluate.py")) >= 3
-    assert "make demo" in TEXT
-    assert "make test" in TEXT
+    assert len(named("evaluate.py")) >= 10
+    shown = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.S))
+    for command in ("make demo", "make test", "train.py fit", "evaluate.py compare"):
+        assert command in shown
+
+
+def test_the_readme_is_read():
+    assert len(README.split()) <= 1300
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert len(pictures) >= 2
+    assert all((ROOT / name).stat().st_size < 150_000 for name in pictures)
 
 
 @pytest.mark.parametrize("command", named("train.py fit"))
@@ -118,9 +131,8 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
         words += ["--data.test_examples", "4", "--rounds", "null"]
         where = ["--trainer.default_root_dir", "runs/parity/one"]
         assert (folder / "runs/parity").exists() or train([*PARITY, *SHORT, *FEW, *where]) == 0
-    if "runs/demo/thoughtbubbles" in words and not (folder / "runs/demo/thoughtbubbles").exists():
-        trained = ["fit", "-c", "configs/thoughtbubbles/tiny.yaml", *SHORT]
-        assert train([*trained, "--trainer.default_root_dir", "runs/demo/thoughtbubbles"]) == 0
+    if "runs/demo/thoughtbubbles" in words:
+        train_thoughtbubbles(folder)
     if words[0] == "sweep" or (words[0] == "compare" and "--view" not in words):
         words += ["--limit_batches", "1"]
     if "results" in words:  # of what the commands before have written
@@ -139,6 +151,24 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
         assert SAYS[words[0]] in capsys.readouterr().out
     else:
         assert "The function" in capsys.readouterr().out
+
+
+@pytest.mark.skipif("load" not in lightning_models.__all__, reason="lightning_models has no load")
+def test_the_python_of_the_readme(folder, monkeypatch, capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    monkeypatch.chdir(folder)
+    train_thoughtbubbles(folder)
+    capsys.readouterr()
+    exec(compile(block, "README.md", "exec"), {})
+    assert "noncausal" in capsys.readouterr().out
+    assert (folder / "thoughts.png").stat().st_size > 0
+
+
+def train_thoughtbubbles(folder):
+    """Trains the demo's other model, once; in the folder that is the working one."""
+    if not (folder / "runs/demo/thoughtbubbles").exists():
+        demo = ["fit", "-c", "configs/thoughtbubbles/tiny.yaml", *SHORT]
+        assert train([*demo, "--trainer.default_root_dir", "runs/demo/thoughtbubbles"]) == 0
 
 
 def save_gpt2(folder, entries=257):
@@ -167,7 +197,7 @@ def save_results(folder):
             path.write_text(json.dumps(result))
 
 
-@pytest.mark.parametrize("target", ["demo", "test"])
+@pytest.mark.parametrize("target", ["demo", "demo-full", "test", "docs"])
 def test_make_targets_name_existing_files(target):
     listed = subprocess.run(
         ["make", "--dry-run", "--always-make", target, f"VENV={sys.prefix}"],
@@ -177,13 +207,15 @@ def test_make_targets_name_existing_files(target):
         check=True,
     ).stdout
     used = re.findall(r"\b(train\.py|evaluate\.py|configs/\S+\.yaml|docs/\S+\.txt)", listed)
-    assert used if target == "demo" else "pytest" in listed
+    assert {"test": "pytest", "docs": "mkdocs"}.get(target, "evaluate.py compare") in listed
     assert all((ROOT / name).is_file() for name in used)
 
 
 def test_paths_in_the_readme_exist():
-    for name in re.findall(r"`((?:configs|docs|lightning_models|tests)/[\w./]*)`", TEXT):
-        assert (ROOT / name).exists(), name
+    shown = re.findall(r"`((?:configs|docs|lightning_models|tests)/[\w./]*)`", TEXT)
+    linked = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert len(linked) > 20
+    assert sorted(name for name in {*shown, *linked} if not (ROOT / name).exists()) == []
 
 
 def test_tasks_of_local_data(folder, monkeypatch, capsys):

@@ -257,9 +257,8 @@ class ReasoningGSM8K(ReasoningDataModule):
             the 'clause' or 'sentence' that it is in.
         last_step_at_end: Whether the rule puts the last step after the question, as the teacher of
             the paper does in all its published examples.
-        question_first: Whether the question stands before the facts as well, as in Fig. 5, which
-            keeps it at the end.
-        **kwargs: See `ReasoningDataModule`.
+        **kwargs: See `ReasoningDataModule`; with `question_first` the question stands before the
+            facts as well, as in Fig. 5, which keeps it at the end.
 
     Raises:
         ValueError: An argument is unusable; when preparing: a file or the hub cannot be read.

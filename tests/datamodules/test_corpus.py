@@ -89,9 +89,9 @@ def test_the_warning_follows_the_options(books, told, warned, options, share):
         assert "data.val_files" in warned[0]
 
 
-def test_the_separator_that_the_readme_names_cuts_txt_files(books, told, warned):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    section = readme.partition("### Your own text")[2].partition("###")[0]
+def test_the_separator_that_the_docs_name_cuts_txt_files(books, told, warned):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    section = page.partition("## Your own text")[2].partition("##")[0]
     assert "a txt file is one\ndocument" in section
     (separator,) = re.findall(r"--data\.separator '([^']+)'", section)
     data = LocalText(**books, separator=separator)
