@@ -10,6 +10,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``KeepOptimizerSettings`` | lets configured optimiser settings win over restored ones |
 | ``ScheduleChange`` | warns where a resumed run's schedule has another learning rate |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
+| ``ModelOverview`` | parameters by part and FLOPs per token, before training |
 | ``Throughput`` | tokens per second, FLOPs per token, MFU, peak memory |
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite; loss spikes |
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from callbacks.nonfinite import GradientNorm as GradientNorm
     from callbacks.nonfinite import NonFinite as NonFinite
     from callbacks.nonfinite import NonFiniteError as NonFiniteError
+    from callbacks.overview import ModelOverview as ModelOverview
     from callbacks.predictions import Predictions as Predictions
     from callbacks.progress import Progress as Progress
     from callbacks.replay import Replay as Replay
@@ -71,6 +73,7 @@ _NAMES = {
     "callbacks.answers": "AnswerAccuracy",
     "callbacks.checkpointing": "PendingValidation SaveCheckpoints",
     "callbacks.nonfinite": "GradientNorm NonFinite NonFiniteError",
+    "callbacks.overview": "ModelOverview",
     "callbacks.predictions": "Predictions",
     "callbacks.progress": "Progress",
     "callbacks.replay": "Replay Replayed",

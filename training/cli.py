@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from callbacks import (
     GradientNorm,
     KeepOptimizerSettings,
+    ModelOverview,
     NonFinite,
     NonFiniteError,
     PendingValidation,
@@ -396,6 +397,9 @@ class LatentCLI(LightningCLI):
             unwanted.append(ModelCheckpoint)
         callbacks = [c for c in callbacks if not isinstance(c, tuple(unwanted))]
         if self.subcommand in (None, "fit") and not config["barebones"]:
+            if config["enable_model_summary"] is not False:
+                callbacks.append(ModelOverview())
+                config["enable_model_summary"] = False  # Lightning's own
             callbacks += [ScheduleChange(), ResumeState(), PendingValidation()]
             callbacks.append(self._get(self.config_init, "termination"))
             if self._typed_optimizer():

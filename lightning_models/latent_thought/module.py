@@ -107,6 +107,12 @@ class LatentThoughtLM(LanguageModel):
 
     whole_rows = True
     shards_blocks = False
+    parts = {
+        "latent_norm": "attention to latent vectors",
+        "latent_attention": "attention to latent vectors",
+        "prior": "prior of latent vectors",
+        "encoder": "posterior (encoder)",
+    }
     config: LatentThoughtConfig
     network: LatentThoughtNetwork
 

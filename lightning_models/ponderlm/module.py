@@ -202,6 +202,7 @@ class PonderLM(PonderLM2):
     skipped.
     """
 
+    parts = {"router": "router"}
     config: PonderConfig
     network: PonderNetwork
 

@@ -110,6 +110,7 @@ class ThinkingStatesLM(ReasoningLM):
     the thoughts are the model's own.
     """
 
+    parts = {"thinking": "thinking block", "compression": "compression block"}
     config: ThinkingStatesConfig
     network: ThinkingStatesNetwork
 

@@ -41,6 +41,11 @@ class ThoughtGestaltLM(LanguageModel):
 
     reads = "sentences"
     shards_blocks = False
+    parts = {
+        "memory_norm": "attention to memory",
+        "memory_attention": "attention to memory",
+        "sentence_head": "sentence head",
+    }
     config: ThoughtGestaltConfig
     network: ThoughtGestaltNetwork
 

@@ -38,6 +38,7 @@ class ThoughtbubblesLM(LanguageModel):
     other allocations are strictly causal, exact, and decode with a cache.
     """
 
+    parts = {"forks": "fork scorers"}
     config: ThoughtbubblesConfig
     network: ThoughtbubblesNetwork
 

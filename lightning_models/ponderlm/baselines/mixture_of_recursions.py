@@ -287,6 +287,7 @@ class MoRLM(DepthLM):
     ``eval_routing`` is ``topk``.
     """
 
+    parts = {"routers": "routers"}
     config: MoRConfig
     network: MoRNetwork
 
