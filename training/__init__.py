@@ -7,6 +7,7 @@
 | ``checkpoints`` | which checkpoint ``--ckpt_path`` means; atomic writing |
 | ``records`` | ``config.yaml`` of a run with commit and versions; the run's id |
 | ``runtime`` | sharding strategy, event log, Ctrl-C, messages that are left out |
+| ``help`` | ``--help``: first options, then all by group |
 | ``errors`` | which errors are the user's, and their one line |
 """
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from argparse import ArgumentError
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,6 +67,7 @@ from training.arguments import (
 )
 from training.checkpoints import AtomicCheckpointIO, checkpoint_before, find_checkpoint
 from training.errors import UserError, condense, explain, lost_process, with_options
+from training.help import FULL_FLAG, TrainingParser, short_help, verbs_help
 from training.records import SaveRunRecord, log_folder_of
 from training.runtime import (
     INTERRUPTED,
@@ -137,7 +139,10 @@ class LatentCLI(LightningCLI):
             run: false: there is no verb; ``model``, ``datamodule`` and ``trainer`` are built only.
         """
         argv = with_own_configs(sys.argv[1:] if args is None else args)
-        set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
+        self._short_help = any(word in ("-h", "--help") for word in argv)
+        argv = ["--help" if word == FULL_FLAG else word for word in argv]
+        describes = prints_descriptions(argv) and not self._short_help
+        set_parsing_settings(docstring_parse_attribute_docstrings=describes)
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._argv = list(argv)
@@ -152,6 +157,7 @@ class LatentCLI(LightningCLI):
             LanguageModel,
             LanguageDataModule,
             save_config_callback=SaveRunRecord,
+            parser_class=TrainingParser,
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=SEED,
             parser_kwargs={
@@ -207,6 +213,13 @@ class LatentCLI(LightningCLI):
             DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input, too."
         )
 
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Returns a parser without arguments."""
+        parser: Any = super().init_parser(**kwargs)
+        if self._short_help:
+            parser.short = verbs_help
+        return parser
+
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Returns the verbs to build parsers for, with the method arguments they leave out."""
         skipped = LightningCLI.subcommands()
@@ -215,10 +228,13 @@ class LatentCLI(LightningCLI):
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **kwargs: Any
     ) -> LightningArgumentParser:
-        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser: Any = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser.set_defaults({"weights_only": True})
         for action in parser._actions:
             action.help = HELP.get(action.dest, action.help)
+        if self._short_help:
+            classes = self._classes(look(self._argv))
+            parser.short = partial(short_help, verb=subcommand, classes=classes)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -227,7 +243,8 @@ class LatentCLI(LightningCLI):
         given = look(args)
         import_packages(given.packages)
         trust(given.classes)
-        if any(word == "-h" or word.partition("=")[0].endswith("help") for word in args):
+        asks = any(word.partition("=")[0].endswith("help") for word in args)
+        if asks and not self._short_help:
             import_public_classes(*PUBLIC_PACKAGES)  # help lists the classes there are
         try:
             self._parse_names(parser, args, given)

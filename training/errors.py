@@ -115,7 +115,7 @@ def with_options(
         return message
     asked = "--" + ".".join(filter(None, (found["key"], found["option"] or found["own"])))
     options = {
-        o.replace(".init_args", ""): o for o in (*_options(parser), *_class_options(classes or {}))
+        o.replace(".init_args", ""): o for o in (*_options(parser), *class_options(classes or {}))
     }
     longer = [o for o in options if o.startswith(asked)]
     if longer:
@@ -126,7 +126,7 @@ def with_options(
     return f"{message}; is {' or '.join(options[o] for o in near[:3])} meant?" if near else message
 
 
-def _class_options(classes: Mapping[str, type]) -> Iterator[str]:
+def class_options(classes: Mapping[str, type]) -> Iterator[str]:
     """Yields the options of classes and of those below them, fields of dataclasses included."""
     for key, kind in classes.items():
         for each in kind.__mro__:
