@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from torch import Tensor, nn
 
 
@@ -132,6 +133,37 @@ def write_pending_logs(trainer: L.Trainer) -> None:
         connector.log_metrics(connector.metrics["log"])
     for logger in trainer.loggers:
         logger.save()
+
+
+def takes_text(logger: Logger) -> bool:
+    """Whether `log_text` finds a place for text in a logger."""
+    writer: Any = getattr(logger, "experiment", None)
+    return isinstance(logger, WandbLogger | MLFlowLogger) or hasattr(writer, "add_text")
+
+
+def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
+    """Hands Markdown to a logger that takes text: TensorBoard, W&B or MLflow."""
+    writer: Any = getattr(logger, "experiment", None)
+    if isinstance(logger, WandbLogger):
+        logger.log_text(tag, columns=["step", "text"], data=[[str(step), text]])
+    elif isinstance(logger, MLFlowLogger):
+        writer.log_text(logger.run_id, text, f"{tag}/step={step}.md")
+    elif hasattr(writer, "add_text"):
+        writer.add_text(tag, text, step)
+
+
+def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int) -> None:
+    """Hands images (height, width, 3) to a logger that takes them: TensorBoard, W&B or MLflow."""
+    writer: Any = getattr(logger, "experiment", None)
+    if isinstance(logger, WandbLogger):
+        logger.log_image(tag, list(images), step)
+        return
+    for number, image in enumerate(images, start=1):
+        if isinstance(logger, MLFlowLogger):
+            writer.log_image(logger.run_id, image, f"{tag}/{number}/step={step}.png")
+        elif hasattr(writer, "add_image"):
+            # numbered, as TensorBoard shows nothing of a tag that is a scalar's, too
+            writer.add_image(f"{tag}/{number}", image, step, dataformats="HWC")
 
 
 def has_scaler(trainer: L.Trainer) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 
-from callbacks.hooks import undisturbed
+from callbacks.hooks import log_text, takes_text, undisturbed
 
 DEFAULT_PROMPTS = ("", "The ", "In this ")
 
@@ -66,16 +66,16 @@ class Samples(L.Callback):
         self._validations += 1
         if not self.every_n_validations or self._validations % self.every_n_validations:
             return
-        experiments = [getattr(logger, "experiment", None) for logger in trainer.loggers]
-        writers = [e.add_text for e in experiments if e is not None and hasattr(e, "add_text")]
-        wanted = trainer.strategy.reduce_boolean_decision(bool(writers), all=False)
+        takers = [logger for logger in trainer.loggers if takes_text(logger)]
+        wanted = trainer.strategy.reduce_boolean_decision(bool(takers), all=False)
         if not (self.prompts and wanted):
             return
         texts = self._generate(trainer, pl_module)
         if texts is not None and trainer.is_global_zero:
-            for write in writers:
+            for logger in takers:
                 # the step of the scalars logged with this validation, counted from 0
-                write("samples", as_markdown(self.prompts, texts), trainer.global_step - 1)
+                step = trainer.global_step - 1
+                log_text(logger, "samples", as_markdown(self.prompts, texts), step)
 
     def _generate(self, trainer: L.Trainer, pl_module: L.LightningModule) -> list[str] | None:
         """Returns the continuations, or None (for good) if the model cannot."""

@@ -26,6 +26,7 @@ from lightning_models.checkpoint import (
 
 
 PATTERN = "events.out.tfevents.*"
+CSV_FILE = "metrics.csv"
 NO_VERSION = ("run", "command")
 """Names on top of a record that are no versions."""
 
@@ -36,8 +37,10 @@ def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
     Steps are logged from 0: after n optimiser steps the latest is n - 1.
 
     Args:
-        folder: log folder with TensorBoard files.
+        folder: log folder with TensorBoard files, or else with a CSV file.
     """
+    if not any(folder.glob(PATTERN)) and (folder / CSV_FILE).is_file():
+        return _csv_scalars(folder / CSV_FILE)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
@@ -46,6 +49,20 @@ def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
         tag: {event.step: event.value for event in events.Scalars(tag)}
         for tag in events.Tags()["scalars"]
     }
+
+
+def _csv_scalars(file: Path) -> dict[str, dict[int, float]]:
+    table = pd.read_csv(file, on_bad_lines="skip").set_index("step")
+    columns = ((tag, table[tag].dropna()) for tag in table.columns)
+    return {
+        str(tag): {int(step): float(value) for step, value in column.items()}
+        for tag, column in columns
+    }
+
+
+def has_log(folder: Path) -> bool:
+    """Whether a folder holds what a run has logged."""
+    return any(folder.glob(PATTERN)) or (folder / CSV_FILE).is_file()
 
 
 def read_record(folder: Path | None) -> dict[str, Any]:
@@ -161,11 +178,11 @@ def _paths(word: str, key: str) -> list[Path]:
 
 
 def _logs_below(path: Path) -> list[Path]:
-    """Returns ``path`` if it has event files itself, else the folders below it that do."""
+    """Returns ``path`` if it has logs itself, else the folders below it that do."""
     path = path.resolve()
-    if any(path.glob(PATTERN)):
+    if has_log(path):
         return [path]
-    return sorted({file.parent for file in path.rglob(PATTERN)})
+    return sorted({f.parent for name in (PATTERN, CSV_FILE) for f in path.rglob(name)})
 
 
 def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
@@ -399,7 +416,7 @@ def find_compared(
         if row is not None and rows.count(row) == 1 and row not in names:
             name = row
         near = (place, checkpoint.path.parent, checkpoint.path.parent.parent)
-        log = next((path for path in near if path.is_dir() and any(path.glob(PATTERN))), None)
+        log = next((path for path in near if path.is_dir() and has_log(path)), None)
         scalars = {} if log is None else read_scalars(log)
         runs.append(RunRecord(name, checkpoint, outline, log, read_record(log), scalars, row))
     return runs, left_out

@@ -4,7 +4,7 @@ import csv
 
 import torch
 
-from training.runtime import EventLog
+from training.loggers import EventLog
 
 LOGGED = {"val/bpb": 8.0, "val/loss": 5.5, "throughput/tokens_per_second": 100.0}
 RECORD = """# run: abc

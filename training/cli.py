@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from argparse import ArgumentError
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ from lightning_models.recipe import (
     import_public_classes,
     prints_descriptions,
     resolve_class,
+    split_names,
     trust,
 )
 from training.arguments import (
@@ -68,12 +70,11 @@ from training.arguments import (
 from training.checkpoints import AtomicCheckpointIO, checkpoint_before, find_checkpoint
 from training.errors import UserError, condense, explain, lost_process, with_options
 from training.help import FULL_FLAG, TrainingParser, short_help, verbs_help
+from training.loggers import RunPlace, build_loggers, purge_step
 from training.records import SaveRunRecord, log_folder_of
 from training.runtime import (
     INTERRUPTED,
-    EventLog,
     interrupts_here_only,
-    purge_step,
     silence,
     was_interrupt,
 )
@@ -207,6 +208,13 @@ class LatentCLI(LightningCLI):
             help="fit: train up to this optimiser step, from the furthest checkpoint before it "
             "(ckpt_path), and end there with the step's batches and losses, row by row, in "
             "trainer.default_root_dir. Nothing else is written; other arguments as in the run.",
+        )
+        parser.add_argument(
+            "--loggers",
+            type=list[str] | str,
+            default=["tensorboard"],
+            help="Where fit logs: tensorboard, csv, wandb or mlflow, several separated by commas; "
+            "trainer.logger takes any other logger of Lightning.",
         )
         parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
         parser.add_argument(
@@ -373,7 +381,7 @@ class LatentCLI(LightningCLI):
             config |= {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
             self.save_config_callback = None
         if config["logger"] in (None, True):
-            config["logger"] = self._logger(Path(config["default_root_dir"]))
+            config["logger"] = self._loggers(Path(config["default_root_dir"]))
         plugins = config["plugins"] or []
         plugins = list(plugins) if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -430,25 +438,25 @@ class LatentCLI(LightningCLI):
             and any(conflict.key.startswith(OPTIMIZER_PREFIX) for conflict in self._conflicts)
         )
 
-    def _logger(self, root: Path) -> Logger | bool:
-        """Returns TensorBoard for training, in the run's folder (``--name``), else no logger."""
+    def _loggers(self, root: Path) -> list[Logger] | bool:
+        """Returns the loggers of a training, in the run's folder (``--name``), else none."""
         if self.subcommand not in (None, "fit"):
             return False
+        names = self._get(self.config, "loggers")
+        names = split_names(names) if isinstance(names, str) else names
         saved = self._saved_run if self._continues else None
+        run_id = (saved and saved.run_id) or uuid.uuid4().hex  # rank 0's is that of all
+        self.save_config_kwargs["run_id"] = run_id
         run = None if saved is None else log_folder_of(saved, root)
         if saved is not None and run is not None:
-            return EventLog(
-                save_dir=run.parent.parent,
-                name=run.parent.name,
-                version=run.name,
-                default_hp_metric=False,
-                purge_step=purge_step(saved),
-            )
-        name = self._get(self.config, "name")
-        if name is None:
-            return EventLog(save_dir=root, name=type(self.model).__name__, default_hp_metric=False)
-        self.save_config_kwargs["run_name"] = name
-        return EventLog(save_dir=root, name="", version=name, default_hp_metric=False)
+            step, parent = purge_step(saved), run.parent
+            place = RunPlace(parent.parent, parent.name, run.name, run_id, step)
+        elif (name := self._get(self.config, "name")) is not None:
+            self.save_config_kwargs["run_name"] = name
+            place = RunPlace(root, "", name, run_id)
+        else:
+            place = RunPlace(root, type(self.model).__name__, None, run_id)
+        return build_loggers(names, place)
 
 
 LOST_PROCESS = 4  # exit code

@@ -36,6 +36,10 @@ CURES = (
 """What messages of Python, numpy and torch say of too large and misspelt values; and the cures."""
 
 
+TRACKERS = ("wandb", "mlflow")
+"""Packages of loggers, whose own errors are of accounts, servers and stores."""
+
+
 class UserError(Exception):
     """A problem with the input, reported without a traceback; the message names the cure."""
 
@@ -51,6 +55,8 @@ def explain(error: BaseException) -> str | None:
     for cause in _causes(error):
         if _is_ours(cause):
             return _without_worker(str(cause))
+    if type(error).__module__.partition(".")[0] in TRACKERS:
+        return _one_line(str(error))  # no key, no server
     if isinstance(error, argparse.ArgumentError):
         return condense(str(error))
     if isinstance(error, MisconfigurationException | OmegaConfBaseException):

@@ -13,10 +13,11 @@ import lightning as L
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
 
+from callbacks.hooks import log_text
 from lightning_models.checkpoint import Checkpoint
 from training.errors import PROJECT
+from training.loggers import MLFlowRun, WandbRun
 
 PACKAGE = "latent-thinking"
 _RUN = "# run: "  # first line of a record
@@ -78,9 +79,10 @@ class SaveRunRecord(SaveConfigCallback):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                block = "\n".join("    " + line for line in text.splitlines())
-                logger.experiment.add_text("config", block, self.step)
+            block = "\n".join("    " + line for line in text.splitlines())
+            log_text(logger, "config", block, self.step)
+            if isinstance(logger, WandbRun | MLFlowRun):
+                logger.log_hyperparams(self.config.as_dict())
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

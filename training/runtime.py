@@ -1,11 +1,11 @@
-"""Strategy, event log, signals and messages of a training process."""
+"""Strategy, signals and messages of a training process."""
 
 import logging
 import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -21,7 +20,6 @@ from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim import Optimizer
 
 from lightning_models import shards
-from lightning_models.checkpoint import Checkpoint
 from training.checkpoints import ShardWriter
 
 
@@ -149,40 +147,6 @@ class FullySharded(ModelParallelStrategy):
         finally:
             self._writer = None
             super().teardown()
-
-
-# ---- TensorBoard files of a run that may be killed and resumed
-
-
-class EventLog(TensorBoardLogger):
-    """TensorBoard, where the same values of the same step in a row are written once.
-
-    A checkpoint has the values of its step written before itself; the trainer then hands over the
-    same ones again.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes Lightning's arguments."""
-        super().__init__(*args, **kwargs)
-        self._latest = ""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Writes scalars, unless they are those of the last call."""
-        written = f"{step} {sorted((key, float(value)) for key, value in metrics.items())}"
-        if written != self._latest:
-            self._latest = written
-            super().log_metrics(metrics, step)
-
-
-def purge_step(saved: Checkpoint) -> int:
-    """Returns the first step of the log that a run resumed from ``saved`` writes again.
-
-    Steps count from 0 there: after n optimiser steps the latest is n - 1. Only a checkpoint from
-    between two accumulated micro-batches follows a validation that was logged at n, unless that
-    was still to be done.
-    """
-    unfinished = bool(saved.content.get("resume_state", {}).get("unfinished_step"))
-    return saved.step + (unfinished and not saved.content.get("pending_validation", False))
 
 
 # ---- Ctrl-C reaches every process of a terminal; only those that train decide what it means

@@ -14,7 +14,14 @@ from torch import Tensor, ones_like
 
 from callbacks.analysis.report import AnalysisReport, as_images
 from callbacks.checkpointing import check_folder
-from callbacks.hooks import EvaluationHooks, check_least, gather, undisturbed
+from callbacks.hooks import (
+    EvaluationHooks,
+    check_least,
+    gather,
+    log_images,
+    log_text,
+    undisturbed,
+)
 
 
 class Findings:
@@ -207,19 +214,14 @@ class Analysis(EvaluationHooks, ABC):
         self._log(trainer, report.finite)
         step = self._log_step(trainer)
         for logger in trainer.loggers:
-            writer: Any = getattr(logger, "experiment", None)
-            if not hasattr(writer, "add_image"):  # TensorBoard's has all three
-                continue
             for name, figure in drawn.items():
-                for number, image in enumerate(as_images(figure), start=1):
-                    # numbered, as TensorBoard shows nothing of a tag that is a scalar's, too
-                    tag = f"{self.image_tag}/{name}/{number}"
-                    writer.add_image(tag, image, step, dataformats="HWC")
-            for name, values in report.histograms.items():
-                if len(values):
-                    writer.add_histogram(name, values, step)
+                log_images(logger, f"{self.image_tag}/{name}", as_images(figure), step)
             for name, text in report.markdown.items():
-                writer.add_text(name, text, step)
+                log_text(logger, name, text, step)
+            writer: Any = getattr(logger, "experiment", None)
+            for name, values in report.histograms.items():
+                if len(values) and hasattr(writer, "add_histogram"):
+                    writer.add_histogram(name, values, step)
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
         """Hands scalars to all loggers."""

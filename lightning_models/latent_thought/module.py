@@ -1,8 +1,8 @@
 """The Latent-Thought Language Model as a LightningModule, and its decoding cache."""
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ class LatentThoughtLM(LanguageModel):
 
     whole_rows = True
     shards_blocks = False
-    parts = {
+    parts: ClassVar[Mapping[str, str]] = {
         "latent_norm": "attention to latent vectors",
         "latent_attention": "attention to latent vectors",
         "prior": "prior of latent vectors",

@@ -1,7 +1,7 @@
 """LightningModules of PonderLM-2 and PonderLM-3."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -202,7 +202,7 @@ class PonderLM(PonderLM2):
     skipped.
     """
 
-    parts = {"router": "router"}
+    parts: ClassVar[Mapping[str, str]] = {"router": "router"}
     config: PonderConfig
     network: PonderNetwork
 

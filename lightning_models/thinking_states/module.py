@@ -110,7 +110,10 @@ class ThinkingStatesLM(ReasoningLM):
     the thoughts are the model's own.
     """
 
-    parts = {"thinking": "thinking block", "compression": "compression block"}
+    parts: ClassVar[Mapping[str, str]] = {
+        "thinking": "thinking block",
+        "compression": "compression block",
+    }
     config: ThinkingStatesConfig
     network: ThinkingStatesNetwork
 

@@ -1,8 +1,8 @@
 """Thought Gestalt as a LightningModule."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class ThoughtGestaltLM(LanguageModel):
 
     reads = "sentences"
     shards_blocks = False
-    parts = {
+    parts: ClassVar[Mapping[str, str]] = {
         "memory_norm": "attention to memory",
         "memory_attention": "attention to memory",
         "sentence_head": "sentence head",

@@ -15,7 +15,7 @@ from evaluation.runs import (
     read_scalars,
     short_names,
 )
-from training.runtime import EventLog
+from training.loggers import EventLog
 
 EVENTS = "events.out.tfevents.1.host.2.0"
 

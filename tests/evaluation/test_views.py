@@ -23,7 +23,7 @@ from lightning_models import (
 )
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.flops import attention_flops, head_flops
-from training.runtime import EventLog
+from training.loggers import EventLog
 
 CURVES = ("compare", "--view", "curves")
 COMPUTE = ("compare", "--view", "compute")

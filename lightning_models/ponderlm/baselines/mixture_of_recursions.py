@@ -4,9 +4,9 @@ Tokens are chosen for the next recursion by rank, or by a threshold.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -287,7 +287,7 @@ class MoRLM(DepthLM):
     ``eval_routing`` is ``topk``.
     """
 
-    parts = {"routers": "routers"}
+    parts: ClassVar[Mapping[str, str]] = {"routers": "routers"}
     config: MoRConfig
     network: MoRNetwork
 
