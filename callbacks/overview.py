@@ -20,25 +20,29 @@ class ModelOverview(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints the table on rank 0."""
         if trainer.is_global_zero:
-            print(overview(pl_module), flush=True)
+            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            whole = getattr(data, "rows", "windows") != "windows"
+            print(overview(pl_module, data.row_tokens("train") if whole else None), flush=True)
 
 
-def overview(model: Any) -> str:
+def overview(model: Any, row_tokens: int | None = None) -> str:
     """Returns parameters by part as a table, and a line with context and FLOPs per token.
 
     Args:
         model: a ``LanguageModel`` with its network, on any device.
+        row_tokens: tokens of a row, where rows are documents or questions; None: windows.
     """
     parts = model.parameters_by_part()
     frozen = sum(p.numel() for p in model.network.parameters() if not p.requires_grad)
     table = tabulate(_rows(parts), headers=["part", "parameters", "share"], colalign=COLUMNS)
-    context = model.config.block_size
+    context = row_tokens or model.config.block_size
+    rows = "context of" if row_tokens is None else "rows of about"
     scoring, step = (model.flops_per_token(context, training=way) for way in (False, True))
     planned = " (planned; texts decide)" if model.adaptive or model.adaptive_training else ""
     note = f"\n{frozen:,} of them are frozen" if frozen else ""
     return (
         f"{type(model).__name__}\n{table}{note}\n"
-        f"context {context} tokens; FLOPs per token{planned}: {quantity(scoring)} scoring, "
+        f"{rows} {context} tokens; FLOPs per token{planned}: {quantity(scoring)} scoring, "
         f"{quantity(step)} training"
     )
 

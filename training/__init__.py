@@ -6,6 +6,7 @@
 | ``arguments`` | first look at the command line, ranges of values, conflicts with a checkpoint |
 | ``checkpoints`` | which checkpoint ``--ckpt_path`` means; atomic writing |
 | ``records`` | ``config.yaml`` of a run with commit and versions; the run's id |
+| ``listing`` | ``train.py list``: configs with parameters, tokens, time |
 | ``loggers`` | TensorBoard, CSV, W&B and MLflow logs of a run that may be resumed |
 | ``runtime`` | sharding strategy, Ctrl-C, messages that are left out |
 | ``help`` | ``--help``: first options, then all by group |

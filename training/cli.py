@@ -52,6 +52,7 @@ from lightning_models.recipe import (
     split_names,
     trust,
 )
+from training import listing
 from training.arguments import (
     DEFAULT_ROOT,
     OPTIMIZER_PREFIX,
@@ -476,6 +477,8 @@ def main(args: list[str] | None = None) -> int:
     silence()
     try:
         with interrupts_here_only():
+            if argv[:1] == ["list"]:
+                return listing.main(argv[1:])
             LatentCLI(argv)
     except (Terminated, NonFiniteError, Replayed) as stop:
         return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
