@@ -284,7 +284,7 @@ def _check_folder(target: str) -> Path:
 
 
 def _write_folder(path: Path, write: Callable[[Path], dict[str, str]]) -> dict[str, str]:
-    """Writes a folder under another name, and renames it once it is whole; returns what is said."""
+    """Writes a folder under another name, and renames it once it is whole; returns its report."""
     unfinished = path.resolve().with_name(f".{path.resolve().name}.{os.getpid()}.tmp")
     unfinished.mkdir()
     try:

@@ -161,9 +161,13 @@ def import_checkpoint(
 
     def build(**vocabulary: Any) -> LanguageModel:
         """Returns the model; ``vocabulary`` has the sizes of its vocabulary."""
-        if method == "transformer":
-            return import_transformers(theirs, **given, **vocabulary)
-        return import_ponder(theirs, method, **given, **vocabulary)
+        fields = {**given, **vocabulary}
+        try:
+            if method == "transformer":
+                return import_transformers(theirs, **fields)
+            return import_ponder(theirs, method, **fields)
+        except TypeError as error:
+            raise ValueError(f"set ({', '.join(given) or 'nothing'}): {error}") from error
 
     model = build()
     name = own_tokenizer(source) if tokenizer is None else tokenizer

@@ -146,11 +146,11 @@ def test_a_folders_own_tokenizer_with_a_padded_vocabulary(gpt2_folder, evaluates
         (257, [], "has no tokenizer.json; name the tokenizer with --tokenizer"),
         (100, ["--tokenizer", "bytes"], "(bytes) has 257 entries, the model's vocabulary 100"),
         (257, ["--tokenizer", "nonsense"], "tokenizer='nonsense' is not known"),
+        (257, ["--tokenizer", "bytes", "--set.dimm", "3"], "unexpected keyword argument 'dimm'"),
+        (257, ["--tokenizer", "bytes", "--set.window", "0"], "window (0) must be at least 1"),
     ],
 )
-def test_a_tokenizer_that_does_not_fit_is_named(
-    gpt2_folder, fails, tmp_path, vocab_size, options, expected
-):
+def test_what_does_not_fit_is_named(gpt2_folder, fails, tmp_path, vocab_size, options, expected):
     _, folder = gpt2_folder(vocab_size)
     target = tmp_path / "imported.ckpt"
     assert expected in fails("import", "--hf", folder, "--output", target, *options)
