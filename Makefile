@@ -35,14 +35,14 @@ $(DEMO)/%/trained: | $(READY) configs/%/tiny.yaml
 	touch $@
 
 .PRECIOUS: $(DEMO)/%/trained
-$(DEMO)/thoughtbubbles/trained: ANALYSIS = --trainer.callbacks+ callbacks.ForkAnalysis
+$(DEMO)/thoughtbubbles/trained: ANALYSIS = --trainer.callbacks+ callbacks.ForkAnalysis --trainer.callbacks.every_n_validations 3
 # Thoughtbubbles next to its control, on the same data in the same order.
 demo: $(DEMO)/transformer/trained $(DEMO)/thoughtbubbles/trained
 	@echo "Comparing the two on the documents held out for validation."
 	$(RUN) evaluate.py compare $(^D) --output $(DEMO)/comparison
 	@sed 's|runs/demo|$(DEMO)|g' docs/next-steps.txt
 	@printf '  %-22s%s\n' 'open the report' $(DEMO)/comparison/report.html \
-		'see where it forked' "$$(ls -t $(DEMO)/thoughtbubbles/*/*/fork_analysis/*-tokens.png | head -1)"
+		'see where it forked' "$$(ls -t $(DEMO)/thoughtbubbles/*/*/fork_analysis/*-tokens.png 2>/dev/null | head -1)"
 
 demo-full:
 	$(MAKE) demo DEMO=runs/demo-full STEPS=600

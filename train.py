@@ -2,7 +2,9 @@
 
 import sys
 
-from training import main
-
 if __name__ == "__main__":
+    if sys.stderr.isatty():  # importing PyTorch takes seconds; the next line overwrites this one
+        print("loading ...", end="\r", file=sys.stderr, flush=True)
+    from training import main
+
     sys.exit(main())
