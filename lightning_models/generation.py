@@ -1,7 +1,7 @@
 """The one decode loop of every method, and sampling."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,8 +58,32 @@ class SamplingConfig:
             raise ValueError(f"top_p ({self.top_p}) must be in (0, 1], or null")
 
 
-@torch.no_grad()
 def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    **options: Any,
+) -> list[list[int]]:
+    """Returns the new token ids of each prompt, EOS included where it was reached.
+
+    Args:
+        model: in eval mode.
+        prompts: token ids, at least one a row; rows may differ in length.
+        max_new_tokens: upper bound per row.
+        **options: see ``generate_steps``.
+
+    Raises:
+        ValueError: if a prompt is empty.
+    """
+    out: list[list[int]] = [[] for _ in prompts]
+    for row, token in generate_steps(model, prompts, max_new_tokens=max_new_tokens, **options):
+        out[row].append(token)
+    return out
+
+
+@torch.no_grad()
+def generate_steps(
     model: Decoder,
     prompts: Sequence[Sequence[int]],
     *,
@@ -71,11 +95,11 @@ def generate(
     first_row: int = 0,
     streams: Sequence[int] | None = None,
     ended: Callable[[int, Sequence[int]], bool] | None = None,
-) -> list[list[int]]:
-    """Returns the new token ids of each prompt, EOS included where it was reached.
+) -> Iterator[tuple[int, int]]:
+    """Yields each new token id as it is chosen, with the number of its prompt from 0.
 
     Rows that are not ready (a method still thinking) wait for their logits; finished rows leave
-    the batch.
+    the batch. Gradients are off inside only.
 
     Args:
         model: in eval mode.
@@ -95,7 +119,7 @@ def generate(
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("prompts must hold at least one token each; start with the EOS token")
     if max_new_tokens < 1:
-        return [[] for _ in prompts]
+        return
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
     for row, prompt in enumerate(prompts):
@@ -117,6 +141,7 @@ def generate(
         for row, token, is_ready in zip(rows, tokens.tolist(), ready.tolist(), strict=True):
             if is_ready:
                 out[row].append(token)
+                yield row, token
         keep = [
             index
             for index, row in enumerate(rows)
@@ -130,7 +155,6 @@ def generate(
             index = torch.tensor(keep, dtype=torch.int64, device=device)
             cache.select(index)
             tokens, rows = tokens[index], [rows[i] for i in keep]
-    return out
 
 
 class Sampler:
