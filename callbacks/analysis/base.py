@@ -20,8 +20,13 @@ from callbacks.hooks import (
     gather,
     log_images,
     log_text,
+    tokenizer_of,
     undisturbed,
 )
+
+
+class NothingToAnalyseError(ValueError):
+    """A model records nothing of what an analysis shows, or cannot be analysed."""
 
 
 class Findings:
@@ -50,6 +55,10 @@ class Findings:
         for name, parts in other._parts.items():
             self._parts[name] += parts
 
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Returns the tables that have a line, by name."""
+        return {name: self[name] for name in self._parts if name in self}
+
     def __getitem__(self, name: str) -> pd.DataFrame:
         """The table of that name, without lines if none was added; with columns if any was."""
         added = self._parts.get(name, [])
@@ -71,6 +80,8 @@ class Analysis(EvaluationHooks, ABC):
     of_tests = False
     tag: ClassVar[str]
     """Name of the files' folder."""
+    reads: ClassVar[str] = "windows"
+    """What the analysed batches hold, as ``LanguageModel.reads`` has it."""
     image_tag: ClassVar[str]
     """What figures are below in TensorBoard, next to scalars of the same group."""
 
@@ -111,13 +122,51 @@ class Analysis(EvaluationHooks, ABC):
 
     @abstractmethod
     def _collect(
-        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+        self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        """Adds what is found in a batch; called on all ranks, with the model in eval mode."""
+        """Adds what is found in a batch; called on all ranks, with the model in eval mode.
+
+        Args:
+            tokenizer: the data's; None where there is none.
+            pl_module: the model.
+            batch: of the kind that it reads.
+            findings: to add to.
+
+        Raises:
+            NothingToAnalyseError: if the model cannot be analysed; later batches are left out.
+        """
 
     @abstractmethod
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         """Returns the report of the findings of all ranks; called on rank 0."""
+
+    def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
+        """Returns the tables and figures of a single text, the most telling ones first.
+
+        Unless overridden these are the tables as they were collected.
+        """
+        return AnalysisReport(tables=findings.tables())
+
+    # ---- a text, without a trainer
+
+    def analyse_text(self, pl_module: Any, batch: dict[str, Any], tokenizer: Any) -> AnalysisReport:
+        """Returns what a model does in a single text; nothing is written or logged.
+
+        Args:
+            pl_module: the model, on its device; its mode and the random states stay as they are.
+            batch: of one row, on the same device.
+            tokenizer: the one that the model was trained with.
+
+        Raises:
+            NothingToAnalyseError: if the model records nothing of what this analysis shows.
+        """
+        findings = Findings()
+        with undisturbed(pl_module):
+            self._collect(tokenizer, pl_module, batch, findings)
+            if not findings:
+                name = type(pl_module).__name__
+                raise NothingToAnalyseError(f"{name} records nothing about this text")
+            return self._text_report(tokenizer, pl_module, findings)
 
     # ---- state
 
@@ -165,8 +214,12 @@ class Analysis(EvaluationHooks, ABC):
         if self._findings is None or self._unable:
             return
         if batch_idx < self.num_batches and dataloader_idx == 0:
-            with undisturbed(pl_module):
-                self._collect(trainer, pl_module, batch, self._findings)
+            try:
+                with undisturbed(pl_module):
+                    self._collect(tokenizer_of(trainer), pl_module, batch, self._findings)
+            except NothingToAnalyseError as error:
+                self._unable = True
+                self._warn(str(error))
 
     def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Reports what all ranks have found, on rank 0."""
@@ -227,11 +280,6 @@ class Analysis(EvaluationHooks, ABC):
         """Hands scalars to all loggers."""
         for logger in trainer.loggers if scalars else ():
             logger.log_metrics(dict(scalars), self._log_step(trainer))
-
-    def _give_up(self, reason: str) -> None:
-        """Leaves this and later batches out, with a warning."""
-        self._unable = True
-        self._warn(reason)
 
     def _give_up_sweeps(self, reason: str) -> None:
         """Leaves sweeps out from now on, with a note."""

@@ -21,7 +21,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from callbacks.analysis.base import Analysis, Findings, as_float64, real_tokens, rows_of
+from callbacks.analysis.base import (
+    Analysis,
+    Findings,
+    NothingToAnalyseError,
+    as_float64,
+    real_tokens,
+    rows_of,
+)
 from callbacks.analysis.report import (
     BLUE,
     GREEN,
@@ -132,7 +139,7 @@ class ForkAnalysis(Analysis):
         return reference
 
     def _collect(
-        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+        self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
         step = self._rows_at_once(pl_module, batch["tokens"])
         with self._reference_on(pl_module.device):
@@ -147,11 +154,10 @@ class ForkAnalysis(Analysis):
             recorder = ForkRecorder(self.attention)
             pl_module.recorded(part, **recorder.consumers())
             if not recorder.forked:
-                self._give_up(
+                raise NothingToAnalyseError(
                     f"{type(pl_module).__name__} records no forks (no method that forks, or no "
                     "fork layers), so there is nothing to analyse"
                 )
-                return
             tokens = recorder.tokens(part)
             if self._reference is not None:
                 tokens = self._with_reference(part, tokens)
@@ -195,6 +201,18 @@ class ForkAnalysis(Analysis):
         stage = "test" if trainer.state.fn == "test" else "val"
         title = f"Forks of {type(pl_module).__name__}, step {self._step(trainer)} ({stage})"
         return fork_report(title, findings, tokenizer_of(trainer), self.html_rows)
+
+    def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
+        """Returns ``tokens``, see ``ForkRecorder.tokens``, and ``layers``, see ``MEASURES``."""
+        tokens = _shown(with_rows(findings["tokens"]), tokenizer, 1).drop(columns="row")
+        measures = measures_by_layer(findings["layers"])
+        return AnalysisReport(
+            tables={"tokens": tokens, "layers": measures},
+            figures={
+                "tokens": partial(_tokens_figure, tokens),
+                "layers": partial(_layers_figure, measures, tokens),
+            },
+        )
 
 
 # ---- collecting

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from callbacks.analysis.base import Analysis, Findings, as_float64
+from callbacks.analysis.base import Analysis, Findings, NothingToAnalyseError, as_float64
 from callbacks.analysis.report import (
     BLUE,
     GREEN,
@@ -85,6 +85,7 @@ class GateAnalysis(Analysis):
     """
 
     tag = "gate_analysis"
+    reads = "sentences"
     image_tag = "gate"
 
     def __init__(
@@ -219,7 +220,7 @@ class GateAnalysis(Analysis):
         super().evaluation_ends(trainer, pl_module)
 
     def _collect(
-        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+        self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
         """Analyses a batch; if that cannot be, this and later ones are left out."""
         has_gates, problem = self._looks_for_gates(pl_module), ""
@@ -233,7 +234,7 @@ class GateAnalysis(Analysis):
                 f"({self.max_streams}) or max_sentences ({self._sentences(pl_module)})"
             )
         if problem:
-            self._give_up(f"no reach and no attention any more: {problem}")
+            raise NothingToAnalyseError(f"no reach and no attention any more: {problem}")
 
     def _analyse(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> bool:
         """Runs the batch once more, with graph; returns whether this model is worth another one."""
@@ -262,6 +263,20 @@ class GateAnalysis(Analysis):
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         return memory_report(findings, _memory_size(pl_module))
+
+    def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
+        """Returns ``attention`` and ``reach``, see ``memory_report``, and the ``gates`` of layers.
+
+        The first has the gate g_mem of its layer, too.
+        """
+        report = memory_report(findings, _memory_size(pl_module))
+        by_layer = {layer: value for (layer, _), value in gates(pl_module).items()}
+        attention = report.tables["attention"].copy()
+        attention["gate"] = attention["layer"].map(by_layer)
+        found = pd.DataFrame({"layer": list(by_layer), "gate": list(by_layer.values())})
+        tables = {"attention": attention, "reach": report.tables["reach"], "gates": found}
+        figures = {name: report.figures[name] for name in tables if name in report.figures}
+        return AnalysisReport(tables=tables, figures=figures)
 
 
 def _sentence_steps(pl_module: L.LightningModule) -> int:

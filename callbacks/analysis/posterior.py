@@ -22,7 +22,7 @@ import lightning as L
 import numpy as np
 import pandas as pd
 
-from callbacks.analysis.base import Analysis, Findings, as_float64
+from callbacks.analysis.base import Analysis, Findings, NothingToAnalyseError, as_float64
 from callbacks.analysis.report import (
     BLUE,
     GREEN,
@@ -99,17 +99,16 @@ class PosteriorAnalysis(Analysis):
         self.steps = tuple(steps)
 
     def _collect(
-        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+        self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
         """Scores a batch once more, and where it is the sweep's turn, several times."""
         recorder = PosteriorRecorder()
         pl_module.recorded(batch, **recorder.consumers())
         if not recorder.inferred:
-            self._give_up(
+            raise NothingToAnalyseError(
                 f"{type(pl_module).__name__} records no posterior (no method that infers latent "
                 "vectors), so there is nothing to analyse"
             )
-            return
         collect_posterior(findings, recorder)
         if self._sweeps and not self._unable_to_sweep:
             self._sweep(pl_module, batch, findings)
@@ -142,6 +141,17 @@ class PosteriorAnalysis(Analysis):
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         return posterior_report(findings)
+
+    def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
+        """Returns ``latents``, ``coordinates`` and, where there are any, ``inner_steps``."""
+        found = latents(findings)
+        tables = {"latents": found, "coordinates": coordinates(findings)}
+        figures: dict[str, Callable[[], Any]] = {"latents": partial(_latents_figure, found)}
+        steps = inner_steps(findings)
+        if len(steps) > 1:
+            tables["inner_steps"] = steps
+            figures["inner_steps"] = partial(_inner_steps_figure, steps)
+        return AnalysisReport(tables=tables, figures=figures)
 
 
 # ---- collecting
@@ -332,15 +342,49 @@ def layers(findings: Findings) -> pd.DataFrame:
     return table.reset_index()
 
 
+def latents(findings: Findings) -> pd.DataFrame:
+    """Returns a table with one line a latent vector, means over sequences.
+
+    ``layer`` from 1, ``vector`` from 0, its ``kl`` in nats per sequence, ``mean_norm``, the 2-norm
+    of its posterior mean, and ``variance``, sigma^2 averaged over its coordinates; ``kl`` and
+    ``variance`` are nan where posteriors have no density.
+    """
+    table = _summed(findings["vectors"], "layer", "vector")
+    table["kl"] /= _sequences(findings)
+    by_vector = coordinates(findings).groupby("vector")
+    norms = by_vector["mean"].agg(lambda mean: math.sqrt(np.square(mean).sum()))
+    table["mean_norm"] = table["vector"].map(norms)
+    table["variance"] = table["vector"].map(by_vector["variance"].mean())
+    return table
+
+
+def coordinates(findings: Findings) -> pd.DataFrame:
+    """Returns a table with one line a coordinate of the latent vectors.
+
+    ``layer`` from 1, ``vector`` and ``coordinate`` within it from 0, ``mean`` (mu) and ``variance``
+    (sigma^2, nan where posteriors have no density); both are means over sequences.
+    """
+    table = _summed(findings["coordinates"], "layer", "coordinate")
+    width = len(table) // findings["vectors"]["vector"].nunique()
+    vector, coordinate = np.divmod(table["coordinate"].to_numpy(), width)
+    values = table[["mean", "variance"]] / _sequences(findings)
+    places = {"layer": table["layer"], "vector": vector, "coordinate": coordinate}
+    return pd.DataFrame({**places, **values})
+
+
+def _sequences(findings: Findings) -> float:
+    """Returns how many sequences were scored."""
+    samples = findings["samples"]
+    return float(samples.loc[samples["sample"] == "scored", "sequences"].sum())
+
+
 def variances(findings: Findings) -> pd.DataFrame:
     """Returns ``layer`` and ``variance`` of each coordinate: sigma^2, a mean over sequences.
 
     That of the prior is 1. Left out is what is not finite or not above 0; all, without a density.
     """
     table = _summed(findings["coordinates"], "layer", "coordinate")
-    samples = findings["samples"]
-    sequences = samples.loc[samples["sample"] == "scored", "sequences"].sum()
-    table["variance"] /= sequences
+    table["variance"] /= _sequences(findings)
     kept = np.isfinite(table["variance"]) & (table["variance"] > 0)
     return table.loc[kept, ["layer", "variance"]]
 
@@ -472,6 +516,25 @@ def _layers_figure(by_layer: pd.DataFrame) -> Any:
     active.set_ylim(0, 1.25)  # room for the legend
     finish(kl, "layer", "KL (nats per token)", whole=True)
     finish(active, "layer", "share that is active", whole=True, ncols=2, loc="upper left")
+    return figure
+
+
+def _latents_figure(found: pd.DataFrame) -> Any:
+    """Returns KL divergence, norm of the mean and variance of each latent vector, by layer."""
+    shown = {
+        "kl": "KL (nats per sequence)",
+        "mean_norm": "norm of the posterior mean",
+        "variance": "posterior variance (prior: 1)",
+    }
+    names = [name for name in shown if found[name].notna().any()]
+    figure, axes = panels(4.4 * len(names), 3.6, len(names))
+    layers = list(found.groupby("layer"))
+    for ax, name in zip(axes, names, strict=True):
+        for color, (layer, part) in zip(shades(len(layers)), layers, strict=True):
+            label = f"layer {layer}" if ax is axes[0] else None
+            ax.bar(part["vector"], part[name], 0.8, color=color, label=label)
+        ax.margins(y=0.3)  # room for the legend
+        finish(ax, "latent vector", shown[name], whole=True, loc="upper left", ncols=3)
     return figure
 
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from callbacks.analysis.base import (
     Analysis,
     Findings,
+    NothingToAnalyseError,
     as_float64,
     first_tokens,
     real_tokens,
@@ -66,6 +67,7 @@ BUCKETS = {"easy": GREEN, "medium": BLUE, "hard": ORANGE}
 """Thirds of the tokens by their difficulty, with their colours."""
 ALL = "all"
 
+TEXT_TOKENS = 96  # of the figure of a single text
 ELSEWHERE, INTERNAL, FINAL = range(3)
 """A word of one token, or none; within a word of several tokens; the last token of such a word."""
 PLACES = {"internal": INTERNAL, "final": FINAL}
@@ -137,19 +139,18 @@ class StepAllocation(Analysis):
         self.html_rows = html_rows
 
     def _collect(
-        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+        self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
         """Scores a batch once more, and where it is the sweep's turn, several times."""
         recorder = StepRecorder()
         pl_module.recorded(batch, **recorder.consumers())
         if recorder.executed is None or recorder.losses is None:
-            self._give_up(
+            raise NothingToAnalyseError(
                 f"{type(pl_module).__name__} records no thinking steps (no method that ponders), "
                 "so there is nothing to analyse"
             )
-            return
         is_first = "tokens" not in findings
-        collect_tokens(findings, batch, recorder, tokenizer_of(trainer), self.html_rows)
+        collect_tokens(findings, batch, recorder, tokenizer, self.html_rows)
         if self._sweeps:
             self._sweep(pl_module, batch, findings)
             if is_first and self.convergence_rows:
@@ -182,6 +183,18 @@ class StepAllocation(Analysis):
         title = f"Steps of {type(pl_module).__name__}, step {self._step(trainer)}"
         listed = self._listed(findings, tokenizer_of(trainer))
         return step_report(title, findings, listed, self.html_rows)
+
+    def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
+        """Returns ``tokens`` in the text's order, and ``steps``, see :func:`steps`.
+
+        Of a token: ``place`` from 0, ``id``, ``text``, ``executed`` steps, its ``first`` and
+        ``last`` loss in nats (nan without a target) and, where there is a router, ``w_0`` to
+        ``w_K``, the probability that it takes that many steps or more.
+        """
+        shown, summed = findings["shown"], steps(findings["tokens"])
+        draw = partial(_text_figure, shown, _most(findings["tokens"]))
+        figures = {"tokens": draw, "steps": partial(_steps_figure, summed)}
+        return AnalysisReport(tables={"tokens": shown, "steps": summed}, figures=figures)
 
     def _listed(self, findings: Findings, tokenizer: Any) -> dict[int, str]:
         """Returns the texts of the named tokens, then of the most frequent ones, by id."""
@@ -637,6 +650,24 @@ def _steps_figure(table: pd.DataFrame) -> Any:
     draw_lines(losses, table, "steps", shown)
     finish(shares, "executed additional steps", "share of tokens", whole=True)
     finish(losses, "executed additional steps", "nats per token", whole=True)
+    return figure
+
+
+def _text_figure(shown: pd.DataFrame, most: int) -> Any:
+    """Returns the steps of each token of a text, executed and expected, and its losses."""
+    shown = shown.iloc[:TEXT_TOKENS]
+    figure, (ax, losses) = panels(2 + 0.22 * len(shown), 4.6, 1, 2, sharex=True)
+    ax.bar(shown["place"], shown["executed"], 0.8, color=BLUE, label="executed")
+    tails = shown.filter(regex=r"^w_[1-9]\d*$")
+    if len(tails.columns):
+        ax.plot(shown["place"], tails.sum(axis=1), "o", color=ORANGE, label="expected, sum of w")
+    ax.set_ylim(0, 1.4 * max(most, 1))  # room for the legend
+    labels = {"first": ("step-0 loss", ORANGE), "last": ("loss after all steps", BLUE)}
+    draw_lines(losses, shown, "place", labels, ".-")
+    finish(ax, "", "additional steps", ncols=2)
+    finish(losses, "", "nats")
+    names = [short_label(text) for text in shown["text"]]
+    losses.set_xticks(shown["place"], names, rotation=90, fontsize=7, parse_math=False)
     return figure
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import lightning as L
 import pandas as pd
 
-from callbacks.analysis.base import Analysis, Findings
+from callbacks.analysis.base import Analysis, Findings, NothingToAnalyseError
 from callbacks.analysis.report import (
     BLUE,
     GREEN,
@@ -36,7 +36,7 @@ from callbacks.analysis.report import (
     panels,
     token,
 )
-from callbacks.hooks import check_least, tokenizer_of
+from callbacks.hooks import check_least
 from callbacks.thinking import (
     Recorded,
     RowThinking,
@@ -81,6 +81,7 @@ class ThoughtTrace(Analysis):
     """
 
     tag = "thought_trace"
+    reads = "reasoning"
     image_tag = "thoughts"
 
     def __init__(
@@ -107,18 +108,16 @@ class ThoughtTrace(Analysis):
         self.shown_rows = shown_rows
 
     def _collect(
-        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], findings: Findings
+        self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
         """Scores a batch once more, for what it records."""
         own, gold = Recorded(), Recorded()
         pl_module.recorded(batch, thoughts=own.take, gold_thoughts=gold.take)
         if own.rows is None:
-            self._give_up(
+            raise NothingToAnalyseError(
                 f"{type(pl_module).__name__} records no thoughts (no method that thinks while it "
                 "reads), so there is nothing to analyse"
             )
-            return
-        tokenizer = tokenizer_of(trainer)
         collect_thoughts(findings, batch, own.rows, gold.rows, tokenizer, self.shown_rows)
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
@@ -126,6 +125,22 @@ class ThoughtTrace(Analysis):
         title = f"Thoughts of {type(pl_module).__name__}, step {self._step(trainer)}"
         group_name = getattr(data, "group_name", "group")
         return thought_report(title, findings, self.shown_rows, group_name)
+
+    def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
+        """Returns ``thoughts``: a line a chunk of the query.
+
+        ``chunk`` from 0, its ``text``, the ``thought`` after it as text, empty for none, and its
+        ``length`` in tokens; what is left of the query after the last chunk is a line, too.
+        """
+        query = findings["shown"].iloc[0]
+        lengths = findings["chunks"]["length"].tolist() if "chunks" in findings else []
+        columns = {"text": query["parts"], "thought": [*query["thoughts"], ""]}
+        table = pd.DataFrame({**columns, "length": [*lengths, 0]})
+        table = table[(table["text"] != "") | (table["length"] > 0)]
+        table = table.rename_axis("chunk").reset_index()
+        return AnalysisReport(
+            tables={"thoughts": table}, figures={"thoughts": partial(_text_figure, table)}
+        )
 
 
 # ---- collecting
@@ -217,7 +232,8 @@ def written_out(
         gold: what it should; None where the data know no steps.
 
     Returns:
-        ``text``, and ``spans``, the HTML of each chunk.
+        ``text``; ``spans``, the HTML of each chunk; ``parts``, the text of each chunk and what is
+        left after the last; ``thoughts``, the text of each chunk's thought, empty for none.
     """
     parts = parts_of(tokenizer, ids, [thought.end for thought in own])
     marks, spans = [], []
@@ -242,7 +258,12 @@ def written_out(
         spans.append(span)
     rest = token(TEXT, ["after the last thought"], parts[-1]) if parts[-1] else ""
     spans = [*spans[:-1], spans[-1] + rest] if spans else [rest]
-    return {"text": "".join(map(insert, parts, [*marks, ""])).strip(), "spans": spans}
+    return {
+        "text": "".join(map(insert, parts, [*marks, ""])).strip(),
+        "spans": spans,
+        "parts": parts,
+        "thoughts": [thought_text(tokenizer, each.tokens) for each in own],
+    }
 
 
 # ---- tables
@@ -398,6 +419,22 @@ def thought_page(title: str, by_chunk: pd.DataFrame, rows: Sequence[Sequence[str
     }
     table = by_chunk[list(head)].rename(columns=head)
     return page(title, table, MEANING, KINDS, rows, unit="chunks")
+
+
+def _text_figure(table: pd.DataFrame) -> Any:
+    """Returns the chunks of a query from top to bottom, with the length and text of thoughts."""
+    figure, (ax,) = panels(9, 1.2 + 0.28 * len(table), 1)
+    place = range(len(table))
+    ax.barh(place, table["length"], 0.7, color=BLUE)
+    for y, line in zip(place, table.to_dict("records"), strict=True):
+        text = f" {line['thought']}" if line["thought"] else " nothing"
+        ax.text(line["length"], y, text, va="center", fontsize=7, parse_math=False)
+    labels = [text.replace("\n", " ").strip() for text in table["text"]]
+    ax.set_yticks(place, labels, parse_math=False)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.6 * max(1, table["length"].max()))  # room for the texts
+    finish(ax, "tokens of the thought after each chunk", whole=True)
+    return figure
 
 
 def _chunks_figure(table: pd.DataFrame) -> Any:

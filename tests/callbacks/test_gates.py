@@ -27,6 +27,7 @@ from callbacks.analysis.gates import (
     run_report,
     shares,
 )
+from callbacks.hooks import undisturbed
 from lightning_models import (
     OptimizerConfig,
     ThoughtGestaltConfig,
@@ -248,10 +249,9 @@ def noisy(**changes):
 
 def found(model, batch, **options):
     """The findings of one batch."""
-    analysis = GateAnalysis(**options)
-    analysis._findings = findings = Findings()
-    analysis.evaluation_batch_ends(None, model, batch, 0, 0)
-    assert not analysis._unable
+    findings = Findings()
+    with undisturbed(model):
+        GateAnalysis(**options)._collect(None, model, batch, findings)
     return findings
 
 
