@@ -5,6 +5,7 @@ place               what it holds
 ==================  ================================================================================
 ``cli``             the commands, their parser, and errors as one line
 ``arguments``       options that commands share, and what they name
+``api``             ``lightning_models.load``: a checkpoint from Python, without a command
 ``load``            models, data and tokenizers of checkpoints, and the provenance of results
 ``output``          tables, and files that are whole or not there
 ``cost``            what a score costs: FLOPs, steps and wall time

@@ -1,6 +1,7 @@
 """Language models that think in latent space, one package a paper, and the control.
 
-The names exported here are the public paths that configs and checkpoints carry.
+The classes exported here are the public paths that configs and checkpoints carry; ``load`` opens
+a checkpoint: ``load("runs/first").generate("The function")``, see ``evaluation.api``.
 
 | file | what it holds |
 |---|---|
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from lightning_models.transformer import TransformerLM as TransformerLM
 
 _NAMES = {
+    "evaluation.api": "load",
     "lightning_models.base": "LanguageModel",
     "lightning_models.latent_thought": "LatentThoughtConfig LatentThoughtLM",
     "lightning_models.optim": "OptimizerConfig",

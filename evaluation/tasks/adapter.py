@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from evaluation.tasks.readers import Piece, Reader, reader_of
+from evaluation.tasks.readers import Piece, Reader, label, reader_of
 from evaluation.tasks.writing import Continuations, WritingRequest, write
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
@@ -302,10 +302,8 @@ class HarnessModel(LM):
     ) -> None:
         """Scores the pieces, and adds the results to their requests' sums."""
         start, pieces = time.perf_counter(), [piece for _, piece in batch]
-        rows = self.reader.batch(pieces)
-        if not given and self.mode == "blockwise":
-            rows.pop("context", None)
-            rows["sequence_id"] = torch.tensor([piece.whole_number for piece in pieces])
+        whole = not given and self.mode == "blockwise"
+        rows = self.reader.whole_batch(pieces) if whole else self.reader.batch(pieces)
         seen: dict[str, Any] = {}  # what the model records, by name: greedy, executed, flops, ...
         taken = dict.fromkeys(("greedy", "thinking_steps", "flops"), seen.update)
         with recording(**taken), torch.no_grad(), self._context():
@@ -337,13 +335,13 @@ class HarnessModel(LM):
         return self.reader.scored_of(per_target.detach().cpu(), pieces)
 
     def _label(self, facts: Facts, *, given: bool) -> None:
-        """Sets kind and causality; of prefixes alone all is causal, and nothing else inexact."""
-        facts.causal = self.model.causal
-        if self.mode == "autoregressive":
-            facts.causal = True
-            facts.likelihood = "exact" if facts.likelihood == "noncausal" else facts.likelihood
-        elif given and facts.likelihood == "estimate":  # inferred from what is given alone
-            facts.causal = True
+        """Sets kind and causality."""
+        facts.likelihood, facts.causal = label(
+            facts.likelihood,
+            self.model.causal,
+            from_prefixes=self.mode == "autoregressive",
+            given=given,
+        )
 
     def _bar(self, total: int, what: str, unit: str) -> Any:
         hidden = True if self._rank else self._hidden

@@ -9,6 +9,7 @@ at the context's end goes to the continuation, and an empty context is the end-o
 | `WindowReader` | windows of tokens | the continuation's tokens |
 | `MarkedReader` | windows over marked sentences | its words, not the marks between sentences |
 | `SentenceReader` | sentences (Thought Gestalt) | its words, not the marks |
+| `QuestionReader` | questions, the context, with answers | the answer's tokens and its end |
 """
 
 import hashlib
@@ -21,11 +22,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from datamodules import SentenceTokenizer, Tokenizer
 from datamodules.sentences.batches import written_batch
 from datamodules.text import IGNORE
 from lightning_models import LanguageModel
+from lightning_models.outputs import Likelihood
 
 Batch = dict[str, Any]
 
@@ -85,10 +88,12 @@ class Reader(ABC):
     Args:
         tokenizer: The one the model was trained with.
         limit: Most tokens that the model reads at once; None: any number.
+        documents: Whether contexts begin documents, after the end-of-text token as in training;
+            the harness' contexts stand alone.
     """
 
-    def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        self.tokenizer, self.limit = tokenizer, limit
+    def __init__(self, tokenizer: Tokenizer, limit: int | None, *, documents: bool = False) -> None:
+        self.tokenizer, self.limit, self.documents = tokenizer, limit, documents
 
     @abstractmethod
     def piece(self, context: str, continuation: str) -> Piece:
@@ -97,6 +102,19 @@ class Reader(ABC):
     @abstractmethod
     def batch(self, pieces: Sequence[Piece]) -> Batch:
         """Returns the batch of pieces within the limit, their scored tokens as targets."""
+
+    def whole_batch(self, pieces: Sequence[Piece]) -> Batch:
+        """Returns `batch` of texts that are scored as wholes, nothing of them given.
+
+        A method that infers something from what is given bounds the likelihood of the text instead.
+        """
+        batch = self.batch(pieces)
+        batch.pop("context", None)
+        return batch | {"sequence_id": torch.tensor([piece.whole_number for piece in pieces])}
+
+    def document(self, text: str) -> Piece:
+        """Returns a whole text, from its start to its end, all of which is read."""
+        return self.piece("", text)
 
     @abstractmethod
     def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
@@ -159,9 +177,15 @@ class WindowReader(Reader):
         after = whole[len(given) :]
         if not after:  # the continuation's text is part of the context's last token
             given, after = whole[:-1], whole[-1:]
-        given = given or [self.tokenizer.eos_id]
+        if self.documents or not given:
+            given = [self.tokenizer.eos_id, *given]
         marks = (*[False] * len(given), *[True] * len(after))
         return Piece((*given, *after), marks)
+
+    def document(self, text: str) -> Piece:
+        """Returns a whole text; the end of the document after it is the last target."""
+        piece = self.piece("", text)
+        return Piece((*piece.tokens, self.tokenizer.eos_id), (*piece.scored, True))
 
     @lru_cache(maxsize=64)  # noqa: B019 (a reader lives as long as its results are asked for)
     def _encoded(self, text: str) -> tuple[int, ...]:
@@ -256,6 +280,47 @@ class SentenceReader(Reader):
         return len(piece.tokens) + 2 * len(piece.ends)
 
 
+class QuestionReader(Reader):
+    """A question, which is the context, and its answer."""
+
+    def piece(self, context: str, continuation: str) -> Piece:
+        """Returns the question after an EOS, and the answer with an EOS, which is scored."""
+        query = self.tokenizer.prompt_ids(context)
+        answer = [*self.tokenizer.encode(continuation), self.tokenizer.eos_id]
+        return Piece((*query, *answer), (*[False] * len(query), *[True] * len(answer)))
+
+    def document(self, text: str) -> Piece:
+        """Returns a question without an answer."""
+        return self.piece(text, "")
+
+    def batch(self, pieces: Sequence[Piece]) -> Batch:
+        """Returns the keys of `datamodules.reasoning.batches`, no steps among them."""
+        queries, answers = (
+            [torch.tensor(piece.tokens[cut(piece)]) for piece in pieces]
+            for cut in (lambda one: slice(one.given), lambda one: slice(one.given, None))
+        )
+        rows, eos = len(pieces), self.tokenizer.eos_id
+        targets = pad_sequence(answers, batch_first=True, padding_value=IGNORE)
+        sizes = self.tokenizer.token_bytes[targets.clamp(min=0)].where(targets != IGNORE, 0)
+        return {
+            "query": pad_sequence(queries, batch_first=True, padding_value=eos),
+            "query_lengths": torch.tensor([len(query) for query in queries]),
+            "steps": torch.full((rows, 1, 1), eos),
+            "step_lengths": torch.zeros(rows, 1, dtype=torch.int64),
+            "step_places": torch.full((rows, 1), -1),
+            "targets": targets,
+            "sequence_id": torch.tensor([piece.number for piece in pieces]),
+            "group": torch.zeros(rows, dtype=torch.int64),
+            "num_bytes": sizes.sum(dim=1),
+        }
+
+    def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+        """Returns the values of the answers and their ends."""
+        return [
+            per_target[row, : len(piece.tokens) - piece.given] for row, piece in enumerate(pieces)
+        ]
+
+
 def _spans(piece: Piece) -> list[tuple[int, int]]:
     return list(zip((0, *piece.ends[:-1]), piece.ends, strict=True))
 
@@ -277,15 +342,42 @@ def split_words(
     return words, ends, min(given, len(words) - 1)
 
 
-def reader_of(model: LanguageModel, tokenizer: Tokenizer) -> Reader:
+def label(
+    kind: Likelihood, causal: bool, *, from_prefixes: bool, given: bool
+) -> tuple[Likelihood, bool]:
+    """Returns the kind of a log-likelihood, and whether no token's depends on later tokens.
+
+    Args:
+        kind: as the model has it.
+        causal: whether the model is.
+        from_prefixes: whether each token was scored from its prefix alone: then all is causal, and
+            nothing that was ``noncausal`` is inexact.
+        given: whether a context was, from which alone an ``estimate`` is inferred.
+    """
+    if from_prefixes:
+        return "exact" if kind == "noncausal" else kind, True
+    return kind, causal or (given and kind == "estimate")
+
+
+def reader_of(model: LanguageModel, tokenizer: Tokenizer, *, documents: bool = False) -> Reader:
     """Returns how a model reads texts.
 
+    Args:
+        model: which.
+        tokenizer: the one that it was trained with.
+        documents: whether texts are whole documents rather than a task's, see ``Reader``; of models
+            that read questions only, contexts are questions then.
+
     Raises:
-        ValueError: if it reads questions only, or its tokenizer is of another kind.
+        ValueError: if a task's texts are to be read and it reads questions only, or its tokenizer
+            is of another kind.
     """
+    if model.reads == "reasoning" and documents:
+        return QuestionReader(tokenizer, None)
     marked = isinstance(tokenizer, SentenceTokenizer)
     if model.reads == "windows":
-        return (MarkedReader if marked else WindowReader)(tokenizer, model.context_limit)
+        kind = MarkedReader if marked else WindowReader
+        return kind(tokenizer, model.context_limit, documents=documents)
     if model.reads == "sentences" and marked:
         return SentenceReader(cast(SentenceTokenizer, tokenizer), None)
     name = type(model).__name__

@@ -1,0 +1,369 @@
+"""A checkpoint from Python: ``lightning_models.load``.
+
+It does what the commands do, with the same functions: ``generate`` decodes as ``evaluate.py
+generate``, ``score`` reads texts as ``evaluate.py tasks``, ``think`` shows what the analyses of
+``callbacks.analysis`` collect.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import pandas as pd
+import torch
+from jsonargparse import Namespace
+from lightning.fabric.utilities import move_data_to_device
+
+from callbacks import ForkAnalysis, GateAnalysis, PosteriorAnalysis, StepAllocation, ThoughtTrace
+from callbacks.analysis.base import Analysis, NothingToAnalyseError
+from callbacks.analysis.token_text import REPLACEMENT, pieces
+from datamodules import SentenceTokenizer, Tokenizer
+from datamodules.readers import check_utf8
+from evaluation.arguments import load_with_tokenizer
+from evaluation.generate import continue_prompts
+from evaluation.load import Device, Precision, autocast
+from evaluation.perplexity import Mode
+from evaluation.scoring import Totals, score_batch
+from evaluation.tasks.readers import Piece, Reader, label, reader_of
+from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint, Which
+from lightning_models.generation import SamplingConfig, generate_steps
+from lightning_models.outputs import Likelihood
+
+ANALYSES: tuple[Callable[[], Analysis], ...] = (
+    ForkAnalysis,
+    StepAllocation,
+    PosteriorAnalysis,
+    GateAnalysis,
+    ThoughtTrace,
+)
+"""What ``think`` asks a model for; the first that it has something for is shown."""
+ROWS = 32
+"""Rows that are scored at once."""
+
+
+def load(
+    path: str | Path,
+    *,
+    which: Which = "last",
+    device: Device = "auto",
+    precision: Precision = "32",
+    changes: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
+    packages: tuple[str, ...] = (),
+) -> "LoadedModel":
+    """Returns a trained model with its tokenizer; the data of its training need not be there.
+
+    The file runs no code: it is read as tensors and plain values.
+
+    Args:
+        path: a checkpoint file, or the folder of a run.
+        which: of a folder's run the furthest checkpoint, or the best one.
+        device: where it runs; 'auto' takes a GPU if there is one.
+        precision: of the matrix products; 'bf16' rounds them, weights stay float32.
+        changes: fields of the method's config to set to other values than in training, such as
+            ``{"inner_steps": 4}``.
+        tokenizer: name of the tokenizer, for checkpoints that name none.
+        packages: packages of your own whose classes the checkpoint may name; they are imported.
+
+    Raises:
+        ValueError: if the checkpoint cannot be read or rebuilt, or the tokenizer does not fit.
+    """
+    settings = Namespace(
+        ckpt=str(path),
+        which=which,
+        device=device,
+        set=dict(changes or {}),
+        tokenizer=tokenizer,
+        packages=list(packages),
+    )
+    checkpoint, model, own_tokenizer = load_with_tokenizer(settings)
+    return LoadedModel(checkpoint, model, own_tokenizer, precision)
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The log-likelihood of a text."""
+
+    nats_per_token: float
+    """Mean negative log-likelihood of a scored token, terms of the whole text included."""
+    likelihood: Likelihood
+    """What that is: 'exact', 'lower_bound' (of the likelihood), 'estimate' or 'noncausal'."""
+    causal: bool
+    """Whether the prediction of a token never depends on later tokens."""
+    totals: Totals = field(repr=False)
+    """The sums, in nats."""
+    tokens: pd.DataFrame = field(repr=False)
+    """A line a scored token: ``place`` among them, ``id``, ``text``, ``nats``. They add up to all
+    nats but those of the whole text, ``totals.sequence_nats`` (a KL divergence)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the numbers under the keys of ``evaluate.py perplexity --output``."""
+        kind = {"likelihood": self.likelihood, "causal": self.causal}
+        return {**self.totals.as_dict(self.likelihood), **kind}
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """What a method did while it read a text."""
+
+    analysis: str
+    """Which analysis shows it: ``fork_analysis``, ``step_allocation``, ..."""
+    tables: Mapping[str, pd.DataFrame]
+    """By name, the most telling one first; their columns are documented at the analysis."""
+    figures: Mapping[str, Any] = field(repr=False)
+    """Matplotlib figures by name, the most telling one first."""
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The first table."""
+        return next(iter(self.tables.values()))
+
+    @property
+    def figure(self) -> Any:
+        """The first figure."""
+        return next(iter(self.figures.values()))
+
+
+class LoadedModel:
+    """A trained model with its tokenizer.
+
+    Attributes:
+        checkpoint: Where it comes from.
+        model: In eval mode, on its device.
+        tokenizer: The one that it was trained with.
+        precision: Of the matrix products.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        precision: Precision = "32",
+    ) -> None:
+        self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
+        self.precision = precision
+
+    def __repr__(self) -> str:
+        """Returns the method, its size and where it comes from."""
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        return (
+            f"{type(self.model).__name__}: {size:,} parameters, step {self.checkpoint.step:,}, "
+            f"tokenizer {self.tokenizer.name}, on {self.model.device}"
+        )
+
+    # ---- generation
+
+    @overload
+    def generate(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int = ...,
+        stream: Literal[False] = ...,
+        **sampling: Any,
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, text: str, *, max_new_tokens: int = ..., stream: Literal[True], **sampling: Any
+    ) -> Iterator[str]: ...
+
+    def generate(
+        self, text: str, *, max_new_tokens: int = 100, stream: bool = False, **sampling: Any
+    ) -> str | Iterator[str]:
+        """Returns a continuation of a text, or an answer to a question, without the prompt.
+
+        Args:
+            text: the prompt; an empty one starts a document.
+            max_new_tokens: longest continuation, in tokens.
+            stream: whether to return an iterator of pieces, as they are written, that join to the
+                text. A character of several tokens comes with the last of them.
+            **sampling: fields of ``SamplingConfig``: temperature (0: the likeliest token), top_k,
+                top_p, seed.
+
+        Raises:
+            ValueError: if an option is out of its range, or prompt and continuation do not fit the
+                model's context.
+        """
+        check_utf8(text, f"prompt {text!a}")
+        config = SamplingConfig(**sampling)
+        if stream:
+            return self._written(text, max_new_tokens, config)
+        ((_, continuation),) = continue_prompts(
+            self.model,
+            self.tokenizer,
+            [text],
+            max_new_tokens=max_new_tokens,
+            sampling=config,
+            precision=self.precision,
+        )
+        return continuation
+
+    def _written(self, text: str, max_new_tokens: int, sampling: SamplingConfig) -> Iterator[str]:
+        """Yields what a continuation grows by; nothing while its last character is incomplete."""
+        steps = generate_steps(
+            self.model,
+            [self.tokenizer.prompt_ids(text)],
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            eos_id=self.tokenizer.stop_id,
+            vocab_size=self.tokenizer.vocab_size,
+            device=self.model.device,
+        )
+        ids: list[int] = []
+        shown = 0
+        while True:
+            with autocast(self.model.device, self.precision):  # not while the caller has its turn
+                _, token = next(steps, (0, self.tokenizer.stop_id))
+            if token == self.tokenizer.stop_id:
+                break
+            ids.append(token)
+            whole = self.tokenizer.decode(ids)
+            if len(whole) > shown and not whole.endswith(REPLACEMENT):
+                yield whole[shown:]
+                shown = len(whole)
+        rest = self.tokenizer.decode(ids)[shown:]
+        if rest:
+            yield rest
+
+    # ---- scores
+
+    def score(self, text: str, *, context: str = "", mode: Mode = "blockwise") -> TextScore:
+        """Returns the log-likelihood of a text.
+
+        A text longer than the model's context is cut into windows, each with as much before it as
+        fits. Of models of sentences words are scored, not the marks between them.
+
+        Args:
+            text: at least one token. Of a model that answers questions the answer; its end is
+                scored, too.
+            context: text before it, which is given and not scored; none: ``text`` starts a
+                document. Of a model that answers questions the question.
+            mode: 'blockwise' reads the text in one pass; 'autoregressive' scores each token from
+                its prefix alone, which makes a difference for models that are not causal.
+
+        Raises:
+            ValueError: if there is nothing to score, or no question where the model needs one.
+        """
+        reader = self._reader(text)
+        if self.model.reads == "reasoning" and not context:
+            raise ValueError(
+                f"{type(self.model).__name__} scores answers to questions; give the question as "
+                "context: score('18', context='...')"
+            )
+        check_utf8(context, f"context {context!a}")
+        parts = reader.pieces(context, text)
+        from_prefixes = mode == "autoregressive" and not self.model.causal
+        if from_prefixes:
+            parts = [prefix for part in parts for prefix in part.prefixes()]
+        whole = not context and not from_prefixes
+        nats, of_text, kind = self._nats(reader, parts, whole=whole)
+        likelihood, causal = label(
+            kind, self.model.causal, from_prefixes=from_prefixes, given=bool(context)
+        )
+        ids = [
+            i
+            for part in parts
+            for i, is_scored in zip(part.tokens, part.scored, strict=True)
+            if is_scored
+        ]
+        marked = isinstance(self.tokenizer, SentenceTokenizer)  # marks have nats, not known here
+        totals = Totals(
+            nats.sum().item() + of_text,
+            len(ids),
+            None if marked else int(self.tokenizer.token_bytes[ids].sum()),
+            all_nats=math.nan if marked else None,
+            sequence_nats=of_text,
+        )
+        columns = {"place": range(len(ids)), "id": ids, "text": pieces(self.tokenizer, ids)}
+        tokens = pd.DataFrame({**columns, "nats": nats.numpy()})
+        return TextScore(totals.nats_per_token, likelihood, causal, totals, tokens)
+
+    def _nats(
+        self, reader: Reader, parts: list[Piece], *, whole: bool
+    ) -> tuple[torch.Tensor, float, Likelihood]:
+        """Returns float64 nats of all scored tokens (N,), those of whole texts, and their kind."""
+        nats, of_texts, kind = [], 0.0, self.model.likelihood
+        for start in range(0, len(parts), ROWS):
+            group = parts[start : start + ROWS]
+            batch = reader.whole_batch(group) if whole else reader.batch(group)
+            scores = score_batch(self.model, batch, self.precision)
+            nats += reader.scored_of(-scores.log_prob.double().cpu(), group)
+            of_texts -= scores.sequence_total().item()
+            kind = scores.kind
+        return torch.cat(nats), of_texts, kind
+
+    def _reader(self, text: str) -> Reader:
+        """Returns how texts are read.
+
+        Raises:
+            ValueError: if this one is empty or no valid text.
+        """
+        check_utf8(text, f"text {text!a}")
+        if not text:
+            raise ValueError("text ('') is empty; give at least one token")
+        return reader_of(self.model, self.tokenizer, documents=True)
+
+    # ---- thinking
+
+    def think(self, text: str) -> Thinking:
+        """Returns what the method did while it read a text: forks, steps, latents, gates, thoughts.
+
+        The tables are those of ``Analysis.analyse_text``, by method:
+
+        - Thoughtbubbles: ``tokens`` with the streams of each token after each fork layer.
+        - PonderLM: ``tokens`` with the executed steps of each token, its losses and the router's w.
+        - Latent-Thought LM: ``latents``, KL, mean and variance of each vector, and ``coordinates``.
+        - Thought Gestalt: ``attention`` to memory by layer and age of sentences, with the gates.
+        - Thinking States: ``thoughts`` after each chunk of a question.
+
+        Args:
+            text: read in one pass, with the end of the document after it; a question for a model
+                that answers questions. At most as long as the model's context.
+
+        Raises:
+            ValueError: if the method records nothing to show, or the text is too long.
+        """
+        reader = self._reader(text)
+        piece = reader.document(text)
+        if reader.limit is not None and len(piece.tokens) - 1 > reader.limit:
+            raise ValueError(
+                f"text has {len(piece.tokens) - 1} tokens with the start of the document, and the "
+                f"model reads {reader.limit} at once; give a shorter one"
+            )
+        batch = move_data_to_device(reader.whole_batch([piece]), self.model.device)
+        for analysis in (make() for make in ANALYSES):
+            if analysis.reads != self.model.reads:
+                continue
+            try:
+                with autocast(self.model.device, self.precision):
+                    report = analysis.analyse_text(self.model, batch, self.tokenizer)
+            except NothingToAnalyseError:
+                continue
+            return Thinking(analysis.tag, report.tables, report.drawn())
+        raise ValueError(
+            f"{type(self.model).__name__} records nothing to show of this text: no forks, steps, "
+            "latents, memory or thoughts (the memory of sentences begins with the second one)"
+        )
+
+    # ---- compute
+
+    def flops(
+        self,
+        context: int | None = None,
+        kind: Literal["scoring", "training", "generation"] = "scoring",
+    ) -> float:
+        """Returns FLOPs per token, all passes counted operation by operation (docs/compute.md).
+
+        Args:
+            context: tokens of a sequence; None: those of the windows of the training.
+            kind: of scoring in one pass, of a training step, or of a generated token.
+        """
+        tokens = self.model.config.block_size if context is None else context
+        if kind == "generation":
+            return self.model.generation_flops(tokens)
+        return self.model.flops_per_token(tokens, training=kind == "training")
