@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 from methods import BLOCK, IN_FULL, METHODS
+from torch.utils.data import DataLoader
 
 from callbacks import ResumeState
 from lightning_models.generation import SamplingConfig, generate
@@ -352,6 +353,27 @@ def test_evaluation_does_not_depend_on_the_batch_size(method, make_loaders, tmp_
         data = make_loaders(eval_batch_size=rows)
         losses.append(trainer.validate(model, data, verbose=False)[0]["val/loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@in_full
+def test_it_trains_with_a_plain_trainer_on_any_loader_of_dicts(method, tmp_path):
+    """No datamodule, no callbacks, no command line."""
+    model = method.build()
+    before = {name: weight.clone() for name, weight in model.network.named_parameters()}
+    loader = DataLoader([method.batch(seed=seed) for seed in range(4)], batch_size=None)
+    trainer = quiet_trainer(tmp_path, max_steps=4)
+    trainer.fit(model, loader)
+    changed = [
+        name
+        for name, old in before.items()
+        if not torch.equal(old, model.network.get_parameter(name))
+    ]
+    assert trainer.global_step == 4
+    assert changed
+    (values,) = trainer.validate(model, loader, verbose=False)
+    nats = -sum(model.score(batch).reported(batch)[0] for batch in loader)
+    count = sum(model.score(batch).reported(batch)[1] for batch in loader)
+    assert values["val/loss"] == pytest.approx((nats / count).item(), rel=1e-5)
 
 
 def test_sampled_texts_do_not_depend_on_the_batch(method):
