@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from evaluation.figures import (
 from evaluation.load import pick_device
 from evaluation.report import (
     FIGURE,
+    ComparisonReport,
     check_folder,
     make_report,
     report_markdown,
@@ -42,6 +44,7 @@ from evaluation.run_metrics import (
 )
 from evaluation.runs import RunRecord, find_compared, reason_or_raise
 from evaluation.views import view_compute, view_curves, view_results
+from lightning_models.checkpoint import Which
 from lightning_models.recipe import import_packages
 
 View = Literal["report", "curves", "compute", "results"]
@@ -178,10 +181,70 @@ def run(settings: Namespace) -> None:
         print(f"left out: {name}: {reason}")
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that were scored on the same held-out text."""
+
+    runs: pd.DataFrame
+    """A line a run, see ``run_metrics.runs_frame``."""
+    report: ComparisonReport
+    """What they have in common, and tables of means over seeds."""
+    records: Sequence[RunRecord]
+    """The runs, with what they have logged."""
+
+    def curves(self) -> pd.DataFrame:
+        """Returns the points of the figure's lines, see ``curves_frame``."""
+        return curves_frame(runs_with_loss(self.runs), self.records)
+
+    def figure(self) -> Any:
+        """Returns the matplotlib figure: loss over tokens, training FLOPs and inference FLOPs.
+
+        There is one where ``report.has_figure`` is true.
+        """
+        drawn = runs_with_loss(self.runs)
+        return compare_figure(drawn, self.curves(), loss_key(drawn))
+
+
+def compare_runs(
+    runs: Sequence[str],
+    options: ScoringOptions = ScoringOptions(),
+    *,
+    label: str | None = None,
+    title: str | None = None,
+    introduction: str = "",
+    results: Sequence[str] = (),
+    which: Which = "last",
+    skip_unreadable: bool = False,
+) -> Comparison:
+    """Returns runs of any methods, scored and compared; nothing is written.
+
+    Args:
+        runs: checkpoints, folders of runs, or patterns; NAME=PATH names the row.
+        options: split and settings of the scoring.
+        label: keys of the models' config that name the rows, separated by commas; None: found.
+        title: heading of the report; None: how many runs.
+        introduction: paragraph below it.
+        results: JSON files of other evaluations of these checkpoints, or patterns.
+        which: of a folder's run the furthest checkpoint, or the best.
+        skip_unreadable: whether to leave out runs that cannot be read or scored.
+
+    Raises:
+        ValueError: if a run cannot be read or scored, or an option does not fit any.
+    """
+    pick_device(options.device)  # refused before the work
+    records, left_out = find_compared(runs, skip=skip_unreadable, which=which)
+    if options.stride is not None:
+        _check_stride(records, options.stride)
+    named = named_results(results, records)
+    lines, more = _measure_all(records, options, named, skip=skip_unreadable)
+    table = runs_frame(lines, label)
+    report = make_report(table, left_out | more, title=title, introduction=introduction)
+    return Comparison(table, report, records)
+
+
 def _run_report(settings: Namespace) -> None:
     """Scores every run, prints checks and tables, and writes the report."""
     folder = check_folder(settings.output or DEFAULT_OUTPUT)
-    pick_device(settings.device)  # refused before the work
     options = ScoringOptions(
         settings.split,
         settings.limit_batches,
@@ -190,24 +253,26 @@ def _run_report(settings: Namespace) -> None:
         settings.precision,
         settings.device,
     )
-    skip = settings.skip_unreadable
-    records, left_out = find_compared(settings.runs, skip=skip, which=settings.which)
-    if settings.stride is not None:
-        _check_stride(records, settings.stride)
-    lines, more = _measure_all(
-        records, options, named_results(settings.results, records), skip=skip
+    comparison = compare_runs(
+        settings.runs,
+        options,
+        label=settings.label,
+        title=settings.title,
+        introduction=settings.introduction,
+        results=settings.results,
+        which=settings.which,
+        skip_unreadable=settings.skip_unreadable,
     )
-    runs = runs_frame(lines, settings.label)
-    report = make_report(
-        runs, left_out | more, title=settings.title, introduction=settings.introduction
-    )
+    report, runs = comparison.report, comparison.runs
     print(report_text(report))
 
     def write(place: Path) -> None:
         """Writes all files of the report to a folder."""
         svg = None
         if report.has_figure:
-            svg = _write_figure(place, runs, records)
+            write_picture(comparison.figure(), place / FIGURE)
+            write_frame(place / "curves.csv", comparison.curves())
+            svg = (place / FIGURE).read_bytes()
         write_frame(place / "report.csv", rows_table(runs))
         write_frame(place / "runs.csv", runs_table(runs))
         (place / "report.md").write_text(report_markdown(report), encoding="utf-8")
@@ -287,12 +352,3 @@ def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFra
         points.insert(1, "label", line["label"])
         curves.append(points)
     return pd.concat(curves)
-
-
-def _write_figure(place: Path, runs: pd.DataFrame, records: Sequence[RunRecord]) -> bytes:
-    """Writes the figure and its points; returns it."""
-    drawn = runs_with_loss(runs)
-    curves = curves_frame(drawn, records)
-    write_picture(compare_figure(drawn, curves, loss_key(drawn)), place / FIGURE)
-    write_frame(place / "curves.csv", curves)
-    return (place / FIGURE).read_bytes()
