@@ -1,11 +1,10 @@
-"""The notebooks of the documentation: their code, their outputs and, marked slow, their execution."""
+"""The notebooks: their code, their outputs and, marked slow, that they run."""
 
 import ast
 import builtins
 import importlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 
