@@ -21,7 +21,11 @@ states, train/eval modes and the configuration stay as they are. With several ra
 batches are those of all; text that is written out is that of rank 0. What a model has not is left
 out; one without anything to analyse is reported once and left alone.
 
-To add one: a class below ``Analysis`` with ``_collect`` and ``_report``, a ``record(...)`` in the
-network where what it collects arises, its name in ``callbacks/__init__.py``, and a line in
-``tests/callbacks/analyses.py``, which puts it under the contract of all analyses.
+``analyse_text`` is the same for a single text and without a trainer, as ``lightning_models.load``
+uses it: it returns tables and figures, and writes nothing.
+
+To add one: a class below ``Analysis`` with ``_collect`` and ``_report``, and ``_text_report`` where
+a text has more to show than the collected tables, a ``record(...)`` in the network where what it
+collects arises, its name in ``callbacks/__init__.py`` and ``evaluation.api.ANALYSES``, and a line
+in ``tests/callbacks/analyses.py``, which puts it under the contract of all analyses.
 """
