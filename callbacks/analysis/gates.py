@@ -275,6 +275,7 @@ class GateAnalysis(Analysis):
         attention["gate"] = attention["layer"].map(by_layer)
         found = pd.DataFrame({"layer": list(by_layer), "gate": list(by_layer.values())})
         tables = {"attention": attention, "reach": report.tables["reach"], "gates": found}
+        tables = {name: table for name, table in tables.items() if len(table)}
         figures = {name: report.figures[name] for name in tables if name in report.figures}
         return AnalysisReport(tables=tables, figures=figures)
 
