@@ -18,6 +18,7 @@ STEPS := 300
 install: $(READY)
 
 $(READY): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV), once: PyTorch and the rest take some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --no-compile $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) \
 		--constraint constraints.txt torch
