@@ -1,5 +1,6 @@
 """Arguments: first look at the command line, ranges of values, conflicts with a checkpoint."""
 
+import difflib
 import importlib
 import json
 import math
@@ -20,6 +21,7 @@ from lightning_models.recipe import split_names
 from training.errors import PROJECT, UserError
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
+YAML_ENDINGS = (".yaml", ".yml")
 CONFIG_FLAGS = ("-c", "--config")
 DEFAULT_ROOT = "runs"
 LONGEST_NAME = 80  # of a config or its content in a message
@@ -77,7 +79,7 @@ class Given:
         name = self.values.get(f"{key}.class_path") or self.values.get(key, "")
         package = OWN_PACKAGES[key]
         short = name.removeprefix(f"{package}.")
-        known = hasattr(importlib.import_module(package), short)
+        known = short in importlib.import_module(package).__all__
         return f"{package}.{short}" if short.isidentifier() and known else None
 
     @property
@@ -144,6 +146,11 @@ def check_configs(argv: Sequence[str]) -> None:
         if source is None:
             continue
         is_file = os.path.isfile(source)
+        if source.endswith(YAML_ENDINGS) and not os.path.exists(source):
+            known = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("configs/*/*.yaml")]
+            near = difflib.get_close_matches(source, known, n=2)
+            hint = f"; is {' or '.join(near)} meant?" if near else "; train.py list shows configs"
+            raise UserError(f"the config {source}: there is no such file{hint}")
         name = f"the config {source if is_file else source[:LONGEST_NAME]}"
         try:
             text = Path(source).read_text(encoding="utf-8") if is_file else source

@@ -56,6 +56,7 @@ from training import listing
 from training.arguments import (
     DEFAULT_ROOT,
     OPTIMIZER_PREFIX,
+    OWN_PACKAGES,
     SUBCOMMANDS,
     Conflict,
     Given,
@@ -69,8 +70,8 @@ from training.arguments import (
     with_own_configs,
 )
 from training.checkpoints import AtomicCheckpointIO, checkpoint_before, find_checkpoint
-from training.errors import UserError, condense, explain, lost_process, with_options
-from training.help import FULL_FLAG, TrainingParser, short_help, verbs_help
+from training.errors import UserError, condense, explain, lost_process, nearest_names, with_options
+from training.help import FULL_FLAG, TrainingParser, public_classes, short_help, verbs_help
 from training.loggers import RunPlace, build_loggers, purge_step
 from training.records import SaveRunRecord, log_folder_of
 from training.runtime import (
@@ -257,12 +258,25 @@ class LatentCLI(LightningCLI):
             import_public_classes(*PUBLIC_PACKAGES)  # help lists the classes there are
         try:
             self._parse_names(parser, args, given)
-        except ArgumentError as error:
-            message = with_options(condense(str(error)), parser, self._classes(given))
-            raise UserError(message) from error
+        except (ArgumentError, ValueError) as error:
+            self._explain_class(given)
+            if isinstance(error, ArgumentError):
+                message = with_options(condense(str(error)), parser, self._classes(given))
+                raise UserError(message) from error
+            raise
         verb = self.config.get("subcommand")
         self._typed = self.config[verb] if verb else self.config
         check_values(self._typed, ("trainer", *CALLBACKS))
+
+    def _explain_class(self, given: Given) -> None:
+        """Raises UserError where a short name of a model or of data is none that there is."""
+        for key, package in OWN_PACKAGES.items():
+            name = given.values.get(f"{key}.class_path") or given.values.get(key, "")
+            names = public_classes(package)
+            if name.isidentifier() and name not in names:
+                near = nearest_names(name, names)
+                hint = f"is {' or '.join(near[:3])} meant? " if near else ""
+                raise UserError(f"{key} ({name}) is no class of {key}: {hint}{', '.join(names)}")
 
     def _classes(self, given: Given) -> dict[str, type]:
         """Returns the classes of model and data, where they are this project's."""

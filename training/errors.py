@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_type_hints
 
@@ -99,9 +99,46 @@ def condense(report: str) -> str:
 
 _UNKNOWN = re.compile(
     r"(?:Parser key \"(?P<key>\w+)\".*)?"
-    r"(?:unrecognized arguments: --(?P<option>[^\s=]+)|Option '(?P<own>\S+)' is not accepted)",
+    r"(?:unrecognized arguments: --(?P<option>[^\s=]+)|Option '(?P<own>\S+)' is not accepted"
+    r"|Group '(?P<group>[\w.]+)' does not accept option '(?P<member>[^']+)'"
+    r"|Subcommand '\w+' does not accept option '(?P<top>[^']+)')",
     re.DOTALL,
 )
+_POSITIONAL = re.compile(r"unrecognized arguments: (?P<word>[^-\s]\S*)")
+_MISSING = re.compile(r"arguments are required: \w+\.(?P<name>\w+)")
+
+FOREIGN = {
+    "batch": "batch_size",
+    "checkpoint": "ckpt_path ckpt",
+    "context_length": "block_size",
+    "d_model": "config.dim",
+    "epochs": "max_epochs",
+    "files": "data_files",
+    "gpus": "devices",
+    "gradient_accumulation_steps": "accumulate_grad_batches",
+    "hidden_size": "config.dim",
+    "layers": "config.num_layers",
+    "learning_rate": "optimizer.lr",
+    "logdir": "default_root_dir",
+    "max_length": "block_size",
+    "mlflow": "loggers",
+    "model_name": "model",
+    "n_embd": "config.dim",
+    "n_head": "config.num_heads",
+    "n_heads": "config.num_heads",
+    "n_layer": "config.num_layers",
+    "n_layers": "config.num_layers",
+    "num_epochs": "max_epochs",
+    "num_train_epochs": "max_epochs",
+    "output_dir": "default_root_dir output",
+    "resume": "ckpt_path",
+    "resume_from_checkpoint": "ckpt_path",
+    "run_name": "name",
+    "seq_len": "block_size",
+    "steps": "max_steps",
+    "wandb": "loggers",
+}
+"""Last part of an option as other programs call it -> ends of what it is called here."""
 
 
 def with_options(
@@ -116,20 +153,48 @@ def with_options(
         parser: whose options are known.
         classes: of ``model`` and ``data``, whose arguments are known, too; None: there are none.
     """
+    options = {
+        o.replace(".init_args", ""): o
+        for o in (*_options(parser), *class_options(classes or {}))
+        if not o.endswith("+")
+    }
+    if (positional := _POSITIONAL.search(message)) is not None:
+        flag = next((o for o in ("--config", "--ckpt") if o in options), None)
+        return f"{message}; write {flag} {positional['word']}" if flag else message
+    if (missing := _MISSING.search(message)) is not None:
+        option = f"--{missing['name']}"
+        return f"the option {option} is missing" if option in options else message
+    if message.startswith('Parser key "trainer.logger"'):
+        return f"{message}; --loggers takes tensorboard, csv, wandb and mlflow by name"
     found = _UNKNOWN.match(message)
     if found is None:
         return message
-    asked = "--" + ".".join(filter(None, (found["key"], found["option"] or found["own"])))
-    options = {
-        o.replace(".init_args", ""): o for o in (*_options(parser), *class_options(classes or {}))
-    }
+    member = ".".join(filter(None, (found["group"], found["member"])))
+    name = found["option"] or found["own"] or member or found["top"]
+    asked = "--" + ".".join(filter(None, (found["key"], name))).replace(".init_args", "")
     longer = [o for o in options if o.startswith(asked)]
     if longer:
         return f"{message}; write {' or '.join(options[o] for o in longer[:3])} in full"
-    last = asked.lstrip("-").rpartition(".")[2]
-    near = [o for o in options if o.rpartition(".")[2] == last]
-    near = near or difflib.get_close_matches(asked, options, n=1, cutoff=0.8)
+    near = _nearest(asked, list(options))
     return f"{message}; is {' or '.join(options[o] for o in near[:3])} meant?" if near else message
+
+
+def _nearest(asked: str, options: list[str]) -> list[str]:
+    """Returns the options that are called so elsewhere, end so, or look alike; the best kind."""
+    last = asked.lstrip("-").rpartition(".")[2]
+    ends = FOREIGN.get(last, "").split()
+    near = [o for end in ends for o in options if o.endswith((f".{end}", f"--{end}"))]
+    near = near or [o for o in options if o.lstrip("-").rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(asked, options, n=1, cutoff=0.8)
+    by_last = {o.lstrip("-").rpartition(".")[2]: o for o in reversed(options)}
+    return near or [by_last[n] for n in difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)]
+
+
+def nearest_names(name: str, names: Sequence[str]) -> list[str]:
+    """Returns the names that contain another one, or look like it, letter case aside."""
+    lower = {n.lower(): n for n in names}
+    inside = [n for key, n in lower.items() if name.lower() in key]
+    return inside or [lower[n] for n in difflib.get_close_matches(name.lower(), lower, n=2)]
 
 
 def class_options(classes: Mapping[str, type]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import pytest
 
 from datamodules import BatchLoader, StoreError
+from evaluation.cli import main as evaluate
 from lightning_models import TransformerLM
 from training import main
 from training.errors import condense, explain
@@ -36,6 +37,57 @@ def test_bad_input_ends_in_one_line(case, tmp_path, capsys):
     assert expected in errors[0]
     assert "Traceback" not in errors[0]
     assert len(errors[0]) < 400
+
+
+MISTAKES = {
+    "--model.lr=1": "is --model.init_args.optimizer.lr meant?",
+    "--learning_rate=1": "is --model.init_args.optimizer.lr meant?",
+    "--epochs=3": "is --trainer.max_epochs meant?",
+    "--trainer.gpus=1": "is --trainer.devices meant?",
+    "--data.batchsize=3": "is --data.init_args.batch_size meant?",
+    "--model.config.n_layers=2": "is --model.init_args.config.num_layers meant?",
+    "--resume": "is --ckpt_path meant?",
+    "--seed=3": "write --seed_everything in full",
+    "--trainer.logger=wandb": "--loggers takes tensorboard, csv, wandb and mlflow",
+    "--model=thoughtbubbles": "is ThoughtbubblesLM meant?",
+    "--data=LocalTxt": "is LocalText meant?",
+    "--config=configs/transformer/tyny.yaml": "is configs/transformer/tiny.yaml",
+    "configs/transformer/tiny.yaml": "write --config configs/transformer/tiny.yaml",
+}
+IN_FILES = {
+    "learning_rate: 1": "is --model.init_args.optimizer.lr meant?",
+    "trainer: {epochs: 3}": "is --trainer.max_epochs meant?",
+    "model: {class_path: TransformerLM, init_args: {config: {n_layers: 2}}}": "num_layers meant?",
+}
+VERBS = {
+    ("perplexity", "--checkpoint=x"): "is --ckpt meant?",
+    ("perplexity", "runs/x"): "write --ckpt runs/x",
+    ("perplexity",): "the option --ckpt is missing",
+    ("generate", "--ckpt=x", "--promt=x"): "is --prompt meant?",
+    ("tasks", "--ckpt=x", "--task=x"): "write --tasks in full",
+}
+
+
+def message_of(program, arguments, capsys):
+    assert program(arguments) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("argument", MISTAKES)
+def test_an_option_of_another_name_is_answered_by_ours(argument, capsys):
+    assert MISTAKES[argument] in message_of(main, ["fit", argument], capsys)
+
+
+@pytest.mark.parametrize("content", IN_FILES)
+def test_a_key_of_another_name_is_answered_by_ours(content, tmp_path, capsys):
+    path = tmp_path / "a.yaml"
+    path.write_text(content)
+    assert IN_FILES[content] in message_of(main, ["fit", f"--config={path}"], capsys)
+
+
+@pytest.mark.parametrize("arguments", VERBS)
+def test_so_are_options_of_evaluations(arguments, capsys):
+    assert VERBS[arguments] in message_of(evaluate, list(arguments), capsys)
 
 
 @pytest.mark.parametrize("content", ["a: [", "trainer: {max_stepss: 3}", "trainer: {max_steps: x}"])
