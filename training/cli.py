@@ -272,9 +272,9 @@ class LatentCLI(LightningCLI):
         """Raises UserError where a short name of a model or of data is none that there is."""
         for key, package in OWN_PACKAGES.items():
             name = given.values.get(f"{key}.class_path") or given.values.get(key, "")
-            names = public_classes(package)
-            if name.isidentifier() and name not in names:
-                near = nearest_names(name, names)
+            names, short = public_classes(package), name.removeprefix(f"{package}.")
+            if short.isidentifier() and short not in names and not given.packages:
+                near = nearest_names(short, names)
                 hint = f"is {' or '.join(near[:3])} meant? " if near else ""
                 raise UserError(f"{key} ({name}) is no class of {key}: {hint}{', '.join(names)}")
 
