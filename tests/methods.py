@@ -58,9 +58,11 @@ class Method:
     model: type[LanguageModel]
     config: dict[str, Any] = field(default_factory=dict)
     format: Windows | Sentences | Reasoning = WINDOWS
-    fixed_shapes: bool = True
-    """Whether shapes never depend on values, so that the network compiles into one graph (or each
-    of its blocks does, where it compiles those)."""
+    loss_breaks: str = ""
+    """Why the loss does not compile into one graph; then the network (or each of its blocks, where
+    it compiles those) does by itself, unless ``network_breaks``."""
+    network_breaks: str = ""
+    """Why the network does not compile into one graph."""
     warm_up: int = 0
     """Training batches that set running statistics before anything is tested."""
     noise: dict[str, Any] = field(default_factory=lambda: {"dropout": 0.1})
@@ -117,7 +119,12 @@ PYTHIA = {"positions": "rope", "rope_fraction": 0.5, "parallel_residual": True}
 FORKS = {"fork_layers": (1, 2), "kappa": "2L"}
 BY_THRESHOLD = {"allocation": "threshold"}
 BY_WINDOW = {"allocation": "window_topk", "allocation_window": 8}
-RAGGED: dict[str, Any] = {"fixed_shapes": False, "warm_up": 2, "full": True, "waits": 4}
+NUMBER_KEPT = "values decide how many streams a threshold keeps"
+HOST_SIZES = "lengths of sentences are read on the host, to pack them"
+HOST_DRAWS = "random numbers come from a generator of the host, by seed and step"
+HOST_LAYOUT = "rows are laid out from the lengths of texts, which are read on the host"
+RAGGED: dict[str, Any] = {"warm_up": 2, "full": True, "waits": 4}
+RAGGED |= {"loss_breaks": NUMBER_KEPT, "network_breaks": NUMBER_KEPT}
 GESTALT = {
     "num_layers": 4,
     "sentence_layer": 3,
@@ -127,7 +134,11 @@ GESTALT = {
     "sentence_dropout": 0.0,
 }
 NOISY = {"dropout": 0.1, "token_dropout": 0.2, "sentence_dropout": 0.2, "warm_in": (20, 40)}
-OF_SENTENCES = {"format": SENTENCES, "noise": NOISY}
+OF_SENTENCES: dict[str, Any] = {
+    "format": SENTENCES,
+    "noise": NOISY,
+    "loss_breaks": HOST_SIZES,
+}
 LATENT = {
     "window": 16,
     "latents_per_layer": 2,
@@ -140,12 +151,16 @@ PONDER = {"thinking_steps": 2, "eval_iterations": None}
 ONE_STEP = PONDER | {"thinking_steps": 1}
 REPEATED = {"thinking_steps": 2}
 MOR = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}
-PASSES = {"training_factor": 0.0}  # iterations to convergence are counted as their limit
-PENALISED = {**PASSES, "alone": {"penalty_weight": 0.0}}
+PASSES: dict[str, Any] = {
+    "training_factor": 0.0,  # iterations to convergence are counted as their limit
+    "loss_breaks": HOST_DRAWS,
+}
+PENALISED: dict[str, Any] = {**PASSES, "alone": {"penalty_weight": 0.0}}
 BOUND: dict[str, Any] = {
     "far_sighted": False,
     "training_factor": 1.0,
     "starts_at_zero": "latent_attention.out.weight",
+    "loss_breaks": HOST_DRAWS,
 }
 
 
@@ -157,8 +172,9 @@ ASKED: dict[str, Any] = {
 
 
 CHAIN = {"max_chain_tokens": 6}
+LAID_OUT: dict[str, Any] = {"loss_breaks": HOST_LAYOUT}
 LATENTS: dict[str, Any] = {
-    "fixed_shapes": False,
+    **LAID_OUT,
     "far_sighted": False,
     "recomputes": False,
     "waits": 8,
@@ -229,10 +245,10 @@ METHODS = [
     thinking("thinking-states-absolute", grid="absolute", think_in_decode=True, num_kv_heads=2),
     thinking("thinking-states-sequential", prefill="sequential"),
     thinking("thinking-states-window", window=6),
-    asked("cot", CoTLM, CHAIN, fixed_shapes=False, waits=3),
-    asked("no-cot", NoCoTLM, {}, waits=2),
-    asked("icot", ICoTLM, CHAIN, fixed_shapes=False, waits=4),
-    asked("icot-gone", ICoTLM, {"remove_all_beyond": 0}, fixed_shapes=False, waits=4),
+    asked("cot", CoTLM, CHAIN, **LAID_OUT, waits=3),
+    asked("no-cot", NoCoTLM, {}, **LAID_OUT, waits=2),
+    asked("icot", ICoTLM, CHAIN, **LAID_OUT, waits=4),
+    asked("icot-gone", ICoTLM, {"remove_all_beyond": 0}, **LAID_OUT, waits=4),
     asked("coconut", CoconutLM, CHAIN | {"first_stage": 1, "max_latent_stage": 2}, **LATENTS),
     asked("coconut-window", CoconutLM, CHAIN | {"first_stage": 1, "window": 6}, **LATENTS),
     asked("coconut-last", CoconutLM, {"first_stage": 3, "max_latent_stage": 2}, **LATENTS),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from methods import BLOCK, IN_FULL, METHODS
 from torch.utils.data import DataLoader
+from torch._dynamo.exc import TorchDynamoException
 
 from callbacks import ResumeState
 from lightning_models.generation import SamplingConfig, generate
@@ -15,6 +16,13 @@ from lightning_models.generation import SamplingConfig, generate
 GREEDY = SamplingConfig(temperature=0)
 in_full = pytest.mark.parametrize("method", IN_FULL, ids=lambda method: method.name)
 """For whole trainings, which an option of a method hardly changes."""
+EACH = [
+    m
+    if m in IN_FULL and "baselines" not in m.model.__module__
+    else pytest.param(m, marks=pytest.mark.slow)
+    for m in METHODS
+]
+"""All methods, with variants and baselines among the slow tests."""
 
 
 @pytest.fixture(params=METHODS, ids=lambda method: method.name)
@@ -205,15 +213,34 @@ def test_bf16_autocast_is_close_to_float32(method):
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
 
 
-@in_full
-def test_the_network_compiles_into_one_graph(method):
-    if not method.fixed_shapes:
-        pytest.skip("shapes depend on values")
-    model, batch = method.build(), method.batch()
-    expected = objective(model, batch)
-    model.network.compile(fullgraph=True, backend="eager")
-    torch.testing.assert_close(objective(model, batch), expected)
+@pytest.mark.parametrize("method", EACH, ids=lambda method: method.name)
+def test_the_loss_and_its_gradients_compile_into_one_graph(method):
+    if method.network_breaks:
+        pytest.skip(method.network_breaks)
+    plain, model, loss = method.build(), method.build(), objective
+    batch = model.transfer_batch_to_device(method.batch(), torch.device("cpu"), 0)
+    options = {"fullgraph": True, "backend": "aot_eager"}
+    if method.loss_breaks:
+        model.network.compile(**options)
+    else:
+        loss = torch.compile(objective, **options)
+    expected, found = objective(plain, batch), loss(model, batch)
+    assert torch.equal(found, expected)
+    expected.backward()
+    found.backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-6, rtol=1e-5)
     assert not any("_orig_mod" in key for key in model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "method", [m for m in IN_FULL if m.loss_breaks], ids=lambda method: method.name
+)
+def test_what_breaks_the_graph_still_does(method):
+    model = method.build()
+    compiled = torch.compile(objective, fullgraph=True, backend="eager")
+    with pytest.raises(TorchDynamoException):
+        compiled(model, method.batch())
 
 
 @pytest.mark.slow
