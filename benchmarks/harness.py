@@ -264,12 +264,17 @@ def heading(options: Options) -> str:
 def print_rows(title: str, rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     """Prints rows as a Markdown table as they come, and returns them."""
     found: list[dict[str, Any]] = []
-    for row in rows:
-        if not found:
-            print(f"\n{title}\n| {' | '.join(row)} |\n|{'--:|' * len(row)}")
-        print(f"| {' | '.join(map(_cell, row.values()))} |", flush=True)
-        found.append(row)
+    for line in table_lines(title, (found.append(row) or row for row in rows)):
+        print(line, flush=True)
     return found
+
+
+def table_lines(title: str, rows: Iterator[dict[str, Any]]) -> Iterator[str]:
+    """Yields the lines of a Markdown table, each as soon as its row is there."""
+    for number, row in enumerate(rows):
+        if not number:
+            yield f"\n{title}\n\n| {' | '.join(row)} |\n|{'--:|' * len(row)}"
+        yield f"| {' | '.join(map(_cell, row.values()))} |"
 
 
 def _cell(value: Any) -> str:

@@ -99,9 +99,11 @@ class ThoughtbubblesLM(LanguageModel):
             self._observe(decoded.borders)
         targets, per_row = batch["targets"], None
         number, device = decoded.token.shape[1], targets.device
-        fits = (device.type != "cpu" or torch.compiler.is_compiling()) and number <= 4 * chunk_rows(device)
-        if fits and self.config.allocation == "global_topk":
-            # dropping padding would sync with the device; its logits are computed instead
+        fixed = device.type != "cpu" or torch.compiler.is_compiling()
+        fits = number <= 4 * chunk_rows(device)
+        if fixed and fits and self.config.allocation == "global_topk":
+            # dropping padding would sync with the device, and break a compiled graph; its logits
+            # are computed instead
             states = _side_by_side(decoded, targets)
             per_row = number, targets.shape[1]
         else:
