@@ -13,7 +13,7 @@ READY := $(VENV)/.installed
 DEMO := runs/demo
 STEPS := 300
 
-.PHONY: install demo demo-full study suite tune test test-slow test-gpu check docs clean
+.PHONY: install demo demo-full study suite tune test test-slow test-gpu bench-gpu check docs clean
 
 install: $(READY)
 
@@ -72,6 +72,11 @@ test-slow: $(READY)
 
 test-gpu: $(READY)
 	$(RUN) -m pytest -m gpu
+
+# What the pages of docs/results say of a GPU, measured and written to them in 25 minutes at most. A trial
+# without one: ARGS='--device cpu --tiny'.
+bench-gpu: $(READY)
+	$(RUN) -m benchmarks.gpu $(ARGS)
 
 check: $(READY)
 	$(VENV)/bin/ruff check .

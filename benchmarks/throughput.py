@@ -25,8 +25,8 @@ from dataclasses import asdict, fields, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch._inductor.config
 from torch import Tensor
+from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 from benchmarks import harness, latents, sentences
@@ -62,8 +62,8 @@ class Job(NamedTuple):
     bf16: bool
 
 
-def load(options: Options, *, compiled: bool = False) -> Job:
-    """Returns what the first of ``options.config`` builds, its weights drawn from one seed."""
+def program(options: Options) -> Any:
+    """Returns ``train.py`` with the first of ``options.config``: its model, data and trainer."""
     from training import LatentCLI
     from training.runtime import silence
 
@@ -72,15 +72,20 @@ def load(options: Options, *, compiled: bool = False) -> Job:
     words = [f"--config={options.config[0]}", *options.arguments]
     words += [f"--trainer.accelerator={accelerator}", "--trainer.devices=1"]
     words += ["--trainer.strategy=auto", "--trainer.logger=false"]
-    program = LatentCLI(words, run=False)
-    model, data = program.model, program.datamodule
+    return LatentCLI(words, run=False)
+
+
+def load(options: Options, *, compiled: bool = False) -> Job:
+    """Returns what the first of ``options.config`` builds, its weights drawn from one seed."""
+    built_by = program(options)
+    model, data = built_by.model, built_by.datamodule
     data.prepare_data()
     data.setup("fit")
     model.config = replace(model.config, **_changes(model.config, options))
     if hasattr(data, "wording"):
         model.take_wording(asdict(data.wording()))
     harness.built(model, Options(device=options.device, compile=compiled))
-    return Job(model, data, str(program.trainer.precision).startswith("bf16"))
+    return Job(model, data, str(built_by.trainer.precision).startswith("bf16"))
 
 
 def _changes(config: Any, options: Options) -> dict[str, Any]:
@@ -288,26 +293,29 @@ def _peak(options: Options) -> float:
 
 def compilation(options: Options) -> Iterator[dict[str, Any]]:
     """Yields what ``compile: true`` gains for each config, and the seconds that it takes."""
-    inductor: Any = torch._inductor.config
-    inductor.force_disable_caches = True  # else an earlier run would have compiled for this one
     for asked in _each(options):
-        torch.compiler.reset()
-        before = _graphs()
-        plain, compiled = (
-            reading(load(asked, compiled=each), asked).step for each in (False, True)
-        )
-        first = [sum(map(harness.seconds, [step] * WARM_UP)) for step in (plain, compiled)]
-        graphs = _graphs() - before
-        time = harness.compare(plain, compiled, options.rounds)
-        yield {
-            "config": asked.config[0],
-            "plain s": time.ours,
-            "compiled s": time.theirs,
-            "gain": time.ratio,
-            "compile s": first[1] - first[0],
-            "graphs": graphs,
-            "later": _graphs() - before - graphs,
-        }
+        with fresh_cache():  # an earlier run compiled nothing for this one
+            yield _gain(asked)
+
+
+def _gain(options: Options) -> dict[str, Any]:
+    torch.compiler.reset()
+    before = _graphs()
+    plain, compiled = (
+        reading(load(options, compiled=each), options).step for each in (False, True)
+    )
+    first = [sum(map(harness.seconds, [step] * WARM_UP)) for step in (plain, compiled)]
+    graphs = _graphs() - before
+    time = harness.compare(plain, compiled, options.rounds)
+    return {
+        "config": options.config[0],
+        "plain s": time.ours,
+        "compiled s": time.theirs,
+        "gain": time.ratio,
+        "compile s": first[1] - first[0],
+        "graphs": graphs,
+        "later": _graphs() - before - graphs,
+    }
 
 
 def _graphs() -> int:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from methods import BLOCK, IN_FULL, METHODS
 from torch.utils.data import DataLoader
-from torch._dynamo.exc import TorchDynamoException
 
 from callbacks import ResumeState
 from lightning_models.generation import SamplingConfig, generate
@@ -16,13 +15,6 @@ from lightning_models.generation import SamplingConfig, generate
 GREEDY = SamplingConfig(temperature=0)
 in_full = pytest.mark.parametrize("method", IN_FULL, ids=lambda method: method.name)
 """For whole trainings, which an option of a method hardly changes."""
-EACH = [
-    m
-    if m in IN_FULL and "baselines" not in m.model.__module__
-    else pytest.param(m, marks=pytest.mark.slow)
-    for m in METHODS
-]
-"""All methods, with variants and baselines among the slow tests."""
 
 
 @pytest.fixture(params=METHODS, ids=lambda method: method.name)
@@ -211,45 +203,6 @@ def test_bf16_autocast_is_close_to_float32(method):
     assert method.guesses * mean.item() == pytest.approx(exact, rel=0.02)
     gradients = [p.grad for p in model.network.parameters() if p.requires_grad]
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in gradients)
-
-
-@pytest.mark.parametrize("method", EACH, ids=lambda method: method.name)
-def test_the_loss_and_its_gradients_compile_into_one_graph(method):
-    if method.network_breaks:
-        pytest.skip(method.network_breaks)
-    plain, model, loss = method.build(), method.build(), objective
-    batch = model.transfer_batch_to_device(method.batch(), torch.device("cpu"), 0)
-    options = {"fullgraph": True, "backend": "aot_eager"}
-    if method.loss_breaks:
-        model.network.compile(**options)
-    else:
-        loss = torch.compile(objective, **options)
-    expected, found = objective(plain, batch), loss(model, batch)
-    assert torch.equal(found, expected)
-    expected.backward()
-    found.backward()
-    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-6, rtol=1e-5)
-    assert not any("_orig_mod" in key for key in model.state_dict())
-
-
-@pytest.mark.parametrize(
-    "method", [m for m in IN_FULL if m.loss_breaks], ids=lambda method: method.name
-)
-def test_what_breaks_the_graph_still_does(method):
-    model = method.build()
-    compiled = torch.compile(objective, fullgraph=True, backend="eager")
-    with pytest.raises(TorchDynamoException):
-        compiled(model, method.batch())
-
-
-@pytest.mark.slow
-def test_the_compiled_network_trains_like_the_plain_one(method):
-    plain, compiled, batch = method.build(), method.build(compile=True), method.batch()
-    for model in (plain, compiled):
-        objective(model, batch).backward()
-    for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-3)
 
 
 def test_flops_count_more_context_and_more_training_as_more(method):
