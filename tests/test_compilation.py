@@ -9,13 +9,16 @@ from methods import IN_FULL, METHODS
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounter
 
-EACH = [
-    m
-    if m in IN_FULL and "baselines" not in m.model.__module__
-    else pytest.param(m, marks=pytest.mark.slow)
-    for m in METHODS
-]
-"""All methods, with variants and baselines among the slow tests."""
+MAIN = (
+    "gpt2",
+    "thoughtbubbles",
+    "thought-gestalt",
+    "ponderlm",
+    "latent-thought",
+    "thinking-states",
+)
+EACH = [m if m.name in MAIN else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+"""All lines; those of baselines and variants are slow tests."""
 
 
 def objective(model, batch):
@@ -94,7 +97,9 @@ def varied(method):
             yield batch
 
 
-@pytest.mark.parametrize("name", RAGGED)
+@pytest.mark.parametrize(
+    "name", [n if n in MAIN else pytest.param(n, marks=pytest.mark.slow) for n in RAGGED]
+)
 def test_shapes_that_change_compile_a_few_graphs_and_then_none(name):
     (method,) = [each for each in METHODS if each.name == name]
     model, counter, graphs = method.build(), CompileCounter(), []
