@@ -12,7 +12,9 @@ line failed.
 
 import argparse
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -175,7 +177,7 @@ def run_line(line: Line, device: str, *, tiny: bool, left: float) -> dict[str, A
         tiny: whether its sizes are those of a trial.
         left: seconds until all lines must have ended.
     """
-    seconds = min(60 * line.minutes, left)
+    seconds = left if tiny else min(60 * line.minutes, left)
     if seconds <= 0:
         return "no time was left"
     command = line.command(device, tiny=tiny)
@@ -183,31 +185,50 @@ def run_line(line: Line, device: str, *, tiny: bool, left: float) -> dict[str, A
         file = Path(folder, "rows.json")
         at = command.index("--") if "--" in command else len(command)
         command[at:at] = ["--output", str(file)]
-        try:
-            done = subprocess.run([sys.executable, *command], timeout=seconds)
-        except subprocess.TimeoutExpired:
+        code = exit_code([sys.executable, *command], seconds)
+        if code is None:
             return f"ended after {seconds / 60:.1f} minutes"
-        if done.returncode:
-            return f"exit code {done.returncode}"
+        if code:
+            return f"exit code {code}"
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
 
-def section(lines: Sequence[Line], results: Sequence[dict[str, Any] | str], device: str) -> str:
+def exit_code(command: Sequence[str], seconds: float) -> int | None:
+    """Returns the exit code of a command; None: it was ended, with what it had started."""
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def section(
+    lines: Sequence[Line],
+    results: Sequence[dict[str, Any] | str],
+    device: str,
+    *,
+    tiny: bool = False,
+) -> str:
     """Returns the marked section of a page, its marks included.
 
     Args:
         lines: of the page.
         results: JSON of each, or why there is none.
         device: they ran on.
+        tiny: whether they were a trial.
     """
     parts = [BEGIN]
     for line, result in zip(lines, results, strict=True):
-        command = f"`python {' '.join(line.command(device))}`"
+        command = f"`python {' '.join(line.command(device, tiny=tiny))}`"
         if isinstance(result, str):
             parts.append(f"{NOT_MEASURED} ({result}): {command}")
             continue
-        parts.append(f"### {line.heading}\n\n{command}, {result['place']}:")
+        parts.append(f"**{line.heading}**: {command}, {result['place']}:")
         tables = result["tables"].items()
         parts += ["\n".join(table_lines(name, iter(rows))).strip() for name, rows in tables if rows]
     return "\n\n".join([*parts, END])
@@ -260,7 +281,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if isinstance(result, str):
                 failed = True
                 print(f"{page}, {line.module}: {result}", file=sys.stderr)
-        write_section(folder / f"{page}.md", section(lines, results, options.device))
+        text = section(lines, results, options.device, tiny=options.tiny)
+        write_section(folder / f"{page}.md", text)
     return int(failed)
 
 

@@ -4,7 +4,7 @@ import argparse
 import importlib
 import json
 import re
-import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -68,15 +68,15 @@ def test_all_lines_end_in_the_time_that_there_is():
 
 
 def test_results_go_to_their_pages_and_failures_keep_their_command(monkeypatch, tmp_path, capsys):
-    def ended(command, timeout):
-        assert 0 < timeout <= 180
+    def ended(command, seconds):
+        assert 0 < seconds <= 180
         file = command[command.index("--output") + 1]
         rows = {"tables": {"steps": [{"MFU": 0.5}]}, "place": "some GPU"}
         with open(file, "w") as out:
             json.dump(rows, out)
-        return subprocess.CompletedProcess(command, int("benchmarks.decoding" in command))
+        return int("benchmarks.decoding" in command)
 
-    monkeypatch.setattr(subprocess, "run", ended)
+    monkeypatch.setattr(gpu, "exit_code", ended)
     for page in ("foundation", "latent_thought"):
         text = f"before\n\n{gpu.BEGIN}\nold\n{gpu.END}\n\nafter\n"
         (tmp_path / f"{page}.md").write_text(text)
@@ -92,6 +92,14 @@ def test_results_go_to_their_pages_and_failures_keep_their_command(monkeypatch, 
     assert "old" not in text
 
 
-def test_lines_for_which_no_time_is_left_do_not_run(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", None)
+def test_a_line_that_takes_too_long_is_ended_with_what_it_has_started(tmp_path):
+    file = tmp_path / "pid"
+    command = ["sh", "-c", f"sleep 600 & echo $! > {file}.new; mv {file}.new {file}; wait"]
+    seconds = 0.2
+    while not file.exists():  # on a busy machine the shell itself may take that long
+        assert gpu.exit_code(command, seconds) is None
+        seconds *= 2
+    state = Path("/proc", file.read_text().strip(), "stat")
+    assert not state.exists() or state.read_text().split()[2] in "ZX"
+    assert gpu.exit_code(["sh", "-c", "exit 3"], 60) == 3
     assert gpu.run_line(gpu.LINES[0], "cpu", tiny=True, left=0.0) == "no time was left"
