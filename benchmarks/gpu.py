@@ -160,7 +160,7 @@ LINES = (
         "thinking_states",
         "thinking",
         "--bf16 --shape Qwen/Qwen2.5-0.5B --rounds 3",
-        f"{SMALL} --vocab 64 --length 16 --counts 2 4 --thoughts 8 --chunks 4 --every 2",
+        f"{SMALL} --layers 4 --vocab 64 --length 16 --counts 2 4 --thoughts 8 --chunks 4 --every 2",
         3,
         "Qwen2.5-0.5B",
     ),
