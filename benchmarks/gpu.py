@@ -296,4 +296,5 @@ def _copies() -> Path:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the line that runs is ended, too
     sys.exit(main())

@@ -264,7 +264,13 @@ def heading(options: Options) -> str:
 def print_rows(title: str, rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     """Prints rows as a Markdown table as they come, and returns them."""
     found: list[dict[str, Any]] = []
-    for line in table_lines(title, (found.append(row) or row for row in rows)):
+
+    def kept() -> Iterator[dict[str, Any]]:
+        for row in rows:
+            found.append(row)
+            yield row
+
+    for line in table_lines(title, kept()):
         print(line, flush=True)
     return found
 
