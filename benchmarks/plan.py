@@ -122,12 +122,16 @@ def read_run(words: list[str], row_tokens: int | None, tokens: float | None) -> 
         ValueError: if they are not understood.
     """
     from training import LatentCLI
+    from training.errors import UserError
 
     here = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
     for name in ("lightning.pytorch", "lightning.fabric"):  # devices and seeds of no run
         logging.getLogger(name).setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()):
-        program = LatentCLI([*words, *here], run=False)
+        try:
+            program = LatentCLI([*words, *here], run=False)
+        except UserError as error:
+            raise ValueError(str(error)) from error
     model, data, trainer = program.model, program.datamodule, program.trainer
     if getattr(model.config, "backbone", None) in KNOWN:  # no weights from the hub
         shape = KNOWN[model.config.backbone]
@@ -262,7 +266,7 @@ def largest(run: Run, strategy: Strategy, gpus: int, gpu: Gpu) -> int:
 
     def peak(rows: int) -> float:
         if rows not in known:
-            keeps = strategy.name == "ddp"
+            keeps = strategy.name == "ddp" or run.accumulate > 1
             step = estimate(
                 run.build, run.batch(rows), gpu=gpu, mesh=strategy.mesh, keeps_gradients=keeps
             )
