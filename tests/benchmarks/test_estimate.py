@@ -13,14 +13,10 @@ from benchmarks.estimate import Transfer, estimate
 CHEAP = (
     "gpt2",
     "llama",
-    "copy-3",
     "thoughtbubbles",
     "thoughtbubbles-threshold",
-    "gist",
     "thought-gestalt-none",
     "ponderlm1",
-    "looped",
-    "pause",
     "latent-thought-amortised",
     "no-cot",
     "icot",
@@ -63,12 +59,11 @@ def test_sharded_steps_gather_blocks_or_everything():
     """Plain blocks are gathered in both passes, a looped model's parameters once for the step."""
     by_block, at_once = (BY_NAME[name] for name in ("gpt2", "looped"))
     for method in (by_block, at_once):
-        whole = estimate(method.build, method.batch(), on_gpu=False)
         found = estimate(method.build, method.batch(), on_gpu=False, mesh=(8,))
-        size = 4 * whole.parameters
+        size = 4 * found.parameters
         gathered = found.transfers[Transfer("all_gather", 8, True)]
         assert found.transfers[Transfer("reduce_scatter", 8, True)] == pytest.approx(size, rel=0.02)
-        assert found.parts["weights"] == pytest.approx(whole.parts["weights"] / 8, rel=0.1)
+        assert found.parts["weights"] == pytest.approx(size / 8, rel=0.1)
         if method is at_once:
             assert gathered == pytest.approx(size, rel=0.02)
             assert found.parts["gathered"] > 0.95 * size
