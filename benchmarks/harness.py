@@ -34,7 +34,7 @@ PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 # ---- time
 
 
-class Comparison(NamedTuple):
+class TimeRatio(NamedTuple):
     """Median seconds of two rivals, and the median of the ratio ours / theirs over the rounds."""
 
     ours: float
@@ -42,11 +42,11 @@ class Comparison(NamedTuple):
     ratio: float
 
 
-def compare(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> Comparison:
+def compare(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> TimeRatio:
     """Runs both in turn ``rounds`` times, after one uncounted run each."""
     mine, others = in_turn((ours, theirs), rounds)
     ratios = (a / b for a, b in zip(mine, others, strict=True))
-    return Comparison(statistics.median(mine), statistics.median(others), statistics.median(ratios))
+    return TimeRatio(statistics.median(mine), statistics.median(others), statistics.median(ratios))
 
 
 def in_turn(runs: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:

@@ -44,12 +44,11 @@ from benchmarks.estimate import GPUS, GPUS_PER_NODE, Estimate, Gpu, Transfer, es
 from benchmarks.harness import Options
 from lightning_models import LanguageModel
 from lightning_models.thinking_states.backbone import KNOWN
+from training.listing import SENTENCE_SLOTS
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 USABLE = 0.9
 """Share of a GPU's memory that a step may take."""
-SENTENCE_SLOTS = 25
-"""Slots of a usual sentence, BOS and EOS among them."""
 ANSWER = 16
 STEPS = 8
 """Tokens of an answer and steps of a question's reasoning."""
@@ -59,7 +58,7 @@ GIB = 2.0**30
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A run by its config.
 
     Attributes:
@@ -115,7 +114,7 @@ class Run:
         return model.flops_per_token(self.row_tokens, training=True) * self.row_tokens
 
 
-def read_run(words: list[str], row_tokens: int | None, tokens: float | None) -> Run:
+def read_run(words: list[str], row_tokens: int | None, tokens: float | None) -> PlannedRun:
     """Returns the run of some arguments of ``train.py``.
 
     Raises:
@@ -146,7 +145,7 @@ def read_run(words: list[str], row_tokens: int | None, tokens: float | None) -> 
     accumulate = trainer.accumulate_grad_batches
     if tokens is None and steps > 0:
         tokens = float(steps * rows * accumulate * length)
-    return Run(model, rows, accumulate, length, count, tokens)
+    return PlannedRun(model, rows, accumulate, length, count, tokens)
 
 
 # ---- strategies
@@ -160,7 +159,7 @@ class Strategy(NamedTuple):
 
 
 def strategies(gpus: int) -> list[Strategy]:
-    """Returns those that there are for so many GPUs, the one that communicates least first."""
+    """Returns those that there are for that many GPUs, the one that communicates least first."""
     if gpus == 1:
         return [Strategy("one GPU", ())]
     nodes, rest = divmod(gpus, GPUS_PER_NODE)
@@ -201,7 +200,9 @@ class Plan:
         return self.memory <= USABLE * gpu.memory
 
 
-def plan(run: Run, strategy: Strategy, gpus: int, gpu: Gpu, share: float, rows: int = 0) -> Plan:
+def plan(
+    run: PlannedRun, strategy: Strategy, gpus: int, gpu: Gpu, share: float, rows: int = 0
+) -> Plan:
     """Returns what a run needs under a strategy.
 
     Args:
@@ -247,7 +248,7 @@ def plan(run: Run, strategy: Strategy, gpus: int, gpu: Gpu, share: float, rows: 
     )
 
 
-def chosen(run: Run, gpus: int, gpu: Gpu, share: float) -> tuple[list[Plan], Plan | None]:
+def chosen(run: PlannedRun, gpus: int, gpu: Gpu, share: float) -> tuple[list[Plan], Plan | None]:
     """Returns plans of strategies, up to the first that fits, and that one; None if none does."""
     tried: list[Plan] = []
     for strategy in strategies(gpus):
@@ -257,7 +258,7 @@ def chosen(run: Run, gpus: int, gpu: Gpu, share: float) -> tuple[list[Plan], Pla
     return tried, None
 
 
-def largest(run: Run, strategy: Strategy, gpus: int, gpu: Gpu) -> int:
+def largest(run: PlannedRun, strategy: Strategy, gpus: int, gpu: Gpu) -> int:
     """Returns the most rows of a micro-batch that fit, 0 if none does.
 
     Memory by rows is close to a straight line: each trace corrects the line of the two before.
@@ -318,7 +319,7 @@ def memory(options: Options) -> Iterator[dict[str, Any]]:
     print("\n" + in_words(run, plans, best, options))
 
 
-def in_words(run: Run, plans: list[Plan], best: Plan | None, options: Options) -> str:
+def in_words(run: PlannedRun, plans: list[Plan], best: Plan | None, options: Options) -> str:
     """Returns what the run is, which strategy it gets and why, and what that costs."""
     gpu, first = GPUS[options.gpu], plans[0]
     lines = [f"{first.step.parameters:,} parameters; {cost(run, best, options)}"]
@@ -345,7 +346,7 @@ def in_words(run: Run, plans: list[Plan], best: Plan | None, options: Options) -
     return "\n".join(lines)
 
 
-def cost(run: Run, best: Plan | None, options: Options) -> str:
+def cost(run: PlannedRun, best: Plan | None, options: Options) -> str:
     """Returns tokens/s, days and GPU-hours."""
     if best is None:
         return "no strategy fits"
@@ -360,7 +361,7 @@ def cost(run: Run, best: Plan | None, options: Options) -> str:
     )
 
 
-def tokens_per_second(run: Run, each: Plan, gpus: int) -> float:
+def tokens_per_second(run: PlannedRun, each: Plan, gpus: int) -> float:
     """Returns the tokens of all GPUs in a second."""
     rows = each.micro_batch * each.accumulate * gpus
     return rows * run.row_tokens / each.seconds
@@ -439,7 +440,7 @@ CHECKED = (
 """A config of every method."""
 
 
-def checked_run(name: str, sizes: dict[str, int]) -> Run:
+def checked_run(name: str, sizes: dict[str, int]) -> PlannedRun:
     """Returns a method's run at another size, of which a step takes seconds on a CPU."""
     run = read_run([f"--config={CONFIGS / name}.yaml"], 160 if "thinking" in name else None, None)
     known = {field.name for field in dataclasses.fields(run.model.config)}
@@ -468,7 +469,8 @@ def build_step(options: Options) -> harness.Step:
 def check(options: Options) -> Iterator[dict[str, Any]]:
     """Yields predicted and measured MB that two steps need beyond weights and batch."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back to the system at once
-    for name in options.config or CHECKED:
+    for file in options.config or CHECKED:
+        name = file.removeprefix("configs/").removesuffix(".yaml")
         for size, sizes in SIZES.items():
             run = checked_run(name, sizes)
             step = estimate(run.build, run.batch(options.batch), on_gpu=False)
@@ -489,7 +491,7 @@ def check(options: Options) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Parses the command line and prints the tables that it asks for."""
     parser = harness.options_parser(__doc__, gpus=8, batch=4)
-    parser.add_argument("--config", nargs="+", default=None, help="as train.py takes them")
+    parser.add_argument("--config", nargs="+", default=None, help="files, as train.py takes them")
     parser.add_argument("--gpu", choices=GPUS, default="h100")
     parser.add_argument("--share", type=float, default=0.4, help="of peak FLOP/s; MFU")
     parser.add_argument("--tokens", type=float, default=None, help="of the whole run")

@@ -101,7 +101,7 @@ def _changes(config: Any, options: Options) -> dict[str, Any]:
     return changes
 
 
-class Batches:
+class EndlessBatches:
     """The training batches of a job without end, those of one epoch after those of another.
 
     Attributes:
@@ -143,12 +143,12 @@ class Side(NamedTuple):
     step: Step
     flops: float
     tokens: int
-    batches: Batches | None = None
+    batches: EndlessBatches | None = None
 
 
 def reading(job: Job, options: Options) -> Side:
     """Returns the config's own side."""
-    batches, model = Batches(job, options.device), job.model
+    batches, model = EndlessBatches(job, options.device), job.model
     first = next(iter(job.data.train_dataloader()))
     flops = model.flops_per_token(context_length(first), training=True)
 
@@ -229,7 +229,7 @@ def literal_loss(job: Job, options: Options) -> Callable[[], Tensor] | None:
     Those of ``benchmarks.latents`` and ``benchmarks.sentences``, without dropout.
     """
     model: Any = job.model
-    batch = Batches(job, options.device).next()
+    batch = EndlessBatches(job, options.device).next()
     if type(model) is LatentThoughtLM:
         usual = model.config.latents == "layered" and model.config.inference == "variational"
         return latents.build_loss("literal", model, batch) if usual else None

@@ -171,6 +171,16 @@ def has_scaler(trainer: L.Trainer) -> bool:
     return getattr(trainer.precision_plugin, "scaler", None) is not None
 
 
+def unscaled(trainer: L.Trainer, loss: Tensor) -> Tensor:
+    """Returns the loss that ``on_before_backward`` gets without a scaler's factor (16-mixed).
+
+    No value is waited for.
+    """
+    scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
+    loss = loss.detach()
+    return loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))
+
+
 def checkpoint_to_resume(trainer: L.Trainer) -> str | None:
     """Returns the newest checkpoint that this run has written, or else the one it came from."""
     written = newest_written(trainer)

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from callbacks.hooks import checkpoint_to_resume, gather, has_scaler, log_interval
+from callbacks.hooks import checkpoint_to_resume, gather, has_scaler, log_interval, unscaled
 
 SHOWN_IDS = 16
 SETTINGS = ("lr", "weight_decay")
@@ -97,7 +97,7 @@ class NonFinite(L.Callback):
             _MicroBatch(
                 number=trainer.fit_loop.epoch_loop.total_batch_idx,
                 sequence_id=self._batch.get("sequence_id"),
-                loss=loss.detach(),
+                loss=unscaled(trainer, loss),
                 terms=getattr(model, "last_terms", {}),
             )
         )
@@ -121,17 +121,15 @@ class NonFinite(L.Callback):
             raise NonFiniteError(f"{_untouched(trainer, optimizer, settings)} {_cure(trainer)}")
         numbers = torch.stack(values).tolist() if values else []
         finite = all(map(math.isfinite, numbers))
-        spike = False
-        if self._usual is not None and finite and step:
-            spike = self._usual.exceeded_by(numbers[: len(step)])
-        verdict = 2 if not finite else int(spike)
+        loss = sum(numbers[: len(step)]) / len(step) if step and finite else 0.0
         if trainer.world_size > 1:  # one exchange for both questions
-            code = torch.tensor(verdict, device=pl_module.device)
-            verdict = int(trainer.strategy.reduce(code, reduce_op="max"))
-        if verdict < 2:
+            found = torch.tensor([loss / trainer.world_size, not finite], device=pl_module.device)
+            loss, refused = trainer.strategy.reduce(found, reduce_op="sum").tolist()
+            finite = not refused
+        if finite:
             self._in_a_row = 0
-            if verdict:
-                self._report_spike(trainer, optimizer, step if spike else [])
+            if self._usual is not None and step and self._usual.exceeded_by(loss):
+                self._report_spike(trainer, optimizer, step)
         else:
             check_weights(trainer)
             self._refuse(trainer, optimizer, _describe(trainer, step, norm))
@@ -145,7 +143,7 @@ class NonFinite(L.Callback):
     def _report_spike(
         self, trainer: L.Trainer, optimizer: torch.optim.Optimizer, step: list[_MicroBatch]
     ) -> None:
-        """Names the batches of all ranks that see one; this rank's are none if it sees none."""
+        """Names the batches of all ranks."""
         self.spikes += 1
         ranks = gather([_describe_one(micro) for micro in step])
         found = [f"rank {r}: {text}" for r, texts in enumerate(ranks) for text in texts]
@@ -205,9 +203,8 @@ class _UsualLoss:
         self._deviations = deviations
         self._count, self._mean, self._variance = 0, 0.0, 0.0
 
-    def exceeded_by(self, losses: list[float]) -> bool:
+    def exceeded_by(self, loss: float) -> bool:
         """Whether a step's mean loss is too far above those before; then counts it, cut to that."""
-        loss = sum(losses) / len(losses)
         limit = self._mean + self._deviations * math.sqrt(self._variance)
         spike = self._count >= SPIKE_MEMORY / 2 and loss > limit
         self._count += 1

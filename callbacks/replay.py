@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from callbacks.hooks import gather, undisturbed
+from callbacks.hooks import gather, undisturbed, unscaled
 from callbacks.nonfinite import total_norm
 
 SHOWN = 3
@@ -58,7 +58,7 @@ class Replay(L.Callback):
             model: Any = pl_module
             micro = {
                 "number": trainer.fit_loop.epoch_loop.total_batch_idx,
-                "objective": loss.item(),
+                "objective": unscaled(trainer, loss).item(),
                 "terms": {name: value.item() for name, value in model.last_terms.items()},
             }
             self._batches.append({**micro, "batch": self._batch})
@@ -87,7 +87,8 @@ class Replay(L.Callback):
         path = self.folder / f"replay-step={self.step}.json"
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(_plain(found), indent=1, ensure_ascii=False))
+            text = json.dumps(_plain(found), indent=1, ensure_ascii=False)
+            path.write_text(text, encoding="utf-8")
         raise Replayed(_summary(found, path))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

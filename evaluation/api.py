@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import pandas as pd
 import torch
@@ -42,6 +42,13 @@ ANALYSES: tuple[Callable[[], Analysis], ...] = (
 """What ``think`` asks a model for; the first that it has something for is shown."""
 ROWS = 32
 """Rows that are scored at once."""
+Compute = Literal["scoring", "training", "generation"]
+"""What FLOPs are counted of."""
+
+
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{name} ({value}) must be one of {', '.join(get_args(choices))}")
 
 
 def load(
@@ -249,6 +256,7 @@ class LoadedModel:
         Raises:
             ValueError: if there is nothing to score, or no question where the model needs one.
         """
+        _check_choice("mode", mode, Mode)
         reader = self._reader(text)
         if self.model.reads == "reasoning" and not context:
             raise ValueError(
@@ -355,7 +363,7 @@ class LoadedModel:
     def flops(
         self,
         context: int | None = None,
-        kind: Literal["scoring", "training", "generation"] = "scoring",
+        kind: Compute = "scoring",
     ) -> float:
         """Returns FLOPs per token, all passes counted operation by operation (docs/compute.md).
 
@@ -363,6 +371,7 @@ class LoadedModel:
             context: tokens of a sequence; None: those of the windows of the training.
             kind: of scoring in one pass, of a training step, or of a generated token.
         """
+        _check_choice("kind", kind, Compute)
         tokens = self.model.config.block_size if context is None else context
         if kind == "generation":
             return self.model.generation_flops(tokens)

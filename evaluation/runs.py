@@ -37,18 +37,20 @@ def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
     Steps are logged from 0: after n optimiser steps the latest is n - 1.
 
     Args:
-        folder: log folder with TensorBoard files, or else with a CSV file.
+        folder: log folder with TensorBoard files, a CSV file, or both, of which a resumed run may
+            have written one after the other.
     """
-    if not any(folder.glob(PATTERN)) and (folder / CSV_FILE).is_file():
-        return _csv_scalars(folder / CSV_FILE)
+    values = _csv_scalars(folder / CSV_FILE) if (folder / CSV_FILE).is_file() else {}
+    if not any(folder.glob(PATTERN)):
+        return values
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    return {
-        tag: {event.step: event.value for event in events.Scalars(tag)}
-        for tag in events.Tags()["scalars"]
-    }
+    for tag in events.Tags()["scalars"]:
+        logged = {event.step: event.value for event in events.Scalars(tag)}
+        values[tag] = dict(sorted((values.get(tag, {}) | logged).items()))
+    return values
 
 
 def _csv_scalars(file: Path) -> dict[str, dict[int, float]]:
@@ -178,11 +180,16 @@ def _paths(word: str, key: str) -> list[Path]:
 
 
 def _logs_below(path: Path) -> list[Path]:
-    """Returns ``path`` if it has logs itself, else the folders below it that do."""
+    """Returns ``path`` if it has logs itself, else the folders of runs below it.
+
+    Those are folders with logs, or with checkpoints and a config, as of runs that log elsewhere.
+    """
     path = path.resolve()
     if has_log(path):
         return [path]
-    return sorted({f.parent for name in (PATTERN, CSV_FILE) for f in path.rglob(name)})
+    logged = {f.parent for name in (PATTERN, CSV_FILE) for f in path.rglob(name)}
+    saved = {f.parent.parent for f in path.rglob("checkpoints/*.ckpt")}
+    return sorted(logged | {folder for folder in saved if (folder / "config.yaml").is_file()})
 
 
 def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:

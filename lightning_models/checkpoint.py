@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 
@@ -182,6 +182,8 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
         CheckpointError: if the file is missing, damaged, wants to run code, or is not ours; if the
             run has kept no best checkpoint, or the best is asked for of a file.
     """
+    if which not in get_args(Which):
+        raise CheckpointError(f"which ({which}) must be one of {', '.join(get_args(Which))}")
     path = place_of(path)
     if (path / "config.json").is_file() and not is_model_folder(path):
         raise CheckpointError(

@@ -181,9 +181,8 @@ class Shards:
         for name, tensor in self.tensors.items():
             stored: Any = metadata.state_dict_metadata.get(name)
             chunks = () if stored is None else stored.chunks
-            filled = sum(math.prod(chunk.sizes) for chunk in chunks)
             complete = stored is not None and tuple(stored.size) == tensor.shape
-            complete &= filled == math.prod(tensor.shape)
+            complete &= _fill(chunks, tensor.shape)
             if not complete or stored.properties.dtype != tensor.dtype:
                 raise BrokenShardsError(
                     f"{self.folder} does not have all of {name}; copy that folder again"
@@ -204,6 +203,19 @@ class Shards:
             raise BrokenShardsError(
                 f"{self.folder} is damaged ({reason}); copy it again"
             ) from error
+
+
+def _fill(chunks: Iterable[Any], shape: tuple[int, ...]) -> bool:
+    """Whether chunks of the first dimension (``offsets``, ``sizes``) are a tensor of that shape."""
+    chunks = [chunk for chunk in chunks if math.prod(chunk.sizes)]
+    if not shape or not math.prod(shape):
+        return len(chunks) == (1 if not shape else 0)
+    end = 0
+    for chunk in sorted(chunks, key=lambda chunk: chunk.offsets[0]):
+        if chunk.offsets[0] != end or tuple(chunk.sizes[1:]) != tuple(shape[1:]):
+            return False
+        end += chunk.sizes[0]
+    return end == shape[0]
 
 
 class TensorsInShards(Mapping[str, Tensor]):

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from callbacks import ResumeState
 from callbacks import resume as resume_module
 from callbacks.hooks import gather
-from lightning_models.checkpoint import read_checkpoint
+from lightning_models.checkpoint import read_checkpoint, write_model_folder
 from lightning_models.generation import SamplingConfig, generate
 from training import FullySharded
 
@@ -102,8 +102,29 @@ def keeps_checkpoint(trainer: L.Trainer, weights: dict[str, Any], folder: Path) 
         tensor.fill_(7)
     strategy.load_checkpoint(path)
     same = all(map(torch.equal, before, own_tensors(trainer)))
+    same &= loads_without_optimizers(trainer, path)
     saved = read_checkpoint(path).content["state_dict"]
     return same and all(torch.equal(saved[f"network.{k}"], weight) for k, weight in weights.items())
+
+
+def loads_without_optimizers(trainer: L.Trainer, path: Path) -> bool:
+    """Whether an evaluation gets the weights of a checkpoint in parts, and of a model folder."""
+    strategy: Any = trainer.strategy
+    folder = path.with_name("folder")
+    if trainer.is_global_zero:
+        folder.mkdir(exist_ok=True)
+        write_model_folder(folder, read_checkpoint(path).content)
+    strategy.barrier()
+    optimizers, strategy.optimizers = strategy.optimizers, []
+    parameters = [p.detach().to_local() for p in trainer.lightning_module.parameters()]
+    before, same = [p.clone() for p in parameters], True
+    for source in (path, folder):
+        for parameter in parameters:
+            parameter.fill_(7)
+        strategy.load_checkpoint(source)
+        same &= all(map(torch.equal, before, parameters))
+    strategy.optimizers = optimizers
+    return same
 
 
 def own_tensors(trainer: L.Trainer) -> list[torch.Tensor]:

@@ -67,11 +67,20 @@ def test_everything_is_put_back(parts):
         assert torch.equal(content["optimizer_states"][0]["state"][0]["exp_avg"], MOMENT)
 
 
-@pytest.mark.parametrize("damage", ["rank missing", "file cut off", "folder missing"])
+@pytest.mark.parametrize("damage", ["rank missing", "rank twice", "file cut off", "folder missing"])
 def test_damaged_parts_are_skipped(parts, damage):
     file = parts.parent / FOLDER / "rank0.safetensors"
     if damage == "rank missing":
         file.unlink()
+    elif damage == "rank twice":  # as many numbers as there should be
+        rows = {shards.name_of(place): x[2:5].clone() for place, x in TENSORS.items()}
+        offsets = {n: {SAVED_OFFSETS_KEY: [2, *[0] * (x.dim() - 1)]} for n, x in rows.items()}
+        for other in (file, file.with_name("rank1.safetensors")):
+            save_file(rows, other, metadata={CUSTOM_METADATA_KEY: json.dumps(offsets)})
+        rewrite(
+            parts,
+            tensors=shards.describe({p: torch.empty(6, *x.shape[1:]) for p, x in TENSORS.items()}),
+        )
     elif damage == "file cut off":
         file.write_bytes(file.read_bytes()[:-4])
     else:

@@ -66,7 +66,7 @@ def checkpoint_before(last: Checkpoint, step: int) -> Checkpoint:
             of_run.append(read_checkpoint(path))
     earlier = [c for c in of_run if c.run_id == last.run_id and c.step < step]
     if not earlier:
-        steps = ", ".join(str(c.step) for c in of_run if c.run_id == last.run_id)
+        steps = ", ".join(map(str, sorted({c.step for c in of_run if c.run_id == last.run_id})))
         raise ValueError(
             f"replay ({step}): the run of {last.path} has kept no checkpoint before that step "
             f"(steps {steps}); leave ckpt_path out to train up to it, or keep more with "
@@ -173,7 +173,7 @@ class ShardWriter:
         rest[shards.KEY] = {"folder": folder[0], "tensors": shards.describe(tensors)}
         if self._in_background:  # the next step changes the originals in place
             rest = copy.deepcopy(rest)
-            tensors = {place: tensor.clone() for place, tensor in tensors.items()}
+            tensors = {p: t.detach().to("cpu", copy=True) for p, t in tensors.items()}
         self._running = self._thread.submit(self._write, rest, tensors, path)
         if not self._in_background:
             self.wait()

@@ -418,7 +418,8 @@ class LatentCLI(LightningCLI):
             return
         if not name or Path(name).name != name or name.startswith("."):
             raise UserError(f"name ({name!r}) must be the name of a folder, without slashes")
-        if not self._continues and any((root / name).glob("config*.yaml")):
+        writes = not self._continues and self._get(self.config, "replay") is None
+        if writes and any((root / name).glob("config*.yaml")):
             raise UserError(
                 f"name ({name}): {root / name} holds a run already; go on with it by --ckpt_path "
                 "last, or choose another name"

@@ -1,7 +1,6 @@
 """``train.py list``: the configs that are runs, with parameters, tokens and estimated time."""
 
 import argparse
-import importlib
 import json
 import math
 import sys
@@ -12,9 +11,13 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from tabulate import tabulate
 
 from callbacks.overview import quantity
+from datamodules import LanguageDataModule
+from lightning_models import LanguageModel
+from lightning_models.recipe import resolve_class
 from training.errors import PROJECT, UserError
 
 CPU_TFLOPS = 0.1
@@ -75,16 +78,19 @@ def look_up(path: Path, cpu_rate: float, gpu_rate: float) -> Listed:
     Raises:
         UserError: if the config names what this project does not have.
     """
-    content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     try:
-        data = _build(content["data"])
+        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        data = _build(content["data"], LanguageDataModule)
         arguments = content["model"].get("init_args", {})
         links = {"vocab_size": data.vocab_size, "block_size": data.block_size}
         config = {**arguments.get("config", {}), **links}
-        model = _build({**content["model"], "init_args": {**arguments, "config": config}})
+        recipe = {**content["model"], "init_args": {**arguments, "config": config}}
+        model = _build(recipe, LanguageModel)
         with torch.device("meta"):
             model.configure_model()
-    except (TypeError, ValueError, AttributeError, ImportError) as error:
+    except KeyError as error:
+        raise UserError(f"{path}: there is no {error.args[0]} to build a class of") from error
+    except (TypeError, ValueError, AttributeError, ImportError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     context = _row_tokens(data) or model.config.block_size
     flops = model.flops_per_token(context, training=True)
@@ -103,14 +109,20 @@ def look_up(path: Path, cpu_rate: float, gpu_rate: float) -> Listed:
     )
 
 
-def _build(recipe: Any) -> Any:
-    """Returns an object of a class of this project, and what its arguments name, built."""
-    module, _, name = recipe["class_path"].rpartition(".")
+def _build(recipe: Any, base: type) -> Any:
+    """Returns an object of a class of this project, and what its arguments name, built.
+
+    Raises:
+        ValueError: if it is no class of this project, or does not derive from ``base``.
+    """
+    kind = resolve_class(recipe["class_path"], base)
     arguments = {
-        key: _build(value) if isinstance(value, Mapping) and "class_path" in value else value
+        key: _build(value, object)
+        if isinstance(value, Mapping) and "class_path" in value
+        else value
         for key, value in recipe.get("init_args", {}).items()
     }
-    return getattr(importlib.import_module(module), name)(**arguments)
+    return kind(**arguments)
 
 
 def _is_prepared(data: Any) -> bool:

@@ -20,7 +20,9 @@ from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim import Optimizer
 
 from lightning_models import shards
+from lightning_models.checkpoint import is_model_folder, read_whole
 from training.checkpoints import ShardWriter
+from training.errors import UserError
 
 
 class FullySharded(ModelParallelStrategy):
@@ -109,6 +111,12 @@ class FullySharded(ModelParallelStrategy):
         whole = {place: tensor.full_tensor().cpu() for place, tensor in left.items()}
         super().save_checkpoint(shards.put_back(rest, whole), path, storage_options)
 
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Removes a checkpoint, once the one that is being written is whole."""
+        if self._writer is not None:
+            self._writer.wait()
+        super().remove_checkpoint(filepath)
+
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
@@ -116,25 +124,35 @@ class FullySharded(ModelParallelStrategy):
 
         Of a checkpoint in parts, whatever number of processes wrote it, a rank reads its own.
         """
-        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_model_state_dict,
+            set_optimizer_state_dict,
+        )
         from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 
         path = Path(self.broadcast(checkpoint_path))
         if self._writer is not None:
             self._writer.wait()
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if shards.KEY not in content:
-            return super().load_checkpoint(path, weights_only)
         model = self.lightning_module
         assert model is not None
+        if is_model_folder(path):
+            content = read_whole(path)
+            options = StateDictOptions(full_state_dict=True, strict=model.strict_loading)
+            set_model_state_dict(model, content["state_dict"], options=options)
+            return content
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if shards.KEY not in content:
+            return super().load_checkpoint(path, weights_only)
         like: Any = next(model.parameters())
         empty = partial(empty_dtensor, device_mesh=like.device_mesh, placements=like.placements)
         content = shards.whole(path, content, empty)
         model.load_state_dict(content["state_dict"], strict=model.strict_loading)
         by_name = FullyShardedDataParallel.rekey_optim_state_dict
-        for optimizer, state in zip(
-            self.optimizers, content.get("optimizer_states", ()), strict=True
-        ):
+        states = content.get("optimizer_states", ())
+        if len(states) < len(self.optimizers):
+            raise UserError(f"{path} holds weights alone, so there is no optimiser to go on with")
+        for optimizer, state in zip(self.optimizers, states, strict=False):  # none in evaluation
             named = by_name(state, OptimStateKeyType.PARAM_NAME, model)
             set_optimizer_state_dict(model, optimizer, named)
         return content

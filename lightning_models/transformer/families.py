@@ -20,7 +20,7 @@ _Arrange = Callable[[list[Tensor], DecoderConfig], list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Family:
+class HubFamily:
     """One architecture of ``transformers``."""
 
     model_type: str
@@ -165,7 +165,7 @@ def _to_gpt2(config: TransformerConfig) -> Options:
     }
 
 
-GPT2 = Family(
+GPT2 = HubFamily(
     "gpt2",
     _from_gpt2,
     _to_gpt2,
@@ -274,8 +274,8 @@ _LLAMA_NAMES: dict[str, Any] = {
         "feed_forward.down": ("mlp.down_proj",),
     },
 }
-LLAMA = Family("llama", _from_llama, _to_llama, **_LLAMA_NAMES)
-QWEN2 = Family("qwen2", _from_qwen2, _to_qwen2, **_LLAMA_NAMES)
+LLAMA = HubFamily("llama", _from_llama, _to_llama, **_LLAMA_NAMES)
+QWEN2 = HubFamily("qwen2", _from_qwen2, _to_qwen2, **_LLAMA_NAMES)
 
 # ---- GPT-NeoX (Pythia)
 
@@ -327,7 +327,7 @@ def _to_gpt_neox(config: TransformerConfig) -> Options:
     }
 
 
-GPT_NEOX = Family(
+GPT_NEOX = HubFamily(
     "gpt_neox",
     _from_gpt_neox,
     _to_gpt_neox,
@@ -351,7 +351,7 @@ GPT_NEOX = Family(
 FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, GPT_NEOX)}
 
 
-def family_of(config: TransformerConfig) -> Family:
+def family_of(config: TransformerConfig) -> HubFamily:
     """Returns the family that computes what a plain decoder of this configuration computes.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lightning_models.transformer.families import FAMILIES, Family
+from lightning_models.transformer.families import FAMILIES, HubFamily
 from lightning_models.transformer.module import TransformerLM
 from lightning_models.transformer.network import TransformerConfig
 
@@ -77,7 +77,7 @@ def import_transformers(source: Any, **changes: Any) -> TransformerLM:
     return lm
 
 
-def describe(config: Any) -> tuple[Family, dict[str, Any]]:
+def describe(config: Any) -> tuple[HubFamily, dict[str, Any]]:
     """Returns the family of a ``transformers`` configuration, and its fields of TransformerConfig.
 
     Raises:

@@ -62,7 +62,7 @@ def test_the_command_prints_its_tables(monkeypatch, capsys, only, rows):
     sizes = [f"--{key}={value}" for key, value in TINY.items()]
     monkeypatch.setattr(sys, "argv", ["pondering", *sizes, f"--only={only}"])
     pondering.main()
-    heading, _, title, _, _, *lines = capsys.readouterr().out.splitlines()
+    heading, _, title, _, _, _, *lines = capsys.readouterr().out.splitlines()
     assert "steps 2, iterations 1" in heading
     assert title == only
     assert len(lines) == rows

@@ -105,7 +105,7 @@ def test_the_command_prints_its_tables(monkeypatch, capsys, only, rows):
     lists = [word for key, own in LISTS.items() for word in (f"--{key}", *map(str, own))]
     monkeypatch.setattr(sys, "argv", ["thinking", *sizes, *lists, f"--only={only}"])
     thinking.main()
-    heading, _, title, _, _, *lines = capsys.readouterr().out.splitlines()
+    heading, _, title, _, _, _, *lines = capsys.readouterr().out.splitlines()
     assert "layers 3, dim 32" in heading
     assert title == only
     assert len(lines) == rows

@@ -1,12 +1,14 @@
 """Gradient norms; and a loss or gradient that is not a number never reaches the weights."""
 
 import math
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
 
 from callbacks import GradientNorm, NonFinite, NonFiniteError, ResumeState, SaveCheckpoints
+from callbacks.hooks import unscaled
 from callbacks.nonfinite import _UsualLoss, weights_are_finite
 from lightning_models import OptimizerConfig, TransformerLM
 from tests.callbacks.conftest import Recorder
@@ -360,15 +362,24 @@ def test_a_loss_spike_is_reported_with_its_batch_and_counted(run, caplog, factor
 def test_spikes_are_measured_by_the_steps_before():
     usual = _UsualLoss(deviations=5.0)
     noise = [math.sin(n) for n in range(200)]
-    assert not any(usual.exceeded_by([5.0 - n / 100 + x]) for n, x in enumerate(noise))
+    assert not any(usual.exceeded_by(5.0 - n / 100 + x) for n, x in enumerate(noise))
     resumed = _UsualLoss(deviations=5.0)
     resumed.load(usual.state())
-    assert [resumed.exceeded_by([x]) for x in (3.0, 5.0, 12.0)] == [False, False, True]
+    assert [resumed.exceeded_by(x) for x in (3.0, 5.0, 12.0)] == [False, False, True]
     # a level that stays becomes usual
-    assert not [resumed.exceeded_by([12.0]) for _ in range(200)][-1]
+    assert not [resumed.exceeded_by(12.0) for _ in range(200)][-1]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_useless_number_of_deviations_is_refused(value):
     with pytest.raises(ValueError, match="spike_deviations"):
         NonFinite(spike_deviations=value)
+
+
+def test_losses_are_looked_at_without_the_factor_of_a_scaler():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    trainer = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=scaler))
+    loss = torch.tensor(2.5, requires_grad=True)
+    assert unscaled(trainer, scaler.scale(loss)).item() == 2.5
+    trainer.precision_plugin = SimpleNamespace()
+    assert unscaled(trainer, loss).item() == 2.5

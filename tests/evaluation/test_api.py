@@ -209,6 +209,12 @@ def test_what_cannot_be_done_is_said():
     for call in (plain.score, plain.think):
         with pytest.raises(ValueError, match="is empty"):
             call("")
+    with pytest.raises(ValueError, match=r"mode \(autoregresive\) must be one of blockwise"):
+        plain.score("a", mode="autoregresive")
+    with pytest.raises(ValueError, match=r"kind \(generating\) must be one of scoring"):
+        plain.flops(kind="generating")
+    with pytest.raises(ValueError, match=r"which \(bset\) must be one of last, best"):
+        load("none.ckpt", which="bset")
     with pytest.raises(ValueError, match="there is no checkpoint"):
         load("no/such/run")
 

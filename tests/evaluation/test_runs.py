@@ -55,6 +55,15 @@ def test_checkpoints_are_found_by_file_folder_and_pattern(runs):
     assert [c.path for c in find_checkpoints([str(runs / "b")])] == [b]
 
 
+def test_runs_that_log_elsewhere_are_found_by_config_and_checkpoints(runs):
+    a, b = (runs / name / "X" / "version_0" for name in "ab")
+    (a / EVENTS).unlink()
+    (a / "config.yaml").touch()
+    shutil.rmtree(runs / "c")
+    found = [c.path for c in find_checkpoints([str(runs)])]
+    assert found == [a / "checkpoints" / "last.ckpt", b / "checkpoints" / "last.ckpt"]
+
+
 def test_names_are_what_differs(tmp_path):
     paths = [tmp_path / "x" / name / "X" / "version_0" for name in ("p/a", "b")]
     assert short_names(paths) == ["p/a", "b"]
@@ -191,6 +200,9 @@ def test_of_a_resumed_run_the_later_values_count(tmp_path):
     log(tmp_path / "run", {2: 2.5, 3: 2.0}, purge_step=2)
     values = read_scalars(tmp_path / "run")["val/bpb"]
     assert values == {0: 4.0, 1: 3.0, 2: 2.5, 3: 2.0}
+    (tmp_path / "run" / "metrics.csv").write_text("step,val/bpb,val/ppl\n-1,5.0,\n0,9.0,2.0\n")
+    both = read_scalars(tmp_path / "run")  # logged to one, then to the other
+    assert both == {"val/bpb": {-1: 5.0, **values}, "val/ppl": {0: 2.0}}
 
 
 def test_every_tag_is_read_and_of_a_folder_without_files_none(tmp_path):

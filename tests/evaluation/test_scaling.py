@@ -256,7 +256,7 @@ def test_files_without_a_result_are_named(fails, tmp_path, monkeypatch, word, ex
 
 
 def test_an_axis_must_be_chosen(result, fails):
-    assert "arguments are required: scaling.x" in fails("scaling", result("first"))
+    assert "the option --x is missing" in fails("scaling", result("first"))
     assert "'tokens', 'parameters'" in fails("scaling", result("first"), "--x", "wrong")
 
 

@@ -1,5 +1,6 @@
 """Views of compare: curves from nothing but run folders, what FLOPs are spent on, result files."""
 
+import dataclasses
 import json
 import shutil
 
@@ -15,6 +16,7 @@ from evaluation.load import build_model, build_outline
 from evaluation.runs import Labels
 from evaluation.views import compute_frame, count_compute
 from lightning_models import (
+    LatentThoughtConfig,
     OptimizerConfig,
     ThoughtbubblesLM,
     ThoughtGestaltLM,
@@ -174,7 +176,12 @@ LATENT = {"inner_steps": 2, "positions": "rope", "norm": "rms", "activation": "s
 )
 def test_bounds_are_marked(make_run, draw, scalar, mark):
     def to_latent(content):
-        content["recipe"]["model"]["class_path"] = "lightning_models.LatentThoughtLM"
+        recipe = content["recipe"]["model"]
+        recipe["class_path"] = "lightning_models.LatentThoughtLM"
+        config = recipe["init_args"]["config"]
+        known = {field.name for field in dataclasses.fields(LatentThoughtConfig)}
+        for key in config.keys() - known:
+            del config[key]
 
     paths = [make_run("exact"), make_run("latent", edit=to_latent, **LATENT)]
     for path in paths:

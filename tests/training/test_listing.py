@@ -57,13 +57,22 @@ def test_a_run_that_ends_by_epochs_knows_its_tokens_once_prepared(tmp_path, monk
 def test_the_command_lists_configs_and_leaves_out_what_it_cannot_build(tmp_path, capsys):
     (tmp_path / "a.yaml").write_text(CONFIG)
     (tmp_path / "b.yaml").write_text(CONFIG.replace("TransformerLM", "TransfomerLM"))
+    code = tmp_path / "code_ran"
+    (tmp_path / "c.yaml").write_text(
+        CONFIG.replace("datamodules.LocalText", "os.system").replace(
+            "data_files", f"command: touch {code}, x"
+        )
+    )
+    (tmp_path / "d.yaml").write_text(CONFIG.replace("  class_path: datamodules.LocalText\n", ""))
+    (tmp_path / "e.yaml").write_text(CONFIG.replace("max_steps: 10", "max_steps: ${none}"))
     (tmp_path / "part.yaml").write_text("trainer:\n  max_steps: 1\n")
     assert main(["list", str(tmp_path), "--json", "--cpu_tflops=2"]) == 0
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert [Path(run["config"]).name for run in document["runs"]] == ["a.yaml"]
     assert document["cpu_flops"] == 2e12
-    assert "left out" in printed.err
+    assert printed.err.count("left out") == 4
+    assert not code.exists()
     assert "TransfomerLM" in printed.err
     assert main(["list", str(tmp_path)]) == 0
     assert "960" in capsys.readouterr().out
