@@ -42,8 +42,9 @@ demo: $(DEMO)/transformer/trained $(DEMO)/thoughtbubbles/trained
 	@echo "Comparing the two on the documents held out for validation."
 	$(RUN) evaluate.py compare $(^D) --output $(DEMO)/comparison
 	@sed 's|runs/demo|$(DEMO)|g' docs/next-steps.txt
-	@printf '  %-22s%s\n' 'open the report' $(DEMO)/comparison/report.html \
-		'see where it forked' "$$(ls -t $(DEMO)/thoughtbubbles/*/*/fork_analysis/*-tokens.png 2>/dev/null | head -1)"
+	@printf '  %-22s%s\n' 'open the report' $(DEMO)/comparison/report.html
+	@ls -t $(DEMO)/thoughtbubbles/*/*/fork_analysis/*-tokens.png 2>/dev/null | head -1 \
+		| sed 's/^/  see where it forked   /'
 
 demo-full:
 	$(MAKE) demo DEMO=runs/demo-full STEPS=600

@@ -382,13 +382,19 @@ def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 # ---- provenance: what a result reports about its origin, under the keys of the JSON files
 
 
+def trained_on(checkpoint: Checkpoint) -> str | None:
+    """Returns the fingerprint of the text that a model was trained on; None if not here."""
+    text = checkpoint.data_state.get("fingerprint")
+    return None if text is None or checkpoint.step == 0 else str(text)
+
+
 def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split) -> dict[str, Any]:
     """Returns what rebuilds the data, and the fingerprints of theirs and the training's text."""
     return {
         "recipe": data.recipe(),
         "split": split,
         "fingerprint": data.fingerprint,
-        "trained_on": checkpoint.data_state.get("fingerprint"),
+        "trained_on": trained_on(checkpoint),
     }
 
 
@@ -444,7 +450,7 @@ def describe_asked(
             "tokenizer": tokenizer.name,
             "precision": precision,
             **describe_model(checkpoint, model),
-            "trained_on": checkpoint.data_state.get("fingerprint"),
+            "trained_on": trained_on(checkpoint),
         },
     }
 
@@ -473,11 +479,11 @@ def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int 
         checkpoint: where the model comes from.
         data: prepared, with the checkpoint's tokenizer.
     """
-    trained_on = checkpoint.data_state.get("fingerprint")
-    if trained_on is None or checkpoint.step == 0:
+    text = trained_on(checkpoint)
+    if text is None:
         return None
     try:
-        store = Store(data.store_dir.parent / str(trained_on))
+        store = Store(data.store_dir.parent / text)
     except StoreError:
         return None
     counts, special_ids = store.counts("train"), data.tokenizer.special_ids

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from datamodules.sentences import parse_splitter
@@ -172,6 +172,9 @@ def check_configs(argv: Sequence[str]) -> None:
 
 
 def _note(given: Given, key: str, value: Any) -> None:
+    if key in CLASS_KEYS and not isinstance(value, Mapping | DictConfig):  # two ways to name one
+        section, _, rest = key.partition(".")
+        given.values.pop(section if rest else f"{section}.class_path", None)
     if value in (None, "null") or (value == "" and key != "ckpt_path"):
         given.values.pop(key, None)
     else:

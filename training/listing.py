@@ -185,7 +185,9 @@ def main(argv: list[str]) -> int:
         help="the same on a GPU (default: %(default)s, an H100 at 0.4 of its peak)",
     )
     options = parser.parse_args(argv)
-    folder = PROJECT / "configs" if options.folder is None else Path(options.folder)
+    folder = Path(options.folder or ".")
+    if options.folder is None or not folder.exists():  # a method's name
+        folder = PROJECT / "configs" / folder
     paths = run_configs(folder)
     if not paths:
         raise UserError(f"folder ({folder}): no YAML file with model, data and trainer is below it")

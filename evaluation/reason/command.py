@@ -38,6 +38,7 @@ from evaluation.load import (
     pick_device,
     prepare,
     prepare_for_all,
+    trained_on,
 )
 from evaluation.output import check_targets, report_result, write_jsonl
 from evaluation.reason.asking import Asked, Asking, Mode, pick_mode
@@ -212,7 +213,7 @@ def _source(one: Contestant) -> dict[str, Any]:
         **({} if one.latents is None else {"latents": one.latents}),
         "checkpoint": str(checkpoint.path),
         "settings": {
-            "trained_on": checkpoint.data_state.get("fingerprint"),
+            "trained_on": trained_on(checkpoint),
             "step": checkpoint.step,
             "which": checkpoint.which,
             **({"stage": model.stage} if hasattr(model, "stages") else {}),  # of a curriculum
