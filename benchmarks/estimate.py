@@ -283,6 +283,21 @@ PARTS = {
 """Names of the two trackers' categories."""
 
 
+def count_transfer(
+    transfers: Counter[Transfer], func: Any, result: Any, args: Any, kwargs: Any
+) -> None:
+    """Adds the payload of a collective operation that is dispatched; waiting for one has none."""
+    if func in sync_ops:
+        return
+    ranks = dist.get_process_group_ranks(CollectiveOp.get_process_group(func, args))
+    nodes = {rank // GPUS_PER_NODE for rank in ranks}
+    name = func.overloadpacket.__name__
+    operator = next(n for n in ("gather", "scatter", "reduce") if n in name)
+    operator = {"gather": "all_gather", "scatter": "reduce_scatter"}.get(operator, "all_reduce")
+    payload = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
+    transfers[Transfer(operator, len(ranks), len(nodes) == 1)] += payload
+
+
 class _NoModules:
     """Stands in for the trackers' ``ModTracker``.
 
@@ -359,21 +374,10 @@ class _Counts(MemTracker):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is not NotImplemented and not func.is_view:
             if func in collective_ops:
-                self._count_transfer(func, result, args, kwargs or {})
+                count_transfer(self.transfers, func, result, args, kwargs or {})
             else:
                 self.floor += _seconds(func, result, args, kwargs or {}, self.gpu)
         return result
-
-    def _count_transfer(self, func: Any, result: Any, args: Any, kwargs: Any) -> None:
-        if func in sync_ops:
-            return
-        ranks = dist.get_process_group_ranks(CollectiveOp.get_process_group(func, args))
-        nodes = {rank // GPUS_PER_NODE for rank in ranks}
-        name = func.overloadpacket.__name__
-        operator = next(n for n in ("gather", "scatter", "reduce") if n in name)
-        operator = {"gather": "all_gather", "scatter": "reduce_scatter"}.get(operator, "all_reduce")
-        payload = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
-        self.transfers[Transfer(operator, len(ranks), len(nodes) == 1)] += payload
 
     def parts(self, which: str) -> dict[str, float]:
         """Returns bytes by part, ``current`` ones or those of the ``peak``."""
@@ -417,12 +421,16 @@ def _flops(func: Any, result: Any, args: Any, kwargs: Any) -> float:
 # ---- the step
 
 
-class _Root(nn.Module):
+class Root(nn.Module):
+    """A network whose forward pass is any function that uses it."""
+
     def __init__(self, network: nn.Module) -> None:
+        """Holds the network."""
         super().__init__()
         self.network = network
 
     def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Returns what ``compute`` does."""
         return compute()
 
 
@@ -476,7 +484,7 @@ def _trace(
         _renewed(network)
         parameters = sum(p.numel() for p in network.parameters())
         rows = {m.weight.shape[0] for m in network.modules() if isinstance(m, nn.Embedding)}
-        run = _sharded_run(model, mesh) if mesh is not None else _Root(network)
+        run = sharded_run(model, mesh) if mesh is not None else Root(network)
         exempt = model.no_decay_parameters()
         optimizer = build_optimizer(network, model.optimizer_config, no_decay=exempt)
         _make_moments(optimizer)
@@ -501,7 +509,8 @@ def _trace(
     )
 
 
-def _sharded_run(model: LanguageModel, mesh: Any) -> nn.Module:
+def sharded_run(model: LanguageModel, mesh: Any) -> nn.Module:
+    """Returns a ``Root`` of the model's network, whose parameters FSDP2 spreads over the mesh."""
     assert model.network is not None
     sharded = ShardedParameters(model.network, mesh, by_block=model.shards_blocks)
     model._sharded = sharded
@@ -526,7 +535,7 @@ def _tracker(
     gpu: Gpu,
 ) -> _Counts:
     tensors = [value for value in batch.values() if isinstance(value, Tensor)]
-    if isinstance(run, _Root):
+    if isinstance(run, Root):
         tracker: _Counts = _WholeTracker()
         tracker.prepare(rows, gpu)
         tracker.track_external(network, optimizer, *tensors)

@@ -124,13 +124,18 @@ def read_run(words: list[str], row_tokens: int | None, tokens: float | None) -> 
     from training.errors import UserError
 
     here = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
-    for name in ("lightning.pytorch", "lightning.fabric"):  # devices and seeds of no run
-        logging.getLogger(name).setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:  # devices and seeds of no run
+        logger.setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             program = LatentCLI([*words, *here], run=False)
         except UserError as error:
             raise ValueError(str(error)) from error
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
     model, data, trainer = program.model, program.datamodule, program.trainer
     if getattr(model.config, "backbone", None) in KNOWN:  # no weights from the hub
         shape = KNOWN[model.config.backbone]

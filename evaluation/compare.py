@@ -179,6 +179,8 @@ def run(settings: Namespace) -> None:
         print(view_compute(runs, changes, context, settings.label, picture))
     for name, reason in left_out.items():
         print(f"left out: {name}: {reason}")
+    if picture is not None:
+        print(f"written to {picture}")
 
 
 @dataclass(frozen=True)

@@ -334,6 +334,7 @@ OTHER_TARGETS = (
     "Nats per token count different targets in different rows, so they have separate columns; "
     "bits per byte count all targets and the bytes of the text."
 )
+OTHER_TEXT = "Different text was scored in different rows: their losses are not to be compared."
 MARKERS = (
     "Where sentences are marked, tokens are those of the text, and the FLOPs of the markers are "
     "shared among them."
@@ -358,6 +359,7 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
         **{note: True for note in doubled if note},
         BOUND: "lower_bound" in kinds,
         NOT_CAUSAL: "noncausal" in kinds,
+        OTHER_TEXT: len({str(_held_out(one)) for one in runs["scored"]}) > 1,
         OTHER_TARGETS: runs["counted"].nunique() > 1,
         MARKERS: any(runs["markers"] > 1),
         PART_OF_SPLIT: any(one["batches"] < one["of_batches"] for one in runs["scored"]),

@@ -219,7 +219,7 @@ def commands():
     return [
         command
         for kind, command in kinds.items()
-        if len(kind) > 2 and not programs.search(" ".join(kind))
+        if len(kind) > 2 and not programs.search(str(kind))
     ]
 
 

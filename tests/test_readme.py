@@ -144,7 +144,8 @@ def test_evaluation_commands(command, folder, monkeypatch, capsys):
     assert run(words) == 0
     if "--output" in words:
         written = folder / words[words.index("--output") + 1]
-        assert (written / "report.html" if written.is_dir() else written).stat().st_size > 0
+        page = "model.safetensors" if words[0] == "export" else "report.html"
+        assert (written / page if written.is_dir() else written).stat().st_size > 0
     elif "--predictions.output" in words:
         assert len(Path(words[-1]).read_text().splitlines()) == 2
     elif words[0] in SAYS:
