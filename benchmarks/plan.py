@@ -140,6 +140,11 @@ def read_run(words: list[str], row_tokens: int | None, tokens: float | None) -> 
     if getattr(model.config, "backbone", None) in KNOWN:  # no weights from the hub
         shape = KNOWN[model.config.backbone]
         model.config = dataclasses.replace(model.config, architecture=dict(shape))
+    if model.reads == "reasoning":  # what the prepared questions would say
+        wording = {"answer_prefix": thinking.PREFIX, "step_separator": thinking.SEPARATOR}
+        known = {field.name for field in dataclasses.fields(model.config)}
+        own = {key: value for key, value in wording.items() if key in known}
+        model.config = dataclasses.replace(model.config, **own)
     count, rows = 0, data.batch_size
     length = row_tokens or data.block_size
     if model.reads == "sentences":
