@@ -5,8 +5,9 @@
 
 Strong: all share the rows of one optimiser step. Weak: each has as many rows, whatever their
 number. Measured are processes with one thread each (gloo, CPU, float32), which share this machine's
-cores: their seconds say little where there are fewer cores than processes. Bytes are counted, not
-timed: the payloads that collectives were given, by ring algorithms what a process sends of them.
+cores: their seconds say little where there are fewer cores than processes. Bytes are those that a
+process sends by ring algorithms: of the payloads that FSDP2's collectives were given in a step, and
+of the buckets that DDP says it reduces.
 Predicted are GPUs in nodes of eight, see ``benchmarks.plan``.
 """
 
@@ -94,6 +95,7 @@ def train_steps(rank: int, processes: int, job: dict[str, Any]) -> None:
         optimizer = build_optimizer(model.network, model.optimizer_config, no_decay=exempt)
 
         def step() -> None:
+            """Trains once, all processes together."""
             dist.barrier()
             root(functools.partial(harness.objective, model, batch)).backward()
             optimizer.step()
