@@ -18,8 +18,10 @@ from evaluation.figures import (
     write_picture,
 )
 from evaluation.load import pick_device
+from evaluation.output import write_folder
 from evaluation.report import (
     FIGURE,
+    FILES,
     ComparisonReport,
     check_folder,
     make_report,
@@ -28,7 +30,6 @@ from evaluation.report import (
     report_text,
     rows_table,
     runs_table,
-    write_folder,
 )
 from evaluation.run_metrics import (
     BITS,
@@ -280,7 +281,7 @@ def _run_report(settings: Namespace) -> None:
         (place / "report.md").write_text(report_markdown(report), encoding="utf-8")
         (place / "report.html").write_text(report_page(report, svg), encoding="utf-8")
 
-    write_folder(folder, write)
+    write_folder(folder, write, FILES)
     print(f"\nwritten to {folder}")
 
 

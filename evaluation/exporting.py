@@ -11,8 +11,6 @@ any checkpoint, also in parts (``.ckpt``)   one file that ``train.py fit --ckpt_
 """
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +28,7 @@ from datamodules.tokenizers import (
 )
 from evaluation.arguments import add_which_argument, load_checkpoint
 from evaluation.load import build_model, build_tokenizer
-from evaluation.output import check_target, format_table, write_atomically
+from evaluation.output import check_target, format_table, write_atomically, write_folder
 from lightning_models import LanguageModel, TransformerLM
 from lightning_models.checkpoint import Checkpoint, read_whole, write_model_folder
 from lightning_models.recipe import PACKAGES_HELP
@@ -212,7 +210,7 @@ def run(settings: Namespace) -> None:
     if is_file:
         rows = _write_file(checkpoint, target)
     else:
-        rows = _write_folder(target, lambda folder: _export(checkpoint, folder, settings.format))
+        rows = write_folder(target, lambda folder: _export(checkpoint, folder, settings.format))
     print(format_table({"written": str(target), **rows}))
 
 
@@ -265,7 +263,7 @@ def _write_transformers(
     }
 
 
-# ---- folders that are whole or not there
+# ---- the new folder
 
 
 def _check_folder(target: str) -> Path:
@@ -281,17 +279,3 @@ def _check_folder(target: str) -> Path:
     if path.exists():
         raise ValueError(f"output ({path}) exists already; name a new folder, or a file FILE.ckpt")
     return check_target(path)
-
-
-def _write_folder(path: Path, write: Callable[[Path], dict[str, str]]) -> dict[str, str]:
-    """Writes a folder under another name, and renames it once it is whole; returns its report."""
-    unfinished = path.resolve().with_name(f".{path.resolve().name}.{os.getpid()}.tmp")
-    unfinished.mkdir()
-    try:
-        rows = write(unfinished)
-        for file in unfinished.iterdir():  # safetensors lets nobody else read what it writes
-            file.chmod(file.stat().st_mode | unfinished.stat().st_mode & 0o666)
-        os.replace(unfinished, path)
-        return rows
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

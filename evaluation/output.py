@@ -3,11 +3,14 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from datamodules.readers import parse_json
+
+_Result = TypeVar("_Result")
 
 
 def format_table(rows: Mapping[str, str]) -> str:
@@ -33,7 +36,7 @@ def check_target(target: str | Path, key: str = "output") -> Path:
         raise ValueError(f"{key} ({path}) is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{key} ({path}): the folder {path.parent} does not exist; create it")
-    trial = _beside(path)
+    trial = beside(path)
     try:
         trial.touch()
         trial.unlink()
@@ -88,7 +91,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         path: the file; replaced where it exists, left as it is where ``write`` fails.
         write: writes the content to the path it is given.
     """
-    unfinished = _beside(path)
+    unfinished = beside(path)
     try:
         write(unfinished)
         with unfinished.open("rb") as file:
@@ -97,6 +100,39 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def write_folder(
+    path: Path, write: Callable[[Path], _Result], replaced: Sequence[str] = ()
+) -> _Result:
+    """Writes a folder under another name first, and returns what ``write`` returns.
+
+    A new or empty folder appears whole. In one that has files each of ``replaced`` is replaced
+    whole, or goes where it is not written any more; other files stay.
+
+    Args:
+        path: the folder; left as it is where ``write`` fails.
+        write: writes the content to the folder it is given.
+        replaced: names of the files that a folder with files may get.
+    """
+    path = path.resolve()
+    unfinished = beside(path)
+    unfinished.mkdir()
+    try:
+        result = write(unfinished)
+        for file in unfinished.iterdir():  # safetensors lets nobody else read what it writes
+            file.chmod(file.stat().st_mode | unfinished.stat().st_mode & 0o666)
+        if not path.exists() or not any(path.iterdir()):
+            os.replace(unfinished, path)
+            return result
+        for name in replaced:
+            if (unfinished / name).exists():
+                os.replace(unfinished / name, path / name)
+            else:
+                (path / name).unlink(missing_ok=True)
+        return result
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -121,7 +157,8 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
 
 
-def _beside(path: Path) -> Path:
+def beside(path: Path) -> Path:
+    """Returns where a file or folder is written before it is moved to ``path``."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 

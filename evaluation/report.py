@@ -5,16 +5,15 @@ All of it is made from the table of runs (``run_metrics.runs_frame``).
 
 import base64
 import html
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
+from evaluation.output import beside
 from evaluation.run_metrics import ANSWERS, BITS, NATS, runs_with_loss
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import (
@@ -582,7 +581,7 @@ def check_folder(target: str) -> Path:
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        trial = _beside(folder)
+        trial = beside(folder.resolve())
         trial.mkdir()
         trial.rmdir()
     except OSError as error:
@@ -593,32 +592,6 @@ def check_folder(target: str) -> Path:
     return folder
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Writes a report: first all of it next to its place, then there.
-
-    A new folder appears whole. In one of an earlier report each file is replaced whole, those that
-    are not written any more go, and files of others stay.
-
-    Args:
-        folder: as ``check_folder`` returned it.
-        write: writes some of ``FILES``, the page among them, to the folder that it is given.
-    """
-    unfinished = _beside(folder)
-    unfinished.mkdir()
-    try:
-        write(unfinished)
-        if not folder.exists():
-            os.rename(unfinished, folder)
-            return
-        for name in FILES:
-            if (unfinished / name).exists():
-                os.replace(unfinished / name, folder / name)
-            else:
-                (folder / name).unlink(missing_ok=True)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
 def _is_ours(folder: Path) -> bool:
     """Whether a folder has a page that this command wrote."""
     page = folder / PAGE
@@ -627,8 +600,3 @@ def _is_ours(folder: Path) -> bool:
             return f'content="{GENERATOR}"' in file.read(2000)
     except OSError:
         return False
-
-
-def _beside(folder: Path) -> Path:
-    resolved = folder.resolve()
-    return resolved.with_name(f".{resolved.name}.{os.getpid()}.tmp")

@@ -9,7 +9,8 @@ import torch
 
 from evaluation.compare import curves_frame
 from evaluation.figures import compare_figure
-from evaluation.report import FILES, GENERATOR, check_folder, close, equal, same_parts, write_folder
+from evaluation.output import write_folder
+from evaluation.report import FILES, GENERATOR, check_folder, close, equal, same_parts
 from evaluation.run_metrics import describe_score, describe_training, logged_points, tasks_in
 from evaluation.tables import as_markdown, show_mean, si
 from lightning_models import ThoughtbubblesLM
@@ -282,18 +283,18 @@ def test_a_new_folder_appears_whole(tmp_path):
         raise RuntimeError("no space")
 
     with pytest.raises(RuntimeError):
-        write_folder(folder, fails_halfway)
+        write_folder(folder, fails_halfway, FILES)
     assert list((tmp_path / "deep").iterdir()) == []
-    write_folder(folder, writes("first", "loss.svg"))
+    write_folder(folder, writes("first", "loss.svg"), FILES)
     assert {path.name for path in folder.iterdir()} == {"loss.svg", "report.html"}
 
 
 def test_an_earlier_report_is_replaced_and_other_files_stay(tmp_path):
     folder = tmp_path / "report"
-    write_folder(folder, writes("first", "loss.svg", "report.md"))
+    write_folder(folder, writes("first", "loss.svg", "report.md"), FILES)
     (folder / "notes.txt").write_text("mine")
     assert check_folder(str(folder)) == folder
-    write_folder(folder, writes("second", "report.md"))
+    write_folder(folder, writes("second", "report.md"), FILES)
     assert {path.name for path in folder.iterdir()} == {"report.md", "report.html", "notes.txt"}
     assert "second" in (folder / "report.html").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
