@@ -23,6 +23,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from evaluation.api import load as load
     from lightning_models.base import LanguageModel as LanguageModel
     from lightning_models.latent_thought import LatentThoughtConfig as LatentThoughtConfig
     from lightning_models.latent_thought import LatentThoughtLM as LatentThoughtLM
