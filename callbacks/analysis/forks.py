@@ -72,6 +72,8 @@ STREAMS = 4
 """Streams of a token to reckon with there."""
 MOST_POINTS = 4000  # of a scatter plot
 LINE_TOKENS, LINES = 48, 3  # of the map of tokens
+LEAST_TOKENS = 10  # of its width: the heading needs that
+TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # inches of a token, and of the names of fork layers
 ARROW = " \N{RIGHTWARDS ARROW} "
 
 
@@ -529,7 +531,9 @@ def _tokens_figure(row: pd.DataFrame) -> Any:
     labels = [short_label(text) for text in row["text"]]
     layers, most = len(streams), int(streams.max())
     starts = range(0, len(row), LINE_TOKENS)
-    figure, axes = panels(14, (0.9 + 0.3 * layers) * len(starts) + 0.4, 1, len(starts))
+    columns = max(LEAST_TOKENS, min(len(row), LINE_TOKENS))
+    width = NAME_WIDTH + TOKEN_WIDTH * columns
+    figure, axes = panels(width, (0.9 + 0.3 * layers) * len(starts) + 0.4, 1, len(starts))
     for ax, start in zip(axes, starts, strict=True):
         part, names = streams[:, start : start + LINE_TOKENS], labels[start : start + LINE_TOKENS]
         ax.imshow(part, cmap="Blues", vmin=0.4, vmax=most + 0.8, aspect="auto")
@@ -538,7 +542,7 @@ def _tokens_figure(row: pd.DataFrame) -> Any:
             ax.text(place, layer, f"{count}", ha="center", va="center", fontsize=6.5, color=color)
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
         ax.set_yticks(range(layers), [f"fork layer {i + 1}" for i in range(layers)], fontsize=8)
-        ax.set_xlim(-0.5, LINE_TOKENS - 0.5)
+        ax.set_xlim(-0.5, columns - 0.5)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
     figure.suptitle("streams of each token after each fork layer", fontsize=10)

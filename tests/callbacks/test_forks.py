@@ -14,9 +14,13 @@ from callbacks import ForkAnalysis
 from callbacks.analysis import forks
 from callbacks.analysis.base import Findings
 from callbacks.analysis.forks import (
+    LEAST_TOKENS,
+    LINE_TOKENS,
     MEASURES,
+    TOKEN_WIDTH,
     WINDOW,
     ForkRecorder,
+    _tokens_figure,
     fit_parabola,
     fork_report,
     measures_by_layer,
@@ -444,3 +448,13 @@ def test_measures_that_nobody_has_are_left_out(written):
     assert MEASURES["attention_self"] not in written
     assert MEASURES["survival"] in written
     assert "nan" not in written.lower()
+
+
+@pytest.mark.parametrize(("tokens", "columns"), [(3, LEAST_TOKENS), (20, 20), (60, LINE_TOKENS)])
+def test_the_map_of_tokens_is_as_wide_as_the_text(tokens, columns):
+    row = pd.DataFrame({"text": ["a"] * tokens, "streams_layer1": [1] * tokens})
+    figure = _tokens_figure(row)
+    widest = _tokens_figure(pd.DataFrame({"text": ["a"] * 48, "streams_layer1": [1] * 48}))
+    share = (columns - LINE_TOKENS) * TOKEN_WIDTH
+    assert figure.get_size_inches()[0] == pytest.approx(widest.get_size_inches()[0] + share)
+    assert all(axes.get_xlim() == (-0.5, columns - 0.5) for axes in figure.axes)
