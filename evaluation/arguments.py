@@ -195,7 +195,7 @@ def first_look(
         The options ``key`` (a list), ``which`` and ``also``; None if no checkpoint is named, or
         only help is asked for.
     """
-    scan = PlainParser(add_help=False, allow_abbrev=False)
+    scan = PlainParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     scan.add_argument(f"--{key}", nargs="+")
     scan.add_argument("--which", default="last")
     scan.add_argument("--packages", default="")

@@ -30,6 +30,16 @@ COMMANDS = {
 }
 """Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
 
+ARGUMENTS = dict.fromkeys(COMMANDS, "--ckpt runs/first") | {
+    "scaling": "'runs/*.json' --x tokens",
+    "sweep": "--ckpts runs/first runs/second --output runs/sweep.svg",
+    "compare": "runs/first runs/second",
+    "generate": "--ckpt runs/first --prompt 'The function'",
+    "import": "--hf FOLDER_OR_HUB_NAME --output runs/imported.ckpt",
+    "export": "--ckpt runs/first --output runs/exported",
+}
+"""Arguments of an example of each command, for messages."""
+
 MOVED = {
     "answers": "reason --ckpt CKPT ... --rounds null",
     "curves": "compare RUN ... --view curves",
@@ -80,13 +90,20 @@ def _run(argv: Sequence[str]) -> None:
     if chosen in MOVED:
         verb = MOVED[chosen].partition(" ")[0]
         raise ValueError(f"{chosen} is part of {verb}; use evaluate.py {MOVED[chosen]}")
+    if not ((argv and argv[0] in COMMANDS) or {"-h", "--help"} & set(argv)):
+        from training.errors import check_verb  # takes seconds, so not before there is an error
+
+        first = argv[0] if argv and not argv[0].startswith("-") else ""
+        check_verb(
+            first, {name: f"python evaluate.py {name} {ARGUMENTS[name]}" for name in COMMANDS}
+        )
     parser = build_parser(argv)
     try:
         settings = _parse(parser, argv)
     except ArgumentError as error:
-        from training.errors import with_options  # takes seconds, so not before there is an error
+        from training.errors import condense, with_options  # takes seconds, as above
 
-        raise ArgumentError(None, with_options(str(error), parser)) from error
+        raise ArgumentError(None, with_options(condense(str(error)), parser)) from error
     from evaluation.arguments import check_numbers  # the command has imported it, --help has not
 
     module, _ = COMMANDS[settings.command]

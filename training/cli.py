@@ -70,8 +70,16 @@ from training.arguments import (
     with_own_configs,
 )
 from training.checkpoints import AtomicCheckpointIO, checkpoint_before, find_checkpoint
-from training.errors import UserError, condense, explain, lost_process, nearest_names, with_options
-from training.help import FULL_FLAG, TrainingParser, public_classes, short_help, verbs_help
+from training.errors import (
+    UserError,
+    check_verb,
+    condense,
+    explain,
+    lost_process,
+    nearest_names,
+    with_options,
+)
+from training.help import FULL_FLAG, VERBS, TrainingParser, public_classes, short_help, verbs_help
 from training.loggers import RunPlace, build_loggers, purge_step
 from training.records import SaveRunRecord, log_folder_of
 from training.runtime import (
@@ -119,6 +127,14 @@ EVALUATION_CALLBACKS = {
     "test": ["progress"],
     "predict": ["progress", "predictions"],
 }
+EXAMPLES = {
+    "fit": "-c configs/transformer/tiny.yaml",
+    "validate": "--ckpt_path runs/first",
+    "test": "--ckpt_path runs/first",
+    "predict": "--ckpt_path runs/first --data.predict_file prompts.txt",
+    "list": "",
+}
+"""Arguments of an example of each verb, for messages."""
 FIT_CALLBACKS = [key for key in CALLBACKS if key not in ("predictions", "termination")]
 
 
@@ -259,6 +275,8 @@ class LatentCLI(LightningCLI):
         try:
             self._parse_names(parser, args, given)
         except (ArgumentError, ValueError) as error:
+            if "argument subcommand" in str(error) or 'expected "subcommand"' in str(error):
+                _check_first_word(args)
             self._explain_class(given)
             if isinstance(error, ArgumentError):
                 message = with_options(condense(str(error)), parser, self._classes(given))
@@ -494,6 +512,8 @@ def main(args: list[str] | None = None) -> int:
         with interrupts_here_only():
             if argv[:1] == ["list"]:
                 return listing.main(argv[1:])
+            if argv and not argv[0].startswith("-"):
+                _check_first_word(argv)
             LatentCLI(argv)
     except (Terminated, NonFiniteError, Replayed) as stop:
         return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
@@ -519,6 +539,12 @@ def main(args: list[str] | None = None) -> int:
         print(f"error: {message}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_first_word(argv: list[str]) -> None:
+    """Raises a UserError if a command line does not begin with a verb."""
+    first = argv[0] if argv and not argv[0].startswith("-") else ""
+    check_verb(first, {verb: f"python train.py {verb} {EXAMPLES[verb]}".rstrip() for verb in VERBS})
 
 
 def _end_on_all_ranks(stop: Terminated | NonFiniteError | Replayed, debug: bool) -> int:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import re
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,18 +92,154 @@ def lost_process(error: BaseException) -> bool:
 
 
 def condense(report: str) -> str:
-    """Returns a report of jsonargparse as one line, without the record of its search."""
+    """Returns a report of jsonargparse as one line: the option, what is wrong, what is right.
+
+    ``Parser key "model": Problem with given class_path 'A': Parser key "config.dim": Expected a
+    <class 'int'>. Got value: x`` becomes ``--model.init_args.config.dim (x) must be a whole
+    number``. The record of the parser's search is left out.
+    """
     lines = [line.strip() for line in report.splitlines()]
     kept = [line for line in lines if line and not line.startswith(NOISE)]
-    return " ".join(line.removeprefix("- ") for line in kept)
+    text = " ".join(line.removeprefix("- ") for line in kept)
+    given = re.search(r"^\s*Given value: (?!NestedArg\()(.*)$", report, re.MULTILINE)
+    return _name_option(text, given[1] if given else None)
+
+
+_KEY = re.compile(r"Parser key \"(?P<key>[^\"]+)\":? ?(?P<rest>.*)")
+_OF_CLASS = re.compile(
+    r"Problem with given class_path '(?P<name>[^']+)': (?P<rest>.*?)"
+    r"(?= Problem with given class_path '[^']+': (?:Option '|module '|No module)|$)"
+)
+"""Of a union, the first class: the others are tried after it, and fail for being others."""
+_NO_OPTION = re.compile(
+    r"unrecognized arguments: --(?P<option>[^\s=]+).*|Option '(?P<own>\S+)' is not accepted"
+    r"|Group '(?P<group>[\w.]+)' does not accept option '(?P<member>[^']+)'"
+)
+_NO_MEMBER = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
+_EXPECTED = re.compile(
+    r"Expected a (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<choices>.*?)\](?=$|[. ])"
+    r"|(?P<path>dot import path) string: .*?(?=$| Expected a ))"
+    r"(?:\. Got value: (?P<value>.*?)(?=$| Problem with | Expected a ))?"
+)
+KINDS = {
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "str": "text",
+    "collections.abc.Iterable": "a list",
+}
+"""What values of types are called in messages."""
+
+
+def _name_option(text: str, given: str | None) -> str:
+    """Returns the message for an option; a text that names no parser key stays as it is.
+
+    Args:
+        text: a report in one line.
+        given: the value that was refused; None: the text has it, or it is one of a group.
+    """
+    keys: list[str] = []
+    kind = ""
+    while (found := _KEY.match(text)) is not None:
+        keys, text = [*keys, found["key"]], found["rest"]
+        if (of_class := _OF_CLASS.search(text)) is not None:
+            kind, text = of_class["name"], of_class["rest"]
+            if text.startswith("Parser key") or _NO_OPTION.match(text):
+                keys, given = [*keys, "init_args"], None
+    if not keys:
+        return text
+    option = "--" + ".".join(keys)
+    if (unknown := _NO_OPTION.match(text)) is not None:
+        group = ".".join(filter(None, (unknown["group"], unknown["member"])))
+        return f"{option}.{unknown['option'] or unknown['own'] or group} is no option of {kind}"
+    if (missing := _NO_MEMBER.match(text)) is not None:
+        names = getattr(sys.modules.get(missing["module"]), "__all__", ())
+        near = [f"{missing['module']}.{name}" for name in nearest_names(missing["name"], names)]
+        return f"{option} ({kind}): there is no such class{is_meant(near)}"
+    return f"{option}{_reason(text, given, kind)}"
+
+
+def _reason(text: str, given: str | None, kind: str) -> str:
+    """Returns value and reason, to follow the name of an option."""
+    wanted: dict[str, None] = {}
+    choices: list[str] = []
+    for found in _EXPECTED.finditer(text):
+        given = found["value"] or given
+        if found["choices"]:
+            choices += re.findall(r"[^\s,']+", found["choices"])
+        elif found["path"]:
+            wanted["the path of a class, such as callbacks.ForkAnalysis"] = None
+        else:
+            wanted[KINDS.get(found["kind"], f"a {found['kind'].rpartition('.')[2]}")] = None
+    if choices:
+        wanted["one of " + ", ".join(dict.fromkeys(choices))] = None
+    shown = f" ({given})" if given else ""
+    if not wanted:
+        return f"{shown}: {text}" if not kind or kind == given else f" ({kind}): {text}"
+    near = difflib.get_close_matches(str(given), choices, n=1)
+    return f"{shown} must be {' or '.join(wanted)}{is_meant(near)}"
+
+
+def is_meant(near: Sequence[str]) -> str:
+    """Returns the question after a message, empty where nothing is near."""
+    return f"; is {' or '.join(near[:3])} meant?" if near else ""
+
+
+# ---- verbs
+
+
+OTHER_VERBS = {
+    "eval": "validate perplexity",
+    "evaluate": "validate perplexity",
+    "finetune": "fit",
+    "harness": "tasks",
+    "lm_eval": "tasks",
+    "ppl": "perplexity",
+    "resume": "fit",
+    "run": "fit",
+    "sample": "generate",
+    "score": "perplexity",
+    "train": "fit",
+}
+"""Verbs as other programs call them -> what they are called here."""
+
+
+def check_verb(word: str, examples: Mapping[str, str]) -> None:
+    """Checks the first word of a command line.
+
+    Args:
+        word: empty: the command line has none.
+        examples: a command line for each verb, that begins with ``python PROGRAM VERB``.
+
+    Raises:
+        UserError: if it is no verb; the message has the verbs, or those near, and an example.
+    """
+    if word in examples:
+        return
+    first = next(iter(examples))
+    program, names = examples[first].split()[1], ", ".join(examples)
+    if not word:
+        raise UserError(f"{program} needs a verb: {names}; for example: {examples[first]}")
+    if word.endswith((".yaml", ".yml")):
+        raise UserError(f"{word} is no verb of {program}; write: python {program} fit -c {word}")
+    near = [verb for verb in OTHER_VERBS.get(word.lower(), "").split() if verb in examples]
+    near = near or difflib.get_close_matches(word.lower(), examples, n=2)
+    if near:
+        hint = f"{is_meant(near)} For example: {examples[near[0]]}"
+        raise UserError(f"{word} is no verb of {program}{hint}")
+    hint = f"; the verbs are {names}; for example: {examples[first]}"
+    raise UserError(f"{word} is no verb of {program}{hint}")
+
+
+# ---- options
 
 
 _UNKNOWN = re.compile(
-    r"(?:Parser key \"(?P<key>\w+)\".*)?"
-    r"(?:unrecognized arguments: --(?P<option>[^\s=]+)|Option '(?P<own>\S+)' is not accepted"
+    r"--(?P<known>\S+) is no option of"
+    r"|unrecognized arguments: --(?P<option>[^\s=]+)|Option '(?P<own>\S+)' is not accepted"
     r"|Group '(?P<group>[\w.]+)' does not accept option '(?P<member>[^']+)'"
-    r"|Subcommand '\w+' does not accept option '(?P<top>[^']+)')",
-    re.DOTALL,
+    r"|Subcommand '\w+' does not accept option '(?P<top>[^']+)'",
 )
 _POSITIONAL = re.compile(r"unrecognized arguments: (?P<word>[^-\s]\S*)")
 _MISSING = re.compile(r"arguments are required: \w+\.(?P<name>\w+)")
@@ -153,30 +290,37 @@ def with_options(
         parser: whose options are known.
         classes: of ``model`` and ``data``, whose arguments are known, too; None: there are none.
     """
-    options = {
-        o.replace(".init_args", ""): o
-        for o in (*_options(parser), *class_options(classes or {}))
-        if not o.endswith("+")
-    }
+    classes = classes or {}
+    known = list(_of_class(message, classes)) or [*_options(parser), *class_options(classes)]
+    options = {o.replace(".init_args", ""): o for o in known if not o.endswith("+")}
     if (positional := _POSITIONAL.search(message)) is not None:
         flag = next((o for o in ("--config", "--ckpt") if o in options), None)
         return f"{message}; write {flag} {positional['word']}" if flag else message
     if (missing := _MISSING.search(message)) is not None:
         option = f"--{missing['name']}"
-        return f"the option {option} is missing" if option in options else message
-    if message.startswith('Parser key "trainer.logger"'):
+        kind = "option" if option in options else "argument"
+        return f"the {kind} {option if kind == 'option' else missing['name']} is missing"
+    if message.startswith("--trainer.logger "):
         return f"{message}; --loggers takes tensorboard, csv, wandb and mlflow by name"
     found = _UNKNOWN.match(message)
     if found is None:
         return message
     member = ".".join(filter(None, (found["group"], found["member"])))
-    name = found["option"] or found["own"] or member or found["top"]
-    asked = "--" + ".".join(filter(None, (found["key"], name))).replace(".init_args", "")
+    name = found["known"] or found["option"] or found["own"] or member or found["top"]
+    asked = f"--{name}".replace(".init_args", "")
     longer = [o for o in options if o.startswith(asked)]
     if longer:
         return f"{message}; write {' or '.join(options[o] for o in longer[:3])} in full"
     near = _nearest(asked, list(options))
-    return f"{message}; is {' or '.join(options[o] for o in near[:3])} meant?" if near else message
+    return message + is_meant([options[o] for o in near])
+
+
+def _of_class(message: str, classes: Mapping[str, type]) -> Iterator[str]:
+    """Yields the options of the class that an option was typed for, if not one of ``classes``."""
+    found = re.match(r"--(\S+)\.init_args\.\S+ is no option of ([\w.]+)\.(\w+)", message)
+    if found is not None and found[1] not in classes:
+        kind = getattr(sys.modules.get(found[2]), found[3], None)
+        yield from class_options({found[1]: kind} if isinstance(kind, type) else {})
 
 
 def _nearest(asked: str, options: list[str]) -> list[str]:

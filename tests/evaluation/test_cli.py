@@ -40,8 +40,10 @@ def test_every_command_explains_its_options(capsys, command):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "perplexity"),
-        (["perplexty"], "invalid choice: 'perplexty'"),
+        ([], "evaluate.py needs a verb: perplexity, zero_shot"),
+        (["--ckpt", "none.ckpt"], "evaluate.py needs a verb: perplexity"),
+        (["perplexty", "--ckpt", "none.ckpt"], "is perplexity meant?"),
+        (["ppl"], "python evaluate.py perplexity --ckpt"),
         (["perplexity"], "ckpt"),
         (["generate", "--ckpt", "none.ckpt", "--promt", "a"], "--promt"),
         (["generate", "--ckpt", "none.ckpt", "--top_k", "x"], "top_k"),

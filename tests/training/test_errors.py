@@ -11,7 +11,7 @@ from training.errors import condense, explain
 BAD_INPUT = {
     "typo in a model key": (["--model.config.dimm=8"], "dimm"),
     "typo in a trainer key": (["--trainer.max_stepss=8"], "max_stepss"),
-    "wrong type": (["--trainer.max_steps=many"], "Expected a <class 'int'>. Got value: many"),
+    "wrong type": (["--trainer.max_steps=many"], "--trainer.max_steps (many) must be a whole"),
     "value a config refuses": (["--model.config.num_heads=7"], "num_heads (7) must divide dim"),
     "value the data refuse": (["--data.block_size=0"], "block_size=0"),
     "value a callback refuses": (["--samples.temperature=-1"], "temperature (-1.0) must not be"),
@@ -63,6 +63,9 @@ VERBS = {
     ("perplexity", "--checkpoint=x"): "is --ckpt meant?",
     ("perplexity", "runs/x"): "write --ckpt runs/x",
     ("perplexity",): "the option --ckpt is missing",
+    ("perplexity", "--ckpt"): "--ckpt: expected at least one argument",
+    ("compare",): "the argument runs is missing",
+    ("compare", "x", "--view=table"): "--view (table) must be one of report, curves",
     ("generate", "--ckpt=x", "--promt=x"): "is --prompt meant?",
     ("tasks", "--ckpt=x", "--task=x"): "write --tasks in full",
 }
@@ -99,9 +102,51 @@ def test_bad_config_files_end_in_one_line(content, tmp_path, capsys):
     assert line.startswith("error: ")
 
 
-def test_no_verb_names_the_verbs(capsys):
-    assert main([]) == 2
-    assert "fit,validate,test,predict" in capsys.readouterr().err
+FIRST_WORDS = {
+    (): "needs a verb: fit, validate, test, predict, list",
+    ("-c", "configs/transformer/tiny.yaml"): "needs a verb: fit, validate",
+    ("--name", "a", "fit"): "needs a verb: fit, validate",
+    ("fitt",): "is fit meant?",
+    ("train",): "is fit meant?",
+    ("Validate",): "is validate meant?",
+    ("lists",): "example: python train.py list",
+    ("frobnicate",): "the verbs are fit, validate",
+    ("runs/a.yaml",): "write: python train.py fit -c runs/a.yaml",
+}
+
+
+@pytest.mark.parametrize("argv", FIRST_WORDS)
+def test_a_command_line_without_a_verb_gets_one(argv, capsys):
+    assert main(list(argv)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert FIRST_WORDS[argv] in line
+    assert "python train.py" in line
+
+
+REFUSED = {
+    "--model.config.dim=x": "--model.init_args.config.dim (x) must be a whole number",
+    "--model.optimizer.schedule=cosinus": "wsd, constant; is cosine meant?",
+    "--seed_everything=x": "--seed_everything (x) must be true or false or a whole number",
+    "--trainer.precision=12": "--trainer.precision (12) must be one of 64, 32, 16",
+    "--trainer.callbacks+=callbacks.ForkAnalysi": "is callbacks.ForkAnalysis meant?",
+    "--trainer.callbacks=Foo": "--trainer.callbacks (Foo) must be a list or the path of a class",
+}
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_a_refused_value_is_reported_with_its_option(argument, capsys):
+    message = message_of(main, ["fit", argument], capsys)
+    assert message.startswith(f"error: {argument.partition('=')[0].split('.')[0]}")
+    assert REFUSED[argument] in message
+    assert "Parser key" not in message
+
+
+def test_of_nested_classes_the_inner_one_is_named(capsys):
+    callback = ["--trainer.callbacks+", "callbacks.ForkAnalysis"]
+    message = message_of(main, ["fit", *callback, "--trainer.callbacks.html_row=x"], capsys)
+    assert message.startswith("error: --trainer.callbacks.init_args.html_row is no option of")
+    assert "--trainer.callbacks.init_args.html_rows" in message
 
 
 def test_debug_shows_the_traceback():
@@ -144,7 +189,4 @@ def test_condensed_reports_keep_what_was_wrong():
         "        Group 'config' does not accept option 'dimm'\n"
         "    - Expected a <class 'NoneType'>\n  Given value type: <class 'dict'>"
     )
-    assert condense(report) == (
-        "Parser key \"model\": Problem with given class_path 'A': "
-        "Group 'config' does not accept option 'dimm'"
-    )
+    assert condense(report) == "--model.init_args.config.dimm is no option of A"
