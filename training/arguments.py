@@ -29,6 +29,7 @@ OWN_PACKAGES = {"model": "lightning_models", "data": "datamodules"}
 CLASS_KEYS = ("model", "model.class_path", "data", "data.class_path")
 KEYS = (
     "ckpt_path",
+    "loggers",
     "name",
     "replay",
     "packages",
@@ -45,10 +46,12 @@ class Given:
     Attributes:
         subcommand: the verb, None if there is none (or a wrong one).
         values: those of ``KEYS`` that were given, the last one of each.
+        names_config: whether there is a config.
     """
 
     subcommand: str | None = None
     values: dict[str, str] = field(default_factory=dict)
+    names_config: bool = False
 
     @property
     def ckpt_path(self) -> str | None:
@@ -60,6 +63,11 @@ class Given:
         """The optimiser step to show; None if none is asked for, or it is not a number."""
         step = self.values.get("replay", "")
         return int(step) if re.fullmatch(r"-?\d+", str(step)) else None
+
+    @property
+    def names_model(self) -> bool:
+        """Whether a model, or a config that may have one, was named."""
+        return self.names_config or not {"model", "model.class_path"}.isdisjoint(self.values)
 
     @property
     def classes(self) -> set[str]:
@@ -104,6 +112,7 @@ def look(argv: Sequence[str]) -> Given:
         name, equals, value = argument.partition("=")
         if (source := _config(previous, argument)) is not None:
             _from_config(given, source)
+            given.names_config = True
         elif previous.startswith("--") and previous[2:] in KEYS:
             _note(given, previous[2:], argument)
         elif name.startswith("--") and name[2:] in KEYS and equals:

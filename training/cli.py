@@ -1,5 +1,6 @@
 """``train.py``: LightningCLI with this project's defaults, and without its traps."""
 
+import copy
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -40,6 +42,7 @@ from callbacks import (
     Throughput,
 )
 from callbacks.checkpointing import check_folder
+from callbacks.overview import quantity
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
@@ -81,7 +84,7 @@ from training.errors import (
 )
 from training.help import FULL_FLAG, VERBS, TrainingParser, public_classes, short_help, verbs_help
 from training.loggers import RunPlace, build_loggers, purge_step
-from training.records import SaveRunRecord, log_folder_of
+from training.records import SaveRunRecord, log_folder_of, loggers_of
 from training.runtime import (
     INTERRUPTED,
     interrupts_here_only,
@@ -232,7 +235,7 @@ class LatentCLI(LightningCLI):
             type=list[str] | str,
             default=["tensorboard"],
             help="Where fit logs: tensorboard, csv, wandb or mlflow, several separated by commas; "
-            "trainer.logger takes any other logger of Lightning.",
+            "ckpt_path=last keeps those of the run. trainer.logger takes any other of Lightning.",
         )
         parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
         parser.add_argument(
@@ -361,6 +364,9 @@ class LatentCLI(LightningCLI):
         if self._continues:
             self.save_config_kwargs["run_id"] = self._saved_run.run_id
             self.save_config_kwargs["run_name"] = self._saved_run.run_name
+            if "loggers" not in look(self._argv).values:
+                root = Path(config.trainer.default_root_dir).expanduser().resolve()
+                config.loggers = loggers_of(self._saved_run, root) or config.loggers
         self._conflicts = find_conflicts(
             Namespace(model=config.model, data=config.data),
             Namespace(model=self._saved.model, data=self._saved.data),
@@ -395,6 +401,8 @@ class LatentCLI(LightningCLI):
         if self._saved_run is None:
             if self.subcommand in EVALUATION_CALLBACKS:
                 rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")
+            elif self.subcommand == "fit" and not look(self._argv).names_model:
+                rank_zero_info(self._default_run())
             return
         saved = self._saved_run.model_recipe["init_args"].get("config", {}).get("vocab_size")
         if saved is not None and saved != self.datamodule.vocab_size:
@@ -402,6 +410,18 @@ class LatentCLI(LightningCLI):
                 f"data.vocab_size ({self.datamodule.vocab_size}) is not that of the checkpoint "
                 f"({saved}); take the tokenizer it was trained with (data.tokenizer)"
             )
+
+    def _default_run(self) -> str:
+        """Returns what is trained where neither a config nor a model was named."""
+        outline = copy.deepcopy(self.model)
+        with torch.device("meta"):
+            outline.configure_model()
+        parameters = sum(parameter.numel() for parameter in outline.parameters())
+        return (
+            f"no config and no model named: training the default, {type(self.model).__name__} "
+            f"({quantity(parameters)} parameters), on {type(self.datamodule).__name__}; choose "
+            "with -c configs/transformer/tiny.yaml, python train.py list shows all configs"
+        )
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Returns the trainer with callbacks, logger and checkpoint writer."""

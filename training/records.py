@@ -6,11 +6,13 @@ import shlex
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 
@@ -111,13 +113,35 @@ def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     return next((path for path in named + default if _is_of_run(path, saved.run_id)), None)
 
 
+def loggers_of(saved: Checkpoint, root: Path) -> Any:
+    """Returns the option ``loggers`` of the latest record of a run; None where it is not known.
+
+    Args:
+        saved: a checkpoint of the run.
+        root: trainer.default_root_dir.
+    """
+    folder = None if saved.run_id is None else log_folder_of(saved, root)
+    if folder is None or saved.run_id is None:
+        return None
+    latest = max(_records(folder, saved.run_id), key=lambda path: path.stat().st_mtime_ns)
+    try:
+        content = yaml.safe_load(latest.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return content.get("loggers") if isinstance(content, dict) else None
+
+
 def _is_of_run(folder: Path, run_id: str) -> bool:
     """Whether one of the records in ``folder`` begins with the id."""
+    return any(_records(folder, run_id))
+
+
+def _records(folder: Path, run_id: str) -> Iterator[Path]:
+    """Yields the records in ``folder`` that begin with the id."""
     for path in folder.glob("config*.yaml"):
         with path.open(encoding="utf-8", errors="replace") as file:
             if file.readline().rstrip("\n") == _RUN + run_id:
-                return True
-    return False
+                yield path
 
 
 def _portable(folder: Path, root: Path) -> str:

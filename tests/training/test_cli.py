@@ -217,3 +217,19 @@ def test_the_program_is_started_as_documented(trained, tmp_path):
     assert "left 0:00:0" in lines[-1]
     assert "v_num" not in done.stdout
     assert "\r" not in done.stdout
+
+
+def test_a_fit_without_config_and_model_says_what_it_trains(
+    data_arguments, quick, tmp_path, monkeypatch
+):
+    small = [f"--model.config.{size}" for size in ("num_layers=2", "dim=32", "num_heads=2")]
+    common = ["fit", *data_arguments, *quick, *small, f"--trainer.default_root_dir={tmp_path}"]
+    said = []
+    monkeypatch.setattr("training.cli.rank_zero_info", said.append)
+    assert main([*common, "--trainer.max_steps=1"]) == 0
+    (line,) = said
+    assert "training the default, TransformerLM" in line
+    assert "K parameters), on " in line
+    assert "-c configs/" in line
+    assert main([*common, "--trainer.max_steps=1", "--model=TransformerLM"]) == 0
+    assert said == [line]

@@ -24,7 +24,8 @@ def test_a_csv_file_alone_holds_what_tensorboard_would_and_resumes(fit, tmp_path
     assert fit(parts, *alone, "--trainer.max_steps=4") == 0
     with (parts / "a" / "metrics.csv").open("a") as file:
         file.write("0,0.1,9,1.0\n0,0.")  # a later step, and a torn line, of a killed process
-    assert fit(parts, *alone, "--trainer.max_steps=6", "--ckpt_path=last") == 0
+    resumed = ("--ckpt_path=last", "--name=a", *OFTEN, *CONSTANT)  # the loggers are the run's
+    assert fit(parts, *resumed, "--trainer.max_steps=6") == 0
     tables = [pd.read_csv(root / "a" / "metrics.csv") for root in (whole, parts)]
     losses = [table.set_index("step")["train/loss"].dropna() for table in tables]
     assert list(losses[0].index) == list(losses[1].index) == [0, 1, 2, 3, 4, 5]
@@ -35,6 +36,9 @@ def test_a_csv_file_alone_holds_what_tensorboard_would_and_resumes(fit, tmp_path
     ((run,), _) = find_compared([str(parts)], skip=False)
     assert run.name == "a"
     assert len(run.scalars["train/loss"]) == 6
+    other = ("--loggers=tensorboard", "--trainer.max_steps=8")
+    assert fit(parts, *resumed, *other) == 0
+    assert list((parts / "a").glob("events*"))
 
 
 def test_an_unknown_logger_is_named(fit, tmp_path, capsys):
