@@ -18,6 +18,7 @@ from lightning_models.checkpoint import (
     CheckpointError,
     Recipe,
     Which,
+    is_near_meant,
     place_of,
     read_checkpoint,
 )
@@ -167,15 +168,27 @@ def _shared(rows: Sequence[Sequence[str]]) -> int:
     return sum(1 for _ in itertools.takewhile(bool, same))
 
 
+def checkpoint_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Returns what distinguishes checkpoints: their runs' names, else the parts of their paths."""
+    names = [checkpoint.run_name for checkpoint in checkpoints]
+    paths = short_names([checkpoint.path.resolve() for checkpoint in checkpoints])
+    return [
+        path if name is None or names.count(name) > 1 or name in paths else name
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
 def matching(path: Path) -> list[Path]:
     """Returns a file or folder that exists, else those that the path matches as a pattern."""
     return [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
 
 
 def _paths(word: str, key: str) -> list[Path]:
-    found = matching(place_of(word, key))
+    place = place_of(word, key)
+    found = matching(place)
     if not found:
-        raise ValueError(f"{key} ({word}): there is no such file or folder")
+        hint = is_near_meant(place)
+        raise ValueError(f"{key} ({word}): there is no such file or folder{hint}")
     return found
 
 

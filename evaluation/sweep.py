@@ -47,10 +47,10 @@ from evaluation.runs import (
     MODEL,
     MOST_KEYS,
     Labels,
+    checkpoint_names,
     differing,
     find_checkpoints,
     label_runs,
-    short_names,
 )
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import FOUR_DIGITS, TableColumn, as_aligned, show_columns, title_of
@@ -219,7 +219,7 @@ def find_variants(
     Raises:
         ValueError: if no config has a field, a dial is none of any, or no checkpoint takes a value.
     """
-    names = short_names([checkpoint.path.resolve() for checkpoint in checkpoints])
+    names = checkpoint_names(checkpoints)
     fields = known_changes(checkpoints, changes)
     plain = [build_outline(*pair) for pair in zip(checkpoints, fields, strict=True)]
     check_declared(plain, dials)
@@ -275,8 +275,9 @@ def label_variants(
 
     Args:
         variants: what is measured.
-        keys: of the configs, separated by commas; None: the class, and what models of one class
-            and K differ in.
+        keys: of the configs, separated by commas; None: the name of a run that has one, unless
+            lines join checkpoints of several K; else the class, and what models of one class and K
+            differ in.
         dials: fields that make no label: those that are turned.
 
     Raises:
@@ -285,6 +286,24 @@ def label_variants(
     recipes = [variant.outline.recipe() for variant in variants]
     if keys is not None:
         return label_runs(recipes, [variant.name for variant in variants], keys)
+    labels = _labels_of_classes(variants, recipes, dials)
+    named = [variant.name == variant.checkpoint.run_name for variant in variants]
+    if not any(named) or (not dials and _several_steps(variants)):
+        return labels
+    pairs = zip(variants, named, labels.texts(), strict=True)
+    return Labels((), tuple((v.name if has_name else text,) for v, has_name, text in pairs))
+
+
+def _several_steps(variants: Sequence[SweepVariant]) -> bool:
+    """Whether models of one class have several K, which a line then joins."""
+    configs = {(type(v.outline), getattr(v.outline.config, STEPS, None)) for v in variants}
+    return len(configs) > len({kind for kind, _ in configs})
+
+
+def _labels_of_classes(
+    variants: Sequence[SweepVariant], recipes: Sequence[Recipe], dials: Sequence[str]
+) -> Labels:
+    """Returns the class of each model, and what models of one class and K differ in."""
     more = _differences(recipes, dials)
     if len(more) >= MOST_KEYS:
         note = f"models of one class differ in {', '.join(more)}; --label KEY,... chooses"

@@ -20,7 +20,7 @@ from evaluation.figures import (
 from evaluation.load import build_outline
 from evaluation.output import read_json
 from evaluation.run_metrics import POINT, logged_points, training_cost
-from evaluation.runs import Labels, RunRecord, label_runs
+from evaluation.runs import Labels, RunRecord, label_rows, label_runs
 from evaluation.tables import (
     FIVE_DIGITS,
     FOUR_DIGITS,
@@ -36,10 +36,20 @@ from lightning_models import LanguageModel
 def label_records(
     runs: Sequence[RunRecord], models: Sequence[LanguageModel], keys: str | None
 ) -> Labels:
-    """Returns a label for each run: named on the command line, else by what configs differ in."""
+    """Returns a label for each run: its name if it has one, else what configs differ in.
+
+    Where some runs have names, the others are called by the class of their model, as in a report.
+    """
     names = [run.name for run in runs]
     if keys is None and all(run.row is not None for run in runs):
         return Labels((), tuple((name,) for name in names))
+    if keys is None and any(run.row is not None for run in runs):
+        facts = [
+            {"run": r.name, "row": r.row, "model": r.model, "model_recipe": model.recipe()}
+            for r, model in zip(runs, models, strict=True)
+        ]
+        texts = label_rows(pd.DataFrame(facts, dtype=object), None)
+        return Labels((), tuple((text,) for text in texts))
     return label_runs([model.recipe() for model in models], names, keys)
 
 

@@ -4,6 +4,8 @@ A checkpoint is a file of ``torch.save``, such a file with its tensors in parts
 (:mod:`lightning_models.shards`), or a model folder: weights as safetensors, the rest as JSON.
 """
 
+import contextlib
+import difflib
 import hashlib
 import json
 import math
@@ -171,6 +173,35 @@ def place_of(word: str | Path, key: str = "ckpt") -> Path:
         return Path(word)
 
 
+RUNS = Path("runs")
+"""Where training writes runs unless it is told otherwise."""
+
+
+def is_near_meant(path: Path) -> str:
+    """Returns the question whether paths spelt like a missing one are meant, or nothing.
+
+    Looked for are folders and checkpoints: where the path would be, and among ``RUNS``.
+
+    Args:
+        path: of what is not there.
+    """
+    near = _near(path) or _near(RUNS / path)
+    return f"; is {' or '.join(map(str, near[:3]))} meant?" if near else ""
+
+
+def _near(path: Path) -> list[Path]:
+    """Returns a path that exists, else those whose parts are spelt like its parts."""
+    if path.exists() or path == path.parent:
+        return [path] if path.exists() else []
+    found = []
+    for folder in [path.parent] if path.parent.is_dir() else _near(path.parent):
+        with contextlib.suppress(OSError):
+            places = [p for p in sorted(folder.iterdir()) if p.suffix == ".ckpt" or p.is_dir()]
+            names = [place.name for place in places if not place.name.startswith(".")]
+            found += [folder / name for name in difflib.get_close_matches(path.name, names, n=2)]
+    return found
+
+
 def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
     """Returns the checkpoint at ``path``; only tensors and plain values are ever unpickled.
 
@@ -195,7 +226,7 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
         found = last if which == "last" else best_checkpoint(last, "which=best")
         return replace(found, which=which)
     if not path.exists():
-        raise CheckpointError(f"there is no checkpoint at {path}")
+        raise CheckpointError(f"there is no checkpoint at {path}{is_near_meant(path)}")
     if which == "best":
         raise CheckpointError(
             f"which=best chooses among the checkpoints of a run, and {path} is one "
@@ -298,9 +329,11 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
             return best
         files = [path for path in files if path not in {checkpoint.path for checkpoint in run}]
     places = ", ".join(str(folder) for folder in folders)
+    missing = next((folder for folder in folders if not folder.exists()), None)
+    hint = "" if missing is None else is_near_meant(missing)
     raise CheckpointError(
         f"there is no whole checkpoint below {places}; give the folder of the run or the path of a "
-        "checkpoint, or leave it out to start again"
+        f"checkpoint, or leave it out to start again{hint}"
     )
 
 

@@ -307,12 +307,13 @@ def _with_latents(
 def _labels(
     built: Sequence[tuple[Checkpoint, int | None, LanguageModel]], keys: str | None
 ) -> list[str]:
-    """Returns a label for each model, see `label_rows`; no two are the same."""
+    """Returns a label for each model: its run's name, or see `label_rows`; no two are the same."""
     recipes = [_recipe(model, number) for _, number, model in built]
+    names = [checkpoint.run_name for checkpoint, _, _ in built]
     models = pd.DataFrame(
         {
             "run": short_names([checkpoint.path.resolve() for checkpoint, _, _ in built]),
-            "row": None,
+            "row": [name if names.count(name) == 1 else None for name in names],
             "model": [recipe["class_path"] for recipe in recipes],
             "model_recipe": recipes,
         }

@@ -9,6 +9,7 @@ import torch
 
 import lightning_models.recipe as recipe_module
 from evaluation.load import build_model
+from evaluation.runs import find_checkpoints
 from lightning_models.checkpoint import CheckpointError, read_checkpoint
 
 
@@ -19,6 +20,21 @@ def build(path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*none\.ckpt"):
         read_checkpoint(tmp_path / "none.ckpt")
+
+
+@pytest.mark.parametrize("asked", ["runs/frist", "rnus/first", "runs/first/lst.ckpt", "first"])
+def test_a_misspelt_path_is_answered_by_those_that_are_there(asked, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "last.ckpt").touch()
+    (tmp_path / "runs" / "first" / "lst.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    meant = "runs/first/last.ckpt" if asked.endswith("ckpt") else "runs/first"
+    with pytest.raises(CheckpointError, match=f"at {asked}; is {meant} meant"):
+        read_checkpoint(asked)
+    with pytest.raises(ValueError, match=f"; is {meant} meant"):
+        find_checkpoints([asked])
+    with pytest.raises(CheckpointError, match=r"at no_such_thing$"):
+        read_checkpoint("no_such_thing")
 
 
 def test_a_folder_means_the_newest_checkpoint_below_it(checkpoint_path, tmp_path):

@@ -3,11 +3,14 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from evaluation.runs import (
+    RunRecord,
     find_checkpoints,
     find_compared,
     label_runs,
@@ -15,6 +18,9 @@ from evaluation.runs import (
     read_scalars,
     short_names,
 )
+from evaluation.sweep import find_variants, label_variants
+from evaluation.views import label_records
+from lightning_models.checkpoint import read_checkpoint
 from training.loggers import EventLog
 
 EVENTS = "events.out.tfevents.1.host.2.0"
@@ -236,3 +242,25 @@ def test_what_is_no_record_is_not_known(tmp_path, text):
         (tmp_path / "config.yaml").write_text(text)
     unknown = {**dict.fromkeys(read_record(None)), "recorded": False}
     assert read_record(tmp_path) == read_record(None) == unknown
+
+
+def test_names_of_runs_are_labels_of_curves_and_sweeps(checkpoint_path):
+    saved = read_checkpoint(checkpoint_path)
+
+    def named(name):
+        content = {**saved.content, "run": {"id": "0", "name": name}}
+        return replace(saved, content=content, path=Path(f"runs/{name}/last.ckpt"))
+
+    some = [named("first"), named("second"), named(None)]
+    names = [(None if one.run_name is None else one.run_name) for one in some]
+    variants, _ = find_variants(some, {}, {})
+    kind = type(variants[0].outline).__name__
+    assert label_variants(variants, None, []).texts() == ["first", "second", kind]
+    assert label_variants(variants, "dim", []).texts() == ["dim 32"] * 3
+    outlines = [variant.outline for variant in variants]
+    records = [
+        RunRecord(name or "p", one, outline, None, {}, {}, name)
+        for name, one, outline in zip(names, some, outlines, strict=True)
+    ]
+    assert label_records(records, outlines, None).texts() == ["first", "second", kind]
+    assert label_records(records[:2], outlines[:2], None).texts() == ["first", "second"]
