@@ -87,9 +87,6 @@ def test_greedy_is_a_loop_of_argmax():
     assert generate(Chain(table), prompts, max_new_tokens=8, sampling=GREEDY) == expected
 
 
-LLAMA = {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": False}
-
-
 def language_model(**changes):
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "block_size": 24, "num_layers": 2, "dim": 16, "num_heads": 2}
@@ -105,22 +102,6 @@ def without_cache(model, prompt, count):
         h = model.network(torch.tensor([tokens]))[0, -1]
         tokens.append((model.network.output_matrix @ h)[:40].argmax().item())
     return tokens[len(prompt) :]
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, LLAMA, LLAMA | {"window": 3}], ids=["gpt2", "llama", "window"]
-)
-def test_cached_rows_of_unequal_prompts_equal_uncached_rows_alone(changes):
-    model = language_model(**changes)
-    prompts = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5], [8, 9, 7]]
-    mine = generate(model, prompts, max_new_tokens=9, sampling=GREEDY, vocab_size=40)
-    assert mine == [without_cache(model, prompt, 9) for prompt in prompts]
-    assert len({tuple(row) for row in mine}) == 4
-    eos = mine[1][3]
-    stopped = generate(model, prompts, max_new_tokens=9, sampling=GREEDY, vocab_size=40, eos_id=eos)
-    for row, whole in zip(stopped, mine, strict=True):
-        assert row == whole[: whole.index(eos) + 1 if eos in whole else 9]
-    assert len(stopped[1]) <= 4
 
 
 def test_learned_positions_serve_every_position_and_none_more():

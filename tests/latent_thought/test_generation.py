@@ -56,20 +56,6 @@ def test_cached_and_uncached_logits_are_equal(kind, monkeypatch):
 
 @pytest.mark.usefixtures("exact")
 @torch.no_grad()
-def test_ragged_prompts_are_what_they_are_alone(kind):
-    model, tokens = build(**kind), rows_of([8, 8, 8])["tokens"]
-    lengths, streams = torch.tensor([6, 1, 4]), [(5, 2), (5, 9), (5, 4)]
-    cache = model.init_cache(tokens[:, :6], lengths, 3, streams)
-    together = decoded(model, tokens, lengths, cache)
-    for row, (length, stream) in enumerate(zip(lengths.tolist(), streams, strict=True)):
-        text, own = tokens[row : row + 1], torch.tensor([length])
-        single = model.init_cache(text[:, :length], own, 9, [stream])
-        found = decoded(model, text, own, single)[:, : together.shape[1]]
-        torch.testing.assert_close(found[0], together[row], **CLOSE)
-
-
-@pytest.mark.usefixtures("exact")
-@torch.no_grad()
 def test_latents_are_a_sample_of_the_posterior_of_the_prompt():
     """Eq. 7; of a prompt of one token, which has nothing to predict, of the prior (eq. 8)."""
     model, tokens = build(inference_seed=3), torch.tensor([[1, 2, 3, 4], [5, 0, 0, 0]])

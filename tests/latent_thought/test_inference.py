@@ -246,24 +246,6 @@ def test_the_cosine_leaves_variances_near_where_they_start(rate, schedule, nats)
 # ---- noise
 
 
-def test_draws_are_a_function_of_key_purpose_and_number():
-    keys = [(0, 1, 0, 5), (0, 1, 0, 6), (1, 1, 0, 5), (0, 0, 0, 5), (0, 1, 1, 5)]
-    noise = Noise(keys, (2, 3), torch.device("cpu"))
-    draws = [noise.draw(purpose, number) for purpose in Purpose for number in (0, 1)]
-    vectors = torch.stack(draws).flatten(0, 1)
-    assert vectors.shape == (30, 2, 3)
-    assert len({tuple(row.flatten().tolist()) for row in vectors}) == 30
-    again = Noise(keys[3:], (2, 3), torch.device("cpu")).draw(Purpose.INNER, 1)
-    assert torch.equal(again, noise.draw(Purpose.INNER, 1)[3:])
-
-
-def test_draws_are_standard_normals():
-    noise = Noise([(0, 1, 0, i) for i in range(200)], (4, 8), torch.device("cpu"))
-    draw = noise.draw(Purpose.INNER)
-    assert abs(draw.mean()) < 0.05
-    assert draw.std().item() == pytest.approx(1, abs=0.05)
-
-
 @pytest.mark.parametrize("noise", ["fixed", "resampled"])
 def test_training_and_scoring_draw_for_themselves(noise):
     """At the same step and for the same sequence."""

@@ -129,27 +129,6 @@ def test_slow_learning_drops():
 # ---- batches
 
 
-@pytest.mark.usefixtures("exact")
-def test_padding_and_filling_rows_change_nothing(kind):
-    model, batch = build(**kind), rows_of([5, 3])
-    plain, scores = posterior_of(model, batch)
-    wide = {
-        "tokens": torch.nn.functional.pad(batch["tokens"], (0, 3, 0, 1), value=4),
-        "targets": torch.nn.functional.pad(batch["targets"], (0, 3, 0, 1), value=-100),
-        "mask": torch.nn.functional.pad(batch["mask"], (0, 3, 0, 1)),
-        "sequence_id": torch.cat((batch["sequence_id"], torch.tensor([0]))),
-    }
-    padded, found = posterior_of(model, wide)
-    torch.testing.assert_close(padded.mean[:2], plain.mean, atol=1e-9, rtol=1e-8)
-    torch.testing.assert_close(found.log_prob[:2, :5], scores.log_prob)
-    torch.testing.assert_close(found.sequence_term[:2], scores.sequence_term)
-    assert not found.log_prob[2].any()
-    assert found.sequence_term[2] == 0, "a row without targets has no KL divergence"
-    assert found.num_targets.tolist() == [5, 3, 0]
-    assert not padded.kl[2].any()
-    torch.testing.assert_close(found.total(), scores.total())
-
-
 def test_the_sequences_number_decides_the_noise():
     model, batch = build(), rows_of([5])
     other = {**batch, "sequence_id": batch["sequence_id"] + 1}
@@ -259,24 +238,6 @@ def run_of(tmp_path, **options):
         default_root_dir=tmp_path,
         **{**quiet, **size, **options},
     )
-
-
-@pytest.mark.parametrize("inference_mode", [True, False])
-def test_runs_infer_as_direct_calls_do(kind, inference_mode, make_data, tmp_path):
-    """Standalone validate, test and predict, also under the trainer's inference mode."""
-    model, data = small(**kind), make_data(eval_batch_size=2)
-    trainer = run_of(tmp_path, inference_mode=inference_mode)
-    trainer.validate(model, data, verbose=False)
-    loader, found = data.val_dataloader(), {"validate": model.scored}
-    model.scored = []
-    trainer.test(model, loader, verbose=False)
-    found |= {"test": model.scored, "predict": trainer.predict(model, loader)}
-    for number, batch in zip(range(2), loader, strict=False):
-        expected = model.eval().score(batch)
-        for scores in found.values():
-            torch.testing.assert_close(scores[number].log_prob, expected.log_prob)
-            torch.testing.assert_close(scores[number].sequence_term, expected.sequence_term)
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_weights_may_be_bfloat16(kind, make_data, tmp_path):

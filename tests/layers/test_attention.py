@@ -174,25 +174,6 @@ def test_no_keys_at_all_still_reach_every_input_with_a_zero_gradient(backend):
         assert torch.equal(gradient, torch.zeros_like(entered))
 
 
-@pytest.mark.parametrize("backend", CPU_BACKENDS)
-def test_fewer_queries_than_keys_are_the_last_of_the_square(backend):
-    q, k, v = qkv(6, 6, dtype=torch.float32)
-    for window in (None, 3):
-        whole = attend(q, k, v, causal=True, window=window, backend=backend)
-        last = attend(q[:, :, -2:], k, v, causal=True, window=window, backend=backend)
-        assert torch.allclose(last, whole[:, :, -2:], atol=1e-6)
-
-
-@pytest.mark.parametrize("backend", CPU_BACKENDS)
-def test_a_window_as_long_as_the_keys_is_no_window(backend):
-    q, k, v = qkv(5, 5, dtype=torch.float32)
-    plain = attend(q, k, v, causal=True, backend=backend)
-    for window in (5, 6, 100):
-        assert torch.equal(attend(q, k, v, causal=True, window=window, backend=backend), plain)
-    narrower = attend(q, k, v, causal=True, window=4, backend=backend)
-    assert not torch.allclose(narrower, plain)
-
-
 def test_values_are_a_mean_of_what_is_seen_and_of_nothing_else():
     q, k, v = qkv(5, 5)
     changed = v.clone()

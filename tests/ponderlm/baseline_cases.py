@@ -161,24 +161,6 @@ def logits_of(model, tokens):
         return states @ model.network.output_matrix.t()
 
 
-def check_decoding(model, tokens):
-    """Steps of rows with prompts of 1, 3 and 2 tokens, one of which leaves, against scoring."""
-    expected = logits_of(model, tokens).log_softmax(-1)
-    with torch.no_grad():
-        cache = model.init_cache(tokens[:, :3], torch.tensor([1, 3, 2]), 5)
-        rows, places = [0, 1, 2], [0, 2, 1]
-        for step in range(5):
-            if step == 2:
-                cache.select(torch.tensor([2, 0]))
-                rows, places = [2, 0], [places[2], places[0]]
-            logits, ready = model.decode_step(cache, tokens[rows, places])
-            assert ready.all()
-            found = logits.log_softmax(-1).double()
-            torch.testing.assert_close(found, expected[rows, places].double(), atol=1e-5, rtol=1e-5)
-            places = [place + 1 for place in places]
-    return cache
-
-
 # ---- compute
 
 

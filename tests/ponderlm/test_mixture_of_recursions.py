@@ -19,7 +19,6 @@ from tests.ponderlm.baseline_cases import (
     SIZES,
     blocks,
     build,
-    check_decoding,
     check_depths,
     counted_flops,
     cross_entropies,
@@ -215,11 +214,6 @@ def test_all_tokens_with_full_gates_are_the_looped_decoder(routing):
 
 
 # ---- generation
-
-
-@pytest.mark.parametrize("changes", [SOME, TIED, ALL], ids=str)
-def test_steps_are_the_whole_row(changes):
-    check_decoding(build(MoRLM, MoRConfig, **changes), rows_of([8, 8, 8], seed=2)["tokens"])
 
 
 def test_deeper_caches_hold_only_who_came():

@@ -140,18 +140,6 @@ def test_what_is_held_for_the_backward_pass():
     assert held["checkpoints"] < 1.5 * held["one"]
 
 
-@pytest.mark.parametrize("kind", [PonderLM, PonderLM2])
-def test_checkpoints_repeat_dropout(kind):
-    found = []
-    for checkpoint in (False, True):
-        noise = {"dropout": 0.2, "attention_dropout": 0.2}
-        model = build(kind, checkpoint_passes=checkpoint, **noise).train()
-        torch.manual_seed(3)
-        found.append(gradients_of(model, model.loss(rows_of([3, 2]))))
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, **EXACT)
-
-
 def passes_of(model, step):
     """J + 1 of a training step."""
     model._trainer = SimpleNamespace(global_step=step)

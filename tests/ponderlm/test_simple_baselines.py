@@ -21,7 +21,6 @@ from tests.ponderlm.baseline_cases import (
     SIZES,
     blocks,
     build,
-    check_decoding,
     check_depths,
     check_loss_and_gradients,
     counted_flops,
@@ -136,23 +135,6 @@ def test_without_steps_it_is_the_plain_decoder_to_the_bit(case):
         assert torch.equal(own.grad, other.grad)
     assert mine.flops_by_part(6).items() >= plain.flops_by_part(6).items()
     assert mine.flops_per_token(6, training=True) == plain.flops_per_token(6, training=True)
-
-
-@pytest.mark.parametrize(
-    ("case", "changes"),
-    [
-        (LOOPED, {}),
-        (PAUSE, {}),
-        (PONDERLM1, {}),
-        (PONDERLM1, {"accumulate": False, "multiply_embedding": True}),
-    ],
-    ids=named,
-)
-def test_steps_are_the_whole_row(case, changes):
-    model = build(*case[:2], thinking_steps=2, **changes)
-    cache = check_decoding(model, rows_of([8, 8, 8])["tokens"])
-    repeats = 1 if case is PAUSE else 3
-    assert len(cache.layers) == repeats * model.config.num_layers
 
 
 @ALL

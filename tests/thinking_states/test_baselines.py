@@ -12,7 +12,6 @@ from tests.thinking_states.questions import (
     build,
     questions,
     rows,
-    with_filling,
 )
 
 STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}
@@ -71,22 +70,6 @@ def test_statistics_tell_the_answer_from_the_chain(make):
         assert 0 < answers.sum < output.terms["nll"].sum
 
 
-def test_scores_do_not_depend_on_the_rest_of_the_batch(make):
-    model, batch = make().eval(), questions()
-    with torch.no_grad():
-        together = model.score(batch)
-        wide = model.score(with_filling(batch))
-        alone = {row: model.score(rows(batch, [row])).log_prob[0] for row in (1, 2)}
-    assert torch.equal(together.log_prob < 0, batch["targets"] >= 0)
-    assert together.kind == "exact"
-    shape = batch["targets"].shape
-    torch.testing.assert_close(wide.log_prob[: shape[0], : shape[1]], together.log_prob)
-    assert not wide.log_prob[shape[0] :].any()
-    assert wide.num_targets.tolist() == [*together.num_targets.tolist(), 0]
-    for row, found in alone.items():
-        torch.testing.assert_close(found, together.log_prob[row])
-
-
 def test_decoding_gives_the_scores(make):
     """Teacher-forced answers after what the model writes itself, batched, from the cache."""
     model, batch = make().eval(), questions()
@@ -119,22 +102,6 @@ def test_the_first_step_does_not_look_at_what_it_is_given(make):
             steps.append(model.decode_step(cache, tokens)[0])
     assert torch.equal(*steps)
     assert bool(cache.answering.all()) != model.writes_chain
-
-
-def test_a_cache_keeps_the_rows_that_are_selected(make):
-    model, batch = make().eval(), questions()
-    lengths, chosen = batch["query_lengths"], torch.tensor([3, 0])
-    tokens = torch.zeros_like(lengths)
-    with torch.no_grad():
-        whole = model.init_cache(batch["query"], lengths, 5)
-        part = model.init_cache(batch["query"][chosen], lengths[chosen], 5)
-        whole.select(chosen)
-        tokens = tokens[chosen]
-        for _ in range(4):
-            (mine, _), (theirs, _) = (model.decode_step(c, tokens) for c in (whole, part))
-            torch.testing.assert_close(mine, theirs)
-            tokens = mine.argmax(-1)
-        assert torch.equal(whole.answering, part.answering)
 
 
 def test_the_counter_can_be_sent_to_another_process(make):

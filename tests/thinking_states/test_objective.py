@@ -1,19 +1,14 @@
 """The objective's terms, their normalisers, and what the statistics say."""
 
-import csv
 import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
 from torch.nn import functional as F
 
 from lightning_models.layers import recording
 from lightning_models.outputs import objective
-from lightning_models.thinking_states.config import ThinkingStatesConfig
-from lightning_models.thinking_states.module import ThinkingStatesLM
-from tests.thinking_states import questions
 from tests.thinking_states.cases import (
     GRIDS,
     build,
@@ -129,20 +124,6 @@ def test_accuracies_are_measured_in_steps_that_are_logged():
         for step in range(6):
             stats = within_a_run(model, step, every).loss(batch).stats
             assert stats.keys() == cheap | (ACCURACIES if step in logged else set())
-
-
-def test_accuracies_are_in_all_that_a_run_logs(tmp_path):
-    model = ThinkingStatesLM(
-        ThinkingStatesConfig(**{**questions.SIZES, "num_layers": 3}, chunk_size=3)
-    )
-    logger = CSVLogger(tmp_path)
-    options = {"accumulate_grad_batches": 2, "log_every_n_steps": 2, "limit_val_batches": 0}
-    trainer = questions.quiet_trainer(tmp_path, logger=logger, max_steps=5, **options)
-    trainer.fit(model, questions.Questions())
-    with open(tmp_path / logger.name / "version_0" / "metrics.csv") as file:
-        logged = [row for row in csv.DictReader(file) if row["train/loss"]]
-    assert len(logged) == 2
-    assert all(row[f"train/{name}"] for row in logged for name in ACCURACIES)
 
 
 def test_a_batch_without_trivial_chunks_has_no_share_of_them():

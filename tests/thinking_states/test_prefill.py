@@ -123,23 +123,6 @@ def test_rounds_are_the_thoughts_and_one_more_unless_the_last_chunk_thinks(grid,
         assert bool(read.state.any()) == (4 in loud)
 
 
-@pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("grid", GRIDS)
-def test_rows_do_not_depend_on_the_batch_nor_on_padding(grid, window):
-    """Each row alone, without padding, is what it is among rows that need more rounds."""
-    model = exact(outspoken(2, grid=grid, window=window))
-    query, lengths = ragged(LENGTHS, 0)
-    wide = torch.nn.functional.pad(query, (0, 9), value=3)
-    speculative, sequential = both(model, wide, lengths)
-    assert len(set(speculative.rounds)) > 2, "rows must leave the batch at different times"
-    for row, length in enumerate(LENGTHS):
-        alone, plain = both(model, query[row : row + 1, :length], lengths[row : row + 1])
-        tail = alone.past.real.shape[1]
-        check_same(alone, speculative, slice(row, row + 1), tail)
-        check_same(plain, sequential, slice(row, row + 1), tail)
-        assert alone.rounds == speculative.rounds[row : row + 1]
-
-
 def test_finished_rows_are_not_computed_again(monkeypatch):
     model = outspoken(strength=20.0)
     query = torch.cat([query_of(5, 4, loud) for loud in ((), (1, 3), (0,))])

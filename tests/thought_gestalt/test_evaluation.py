@@ -12,16 +12,6 @@ from tests.thought_gestalt.cases import VARIANTS, gestalt, streams
 SHAPE = [[3, 1, 6, 2], [2, 5], [4, 4, 1, 1, 2, 3]]
 
 
-def test_filling_rows_have_no_targets():
-    model, batch = gestalt(), streams([[2], [3, 1]])
-    filled = {key: torch.cat((torch.zeros_like(value[:1]), value)) for key, value in batch.items()}
-    filled["targets"][0] = -100
-    scores = model.score(filled)
-    torch.testing.assert_close(scores.log_prob[1:], model.score(batch).log_prob)
-    assert not scores.log_prob[0].any()
-    assert scores.num_targets[0] == 0
-
-
 def test_a_batch_of_filling_rows_only():
     model, batch = gestalt(), streams([[2], [3]])
     batch["lengths"].zero_()

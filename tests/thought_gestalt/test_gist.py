@@ -9,7 +9,6 @@ from tests.reference.gist import LiteralGist, visible
 
 VOCAB, LENGTH = 20, 24
 BOS, EOS, EOD = 17, 18, 19
-ROPE = {"positions": "rope", "norm": "rms", "activation": "swiglu", "bias": False}
 
 
 def build(kind=GistLM, config=GistConfig, **changes):
@@ -77,30 +76,6 @@ def test_without_ends_it_is_the_plain_decoder():
     tokens[:, 5] = EOS
     assert not torch.allclose(all_log_probs(gist, tokens), all_log_probs(plain, tokens))
     assert gist.flops_per_token(LENGTH) == plain.flops_per_token(LENGTH)
-
-
-@pytest.mark.parametrize("changes", [{}, ROPE], ids=["gpt2", "rope"])
-@pytest.mark.parametrize("lengths", [(1, 4, 9), (6, 6, 6)], ids=str)
-def test_steps_are_the_whole_row(changes, lengths):
-    """Prompts of their own lengths, and rows that leave the batch."""
-    model, tokens = build(**changes), window()["tokens"]
-    expected = all_log_probs(model, tokens)
-    prompts, widest = torch.tensor(lengths), max(lengths)
-    with torch.no_grad():
-        cache = model.init_cache(tokens[:, :widest], prompts, LENGTH - widest + 1)
-    rows, places = torch.arange(3), prompts - 1
-    for step in range(LENGTH - widest):
-        if step == 7:
-            kept = torch.tensor([2, 0])
-            cache.select(kept)
-            rows, places = rows[kept], places[kept]
-        with torch.no_grad():
-            logits, ready = model.decode_step(cache, tokens[rows, places])
-        assert ready.all()
-        torch.testing.assert_close(
-            logits.log_softmax(-1), expected[rows, places], atol=1e-5, rtol=1e-5
-        )
-        places = places + 1
 
 
 @pytest.mark.parametrize(
