@@ -86,40 +86,6 @@ def fit(data, tmp_path, ckpt_path=None, callbacks=(), **options) -> Recorder:
     return model
 
 
-@pytest.mark.parametrize("kind", ["packed", "random"])
-def test_two_ranks_draw_what_one_would(corpus, kind):
-    one = corpus(batch_size=4, train_windows=kind)
-    two = []
-    for rank in range(2):
-        data = corpus(batch_size=2, train_windows=kind)
-        data.trainer = fake_trainer(rank=rank, world_size=2)
-        two.append(list(data.train_dataloader()))
-    for whole, *halves in zip(one.train_dataloader(), *two, strict=True):
-        joined = {key: torch.cat([h[key] for h in halves]) for key in KEYS}
-        assert equal(whole, joined)
-        assert all(h["step_normalisers"] == whole["step_normalisers"] for h in halves)
-
-
-def test_validation_covers_the_split(corpus):
-    data = corpus(val_fraction=0.2, eval_batch_size=3)
-    scored = torch.cat([b["targets"][b["targets"] >= 0] for b in data.val_dataloader()])
-    texts = "".join(data.tokenizer.decode(scored.tolist()).split())
-    assert texts == "".join("".join(data.documents("val")).split())
-    batches = list(data.val_dataloader())
-    assert batches[0]["tokens"].shape == (3, 16)
-    assert "step_normalisers" not in batches[0]
-    counts = data.counts("val")
-    assert sum(int(b["num_bytes"].sum()) for b in batches) == counts.utf8_bytes
-
-
-def test_a_trainer_sees_each_window_once_an_epoch_in_a_new_order(corpus, tmp_path):
-    data = corpus()
-    model = fit(data, tmp_path, max_epochs=2, limit_val_batches=0)
-    per_epoch = len(data.train_dataloader())
-    assert len(model.train_ids) == 2 * per_epoch
-    assert list(chain(*model.train_ids)) == list(range(2 * per_epoch * 4))
-
-
 def test_normalisers_of_the_trainer_add_up_over_every_step(corpus, tmp_path):
     model = fit(
         corpus(),
@@ -210,13 +176,6 @@ def test_trained_tokenizer_has_not_seen_the_held_out_documents(corpus, tmp_path)
     assert list(data.documents("val")) == [texts[1]]
     assert len(data.tokenizer.encode("zq")) == 2
     assert len(data.tokenizer.encode("aaaa")) < 4
-
-
-def test_too_little_text_for_a_window_or_a_batch(corpus):
-    with pytest.raises(ValueError, match=r"block_size=99999 is longer than"):
-        corpus(block_size=99999).train_dataloader()
-    with pytest.raises(ValueError, match=r"takes 5000 windows, the train split has only"):
-        corpus(batch_size=5000).train_dataloader()
 
 
 def test_recipe_holds_only_what_the_class_takes():

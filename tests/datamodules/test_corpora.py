@@ -265,13 +265,6 @@ def test_wikitext_from_the_hub(tmp_path, hub, seed):
             assert sorted(texts_of(data, split)) == sorted(articles)
 
 
-def test_without_network_the_cache_serves_a_capped_corpus_too(tmp_path, hub):
-    write_parquet(hub.repository("Skylion007/openwebtext") / "train-00000-of-00001.parquet", PAGES)
-    hub.network = False
-    data = prepared(OpenWebText, tmp_path, val_documents=5, train_tokens=200)
-    assert texts_of(data, "val") == PAGES[:5]
-
-
 ARTICLE = " = Title {i} = \n \n Text of {i} . \n \n = = Section = = \n \n More of {i} . \n"
 
 

@@ -96,12 +96,6 @@ def test_problems_of_the_hub(hub):
     assert test.origin == place
 
 
-def test_without_network_the_cache_is_read(hub):
-    publish(hub, 4, ROWS)
-    hub.network = False
-    assert fetch_problems("test", cure="Pass a file").rows == PROBLEMS[3:]
-
-
 def test_without_network_and_cache_the_message_says_what_helps(hub):
     hub.network = False
     with pytest.raises(CorpusUnavailableError, match=r"GSM8K: openai/gsm8k \(test\)") as caught:

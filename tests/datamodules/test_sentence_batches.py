@@ -1,7 +1,5 @@
 """Batches of sentences: training by streams, evaluation by documents, prompts."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -90,26 +88,6 @@ def test_training_batches_hold_the_stored_sentences(data):
     dtypes = {key: value.dtype for key, value in batch.items() if key != "sentence_steps"}
     ints = dict.fromkeys(["tokens", "lengths", "targets", "sequence_id"], torch.int64)
     assert dtypes == {**ints, **dict.fromkeys(["is_last", "mask", "lexical"], torch.bool)}
-
-
-def test_every_epoch_has_every_sentence_once(data):
-    ranks = [source(data, rank, 3) for rank in range(3)]
-    for epoch in range(3):
-        begin, seen = epoch * len(ranks[0]), []
-        for rank, n in itertools.product(range(3), range(begin, begin + len(ranks[0]))):
-            first, sentences = ranks[rank].streams(n, rank)
-            seen += [i for f, s in zip(first, sentences, strict=True) for i in range(f, f + s)]
-        assert sorted(seen) == list(range(len(data.sentences("train"))))
-
-
-def test_streams_grow_up_to_their_limit(sentences):
-    data = sentences(**OPTIONS, curriculum_epochs=1, curriculum_limit=6)
-    training = data.training_source()
-    longest = [
-        max(training.streams(e * len(training) + n)[1].max() for n in range(len(training)))
-        for e in range(3)
-    ]
-    assert longest == [4, 6, 6]
 
 
 def test_counts_are_those_of_the_batches_of_all_ranks(data):

@@ -103,22 +103,6 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(prepare, "BYTES_BEFORE_WORKERS", 1000)
 
 
-@pytest.mark.parametrize("splitter", ["rules", "spans:9"])
-def test_the_number_of_processes_does_not_show(small_chunks, stories, tmp_path, splitter):
-    found = []
-    for n in (1, 3):
-        inner = LocalText(
-            data_files=str(stories),
-            tokenizer="bpe:300",
-            cache_dir=str(tmp_path / f"{n}"),
-            num_proc=n,
-        )
-        data = Sentences(corpus=inner, splitter=splitter)
-        data.prepare_data()
-        found.append(contents(data.store_dir))
-    assert found[0] == found[1]
-
-
 def test_a_broken_preparation_goes_on_where_it_stood(
     small_chunks, sentences, stories, tmp_path, monkeypatch
 ):

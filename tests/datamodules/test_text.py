@@ -161,12 +161,6 @@ def test_evaluation_inputs_predict_the_next_token_and_padding_is_marked(make_str
     assert batch["targets"][1].tolist() == [IGNORE] * 5
 
 
-def test_filler_behind_a_full_last_window_is_empty(make_stream):
-    order = EvaluationWindows(make_stream([5]), block_size=3, eos_id=EOS)  # 6 tokens: 2 rows
-    batch = source(order, batch_size=3).batch(0)
-    assert batch["mask"].any(1).tolist() == [True, True, False]
-
-
 @pytest.mark.parametrize("kind", [RandomWindows, PackedWindows])
 def test_two_ranks_share_the_rows_of_one(make_stream, kind):
     order = kind(make_stream([7] * 30), block_size=4, eos_id=EOS, seed=1)

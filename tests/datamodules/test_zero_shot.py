@@ -153,23 +153,6 @@ def test_the_hub_has_the_same_documents(tmp_path, hub_cache, name):
     assert data.origin == {"repository": repository, "commit": commit}
 
 
-def test_a_revision_can_be_asked_for(tmp_path, hub_cache):
-    first = hub_cache("lm1b", ["Old ?"])
-    hub_cache("lm1b", ["New ?"], commit=2)
-    assert texts_of(prepared(ZeroShotText, tmp_path, set_name="lm1b"), "val") == ["New?"]
-    old = prepared(ZeroShotText, tmp_path, set_name="lm1b", revision=first)
-    assert texts_of(old, "val") == ["Old?"]
-
-
-def test_a_preparation_goes_on_with_the_commit_it_began_with(hub_cache):
-    first = hub_cache("lm1b", ["Old ?"])
-    hub_cache("lm1b", ["New ?"], commit=2)
-    data = ZeroShotText(set_name="lm1b")
-    assert list(data.documents("val")) == ["New?"]
-    data.pin({"repository": "billion-word-benchmark/lm1b", "commit": first})
-    assert list(data.documents("val")) == ["Old?"]
-
-
 def test_only_the_files_of_the_split_are_fetched(tmp_path, hub):
     folder = hub.repository(ZERO_SHOT_SETS["arxiv"].place.repository, commit=3)
     for name in (LAYOUT["arxiv"][1], "section/train-00000-of-00001.parquet"):

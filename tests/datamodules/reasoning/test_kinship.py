@@ -1,10 +1,8 @@
 """Stories: true in their family, answered by the rules, the same for everybody."""
 
 import hashlib
-import pickle
 from collections import Counter, defaultdict
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,29 +245,6 @@ def test_loss_on_all_predicts_the_story_too(make):
     row = next(rows_of(apart, "test"))
     candidates = [apart.tokenizer.encode(text) for text in apart.candidates()]
     assert row["targets"][row["answer"]][:-1].tolist() in candidates
-
-
-@pytest.mark.parametrize("order", ["packed", "random"])
-def test_the_same_batches_with_any_number_of_workers_and_ranks(make, order):
-    one = [make(train_windows=order).training_source().batch(n) for n in range(10)]
-    loader = make(train_windows=order, num_workers=2).train_dataloader()
-    for batch, expected in zip(loader, one, strict=True):
-        assert all(torch.equal(batch[key], value) for key, value in expected.items())
-    source = make(train_windows=order).training_source()
-    again = pickle.loads(pickle.dumps(source))
-    assert torch.equal(again.batch(13)["tokens"], source.batch(13)["tokens"])
-
-
-@pytest.mark.parametrize("loss_on", ["answer", "all"])
-def test_targets_are_counted_over_all_ranks(make, loss_on):
-    data = make(loss_on=loss_on)
-    counted = []
-    for rank in range(2):
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
-        source = data.training_source()
-        counted.append([int((source.batch(n)["targets"] >= 0).sum()) for n in range(7)])
-        totals = [source.counts(n)["targets"] for n in range(7)]
-    assert totals == [sum(parts) for parts in zip(*counted, strict=True)]
 
 
 def test_the_text_does_not_depend_on_processes_or_on_other_sizes(make):

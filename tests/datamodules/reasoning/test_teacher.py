@@ -144,13 +144,6 @@ def test_no_answer_is_an_empty_one(endpoint, server, choices):
     assert endpoint().complete(messages(PROBLEMS[0])) == ""
 
 
-def test_a_closed_endpoint_waits_no_longer(endpoint):
-    closed = endpoint()
-    closed.close()
-    with pytest.raises(StoppedError):
-        closed.complete(messages(PROBLEMS[0]))
-
-
 def test_a_closed_endpoint_ends_the_wait_that_a_server_asked_for(server):
     server.answer = lambda problem, before: (503, b"", {"Retry-After": "120"})
     asked = ChatEndpoint(EndpointConfig(url=server.url, model="m", **FAST))
@@ -186,16 +179,6 @@ def test_requests_keep_the_pace(server):
     assert len(server.asked) == 3
     assert 0.5 <= backoff <= 1.0
     assert paced == [1.0, 2.0]  # the first request waits for nothing
-
-
-def test_the_pace_spaces_requests_evenly():
-    now = [100.0]
-    pace = Pace(30, clock=lambda: now[0])
-    assert [pace.delay() for _ in range(3)] == [0.0, 2.0, 4.0]
-    now[0] = 103.0
-    assert pace.delay() == 3.0
-    now[0] = 200.0
-    assert pace.delay() == 0.0
 
 
 # ---- the key

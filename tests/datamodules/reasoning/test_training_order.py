@@ -1,10 +1,8 @@
 """The order of training: epochs, ranks, workers, restarts, and a trainer's limits."""
 
 import warnings
-from itertools import chain
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -20,29 +18,6 @@ def test_ranks_read_what_one_would(prepared):
         assert joined == rows_in(whole.batch(n))
         assert all(part.counts(n) == whole.counts(n) for part in parts)
         assert all(part.batch(n)["epochs"] == whole.batch(n)["epochs"] for part in parts)
-
-
-def test_an_epoch_has_every_example_once_in_a_new_order(prepared):
-    source = prepared(repeats=5).training_source()  # 25 examples, 6 batches of 4
-    groups = [source.batch(n)["group"].tolist() for n in range(18)]
-    epochs = [list(chain(*groups[e : e + 6])) for e in (0, 6, 12)]
-    assert all(len(set(epoch)) == 24 for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    left_out = [set(range(25)) - set(epoch) for epoch in epochs]
-    assert left_out[0] != left_out[1] or left_out[1] != left_out[2]
-    assert source.batch(7)["sequence_id"].tolist() == [28, 29, 30, 31]
-
-
-def test_seed_and_order_decide(prepared):
-    def groups(**options):
-        source = prepared(**options).training_source()
-        return [source.batch(n)["group"].tolist() for n in range(6)]
-
-    assert groups() != groups(seed=1)
-    assert groups() != groups(train_windows="random")
-    assert groups(train_windows="random") != groups(train_windows="random", seed=1)
-    drawn = np.concatenate(groups(train_windows="random", batch_size=20, repeats=40)[:5])
-    assert 60 < len(set(drawn)) < 100  # of 200, with replacement
 
 
 # ---- epochs
