@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 from callbacks import GateAnalysis, NonFinite
@@ -36,7 +35,7 @@ from lightning_models import (
     TransformerLM,
 )
 from lightning_models.layers import record, recording
-from tests.callbacks.written import column, names, table
+from tests.callbacks.written import names, table
 from tests.thought_gestalt.cases import SIZES, streams
 
 M = SIZES["memory_size"]
@@ -139,14 +138,6 @@ def test_a_validation_alone(make_trainer, tmp_path, undrawn):
         assert sum(weights) == pytest.approx(1, abs=1e-5)
 
 
-def test_detached_memory_is_drawn_too(make_trainer, tmp_path):
-    trainer = make_trainer(GateAnalysis(num_batches=1))
-    trainer.validate(build(memory="detached"), batches(1), verbose=False)
-    folder = tmp_path / "gate_analysis"
-    assert names(folder) == OF_VALIDATION | {"reach.png", "attention.png"}
-    assert set(column(folder, "reach", "gradient_norm")) == {0.0}
-
-
 # ---- resuming
 
 
@@ -213,15 +204,6 @@ def test_what_does_not_fit_the_device_is_left_out(make_trainer, monkeypatch, tmp
         trainer.fit(model, batches(2), batches(1))
     assert trainer.global_step == 2
     assert model.training
-
-
-def test_a_model_that_records_nothing_is_reported(make_trainer, monkeypatch, tmp_path):
-    model = build()
-    monkeypatch.setattr(model, "recorded_loss", lambda part, **consumers: model.loss(part))
-    trainer = make_trainer(GateAnalysis(), limit_val_batches=2)
-    with pytest.warns(UserWarning, match="ThoughtGestaltLM records nothing about its memory"):
-        trainer.validate(model, batches(2), verbose=False)
-    assert not (tmp_path / "gate_analysis").exists()
 
 
 @pytest.mark.parametrize(("steps", "validations"), [(0, 1), (1, 0)])
@@ -343,24 +325,6 @@ def test_reach_is_the_gradient_of_every_stream_alone():
     assert ages["mean"].tolist() == pytest.approx(list(sums / counts), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"layer_type": "serial"}, {"memory": "in_context"}], ids=str
-)
-def test_gradients_reach_beyond_a_differentiable_memory(changes):
-    ages = reach(noisy(**changes), streams(SHAPE))
-    assert len(ages) == 2 * M  # by default 2 M + 1 sentences are read
-    assert (ages["mean"] > 0).all()
-    assert 0 < beyond(ages, M) < 1
-
-
-def test_without_seeding_only_younger_sentences_carry_gradients_beyond_memory():
-    """The first layer that reads memory is below the sentence layer: vectors depend on it."""
-    assert (reach(noisy(context_seeding=False), streams(SHAPE))["mean"] > 0).all()
-    above = noisy(context_seeding=False, sentence_layer=1)
-    positive = reach(above, streams(SHAPE))["mean"] > 0
-    assert positive.tolist() == [True] * M + [False] * M
-
-
 def test_no_gradient_reaches_through_a_detached_memory():
     findings = found(noisy(memory="detached"), streams(SHAPE))
     ages = by_age(findings["reach"])
@@ -381,18 +345,6 @@ def test_compiled_networks_and_checkpointed_sentences_change_nothing():
 
 
 # ---- attention
-
-
-@pytest.mark.parametrize("layer_type", ["alternate", "serial", "parallel"])
-def test_attention_adds_up_to_one(layer_type):
-    findings = found(noisy(layer_type=layer_type), streams(SHAPE))
-    by_layer = by_age(findings["attention"]).groupby("layer")["spread"]
-    layers = [2, 4] if layer_type == "alternate" else [1, 2, 3, 4]
-    assert by_layer.size().to_dict() == dict.fromkeys(layers, M)
-    assert by_layer.sum().tolist() == pytest.approx([1] * len(layers))
-    summary = attention_summary(by_age(findings["attention"]), findings["entropy"])
-    assert summary["mean_age"].between(1, M).all()
-    assert summary["entropy"].between(0, math.log(M), inclusive="right").all()
 
 
 def test_queries_of_zero_attend_everywhere():
@@ -471,45 +423,6 @@ def test_gates_are_found_by_layer():
         model.network.blocks[1].memory_attention.gate.fill_(0.25)
         model.network.blocks[3].memory_attention.gate.fill_(1.5)
     assert gates(model) == {(2, "gate"): 0.25, (4, "gate"): 1.5}
-
-
-class Components(nn.Module):
-    """Parameters named as those of a network, with gradients that are given."""
-
-    def __init__(self, **gradients):
-        super().__init__()
-        for name, gradient in gradients.items():
-            *folders, leaf = name.split("__")
-            module = self
-            for folder in folders:
-                if not hasattr(module, folder):
-                    module.add_module(folder, nn.Module())
-                module = getattr(module, folder)
-            module.register_parameter(leaf, nn.Parameter(torch.zeros(2)))
-            if gradient is not None:
-                getattr(module, leaf).grad = torch.tensor(gradient)
-
-
-def test_norms_and_shares_by_hand():
-    model = Components(
-        network__embedding__weight=[100.0, 100.0],
-        network__blocks__0__attention__qkv=[3.0, 0.0],
-        network__blocks__0__attention_norm__weight=[0.0, 4.0],
-        network__blocks__0__feed_forward__up=[1.0, 0.0],
-        network__blocks__1__memory_attention__out__weight=[0.0, 2.0],
-        network__blocks__1__memory_norm__weight=None,
-        network__blocks__1__feed_forward_norm__weight=[2.0, 0.0],
-        network__norm__weight=[7.0, 7.0],
-    )
-    norms = gradient_norms(model)
-    assert norms == {
-        (1, "self_attention"): 5.0,
-        (1, "feed_forward"): 1.0,
-        (2, "memory_attention"): 2.0,
-        (2, "feed_forward"): 2.0,
-    }
-    expected = {"self_attention": 0.5, "memory_attention": 0.2, "feed_forward": 0.3}
-    assert shares(norms) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("layer_type", ["alternate", "serial", "parallel"])

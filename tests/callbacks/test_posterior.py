@@ -22,7 +22,7 @@ from callbacks.analysis.posterior import (
 )
 from lightning_models.latent_thought.posterior import InnerLoop, divergence_floor
 from lightning_models.layers import record, recording
-from tests.callbacks.written import column, names, scalars, table
+from tests.callbacks.written import column, names, scalars
 
 BY_NAME = {method.name: method for method in METHODS}
 NAN = pytest.approx(math.nan, nan_ok=True)
@@ -45,17 +45,6 @@ def analyse(make_data, make_trainer, tmp_path, undrawn):
     return run
 
 
-def test_points_of_a_sweep(analyse):
-    model = build()
-    folder, _ = analyse(model, steps=(4, 0, 4))
-    assert column(folder, "sweep", "steps") == [0, 4]
-    flops = column(folder, "sweep", "flops_per_token")
-    assert flops[1] > flops[0]
-    assert column(folder, "sweep", "kl")[0] == 0  # of the prior
-    assert model.config.inner_steps == model.network.config.inner_steps == 2
-    assert {line["sample"] for line in table(folder, "inner_steps")[:-1]} == {"inner"}
-
-
 def test_numbers_are_those_of_the_validation(analyse):
     """Of all its batches: what the analysis says of the T_fast in use is what is logged."""
     folder, logged = analyse(num_batches=2, trainer={"limit_val_batches": 2})
@@ -76,22 +65,6 @@ def test_an_inner_step_is_where_fewer_steps_end(analyse):
     (first, *_), found = column(folder, "inner_steps", "elbo"), scalars(folder)
     assert found["posterior/elbo"] == pytest.approx(-column(folder, "sweep", "loss")[-1], rel=1e-4)
     assert found["posterior/elbo"] > first  # inference has climbed
-
-
-def test_layers_and_variances_add_up(analyse):
-    folder, _ = analyse()
-    found = scalars(folder)
-    assert column(folder, "layers", "layer") == [1, 2, 3]
-    assert column(folder, "layers", "vectors") == [2, 2, 2]
-    assert column(folder, "layers", "coordinates") == [32, 32, 32]
-    assert sum(column(folder, "layers", "kl")) == pytest.approx(found["posterior/kl"], rel=1e-4)
-    for name in ("active_vectors", "active_coordinates"):
-        assert sum(column(folder, "layers", name)) == found[f"posterior/{name}"]
-    assert found["posterior/active_vectors"] == 6  # inference starts far from the prior
-    assert sum(column(folder, "variance", "coordinates")) == 6 * 16
-    low, median, high = (found[f"posterior/variance/{name}"] for name in ("q05", "median", "q95"))
-    # log-variances start at -5, noise of 0.1 aside, and two steps of 0.12 lead upwards
-    assert np.exp(-5) < low < median < high < np.exp(-4)
 
 
 # ---- other ways of inference
@@ -134,33 +107,6 @@ def test_shared_latents_are_one_layer(analyse):
     folder, _ = analyse(build("latent-thought-shared"), steps=())
     assert column(folder, "layers", "vectors") == [2]
     assert "sweep.csv" not in names(folder)
-
-
-def test_a_sweep_that_fails_leaves_the_configuration(make_data, make_trainer, monkeypatch):
-    model = build()
-    configs = model.config, model.network.config
-
-    def fails(context, training=False):
-        assert model.config.inner_steps == model.network.config.inner_steps == 7
-        raise RuntimeError("no count")
-
-    monkeypatch.setattr(model, "flops_per_token", fails)
-    trainer = make_trainer(PosteriorAnalysis(steps=(7,)))
-    with pytest.raises(RuntimeError, match="no count"):
-        trainer.validate(model, make_data(), verbose=False)
-    assert model.config is configs[0]
-    assert model.network.config is configs[1]
-
-
-@pytest.mark.parametrize("name", ["latent-thought-langevin", "latent-thought-amortised"])
-def test_figures_of_other_ways_of_inference(make_data, make_trainer, tmp_path, name):
-    trainer = make_trainer(PosteriorAnalysis(num_batches=1, steps=(0, 1)))
-    trainer.validate(build(name), make_data(), verbose=False)
-    found = names(tmp_path / "posterior_analysis")
-    tables = {path.removesuffix(".csv") for path in found if path.endswith(".csv")}
-    assert {f"{table}.png" for table in tables - {"scalars"}} == found - {
-        f"{table}.csv" for table in tables
-    }
 
 
 def test_numbers_of_steps_are_checked():
@@ -344,20 +290,6 @@ def handed(log_variance=((0.0, 0.0),), kl=(3.0,), **changes):
     findings = Findings()
     collect_posterior(findings, recorder)
     return findings
-
-
-def test_numbers_by_hand():
-    findings = handed()
-    lines = lines_of(inner_steps(findings))
-    assert [line["nll"] for line in lines] == [4.0, 2.0, 2.0]
-    assert [line["kl"] for line in lines] == [0.5, 0.5, 0.75]
-    assert [line["elbo"] for line in lines] == [-4.5, -2.5, -2.75]
-    assert [line["mean_gradient"] for line in lines] == [2.0, 1.5, NAN]
-    assert [line["log_variance_gradient"] for line in lines] == [4.0, 3.0, NAN]
-    (layer,) = lines_of(layers(findings))
-    # Var_x of the means 1.0 and 1.2 is 0.02, that of 0.5 and 0.5 is 0
-    assert (layer["active_coordinates"], layer["active_vectors"]) == (1, 1)
-    assert values_of(findings)["posterior/variance/mean"] == 1
 
 
 def test_a_collapsed_posterior_has_nothing_active():

@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -185,14 +184,6 @@ def test_named_and_frequent_tokens_are_listed(analyse):
     for line in lines[1:]:
         assert float(line["mean_steps"]) == int(line["id"]) % (K + 1)
         assert line["pruned"] == str(int(int(line["id"]) % (K + 1) < K))
-
-
-def test_tables_need_no_tokenizer(make_data, analyse):
-    data = make_data()
-    data.setup("validate")
-    folder, _ = analyse(data=data.val_dataloader(), convergence_rows=0)
-    assert names(folder) == TABLES - {"words.csv"}
-    assert {line["text"] for line in table(folder, "tokens")} == {""}
 
 
 # ---- models that have not everything
@@ -475,19 +466,6 @@ def test_a_decoder_without_steps_has_no_utility():
     assert report(findings).finite["steps/below_most"] == 0
 
 
-def test_the_page_shows_each_token():
-    text = report(found()).files()["text.html"]
-    spans = [
-        part for part in text.split("<div class='text'>")[1].split("</span>") if "title" in part
-    ]
-    assert len(spans) == 5
-    assert [part[part.index('class="s') + 8] for part in spans] == ["0", "1", "2", "2", "2"]
-    lines = ("token 3, id 111", "steps 2", "step-0 loss 6 nats", "loss after all steps 2 nats")
-    assert "&#10;".join((*lines, "w 1, 0.5, 0.25")) in spans[3]
-    assert "loss" not in spans[4]  # it has no target
-    assert '<span class="s2">2</span>' in text  # the legend
-
-
 # ---- Jacobi iterations
 
 
@@ -564,13 +542,6 @@ def test_without_enough_points_there_is_no_fit():
     assert fit_iterations(*iterated(lambda n: 0.1, 1)) is None
     level = fit_iterations(*iterated(lambda n: 0.1, 3))
     assert (level.rate, level.r2) == (pytest.approx(1), NAN)
-
-
-def test_sums_over_ranks():
-    one, two = (collect_iterations(Iterates(lambda n, x=x: x), BATCH, 2) for x in (1.0, 3.0))
-    rmse, noise = rmse_by_iteration(pd.concat([one, two]))
-    assert rmse == pytest.approx([math.sqrt(5)] * 3)
-    assert noise == rmse_by_iteration(one)[1]
 
 
 def test_models_without_both_ways_of_inference_are_left_alone():

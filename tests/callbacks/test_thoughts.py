@@ -17,7 +17,6 @@ from callbacks.analysis.thoughts import (
     summary,
     thought_report,
     thoughts,
-    written_out,
 )
 from callbacks.thinking import RowThinking, Thought, query_with_thoughts, thought_text
 from datamodules import load_tokenizer
@@ -261,14 +260,3 @@ def test_thoughts_stand_where_they_are_thought():
     thinking = RowThinking((Thought(2, ()), Thought(10, (104, 105)), Thought(11, (105,))), 2)
     assert query_with_thoughts(tokenizer, query, thinking) == "Bob flips. [T: hi] [T: i] \u00e9 now"
     assert thought_text(tokenizer, (257, 104, 257, 258, 105)) == "h; i"
-
-
-def test_the_page_marks_what_was_wrong():
-    found, tokenizer = findings_of(*ROWS), load_tokenizer("bytes")
-    own, gold = ((Thought(3, (120,)), Thought(5, ())), (Thought(3, ()), Thought(5, ())))
-    found.add("shown", [written_out(tokenizer, [256, *b"a<b c"], own, gold)])
-    html = thought_report("Thoughts & more", found, 1).files()["text.html"]
-    assert "<title>Thoughts &amp; more</title>" in html
-    assert "Row 1, 2 chunks" in html
-    assert 'title="chunk 0">a&lt;b</span><span class="s2"' in html
-    assert "gold: nothing" in html
