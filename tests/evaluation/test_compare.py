@@ -14,7 +14,6 @@ from formats import REASONING
 
 from datamodules import LocalText, Sentences, StateTracking
 from evaluation.cli import main
-from evaluation.report import MOST_COLUMNS
 from lightning_models import ThinkingStatesLM, ThoughtbubblesLM, ThoughtGestaltLM
 
 GESTALT = {"num_layers": 4, "sentence_layer": 3, "memory_size": 3}
@@ -149,12 +148,6 @@ def test_a_stride_that_no_run_can_have_is_refused(fails, runs):
     assert "stride (8): rows of none of the runs can overlap" in message
 
 
-def test_windows_next_to_each_other_are_those_without_a_stride(compare, runs):
-    printed, _ = compare(runs / "plain_1", runs / "latent", "--stride", "32")
-    assert "windows of 32 tokens" in printed
-    assert "before each target" not in printed
-
-
 def test_a_row_has_the_mean_and_the_range_of_its_seeds(report):
     values = [
         float(row["nats_per_token_exact"])
@@ -276,24 +269,6 @@ def test_the_page_needs_no_network(report):
     assert address.startswith("data:image/svg+xml;base64,")
     assert "@import" not in text
     assert "url(" not in text
-
-
-def test_page_and_markdown_say_the_same(report):
-    page = Page((report / "report.html").read_text())
-    markdown = (report / "report.md").read_text()
-    lines = [line for line in markdown.splitlines() if line.startswith("| ")]
-    cells = [cell.strip().replace("\\|", "|") for line in lines for cell in line[1:-1].split(" | ")]
-    assert [" ".join(cell.split()) for cell in page.cells] == cells
-    assert "nats/token (exact)" in cells
-    assert "nats/token (bound)" in cells
-    assert "![Loss" in markdown
-
-
-def test_no_table_is_wider_than_a_page(report):
-    markdown = (report / "report.md").read_text()
-    rows = [line for line in markdown.splitlines() if line.startswith("|:-")]
-    assert len(rows) > 3
-    assert max(row.count("|") - 2 for row in rows) <= MOST_COLUMNS
 
 
 def test_the_same_command_writes_the_same_bytes(report, runs, tmp_path):

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from evaluation.compare import curves_frame
-from evaluation.figures import compare_figure
 from evaluation.output import write_folder
 from evaluation.report import FILES, GENERATOR, check_folder, close, equal, same_parts
 from evaluation.run_metrics import describe_score, describe_training, logged_points, tasks_in
-from evaluation.tables import as_markdown, show_mean, si
+from evaluation.tables import show_mean, si
 from lightning_models import ThoughtbubblesLM
 from lightning_models.thoughtbubbles import ThoughtbubblesConfig
 
@@ -43,11 +42,6 @@ def test_large_numbers_have_three_digits(value, expected):
 )
 def test_a_cell_has_the_range_where_there_is_one(values, expected):
     assert show_mean(pd.Series(values, dtype=object), "{:.1f}".format) == expected
-
-
-def test_bars_do_not_end_a_cell_of_markdown():
-    table = pd.DataFrame({"a|b": ["c|d"]}, index=["e|f"])
-    assert as_markdown(table).replace("\\|", "").count("|") == 3 * 3
 
 
 # ---- checks
@@ -251,17 +245,6 @@ def test_curves_end_with_the_checkpoint():
     ]
     unknown = {"training_tokens": None, "flops": None, "steps": 10}
     assert logged_points(unknown, LOG["val/bpb"], "x").empty
-
-
-def test_seeds_share_a_colour_and_kinds_are_marked():
-    rows = ("plain", "exact", 2.0), ("plain", "exact", 3.0), ("latent", "lower_bound", 4.0)
-    figure = compare_figure(*frame(*rows), "bits_per_byte")
-    curves = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
-    looks = [(line.get_color(), line.get_linestyle()) for line in curves]
-    assert looks[0] == looks[1]
-    assert not set(looks[0]) & set(looks[2])
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["plain", "latent (bound)"]
 
 
 # ---- folder

@@ -77,22 +77,6 @@ def test_perplexity_is_that_of_the_original(imported, evaluates, corpus, local, 
     assert result["nats_per_token"] == pytest.approx(transformers_nats(model, local), rel=1e-6)
 
 
-def test_lightning_reads_the_checkpoint(imported, local, quiet_trainer):
-    model, checkpoint = imported
-    expected = transformers_nats(model, local)
-    loaded = TransformerLM.load_from_checkpoint(checkpoint, weights_only=True)
-    (logged,) = quiet_trainer().validate(loaded, local, verbose=False)
-    assert logged["val/loss"] == pytest.approx(expected, rel=1e-6)
-    fresh = TransformerLM(loaded.config)
-    trainer = quiet_trainer()
-    (logged,) = trainer.validate(
-        fresh, local, ckpt_path=checkpoint, verbose=False, weights_only=True
-    )
-    assert logged["val/loss"] == pytest.approx(expected, rel=1e-6)
-    (logged,) = trainer.test(fresh, local, ckpt_path=checkpoint, verbose=False, weights_only=True)
-    assert logged["test/loss"] > 0
-
-
 def test_training_goes_on_from_the_imported_weights(imported, local, quiet_trainer, tmp_path):
     _, checkpoint = imported
     lm = TransformerLM.load_from_checkpoint(checkpoint, weights_only=True)
@@ -113,12 +97,6 @@ def test_the_recipe_names_data_of_the_models_length(imported):
     assert data["init_args"]["block_size"] == BLOCK
     assert data["init_args"]["tokenizer"] == "bytes"
     assert content["recipe"]["model"]["init_args"] == content["hyper_parameters"]
-
-
-def test_it_generates(imported, evaluates):
-    _, checkpoint = imported
-    out = evaluates("generate", "--ckpt", checkpoint, "--prompt", "ab", "--max_new_tokens", "4")
-    assert out.startswith("--- ab\n")
 
 
 def test_a_folders_own_tokenizer_with_a_padded_vocabulary(gpt2_folder, evaluates, corpus, tmp_path):

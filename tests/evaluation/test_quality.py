@@ -413,21 +413,6 @@ def test_bad_options_are_named(fails, checkpoint_path, options, expected):
     assert expected in fails("quality", "--ckpt", checkpoint_path, *options)
 
 
-def test_questions_are_no_text_to_continue(fails, checkpoint_path, tmp_path):
-    data = ("--data", "datamodules.Kinship", "--data.cache_dir", tmp_path / "cache")
-    line = fails("quality", "--ckpt", checkpoint_path, *SHORT, "--mode", "conditional", *data)
-    assert "data (Kinship) have no running text to continue" in line
-    assert not (tmp_path / "cache").exists()
-
-
-def test_texts_that_are_judged_in_part_are_counted(quality, save_gpt2):
-    _, _, folder = save_gpt2(positions=8)
-    options = ("--mode", "unconditional", "--sampling", "multinomial")
-    result, _, printed = quality(*options, "--judge", folder)
-    assert result["unconditional"]["multinomial"]["cut_texts"] == 5
-    assert "cut to the judge's context" in printed
-
-
 def test_a_missing_library_is_named(fails, checkpoint_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mauve", None)
     line = fails("quality", "--ckpt", checkpoint_path, *SHORT, "--mode", "conditional")

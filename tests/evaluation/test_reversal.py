@@ -19,7 +19,6 @@ from evaluation.reversal import (
     draw_pairs,
     equal_lengths,
     measure_reversal,
-    reversal_figure,
     reversal_table,
     single_tokens,
 )
@@ -321,16 +320,6 @@ def test_bytes_are_refused(checkpoint_path, fails):
 )
 def test_wrong_options_end_in_one_line(fails, options, expected):
     assert expected in fails("reversal", *options)
-
-
-def test_the_figure_has_means_and_a_point_a_pair(tokenizer):
-    answers = answers_of(tokenizer, copies)
-    figure = reversal_figure(answers, "copies_$all")
-    for ax, condition in zip(figure.axes, ("normal", "reversed"), strict=True):
-        heights = [bars.lines[0].get_ydata()[0] for bars in ax.containers]
-        means = [answers[f"{condition}_{key}"].mean() for key in ("target", "distractor")]
-        assert heights == pytest.approx(means)
-        assert len(ax.collections[0].get_offsets()) == 12
 
 
 # ---- models of ``transformers``

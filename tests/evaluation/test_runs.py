@@ -93,13 +93,6 @@ def test_what_is_no_run_is_refused(runs, word, message):
         find_compared([str(runs / word)], skip=False)
 
 
-def test_what_is_no_checkpoint_is_refused(runs):
-    with pytest.raises(ValueError, match="there is no whole checkpoint below"):
-        find_checkpoints([str(runs / "c")])
-    with pytest.raises(ValueError, match="there is no such file"):
-        find_checkpoints([str(runs / "none.ckpt")])
-
-
 # ---- the furthest checkpoint of a run, or its best
 
 

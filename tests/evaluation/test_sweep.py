@@ -280,16 +280,6 @@ def test_the_dial_of_every_method_changes_what_it_computes(write_method, sweep_o
     assert "skipped" not in printed
 
 
-def test_the_same_command_gives_the_same_files(write_method, sweep_of, tmp_path):
-    path, found = write_method("latent-thought"), []
-    for _ in range(2):
-        rows, _ = sweep_of([path], "--inner_steps", "0,1", *TRAIN)
-        tables = [{**row, "seconds": 0} for row in rows]
-        found.append(((tmp_path / "pareto.svg").read_bytes(), tables))
-    assert found[0] == found[1]
-    assert not list(tmp_path.glob("*.tmp"))
-
-
 def test_thresholds_hold_at_the_budget_of_the_training_only(
     corpus, train_checkpoint, fails, evaluates, tmp_path
 ):

@@ -11,7 +11,6 @@ from datamodules.tokenizers import train_bpe
 from evaluation.load import build_tokenizer
 from lightning_models.checkpoint import read_checkpoint
 
-RESULTS = ("compare", "--view", "results")
 LIKELIHOODS = {
     "gpt2": "exact",
     "thoughtbubbles": "noncausal",
@@ -193,12 +192,6 @@ def test_examples_in_front_of_questions(untrained, score, fails):
     assert result["tasks"]["arc_easy_local"]["read_tokens"] > 100
     line = fails("tasks", "--ckpt", path, "--tasks", "lambada_local", "--num_fewshot", 3)
     assert "num_fewshot (3): lambada_local has 3 documents to draw them from" in line
-
-
-def test_results_go_into_tables(untrained, score, evaluates, tmp_path):
-    score(untrained("gpt2"), "piqa_local")
-    printed = evaluates(*RESULTS, tmp_path / "result.json")
-    assert "piqa local acc" in printed.splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -151,15 +151,6 @@ def test_streams_are_those_that_ran(name):
 SAMPLED = {"until": [], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
 
 
-def test_sampled_texts_do_not_depend_on_the_batch(gpt2):
-    requests = [request(text, dict(SAMPLED)) for text in ("ab", "cde", "f")]
-    together = harness_model(gpt2, PLAIN).generate_until(requests)
-    alone = [harness_model(gpt2, PLAIN).generate_until([one])[0] for one in requests]
-    assert together == alone
-    other = harness_model(gpt2, PLAIN, seed=1).generate_until(requests)
-    assert other != together
-
-
 @pytest.mark.parametrize("more", [{}, {"streams": "example", "document_start": True}])
 def test_repeated_requests_have_draws_of_their_own(gpt2, more):
     """The harness hands over the same request several times; the first is as if it were alone."""

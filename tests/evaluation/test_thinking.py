@@ -9,13 +9,10 @@ from methods import BLOCK, METHODS
 
 from datamodules import LocalText
 from datamodules.text import IGNORE
-from evaluation.cost import ComputeCounter, mean_cost, price
+from evaluation.cost import mean_cost, price
 from evaluation.load import build_model
-from evaluation.perplexity import measure_perplexity
 from lightning_models import MoRLM, PonderLM, ThoughtbubblesLM
 from lightning_models.checkpoint import read_checkpoint
-from lightning_models.layers import recording
-from lightning_models.layers.recording import record
 
 COST = [
     "flops_per_token",
@@ -139,37 +136,6 @@ def test_several_texts_cost_the_mean_of_their_tokens():
     *costs, mean = (dict(zip(COST, row, strict=True)) for row in rows)
     assert mean_cost(costs, [2, 1]) == mean
     assert mean_cost(costs, [0, 0])["flops_per_token"] == 25
-
-
-def test_only_targets_count_among_expected_steps():
-    counter, w = ComputeCounter(), torch.tensor([[[1.0, 0.5, 0.25], [1, 1, 1], [1, 0, 0]]]).double()
-    batch = {"targets": torch.tensor([[3, IGNORE, 2]])}
-    assert counter.expected is None
-    with counter.recording():
-        for _ in counter.watch([batch]):
-            record("router", log_steps=w, log_tail=w.log())
-    assert counter.expected == 0.375
-
-
-def test_only_targets_count():
-    counter, batches = ComputeCounter(), []
-    for first in (5, 7):
-        targets = torch.tensor([[1, IGNORE, 2], [IGNORE, IGNORE, first]])
-        batches.append({"targets": targets})
-    assert counter.mean is None
-    with recording(thinking_steps=counter.count):
-        for batch in counter.watch(batches):
-            record("thinking_steps", executed=batch["targets"].abs(), most=9)
-    assert counter.mean == (1 + 2 + 5 + 1 + 2 + 7) / 6
-
-
-def test_measuring_asks_for_nothing_afterwards(checkpoint_path, corpus):
-    checkpoint, data = read_checkpoint(checkpoint_path), LocalText(**corpus)
-    data.prepare_data()
-    data.setup("validate")
-    result = measure_perplexity(checkpoint, build_model(checkpoint), data, limit_batches=1)
-    assert result["executed_steps"] == 0
-    record("thinking_steps", executed=None, most=None)  # nobody is there to fail on it
 
 
 def test_generation_prints_the_steps_it_took(evaluates, ponder_path, checkpoint_path):
@@ -356,17 +322,3 @@ def by_hand(model, executed):
     pairs = config.num_layers * sum(4 * config.dim * n * (n + 1) // 2 for n in taken)
     head = 2 * config.dim * config.padded_vocab_size * len(executed)
     return 2 * weights * sum(taken) + pairs + routers + head
-
-
-def test_mixture_of_recursions_counts_the_steps_it_generates_with(
-    evaluates, corpus, train_checkpoint, tmp_path
-):
-    changes = {"thinking_steps": 2, "capacities": (0.75, 0.5)}
-    path = train_checkpoint(tmp_path / "own.ckpt", LocalText(**corpus), MoRLM, **changes)
-    content = torch.load(path, weights_only=True)
-    for key, value in content["state_dict"].items():
-        if "routers" in key:
-            value.fill_(-9.0 if key.endswith("bias") else 0.0)  # nobody recurs
-    torch.save(content, path)
-    words = ["--prompt", "a", "--max_new_tokens", "5", "--temperature", "0"]
-    assert "--- 0.00 additional steps a token" in evaluates("generate", "--ckpt", path, *words)

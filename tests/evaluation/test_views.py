@@ -4,27 +4,21 @@ import dataclasses
 import json
 import shutil
 
-import pandas as pd
 import pytest
 import torch
 from compared_runs import dress, place, read
-from methods import BLOCK, METHODS
+from methods import METHODS
 
 from datamodules import LocalText
-from evaluation.figures import curves_figure
 from evaluation.load import build_model, build_outline
-from evaluation.runs import Labels
 from evaluation.views import compute_frame, count_compute
 from lightning_models import (
     LatentThoughtConfig,
     OptimizerConfig,
-    ThoughtbubblesLM,
-    ThoughtGestaltLM,
     TransformerConfig,
     TransformerLM,
 )
 from lightning_models.checkpoint import read_checkpoint
-from lightning_models.flops import attention_flops, head_flops
 from training.loggers import EventLog
 
 CURVES = ("compare", "--view", "curves")
@@ -95,18 +89,6 @@ def test_the_points_are_what_was_logged(make_run, draw, tmp_path):
     assert first.split()[:6] == ["num_layers", "2", "flat", "3", "3,840", f"{flops():.4g}"]
     assert second.split()[-1] == "3.5"
     assert "<svg" in (tmp_path / "figure.svg").read_text()
-
-
-def test_a_curve_that_ends_without_a_number_ends_there(make_run, draw):
-    make_run("run", {9: 4.25, 19: float("nan")})
-    printed, _ = draw()
-    assert printed.splitlines()[1].split()[-5:] == [
-        "2",
-        f"{20 * ROWS * TOKENS:,}",
-        f"{flops():.4g}",
-        f"{20 * ROWS * TOKENS * flops():.4g}",
-        "-",
-    ]
 
 
 def test_other_scalars_labels_and_formats(make_run, draw, tmp_path):
@@ -196,30 +178,10 @@ def test_bounds_are_marked(make_run, draw, scalar, mark):
     assert label.endswith(mark)
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(1.5e9, 1.8e10), (1.2e9, 1.9e9), (1e6, 1e6), (2e7, 9e7), (1.1e3, 9.9e4), (3, 4e9), (91, 92)],
-)
-def test_sizes_are_labelled_at_least_twice(low, high):
-    points = [("a", "a", low, 3 * low, 3.0), ("a", "a", high, 3 * high, 2.5)]
-    curve = pd.DataFrame(points, columns=["run", "label", "tokens", "flops", "val/ppl"])
-    figure = curves_figure(curve, Labels((), (("a",),)), "val/ppl")
-    figure.canvas.draw()
-    for axes in figure.axes:
-        left, right = axes.get_xlim()
-        ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
-        shown = [text.get_text() for tick, text in ticks if left <= tick <= right]
-        assert 2 <= len(shown) <= 12
-        assert all(shown)
-        assert len(set(shown)) == len(shown)
-
-
 # ---- compute
 
 
 SIZES = {"vocab_size": 257, "block_size": 32, "num_layers": 2, "dim": 32, "num_heads": 2}
-IN_PARTS = (TransformerLM, ThoughtbubblesLM, ThoughtGestaltLM)
-ONE_PASS = [method for method in METHODS if issubclass(method.model, IN_PARTS)]
 
 
 class LatentLM(TransformerLM):
@@ -243,16 +205,6 @@ def built(kind=TransformerLM, **changes):
     return model
 
 
-def test_the_parts_are_the_matrices_they_are_named_for():
-    model = built(activation="swiglu", bias=False, ffn_dim=64)
-    parts = model.flops_by_part(16)
-    config = model.config
-    assert parts["output"] == head_flops(config) == 2 * 32 * 320
-    assert parts["self_attention"] == 2 * 2 * 4 * 32**2 + attention_flops(config, 16)
-    assert parts["feed_forward"] == 2 * 2 * 3 * 32 * 64
-    assert set(parts) == {"output", "self_attention", "feed_forward"}
-
-
 def test_parts_of_a_methods_own_follow_the_common_ones():
     frame = compute_frame([count_compute(built()), count_compute(built(LatentLM))], ["a", "b"])
     shares = [key.removeprefix("share_") for key in frame if key.startswith("share_")]
@@ -266,28 +218,6 @@ def test_parts_of_a_methods_own_follow_the_common_ones():
     assert sum(latent[f"share_{part}"] for part in shares) == pytest.approx(1)
     assert list(frame["flops_as_published"]) == [None, 224.0]
     assert "flops_as_published" not in compute_frame([count_compute(built())], ["plain"])
-
-
-@pytest.mark.parametrize("method", ONE_PASS, ids=lambda method: method.name)
-@pytest.mark.parametrize("context", [5, BLOCK, 200])
-def test_the_parts_of_one_scoring_pass_add_up(method, context):
-    count = count_compute(method.build(), context)
-    assert count["flops_one_pass"] == pytest.approx(count["flops_forward"], rel=1e-12)
-    assert min(count["parts"].values()) > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [("thoughtbubbles", ["forking"]), ("thought-gestalt", ["cross_attention", "sentence_head"])],
-)
-def test_parts_of_a_method_are_shown_and_written(write_method, evaluates, tmp_path, name, parts):
-    output = tmp_path / "shares.svg"
-    words = (write_method(name), "--context", "320", "--output", output)
-    header = evaluates(*COMPUTE, *words).splitlines()[1]
-    (row,) = read(tmp_path / "shares.csv")
-    for part in parts:
-        assert part.replace("_", " ") in header
-        assert float(row[f"share_{part}"]) > 0
 
 
 def test_a_model_of_documents_needs_a_context():

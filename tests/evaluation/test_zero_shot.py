@@ -102,13 +102,6 @@ def test_patterns_and_lists_name_files(score, checkpoint_path, files, tmp_path):
     assert tokens[0] < tokens[1] == tokens[2]
 
 
-def test_a_trained_tokenizer_is_not_trained_again(score, bpe_run, files):
-    _, result = score(bpe_run, "--sets", "lambada", *files["lambada"])
-    own = result["sets"]["lambada"]
-    assert own["data"]["recipe"]["init_args"]["tokenizer"].endswith("tokenizer.json")
-    assert 0 < own["tokens"] < own["bytes"]
-
-
 def test_a_model_of_marked_sentences_reads_the_sets_so(
     score, train_checkpoint, corpus, files, tmp_path
 ):

@@ -43,11 +43,6 @@ def test_values_of_the_table(reported, study):
     assert rows["plain"]["wall time"] == "0:00"
 
 
-def test_the_page_has_the_comparison_and_no_second_copy_of_it(reported, tmp_path):
-    assert "## Comparison" in reported()
-    assert not list((tmp_path / "pair" / "comparison").glob("report.[mh]*"))
-
-
 def test_a_page_is_written_again(reported, tmp_path):
     """Its comparison has no report that says whose folder it is."""
     first, comparison = reported(), tmp_path / "pair" / "comparison"

@@ -163,13 +163,6 @@ def test_a_trial_that_ends_before_it_is_looked_at_is_judged_by_the_same_values(s
     assert set(ended.steps) == {STEPS}
 
 
-def test_several_at_a_time_are_as_many(search):
-    code, table = search("--jobs=2")
-    assert code == 0
-    assert table.groupby("run").size().to_dict() == {"plain": 8, "copy": 8}
-    assert not set(table.state) - {"complete", "pruned"}
-
-
 # ---- resume
 
 

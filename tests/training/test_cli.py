@@ -59,11 +59,6 @@ def test_a_later_config_wins_and_keeps_the_rest(tmp_path):
     assert (config.dim, config.num_heads, config.num_layers) == (64, 4, 3)
 
 
-def test_configs_may_refer_to_other_values(tmp_path):
-    trainer = {"max_steps": 70, "log_every_n_steps": "${trainer.max_steps}"}
-    assert build(write(tmp_path / "a.yaml", {"trainer": trainer})).trainer.log_every_n_steps == 70
-
-
 def test_the_seed_is_fixed():
     build()
     first = torch.rand(3)
@@ -152,32 +147,6 @@ def test_predict_needs_the_checkpoint_and_prompts(trained, tmp_path):
     assert main(["predict", f"--ckpt_path={checkpoint_folder(trained)}/last.ckpt", *options]) == 0
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["prompt"] for row in rows] == ["latent thought", "memory"]
-
-
-def test_validate_can_take_gradients(trained, monkeypatch):
-    """Inference by gradient works in standalone evaluation; by Lightning's default it fails."""
-    from lightning_models import TransformerLM
-
-    norms = []
-
-    def with_gradient(self, batch, batch_idx):
-        with torch.enable_grad():
-            z = torch.zeros(1, requires_grad=True, device=self.device)
-            loss = (self.network(batch["tokens"]) * (1 + z)).sum()
-            norms.append(torch.autograd.grad(loss, z)[0].norm().item())
-
-    monkeypatch.setattr(TransformerLM, "validation_step", with_gradient)
-    monkeypatch.setattr(TransformerLM, "on_validation_epoch_end", lambda self: None)
-    path = checkpoint_folder(trained) / "last.ckpt"
-    assert main(["validate", f"--ckpt_path={path}", "--trainer.accelerator=cpu"]) == 0
-    assert norms
-    assert all(norm > 0 for norm in norms)
-
-
-def test_checkpoints_hold_plain_values_only(trained):
-    content = load(checkpoint_folder(trained) / "last.ckpt")  # weights_only=True
-    assert content["recipe"]["model"]["class_path"] == "lightning_models.TransformerLM"
-    assert content["recipe"]["data"]["class_path"] == "datamodules.LocalText"
 
 
 def test_print_config_reads_like_a_manual(capsys, monkeypatch):
