@@ -127,9 +127,9 @@ def test_cached_and_uncached_greedy_tokens_are_equal(method):
         pytest.skip("what it has written is no part of a prompt")
     model = method.build(seed=1).eval()
     prompts = method.format.prompts
-    cached = generate(model, prompts, max_new_tokens=10, sampling=GREEDY)
+    cached = generate(model, prompts, max_new_tokens=7, sampling=GREEDY)
     uncached = [list(prompt) for prompt in prompts]
-    for _ in range(10):
+    for _ in range(7):
         for number, row in enumerate(uncached):
             row += generate(model, [row], max_new_tokens=1, sampling=GREEDY, first_row=number)[0]
     assert cached == [row[len(p) :] for row, p in zip(uncached, prompts, strict=True)]
@@ -225,7 +225,7 @@ def test_flops_that_texts_decide_are_recorded(method):
 
 def test_a_saved_model_loads_from_its_checkpoint_alone(method, make_loaders, tmp_path):
     model, data = method.build(), make_loaders()
-    trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0)
+    trainer = quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0)
     trainer.fit(model, data)
     path = tmp_path / "model.ckpt"
     trainer.save_checkpoint(path)
@@ -251,7 +251,7 @@ def test_a_resumed_run_ends_with_the_same_bits(method, make_loaders, tmp_path):
         model = method.build(**method.noise)
         trainer = quiet_trainer(
             tmp_path,
-            max_steps=7,
+            max_steps=5,
             accumulate_grad_batches=2,
             val_check_interval=4,
             limit_val_batches=1,
@@ -264,9 +264,9 @@ def test_a_resumed_run_ends_with_the_same_bits(method, make_loaders, tmp_path):
         return model, trainer
 
     whole, trainer = run(None, kept)
-    assert trainer.num_training_batches > 14, "the stop must lie inside an epoch"
+    assert trainer.num_training_batches > 10, "the stop must lie inside an epoch"
     resumed, trainer = run(str(tmp_path / "step=3.ckpt"))
-    assert trainer.global_step == 7
+    assert trainer.global_step == 5
     for (name, mine), theirs in zip(
         resumed.state_dict().items(), whole.state_dict().values(), strict=True
     ):
@@ -282,7 +282,7 @@ def test_validation_leaves_training_untouched(method, make_loaders, tmp_path):
         torch.manual_seed(5)
         trainer = quiet_trainer(
             tmp_path,
-            max_steps=4,
+            max_steps=3,
             accumulate_grad_batches=2,
             check_val_every_n_epoch=None,
             callbacks=[ResumeState()],
