@@ -15,6 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from paper_commands import DOCS, METHODS, ROOT
+from training_parser import parse_training, training_parser
 
 from datamodules.reasoning import align
 from evaluation.cli import build_parser
@@ -23,10 +24,7 @@ from lightning_models.checkpoint import read_checkpoint
 from studies.__main__ import configured
 from studies.__main__ import parser as study_parser
 from studies.study import load_study
-from training import LatentCLI
-from training.arguments import look
 
-ON_CPU = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto")
 TINY = {"thinking_states": "tiny_parity"}
 ROOT_DIR = "--trainer.default_root_dir"
 WRITTEN = ("--output", "--figure", "--plot", "--texts", "--answers_file")
@@ -128,20 +126,6 @@ def parameters(chosen, parts_of):
 
 
 # ---- training
-
-
-@cache
-def training_parser():
-    return LatentCLI(["-c", "configs/transformer/tiny.yaml", *ON_CPU], run=False).parser
-
-
-def parse_training(words, saved=None):
-    """What ``train.py`` makes of the words after the verb; ``saved``: recipes that come first."""
-    parser, given = training_parser(), look(words)
-    for key in ("model", "data"):
-        own = {"class_path": given.own_class(key)}
-        parser.set_defaults({key: own if saved is None else saved[key]})
-    return parser.parse_args([*words, *ON_CPU])
 
 
 @cache
