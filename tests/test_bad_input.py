@@ -37,33 +37,14 @@ FROM = f"--ckpt_path={GOOD}"
 
 DATA = {
     "missing file": ("--data.data_files=none.txt", "none.txt: there is no such file"),
-    "empty file": ("--data.data_files=empty.txt", "empty.txt is empty"),
-    "white space only": ("--data.data_files=blank.txt", "blank.txt is empty"),
-    "not UTF-8": ("--data.data_files=latin1.txt", "latin1.txt is not UTF-8. Convert it"),
-    "jsonl, not UTF-8": ("--data.data_files=latin1.jsonl", "latin1.jsonl, line 2 is not UTF-8"),
     "broken line": ("--data.data_files=broken.jsonl", "broken.jsonl, line 3 is not JSON"),
     "deeply nested line": (
         "--data.data_files=deep.jsonl",
         "deep.jsonl, line 2 is not JSON (nested too deeply)",
     ),
-    "half a surrogate pair": ("--data.data_files=surrogate.jsonl", "surrogate.jsonl, line 2: "),
-    "line without the field": (
-        "--data.data_files=fields.jsonl",
-        "line 2: there is no field 'text'",
-    ),
-    "field that is no text": (
-        "--data.data_files=number.jsonl",
-        "line 1: the field 'text' holds int",
-    ),
-    "line that is a list": ("--data.data_files=list.jsonl", "line 1: expected an object"),
-    "unknown suffix": (
-        "--data.data_files=text.docx",
-        "text.docx: the suffix decides the format",
-    ),
     "folder for a file": ("--data.data_files=folder", "folder is a folder. Name its files"),
     "glob without a match": ("--data.data_files=none*.txt", "none*.txt: no file matches"),
     "cut-off gz": ("--data.data_files=cut.txt.gz", "cut.txt.gz: the compressed data are damaged"),
-    "text as parquet": ("--data.data_files=fake.parquet", "fake.parquet is not a parquet file"),
     "train file is test file": (
         "--data.val_files=text.jsonl",
         "text.jsonl is in data_files and in",
@@ -71,11 +52,8 @@ DATA = {
     "unknown tokenizer": ("--data.tokenizer=nonsense", "tokenizer='nonsense' is not known"),
     "missing tokenizer.json": ("--data.tokenizer=none.json", "none.json"),
     "binary tokenizer.json": ("--data.tokenizer=binary.json", "binary.json' is not UTF-8 text"),
-    "broken tokenizer.json": ("--data.tokenizer=broken_tokenizer.json", "broken_tokenizer.json"),
     "window too long": ("--data.block_size=100000", "block_size=100000 is longer than the split"),
     "batch too large": ("--data.batch_size=5000", "takes 5000 windows, the train split has only"),
-    "shares above 1": ("--data.val_fraction=1.5", "val_fraction"),
-    "negative seed": ("--data.seed=-1", "seed=-1 must be at least 0"),
     "cache folder is a file": ("--data.cache_dir=text.jsonl", "text.jsonl"),
     "cache below a file": ("--data.cache_dir=text.jsonl/cache", "text.jsonl/cache"),
     "cache where nothing can be written": ("--data.cache_dir=/proc/cache", "/proc/cache"),
@@ -85,10 +63,10 @@ KEYS = {
     "typo in a data key": ("--data.blok_size=8", "blok_size"),
     "typo in a trainer key": ("--trainer.max_stepss=8", "max_stepss"),
     "typo in a callback's key": ("--nonfinite.acton=skip", "nonfinite.acton"),
-    "typo in a key of a file": ("--config=typo.yaml", "max_stepss"),
     "wrong type": ("--trainer.max_steps=many", "many"),
-    "wrong type in a file": ("--config=wrong_type.yaml", "many"),
     "wrong choice": ("--nonfinite.action=ignore", "nonfinite.action"),
+    "value a callback refuses": ("--samples.temperature=-1", "temperature (-1.0) must not be"),
+    "value Lightning refuses": ("--checkpoint.save_top_k=-4", "save_top_k=-4"),
     "heads do not divide": ("--model.config.num_heads=7", "num_heads (7) must divide dim (16)"),
     "negative learning rate": ("--model.optimizer.lr=-1", "lr"),
     "unknown model": ("--model=lightning_models.Foo", "Foo"),
@@ -99,7 +77,6 @@ KEYS = {
     "unknown data": ("--data=datamodules.Foo", "Foo"),
     "unknown accelerator": ("--trainer.accelerator=abacus", "abacus"),
     "unknown precision": ("--trainer.precision=17", "trainer.precision"),
-    "missing config": ("--config=none.yaml", "none.yaml"),
     "config is a folder": ("--config=folder", "folder"),
     "config is no YAML": ("--config=no.yaml", "no.yaml"),
     "config is binary": ("--config=binary.yaml", "binary.yaml"),
@@ -107,24 +84,15 @@ KEYS = {
 }
 RANGES = {
     "no micro-batch a step": ("--trainer.accumulate_grad_batches=0", "(0) must be at least 1"),
-    "negative micro-batches": ("--trainer.accumulate_grad_batches=-1", "(-1) must be at least 1"),
     "validation every 0 batches": ("--trainer.val_check_interval=0", "(0) must be above 0"),
-    "validation every 0 epochs": ("--trainer.check_val_every_n_epoch=0", "(0) must be at least 1"),
     "negative devices": ("--trainer.devices=-3", "trainer.devices (-3) must be a number of"),
-    "no device": ("--trainer.devices=0", "trainer.devices (0) must be a number of"),
-    "devices that are a word": ("--trainer.devices=x", "trainer.devices (x) must be a number of"),
     "negative clipping": ("--trainer.gradient_clip_val=-1", "(-1) must be finite and at least 0"),
-    "infinite clipping": ("--trainer.gradient_clip_val=.inf", "(inf) must be finite"),
-    "clipping at nan": ("--trainer.gradient_clip_val=.nan", "gradient_clip_val (nan) is not a"),
     "negative logging": ("--trainer.log_every_n_steps=-1", "(-1) must be at least 1, or 0"),
     "negative sanity check": ("--trainer.num_sanity_val_steps=-2", "(-2) must be at least 0"),
-    "negative min_steps": ("--trainer.min_steps=-2", "trainer.min_steps (-2) must be at least 0"),
     "root folder without a name": ("--trainer.default_root_dir=", "default_root_dir () is empty"),
     "checkpoint folder without a name": ("--checkpoint.dirpath=", "checkpoint.dirpath () is empty"),
     "negative global seed": ("--seed_everything=-1", "seed_everything (-1) must be from 0 to"),
     "large global seed": ("--seed_everything=99999999999999", "must be from 0 to 4294967295"),
-    "learning rate nan": ("--model.optimizer.lr=.nan", "model.optimizer.lr (nan) is not a number"),
-    "nan in a callback": ("--throughput.peak_tflops=.nan", "throughput.peak_tflops (nan) is not"),
     "negative seed of samples": ("--samples.seed=-1", "seed (-1) must not be negative"),
     "large seed of the data": ("--data.seed=99999999999999999999", "must be below 2**63"),
     "root folder of nobody": ("--trainer.default_root_dir=~nobodyhere/x", "user that there is not"),
@@ -134,7 +102,6 @@ RANGES = {
         "lower the batch size or the sizes",
     ),
     "width of the weights nan": ("--model.config.init_std=.nan", "model.config.init_std (nan)"),
-    "width of the weights infinite": ("--model.config.init_std=.inf", "init_std (inf) must be a"),
     "vocabulary of the data": (
         "--model.init_args.config.vocab_size=5",
         "model.config.vocab_size (5) is decided by the data, which have 257; leave it out and",
@@ -148,36 +115,25 @@ RANGES = {
     "abbreviated option": ("--trainer.max_step=1", "write --trainer.max_steps in full"),
     "abbreviated checkpoint": ("--ckpt_pat=x", "write --ckpt_path in full"),
     "option of a dataclass": ("--model.lr=1", "is --model.init_args.optimizer.lr meant?"),
-    "option without its key": ("--lr=1", "is --model.init_args.optimizer.lr meant?"),
     "field with a typo": ("--model.config.dims=1", "is --model.init_args.config.dim meant?"),
-    "option with a typo": ("--trainer.max_stepps=1", "is --trainer.max_steps meant?"),
     "function as model": ("--model=lightning_models.os.system", "lightning_models.os.system"),
     "function of a module": (
         "--model=lightning_models.base.torch.load",
-        "does not correspond to a subclass of LanguageModel",
+        "subclass of LanguageModel",
     ),
-    "module as model": ("--model=lightning_models.layers", "lightning_models.layers"),
     "function as data": ("--data=datamodules.os.system", "datamodules.os.system"),
 }
 YAML = {
     "learning rate nan": ("model: {init_args: {optimizer: {lr: .nan}}}", "optimizer.lr (nan)"),
     "nan in a list": ("model: {init_args: {optimizer: {betas: [0.9, .nan]}}}", "betas.1 (nan)"),
-    "learning rate infinite": ("model: {init_args: {optimizer: {lr: .inf}}}", "lr (inf)"),
-    "init_std nan": ("model: {init_args: {config: {init_std: .nan}}}", "config.init_std (nan)"),
-    "vocabulary": ("model: {init_args: {config: {vocab_size: 5}}}", "is decided by the data"),
-    "clipping nan": ("trainer: {gradient_clip_val: .nan}", "gradient_clip_val (nan)"),
     "trainer null": ("trainer: null", "trainer (null) holds arguments; leave trainer out"),
     "trainer that is a number": ("trainer: 3", "trainer (3) holds arguments; leave trainer out"),
-    "trainer that is a list": ("trainer: []", "trainer ([]) holds arguments; leave trainer out"),
     "callback null": ("samples: null", "samples (null) holds arguments; leave samples out"),
     "model null": ("model: null", "model"),
     "number": ("3", "bad.yaml holds 3 and not keys with values"),
-    "word": ("word", 'bad.yaml holds "word" and not keys with values'),
-    "list": ("- 1\n- 2", "bad.yaml holds [1, 2] and not keys with values"),
     "nothing": ("", "bad.yaml holds null and not keys with values"),
     "deep list": ("[" * 3000 + "]" * 3000, "bad.yaml is nested too deep"),
     "deep keys": ("\n".join(" " * n + "a:" for n in range(3000)), "bad.yaml is nested too deep"),
-    "function as model": ("model: {class_path: lightning_models.os.system}", "os.system"),
     "function with arguments": (
         "model: {class_path: lightning_models.os.system, init_args: {command: id}}",
         "os.system",
@@ -189,9 +145,7 @@ PLACES = {
         "--trainer.default_root_dir=text.jsonl/runs",
         "text.jsonl is a file; choose another folder",
     ),
-    "output folder refuses files": ("--trainer.default_root_dir=/proc/runs", "/proc/runs"),
     "checkpoint folder is a file": ("--checkpoint.dirpath=text.jsonl", "text.jsonl"),
-    "checkpoint folder refuses files": ("--checkpoint.dirpath=/proc/runs", "/proc/runs"),
 }
 CHECKPOINTS = {
     "missing": ("--ckpt_path=none.ckpt", "there is no checkpoint at none.ckpt"),
@@ -218,44 +172,26 @@ def template(text_file, tmp_path_factory):
 
 
 def _write_bad_files(folder):
-    for name in ("empty.txt", "empty.ckpt"):
-        (folder / name).touch()
+    (folder / "empty.ckpt").touch()
     (folder / "folder").mkdir()
-    (folder / "blank.txt").write_text(" \n\n \n")
-    (folder / "latin1.txt").write_bytes(
-        "Stra\u00dfe, caf\u00e9".encode("latin1").replace(b"Str", b"Strre")
-    )
-    (folder / "latin1.jsonl").write_bytes(b'{"text": "one"}\n{"text": "caf\xe9"}\n')
     (folder / "broken.jsonl").write_text(
         '{"text": "a"}\n{"text": "b"}\n{"text": "c\n{"text": "d"}\n'
     )
     (folder / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 100_000 + "\n")
     (folder / "deep.json").write_text("[" * 100_000)
     (folder / "results.json").write_text('{"results": [1]}')
-    (folder / "surrogate.jsonl").write_text('{"text": "a"}\n{"text": "b\\ud800"}\n')
-    (folder / "surrogate_prompts.jsonl").write_text('{"prompt": "b\\ud800"}\n')
     (folder / "binary.json").write_bytes(bytes(range(256)))
-    (folder / "fields.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
-    (folder / "number.jsonl").write_text('{"text": 3}\n')
-    (folder / "list.jsonl").write_text('["text"]\n')
-    (folder / "text.docx").write_text("text")
-    (folder / "fake.parquet").write_text("text")
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"some words " * 999)[:-9])
-    (folder / "broken_tokenizer.json").write_text('{"version": ')
-    (folder / "typo.yaml").write_text("trainer: {max_stepss: 3}\n")
-    (folder / "wrong_type.yaml").write_text("trainer: {max_steps: many}\n")
     (folder / "no.yaml").write_text("a: [\n")
     (folder / "binary.yaml").write_bytes(bytes(range(256)))
     (folder / "reference.yaml").write_text("trainer: {max_steps: '${nowhere}'}\n")
     (folder / "prompts.txt").write_text("The fork\n")
     (folder / "long.txt").write_text("word " * 99 + "\n")
-    (folder / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     torch.save({"state_dict": {}, "epoch": 3}, folder / "foreign.ckpt")
 
 
 RECIPES = {
     "config that is a text": ("config", "abc"),
-    "config that is a list": ("config", [1]),
     "optimiser that is a text": ("optimizer", "abc"),
     "key that is a number": (3, 4),
 }
@@ -364,6 +300,7 @@ def test_warm_up_that_is_longer_than_the_run_is_said(place):
 
 
 TRAIN = {
+    "missing argument": (("fit", "--data=datamodules.LocalText"), "data_files"),
     "no verb": ((), "fit,validate,test,predict"),
     "wrong verb": (("fitt",), "fitt"),
     "last without a run": (
@@ -371,10 +308,6 @@ TRAIN = {
         "below new",
     ),
     "best without a best": (("validate", "--ckpt_path=best"), "ckpt_path=best: the run of"),
-    "validate, missing checkpoint": (
-        ("validate", "--ckpt_path=none.ckpt"),
-        "no checkpoint at none",
-    ),
     "test, truncated checkpoint": (("test", "--ckpt_path=cut.ckpt"), "cut.ckpt"),
     "another vocabulary": (
         ("validate", FROM, "--data.tokenizer=bpe:300", "--on_conflict=typed"),
@@ -382,19 +315,6 @@ TRAIN = {
     ),
     "predict without prompts": (("predict", FROM), "set data.predict_file"),
     "predict, missing prompts": (("predict", FROM, "--data.predict_file=none.txt"), "none.txt"),
-    "predict, empty prompts": (("predict", FROM, "--data.predict_file=empty.txt"), "empty.txt"),
-    "predict, broken prompts": (
-        ("predict", FROM, "--data.predict_file=prompts.jsonl"),
-        "prompts.jsonl, line 2",
-    ),
-    "predict, prompts not UTF-8": (
-        ("predict", FROM, "--data.predict_file=latin1.txt"),
-        "latin1.txt, line 1 is not UTF-8",
-    ),
-    "predict, half a surrogate pair": (
-        ("predict", FROM, "--data.predict_file=surrogate_prompts.jsonl"),
-        "surrogate_prompts.jsonl, line 1: the text holds '\\ud800', half a surrogate pair",
-    ),
     "predict, long prompt": (("predict", FROM, "--data.predict_file=long.txt"), "prompt"),
     "predict, output below a file": (
         ("predict", FROM, "--data.predict_file=prompts.txt", "--predictions.output=text.jsonl/out"),
@@ -418,10 +338,6 @@ def _cut(store):
     (store / "train-00000.tokens").write_bytes((store / "train-00000.tokens").read_bytes()[:-2])
 
 
-def _gone(store):
-    (store / "train-00000.tokens").unlink()
-
-
 def _half_a_meta(store):
     (store / "meta.json").write_text((store / "meta.json").read_text()[:50])
 
@@ -440,35 +356,16 @@ def _random(name):
     return damage
 
 
-def _random_without_checksums(name):
-    """As `_random`, in a store as older versions wrote them."""
-
-    def damage(store):
-        meta = json.loads((store / "meta.json").read_text())
-        del meta["checksums"]
-        (store / "meta.json").write_text(json.dumps(meta))
-        _random(name)(store)
-
-    return damage
-
-
 def _meta(content):
     return lambda store: (store / "meta.json").write_text(content)
 
 
 STORES = {
     "cut": (_cut, "train-00000.tokens has"),
-    "gone": (_gone, "train-00000.tokens has 0 bytes"),
     "half a meta.json": (_half_a_meta, "meta.json cannot be read"),
     "one bit": (_one_bit, "of train-00000.tokens changed (CRC-32"),
     "random tokens": (_random("val-00000.tokens"), "of val-00000.tokens changed (CRC-32"),
-    "random ends": (_random("train-00000.ends"), "of train-00000.ends changed (CRC-32"),
-    "ids out of range": (_random_without_checksums("train-00000.tokens"), "the vocabulary has 257"),
-    "ends out of order": (_random_without_checksums("test-00000.ends"), "do not ascend to"),
-    "only a format": (_meta('{"format": 1}'), "meta.json: vocab_size is None"),
-    "a list": (_meta("[1]"), "meta.json holds [1], not an object"),
     "nested deeply": (_meta("[" * 100_000), "nested too deeply"),
-    "binary meta.json": (_random("meta.json"), "meta.json cannot be read"),
 }
 
 
@@ -486,17 +383,13 @@ def test_a_damaged_store_is_named(refused, place, case):
 CKPT = ("--ckpt", GOOD)
 EVALUATE = {
     "no command": ((), "perplexity"),
-    "wrong command": (("perplexty",), "perplexty"),
-    "missing checkpoint": (("perplexity", "--ckpt", "none.ckpt"), "no checkpoint at none.ckpt"),
-    "truncated checkpoint": (("perplexity", "--ckpt", "cut.ckpt"), "cut.ckpt"),
-    "empty checkpoint": (("generate", "--ckpt", "empty.ckpt", "--prompt", "a"), "(0 bytes)"),
-    "typo in an option": (("perplexity", *CKPT, "--batchsize", "3"), "--batchsize"),
-    "wrong type": (("generate", *CKPT, "--prompt", "a", "--top_k", "many"), "top_k"),
-    "typo in a model option": (("perplexity", *CKPT, "--set.dimm", "3"), "no option config.dimm"),
-    "negative temperature": (
-        ("generate", *CKPT, "--prompt", "a", "--temperature", "-1"),
-        "temperature",
+    "unknown split": (("perplexity", *CKPT, "--split", "valid"), "split"),
+    "unknown data": (("perplexity", *CKPT, "--data", "LostText"), "LostText"),
+    "negative number of batches": (
+        ("perplexity", *CKPT, "--limit_batches", "-1"),
+        "limit_batches (-1)",
     ),
+    "wrong type": (("generate", *CKPT, "--prompt", "a", "--top_k", "many"), "top_k"),
     "temperature nan": (
         ("generate", *CKPT, "--prompt", "a", "--temperature", ".nan"),
         "temperature (nan) must be 0 (greedy) or above, and finite",
@@ -518,15 +411,6 @@ EVALUATE = {
         "write --limit_batches in full",
     ),
     "model option nan": (("perplexity", *CKPT, "--set.init_std", ".nan"), "init_std (nan) must be"),
-    "model option of another type": (
-        ("perplexity", *CKPT, "--set.bias", "3"),
-        "bias (3) must be true or false",
-    ),
-    "no prompts": (("generate", *CKPT), "there is nothing to continue"),
-    "missing prompts": (("generate", *CKPT, "--prompts_file", "none.txt"), "none.txt"),
-    "empty prompts": (("generate", *CKPT, "--prompts_file", "empty.txt"), "empty.txt"),
-    "prompts not UTF-8": (("generate", *CKPT, "--prompts_file", "latin1.txt"), "not UTF-8"),
-    "broken prompts": (("generate", *CKPT, "--prompts_file", "prompts.jsonl"), "line 2"),
     "typed prompt not UTF-8": (
         ("generate", *CKPT, "--prompt", "caf\udce9"),
         "'caf\\udce9': the text holds",
@@ -534,10 +418,6 @@ EVALUATE = {
     "results of nested JSON": (
         ("compare", "--view", "results", "deep.json"),
         "(deep.json) is not JSON: nested too deeply",
-    ),
-    "results of binary JSON": (
-        ("compare", "--view", "results", "binary.json"),
-        "(binary.json) is not JSON",
     ),
     "results of no results": (
         ("compare", "--view", "results", "results.json"),
@@ -547,20 +427,7 @@ EVALUATE = {
         ("scaling", "--x", "tokens", "a=deep.json"),
         "(deep.json) is not JSON",
     ),
-    "output is a folder": (("perplexity", *CKPT, "--output", "folder"), "folder) is a folder"),
-    "output in no folder": (("perplexity", *CKPT, "--output", "none/a.json"), "does not exist"),
     "output refuses files": (("perplexity", *CKPT, "--output", "/proc/a.json"), "cannot write to"),
-    "unknown tokenizer": (
-        ("generate", *CKPT, "--prompt", "a", "--tokenizer", "nonsense"),
-        "tokenizer='nonsense' is not known",
-    ),
-    "another vocabulary": (
-        ("perplexity", *CKPT, "--data.tokenizer", "bpe:300"),
-        "300 entries, the checkpoint's model has a vocabulary of 257",
-    ),
-    "missing data": (("perplexity", *CKPT, "--data.data_files", "none.txt"), "none.txt"),
-    "window too long": (("perplexity", *CKPT, "--data.block_size", "64"), "set --data.block_size"),
-    "nothing to import": (("import", "--hf", "none", "--output", "a.ckpt"), "no model found"),
     "empty folder to import": (
         ("import", "--hf", "folder", "--tokenizer", "bytes", "--output", "a.ckpt"),
         "'folder': the model cannot be read",
@@ -570,7 +437,6 @@ EVALUATE = {
 
 NOWHERE = {
     "perplexity": ("--ckpt", ""),
-    "perplexity, a blank": ("--ckpt", " "),
     "zero_shot": ("--ckpt", ""),
     "tasks": ("--ckpt", "", "--tasks", "piqa"),
     "gsm8k": ("--ckpt", ""),
@@ -580,8 +446,6 @@ NOWHERE = {
     "reason": ("--ckpt=",),
     "sweep": ("--ckpts", ""),
     "compare": ("",),
-    "compare, a row with a name": ("a=",),
-    "compare, curves": ("", "--view", "curves"),
     "train test": ("--ckpt_path", ""),
     "train fit": ("--ckpt_path=",),
 }

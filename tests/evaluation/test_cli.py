@@ -44,27 +44,10 @@ def test_every_command_explains_its_options(capsys, command):
         (["--ckpt", "none.ckpt"], "evaluate.py needs a verb: perplexity"),
         (["perplexty", "--ckpt", "none.ckpt"], "is perplexity meant?"),
         (["ppl"], "python evaluate.py perplexity --ckpt"),
-        (["perplexity"], "ckpt"),
-        (["generate", "--ckpt", "none.ckpt", "--promt", "a"], "--promt"),
-        (["generate", "--ckpt", "none.ckpt", "--top_k", "x"], "top_k"),
     ],
 )
-def test_wrong_command_lines_end_in_one_line(fails, argv, expected):
+def test_a_command_line_without_a_verb_gets_one(fails, argv, expected):
     assert expected in fails(*argv)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--split", "valid"], "split"),
-        (["--batch_size", "0"], "batch_size (0) must be at least 1"),
-        (["--limit_batches", "-1"], "limit_batches (-1) must be at least 1"),
-        (["--set.dim", "64"], "of another shape"),
-        (["--data", "LostText"], "LostText"),
-    ],
-)
-def test_wrong_options_end_in_one_line(fails, checkpoint_path, options, expected):
-    assert expected in fails("perplexity", "--ckpt", checkpoint_path, *options)
 
 
 def test_debug_shows_the_traceback(monkeypatch):

@@ -73,21 +73,6 @@ def test_prompts_are_taken_literally(evaluates, checkpoint_path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("p.jsonl", b'{"prompt": "a"}\n{"text": "b"}', r'line 2: expected {"prompt": "text"}'),
-        ("p.jsonl", b"nonsense", "line 1 is not JSON"),
-        ("p.txt", b"\xff\xfe\xfa", "line 1 is not UTF-8"),
-        ("p.txt", b"\n \n", "is empty"),
-    ],
-)
-def test_bad_prompt_files_are_named(fails, checkpoint_path, tmp_path, name, content, expected):
-    file = tmp_path / name
-    file.write_bytes(content)
-    assert expected in fails("generate", "--ckpt", checkpoint_path, "--prompts_file", file)
-
-
-@pytest.mark.parametrize(
     ("options", "expected"),
     [
         ([], "there is nothing to continue; give --prompt"),

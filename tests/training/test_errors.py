@@ -8,37 +8,6 @@ from lightning_models import TransformerLM
 from training import main
 from training.errors import condense, explain
 
-BAD_INPUT = {
-    "typo in a model key": (["--model.config.dimm=8"], "dimm"),
-    "typo in a trainer key": (["--trainer.max_stepss=8"], "max_stepss"),
-    "wrong type": (["--trainer.max_steps=many"], "--trainer.max_steps (many) must be a whole"),
-    "value a config refuses": (["--model.config.num_heads=7"], "num_heads (7) must divide dim"),
-    "value the data refuse": (["--data.block_size=0"], "block_size=0"),
-    "value a callback refuses": (["--samples.temperature=-1"], "temperature (-1.0) must not be"),
-    "value Lightning refuses": (["--checkpoint.save_top_k=-4"], "save_top_k=-4"),
-    "unknown model": (["--model=lightning_models.Foo"], "Foo"),
-    "missing config file": (["--config=nowhere.yaml"], "nowhere.yaml"),
-    "missing checkpoint": (["--ckpt_path=nowhere.ckpt"], "there is no checkpoint at nowhere.ckpt"),
-    "missing argument": (["--data=datamodules.LocalText"], "data_files"),
-    "missing data": (
-        ["--data=datamodules.LocalText", "--data.data_files=nowhere.txt"],
-        "nowhere.txt: there is no such file",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_ends_in_one_line(case, tmp_path, capsys):
-    arguments, expected = BAD_INPUT[case]
-    fixed = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"]
-    assert main(["fit", *fixed, *arguments]) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert expected in errors[0]
-    assert "Traceback" not in errors[0]
-    assert len(errors[0]) < 400
-
-
 MISTAKES = {
     "--model.lr=1": "is --model.init_args.optimizer.lr meant?",
     "--learning_rate=1": "is --model.init_args.optimizer.lr meant?",
@@ -91,15 +60,6 @@ def test_a_key_of_another_name_is_answered_by_ours(content, tmp_path, capsys):
 @pytest.mark.parametrize("arguments", VERBS)
 def test_so_are_options_of_evaluations(arguments, capsys):
     assert VERBS[arguments] in message_of(evaluate, list(arguments), capsys)
-
-
-@pytest.mark.parametrize("content", ["a: [", "trainer: {max_stepss: 3}", "trainer: {max_steps: x}"])
-def test_bad_config_files_end_in_one_line(content, tmp_path, capsys):
-    path = tmp_path / "bad.yaml"
-    path.write_text(content)
-    assert main(["fit", f"--config={path}"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ")
 
 
 FIRST_WORDS = {
