@@ -239,13 +239,19 @@ def write_with_names(write_method, tmp_path):
     return write
 
 
+TWICE = ("perplexity", "quality")
+"""Commands that are run again on every method: one that scores, and one that draws texts."""
+
+
 @pytest.mark.parametrize(("verb", "name"), PAIRS, ids=str)
-def test_every_method_gives_the_same_twice(verb, name, result_of, request):
+def test_every_method_has_numbers_and_the_same_twice(verb, name, result_of, request):
     write = "write_with_names" if verb.name == "reversal" else "write_method"
     path = request.getfixturevalue(write)(name)
     few = ("--limit_batches", 1) if "--limit_batches" in verb.words else ()
-    one, other = (result_of(verb, path, *few) for _ in range(2))
-    assert numbers(one) == numbers(other)
+    one = result_of(verb, path, *few)
+    assert one
+    if verb.name in TWICE:
+        assert numbers(one) == numbers(result_of(verb, path, *few))
     if verb.reports:
         # planned ones where compute depends on the text and text was only written
         flops = one.get("flops_per_token") or one["nominal_flops_per_token"]
