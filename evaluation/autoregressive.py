@@ -125,11 +125,8 @@ def draw_targets(
     Each target gets a random number of its own, by its number in the split, and the smallest win:
     the same targets for every model and batch size, and those of a small draw are in larger ones.
 
-    Args:
-        source: batches of the split by number.
-        batches: number of the first ones to draw from.
-        positions: how many (all, if there are fewer); None: all.
-        seed: of the draw, non-negative.
+    Drawn from are the split's first ``batches``; ``positions`` may be more than there are, or None
+    for all.
 
     Raises:
         ValueError: if these batches have no targets.
@@ -189,14 +186,9 @@ def score_pairs(
 ) -> PairedScores:
     """Returns what the model makes of the drawn targets, from their prefixes and blockwise.
 
-    Args:
-        model: on its device, in eval mode.
-        drawn: the targets.
-        tokenizer: the data's; its EOS stands at padded inputs.
-        batch_size: windows per batch; a batch of prefixes has no more tokens than those.
-        precision: of the matrix products.
-        compute: counts the additional steps of the targets after their prefixes, and the FLOPs of
-            their whole windows.
+    The tokenizer's EOS stands at padded inputs; a batch of prefixes has no more tokens than
+    ``batch_size`` windows. ``compute`` counts the additional steps of the targets after their
+    prefixes, and the FLOPs of their whole windows.
     """
     compute = ComputeCounter() if compute is None else compute
     sizes = drawn.num_bytes(tokenizer.token_bytes)
@@ -221,14 +213,7 @@ def score_pairs(
 def _prefix_nats(
     model: LanguageModel, groups: list[Tensor], batches: Iterable[Batch], precision: Precision
 ) -> tuple[Tensor, Likelihood]:
-    """Returns the nats (N,) of all targets and their kind.
-
-    Args:
-        model: on its device, in eval mode.
-        groups: numbers of the targets in each batch.
-        batches: see ``prefix_batch``.
-        precision: of the matrix products.
-    """
+    """Returns the nats (N,) of all targets and their kind; ``groups`` has those of each batch."""
     total = sum(map(len, groups))
     nats = torch.empty(total, dtype=torch.float64)
     kind = model.likelihood
@@ -242,12 +227,10 @@ def _prefix_nats(
 
 
 def bucket_by_length(lengths: Tensor, most_tokens: int) -> Iterator[Tensor]:
-    """Yields the numbers (n,) of rows of similar length, each number once, longest first.
+    """Yields the numbers (n,) of rows of similar ``lengths``, int64 (N,), each number once.
 
-    Args:
-        lengths: of the rows, int64 (N,). Too little memory shows at once, as the longest come
-            first.
-        most_tokens: that a group takes with its padding; a longer row is a group of its own.
+    A group takes at most ``most_tokens`` with its padding; a longer row is a group of its own. The
+    longest come first, so that too little memory shows at once.
     """
     order = lengths.argsort(stable=True, descending=True)
     start = 0

@@ -337,9 +337,7 @@ def loss_key(runs: pd.DataFrame) -> str:
 def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFrame:
     """Returns the points of the figure's lines: what validations logged up to the checkpoint.
 
-    Args:
-        runs: the table of runs, those with a loss of text.
-        records: of these runs and maybe of others.
+    ``runs`` are those with a loss of text, ``records`` theirs and maybe those of others.
 
     Returns:
         ``run``, ``label``, ``steps``, ``tokens``, ``training_flops`` and the logged loss.

@@ -87,11 +87,9 @@ def price(
 
 
 def mean_cost(results: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> Cost:
-    """Returns the cost of several texts together; what one of them lacks is absent.
+    """Returns the cost of at least one text; what one of them lacks is absent.
 
-    Args:
-        results: of each, with its cost, at least one.
-        tokens: of each: FLOPs and steps are means that they weigh; seconds are added up.
+    FLOPs and steps are means that ``tokens`` weigh; seconds are added up.
     """
     weights = tokens if sum(tokens) else [1] * len(results)
     means = {
@@ -151,12 +149,7 @@ class ComputeCounter:
         return {"thinking_steps": self.count, "router": self.count_expected}
 
     def count(self, executed: Tensor, most: float) -> None:
-        """Takes what the model records.
-
-        Args:
-            executed: additional steps of each token of the batch, int64 or float64 (B, T).
-            most: K, what they are at most.
-        """
+        """Takes the additional steps of tokens, int64 or float64 (B, T), each at most K."""
         taken = self._of_targets(executed)
         self._steps += taken.sum().item()
         self._targets += len(taken)

@@ -37,9 +37,7 @@ MARKS: dict[Likelihood, str] = {
 def check_picture(target: str, key: str = "output") -> Path:
     """Returns the path of a figure to be written, having tried its folder.
 
-    Args:
-        target: the file; its ending is the format.
-        key: the option that names it, for messages.
+    Its ending is the format; ``key`` is the option that names it, for messages.
 
     Raises:
         ValueError: if the ending is not known, or the folder is missing or refuses files.
@@ -68,12 +66,7 @@ def write_figure(draw: Callable[[], Any], points: pd.DataFrame, path: Path) -> N
 
 
 def write_picture(figure: Any, path: Path) -> None:
-    """Writes a figure; the same one makes the same file.
-
-    Args:
-        figure: of matplotlib.
-        path: where to; SVG if it ends in .svg, else PNG.
-    """
+    """Writes a figure, as SVG if the path ends so, else PNG; the same one makes the same file."""
     import matplotlib as mpl
 
     form: dict[str, Any] = {"format": "svg" if path.suffix == ".svg" else "png", "dpi": DPI}
@@ -94,10 +87,7 @@ def make_panels(
 ) -> tuple[Any, list[Any]]:
     """Returns a figure of matplotlib, and its panels from left to right.
 
-    Args:
-        size: width and height in inches.
-        number: of panels.
-        **options: of ``Figure.subplots``.
+    Size is width and height in inches; ``options`` are those of ``Figure.subplots``.
     """
     from matplotlib.figure import Figure
 
@@ -106,13 +96,7 @@ def make_panels(
 
 
 def add_legend(figure: Any, named: Mapping[str, Any], columns: int = LEGEND_COLUMNS) -> None:
-    """Adds a legend above the panels.
-
-    Args:
-        figure: of matplotlib.
-        named: what is shown, by its name.
-        columns: at most.
-    """
+    """Adds a legend above the panels: what is shown by its name, in ``columns`` at most."""
     place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(named), columns)}
     figure.legend(
         list(named.values()), list(map(plain_text, named)), frameon=False, fontsize=9, **place
@@ -125,11 +109,7 @@ def plain_text(text: str) -> str:
 
 
 def label_sizes(axis: Any) -> None:
-    """Labels a logarithmic x axis of sizes, such as 2k or 10M, at least twice.
-
-    Args:
-        axis: of matplotlib, logarithmic and with all its points.
-    """
+    """Labels a logarithmic x axis, which has all its points, with sizes such as 2k, at least 2."""
     from matplotlib.ticker import (
         EngFormatter,
         LogLocator,
@@ -152,12 +132,7 @@ def label_sizes(axis: Any) -> None:
 
 
 def set_costs(axes: Any, name: str) -> None:
-    """Sets up a logarithmic x axis of sizes and a grid.
-
-    Args:
-        axes: panel with all its points.
-        name: of the x axis.
-    """
+    """Sets up a logarithmic x axis of sizes and a grid, in a panel with all its points."""
     axes.set_xscale("log")
     axes.set_xlabel(name)
     axes.margins(x=0.08, y=0.08)
@@ -188,10 +163,9 @@ def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
 
     Runs of a row share a colour, kinds of likelihood have separate dashes and hollow points.
 
-    Args:
-        runs: the table of runs, of those with a loss of text, at least one.
-        curves: ``run``, ``tokens``, ``training_flops`` and, as the last column, the loss.
-        key: of ``LOSS_TITLES``, the column of the loss.
+    ``runs`` are those with a loss of text, at least one; ``curves`` has ``run``, ``tokens``,
+    ``training_flops`` and, as the last column, the loss; ``key`` of ``LOSS_TITLES`` is its column
+    in ``runs``.
     """
     figure, axes = make_panels((12, 4.8), len(COSTS_OF_LOSS), sharey=True)
     panels: dict[str, Any] = dict(zip(COSTS_OF_LOSS, axes, strict=True))
@@ -250,10 +224,8 @@ def curves_figure(points: pd.DataFrame, labels: Labels, scalar: str) -> Any:
     The first key of the labels has a colour, from dark to light where it is a number, the second a
     dash; runs of one label share both.
 
-    Args:
-        points: ``run``, ``label``, ``tokens``, ``flops`` and the scalar, run after run.
-        labels: of the runs, in the order of their first points.
-        scalar: tag of the value; perplexities have a logarithmic axis too.
+    Points are ``run``, ``label``, ``tokens``, ``flops`` and the scalar, run after run, labels in
+    the order of their first points. Perplexities have a logarithmic axis, too.
     """
     figure, panels = make_panels((10, 4.4), 2, sharey=True)
     curves, styles = points.groupby("run", sort=False), _styles(labels)
@@ -316,11 +288,10 @@ LEAST_SHOWN = 0.05
 
 
 def compute_figure(counts: pd.DataFrame) -> Any:
-    """Returns a bar a model, divided by what one pass of it is spent on.
+    """Returns a bar a model, from top to bottom, divided by what one pass of it is spent on.
 
-    Args:
-        counts: ``label``, ``parameters``, ``flops_training`` and a ``share_PART`` a part, 0 to 1,
-            from left to right; models from top to bottom.
+    Counts are ``label``, ``parameters``, ``flops_training`` and a ``share_PART`` a part, 0 to 1,
+    from left to right.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -375,10 +346,8 @@ def sweep_figure(points: pd.DataFrame, against: Sequence[str], measure: str = "p
 
     Points of different kinds of likelihood share neither line, nor marker, nor frontier.
 
-    Args:
-        points: of a sweep.
-        against: keys of ``SWEEP_AXES``, from left to right.
-        measure: column that is drawn over costs: perplexity or nats_per_token.
+    ``against`` has keys of ``SWEEP_AXES``; over costs ``measure`` is drawn, perplexity or
+    nats_per_token.
     """
     figure, panels = make_panels((1 + 4 * len(against), 4.4), len(against))
     named: dict[str, Any] = {}
@@ -446,11 +415,8 @@ def scaling_figure(
 ) -> Any:
     """Returns values over size where their curves are lines: a point a run, a line a group.
 
-    Args:
-        runs: ``group``, ``x`` and ``y``; of a group smallest first.
-        fits: the curve of each group.
-        size: what x is, a key of ``SIZES``.
-        value: what y is, the key of the values.
+    Runs have ``group``, ``x`` (``size``, a key of ``SIZES``) and ``y`` (``value``), of a group
+    smallest first.
     """
     figure, (axes,) = make_panels((5.6, 4.2))
     title, letter = SIZES[size]

@@ -27,9 +27,8 @@ from lightning_models.layers import recording
 def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
     """Returns the prompts that were typed, then those of the file.
 
-    Args:
-        texts: typed prompts; an empty one starts a document.
-        file: txt (one prompt a line; blank lines are skipped) or jsonl (field ``prompt``).
+    An empty one starts a document. The file is txt (one a line; blank lines are skipped) or jsonl
+    (field ``prompt``).
 
     Raises:
         ValueError: if there are none, a typed one is not UTF-8, or the file cannot be read.
@@ -62,13 +61,7 @@ def continue_prompts(
 
     A continuation depends on the prompt, its number and the seed only.
 
-    Args:
-        model: on its device.
-        tokenizer: the one it was trained with.
-        prompts: texts; an empty one starts a document.
-        max_new_tokens: upper bound on each continuation.
-        sampling: how tokens are chosen.
-        precision: of the matrix products.
+    A prompt that is empty starts a document.
     """
     starts = range(0, len(prompts), GROUP)
     hidden = None if len(starts) > 1 else True  # None: hidden where stderr is not a terminal

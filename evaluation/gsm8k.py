@@ -97,9 +97,7 @@ def extract_answer(text: str) -> str | None:
 def gold_answer(problem: Problem, where: str) -> str:
     """Returns the right answer of a problem, in the form of `extract_answer`.
 
-    Args:
-        problem: its worked answer ends in ``#### N``.
-        where: which problem it is, for the message.
+    The worked answer ends in ``#### N``; ``where`` names the problem in the message.
 
     Raises:
         ValueError: if what stands there is not one number.
@@ -116,8 +114,7 @@ def plain_number(written: str) -> str:
 
     Decimals are compared as digits, not as floats: 0.1 is not 0.10000000000000001.
 
-    Args:
-        written: as `extract_answer` finds it; a fraction keeps both parts.
+    Of a fraction both parts are kept.
     """
     return "/".join(_plain(part) for part in written.translate(_NOT_OF_THE_VALUE).split("/"))
 
@@ -380,9 +377,7 @@ def count(samples: Sequence[dict[str, Any]], shots: int) -> dict[str, Any]:
     Shares are in [0, 1]. The error of pass@k is that of independent questions; that of pass@1 is
     over the questions, since candidates of one are not independent: nan of one question.
 
-    Args:
-        samples: of the harness, at least one.
-        shots: demonstrations that were asked for.
+    There is at least one sample of the harness; ``shots`` were asked for.
     """
     docs = [sample["doc"] for sample in samples]
     found = [answer for sample in samples for answer in sample["filtered_resps"][0]]

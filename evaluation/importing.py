@@ -45,10 +45,8 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
     not by which method. Its factor on embeddings differs between methods; ours is one for all, and
     the embedding is scaled to make up for that.
 
-    Args:
-        source: a ``transformers`` model object, or the hub name or local folder of one.
-        method: which of ``PONDER``.
-        **changes: fields of the method's config to set, for example ``thinking_steps``.
+    ``source`` is a ``transformers`` model, or the hub name or folder of one; ``changes`` are fields
+    of the method's config, for example ``thinking_steps``.
 
     Raises:
         ValueError: if the architecture, or an option of it, is not one that the method has.

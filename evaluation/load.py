@@ -64,9 +64,7 @@ def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None
 
     The global random state is left as it is.
 
-    Args:
-        checkpoint: where recipe and weights come from.
-        changes: fields of the method's config to set to other values than in training.
+    ``changes`` are fields of the method's config to set to other values than in training.
 
     Raises:
         CheckpointError: if recipe or weights do not fit this version's classes.
@@ -84,9 +82,7 @@ def build_outline(
 ) -> LanguageModel:
     """Returns the checkpoint's model on the meta device: shapes without numbers, in no time.
 
-    Args:
-        checkpoint: where the recipe comes from.
-        changes: fields of the method's config to set to other values, of shapes too.
+    ``changes`` are fields of the method's config to set to other values, of shapes too.
 
     Raises:
         CheckpointError: if the recipe does not fit this version's classes.
@@ -183,12 +179,9 @@ def _first(keys: list[str], count: int = 3) -> str:
 
 
 def left_for_prompt(limit: int | None, new_tokens: int, key: str) -> int | None:
-    """Returns the tokens of a model's context that are left for a prompt; None: no limit.
+    """Returns the tokens of a model's context (``limit``; None: any) that are left for a prompt.
 
-    Args:
-        limit: most tokens that the model reads at once.
-        new_tokens: that it writes at most.
-        key: the option that has them, for the message.
+    ``key`` is the option with the most new tokens, for the message.
 
     Raises:
         ValueError: if none are left.
@@ -302,10 +295,7 @@ def prepare_for_all(
 ) -> None:
     """Prepares and opens data that several models read.
 
-    Args:
-        data: as ``build_data`` returns them.
-        models: with the checkpoints that they come from; without weights will do.
-        key: the option that names the checkpoints, for messages.
+    Models may be without weights; ``key`` is the option that names the checkpoints, for messages.
 
     Raises:
         ValueError: if one of them cannot read the data, or has another tokenizer; it names it.
@@ -330,10 +320,7 @@ def prepare_for_all(
 def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
     """Checks that a tokenizer's ids mean what they did in a checkpoint's training.
 
-    Args:
-        used: the tokenizer.
-        checkpoint: one that names no tokenizer is content with any.
-        what: names it in the message.
+    A checkpoint that names no tokenizer is content with any; ``what`` names it in the message.
 
     Raises:
         ValueError: if they mean other text.
@@ -435,12 +422,7 @@ def describe_asked(
 ) -> dict[str, Any]:
     """Returns ``model``, ``checkpoint`` and ``settings`` of a result that needs no corpus.
 
-    Args:
-        checkpoint: where the model comes from.
-        model: on its device.
-        tokenizer: that it was asked with.
-        precision: of the matrix products.
-        how: the command's own settings.
+    ``how`` has the command's own settings.
     """
     return {
         "model": type(model).__name__,
@@ -461,8 +443,7 @@ def non_embedding_parameters(model: LanguageModel) -> int:
     As Kaplan et al. (arXiv 2001.08361) count and the papers quote sizes; biases, norms and frozen
     weights are in.
 
-    Args:
-        model: its output matrix, where it has one, is ``model.network.output_matrix``.
+    An output matrix is ``model.network.output_matrix``.
     """
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     tables.add(id(getattr(model.network, "output_matrix", None)))
@@ -475,9 +456,7 @@ def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int 
     Each counts once, however often training saw it. None where that is not known: the checkpoint
     was not trained here, or its text store is not next to that of ``data``.
 
-    Args:
-        checkpoint: where the model comes from.
-        data: prepared, with the checkpoint's tokenizer.
+    Data are prepared, with the checkpoint's tokenizer.
     """
     text = trained_on(checkpoint)
     if text is None:

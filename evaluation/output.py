@@ -24,9 +24,8 @@ def check_target(target: str | Path, key: str = "output") -> Path:
 
     Called before the work starts, so that hours of it are not lost.
 
-    Args:
-        target: the file.
-        key: the option that names it, for messages.
+    Called before the work starts, so that hours of it are not lost; ``key`` is the option that
+    names it.
 
     Raises:
         ValueError: if the folder is missing or refuses files, or the target is a folder.
@@ -67,11 +66,7 @@ def check_targets(**targets: str | None) -> list[Path | None]:
 
 
 def read_json(path: Path, key: str) -> Any:
-    """Returns the content of a JSON file.
-
-    Args:
-        path: the file.
-        key: the option that names it, for messages.
+    """Returns the content of a JSON file; ``key`` is the option that names it, for messages.
 
     Raises:
         ValueError: if it cannot be read or is not JSON.
@@ -87,9 +82,8 @@ def read_json(path: Path, key: str) -> Any:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file under another name and renames it: readers see the old one or the new one.
 
-    Args:
-        path: the file; replaced where it exists, left as it is where ``write`` fails.
-        write: writes the content to the path it is given.
+    The file is replaced where it exists, and left as it is where ``write`` fails, which writes the
+    content to the path it is given.
     """
     unfinished = beside(path)
     try:

@@ -153,11 +153,7 @@ def human_texts(
     Rows are the windows that perplexity scores too. For models of sentences they are documents,
     without the BOS of their sentences, which such models do not write either.
 
-    Args:
-        data: prepared and set up.
-        split: which documents.
-        count: how many texts.
-        length: tokens of each.
+    The data are prepared and set up.
 
     Raises:
         ValueError: if there are no such rows, or fewer.
@@ -279,17 +275,10 @@ def write_texts(
 ) -> WrittenTexts:
     """Returns continuations of exactly ``new_tokens`` tokens: the end of a document is no end.
 
-    Text number n has the random stream (seed, n), so that batches change nothing.
-
-    Args:
-        model: on its device, in eval mode.
-        tokenizer: the one it was trained with.
-        prompts: token ids; one that occurs again gets another continuation, where there is chance.
-        new_tokens: length of all continuations.
-        way: 'greedy' takes the likeliest token, 'multinomial' draws from all, 'nucleus' from the
-            likeliest that have the probability ``config.top_p`` together; at temperature 1.
-        config: seed and batch size.
-        precision: of the matrix products.
+    Text number n has the random stream (seed, n), so that batches change nothing; a prompt that
+    occurs again gets another continuation, where there is chance. Ways, at temperature 1: 'greedy'
+    takes the likeliest token, 'multinomial' draws from all, 'nucleus' from the likeliest that have
+    the probability ``config.top_p`` together.
     """
     sampling = SamplingConfig(
         temperature=0.0 if way == "greedy" else 1.0,
@@ -350,8 +339,7 @@ def token_entropy(samples: Sequence[Sequence[int]]) -> float:
     collapsed text, which other models find likely, from good text (Zheng et al. 2024, arXiv
     2409.02908).
 
-    Args:
-        samples: token ids of each, at least one.
+    There is at least one sample, of token ids.
     """
     entropies = []
     for tokens in samples:
@@ -365,11 +353,8 @@ def text_features(
 ) -> Tensor:
     """Returns the last layer's state at each text's last token, float32 (N, D), as MAUVE takes it.
 
-    Args:
-        featurizer: a decoder without head.
-        texts: each a list of documents in a row, cut at the featurizer's context. Empty ones are
-            left out, as the library does.
-        batch_size: how many are read at once.
+    A text is a list of documents in a row, cut at the featurizer's context; empty ones are left
+    out, as the library does. The featurizer is a decoder without head.
 
     Raises:
         ValueError: if all are empty.
@@ -394,10 +379,7 @@ def mauve_scores(human: Tensor, generated: Tensor, seeds: int = 5) -> list[float
     scaling 5. The first seed is the library's default too; clusters, and so MAUVE, differ a little
     between seeds.
 
-    Args:
-        human: features of human texts, (N, D).
-        generated: features of generated texts, (M, D).
-        seeds: how many.
+    Features are those of human (N, D) and of generated texts (M, D).
     """
     import mauve
 
@@ -421,10 +403,8 @@ def judge_texts(
     and counts as a token. ``cut_texts`` were longer than the judge's context, and only their
     beginning was scored.
 
-    Args:
-        judge: a model with a head.
-        texts: each a list of documents in a row.
-        batch_size: how many are read at once; changes nothing but rounding.
+    A text is a list of documents in a row; the judge has a head. Its batches change nothing but
+    rounding.
     """
     rows = [judge.encode_documents(text) for text in texts]
     kept = [row[: judge.context] for row in rows]
@@ -488,12 +468,7 @@ def measure_continuations(
 ) -> Numbers:
     """Returns MAUVE between human texts and written ones, prompts included, by way of sampling.
 
-    Args:
-        written: by way of sampling.
-        human: token ids of human texts.
-        tokenizer: of both.
-        featurizer: a decoder without head.
-        config: batch size and seeds.
+    Human texts are token ids in the tokenizer of both; the featurizer is a decoder without head.
     """
 
     def features(texts: Sequence[Sequence[int]]) -> Tensor:
@@ -536,9 +511,7 @@ def measure_samples(
 def quality_table(numbers: Mapping[str, Numbers], facts: Mapping[str, str]) -> str:
     """Returns the result for people: a table for each mode, what holds for all rows, and costs.
 
-    Args:
-        numbers: by mode; empty where that was not asked for.
-        facts: the latter, by name.
+    Numbers are by mode, empty where that was not asked for; ``facts`` hold for all rows.
     """
     frames = {
         name: pd.DataFrame(list(of.values()), index=list(of), dtype=object).rename_axis(name)

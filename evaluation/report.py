@@ -108,12 +108,7 @@ def _short_hash(commit: str | None) -> str | None:
 
 
 def equal(values: pd.Series, form: str = "") -> Agreement:
-    """Returns whether all runs have one value; None is one that is not known.
-
-    Args:
-        values: by name of the run.
-        form: format of numbers.
-    """
+    """Returns whether all runs, by name, have one value; None is one that is not known."""
     groups: dict[Any, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(None if pd.isna(value) else value, []).append(str(name))
@@ -136,11 +131,7 @@ def close(values: pd.Series, within: float, form: str = ",") -> Agreement:
 
 
 def same_parts(values: pd.Series) -> Agreement:
-    """Returns whether all runs have the same values, by key; names those that differ.
-
-    Args:
-        values: a dict for each name of a run.
-    """
+    """Returns whether all runs, by name, have the same dict; names the keys that differ."""
     keys = list(dict.fromkeys(key for one in values for key in one))
     different = [key for key in keys if len({str(one.get(key)) for one in values}) > 1]
     if not different:
@@ -421,14 +412,7 @@ def make_report(
     title: str | None = None,
     introduction: str = "",
 ) -> ComparisonReport:
-    """Returns the report.
-
-    Args:
-        runs: the table of runs.
-        left_out: runs that could not be read or scored, and why.
-        title: its heading; None: how many runs there are.
-        introduction: a paragraph.
-    """
+    """Returns the report of a table of runs; without a title it is how many there are."""
     number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     return ComparisonReport(
         title=f"Comparison of {number}" if title is None else title,
@@ -506,12 +490,7 @@ figure { margin: 1rem 0; } figure img { width: 100%; height: auto; }
 
 
 def report_page(report: ComparisonReport, svg: bytes | None) -> str:
-    """Returns the report as one HTML file: no network, no script, no other file.
-
-    Args:
-        report: what it shows.
-        svg: the figure; None: there is none.
-    """
+    """Returns the report as one HTML file: no network, no script, no other file."""
     safe, checks = html.escape, report.checks.itertuples()
     parts = [
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>",

@@ -104,10 +104,7 @@ def single_tokens(
 def draw_pairs(names: Sequence[str], count: int, seed: int) -> list[Pair]:
     """Returns different ordered pairs of two names, drawn uniformly; all if there are fewer.
 
-    Args:
-        names: at least two.
-        count: how many pairs.
-        seed: of the draw.
+    There are at least two names.
     """
     others = len(names) - 1
     total = len(names) * others
@@ -296,9 +293,7 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
     A point a pair, means with their standard errors on top; the axis is inverted, so that what
     stands higher is likelier.
 
-    Args:
-        answers: of one model, see ``ask``.
-        title: its name.
+    Answers are those of ``ask``, the title is the model's name.
     """
     figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
     shown = answers[:: -(-len(answers) // MOST_POINTS)]  # evenly many of the pairs

@@ -71,9 +71,7 @@ ResultFile = tuple[Path, Mapping[str, Any]]
 def named_results(words: Sequence[str], runs: Sequence[RunRecord]) -> list[ResultFile]:
     """Returns the result files that the command line names.
 
-    Args:
-        words: files or patterns.
-        runs: that are compared.
+    ``words`` are files or patterns.
 
     Raises:
         ValueError: if a file is missing or no result, or is about none of the runs.
@@ -406,11 +404,8 @@ def score(
 ) -> tuple[Mapping[str, Any], str]:
     """Returns the result of ``evaluate.py perplexity`` on a split of a run's data, and its source.
 
-    Args:
-        run: which.
-        data: its own, prepared.
-        options: split and settings.
-        results: the first that was measured in the same way is taken over.
+    The first of ``results`` that was measured in the same way is taken over. Data are the run's
+    own, prepared.
 
     Raises:
         ValueError: if the split is empty or the weights do not fit.
@@ -496,11 +491,8 @@ def describe_score(
 ) -> dict[str, Any]:
     """Returns likelihood and inference FLOPs, no key of which has two kinds of likelihood.
 
-    Args:
-        run: which.
-        content: result of ``evaluate.py perplexity``.
-        context: tokens of a row, on average.
-        markers: positions per token of text.
+    ``content`` is a result of ``evaluate.py perplexity``, ``context`` the tokens of a row on
+    average, ``markers`` the positions per token of text.
     """
     kind = str(content["likelihood"])
     counted = ANSWERS if run.outline.reads == "reasoning" else str(content["counted"])
@@ -545,10 +537,7 @@ NOT_A_RECIPE = SAME_RECIPE | {
 def measure(run: RunRecord, options: ScoringOptions, named: Sequence[ResultFile]) -> dict[str, Any]:
     """Returns the line of a run; its held-out text is scored unless a result file has that.
 
-    Args:
-        run: which.
-        options: split and settings of the scoring.
-        named: result files that the command line names; those next to the run are looked for.
+    ``named`` are result files that the command line names; those next to the run are looked for.
 
     Raises:
         ValueError: if its data are not there or it cannot be scored.

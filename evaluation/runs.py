@@ -37,9 +37,8 @@ def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
 
     Steps are logged from 0: after n optimiser steps the latest is n - 1.
 
-    Args:
-        folder: log folder with TensorBoard files, a CSV file, or both, of which a resumed run may
-            have written one after the other.
+    The folder has TensorBoard files, a CSV file, or both, of which a resumed run may have written
+    one after the other.
     """
     values = _csv_scalars(folder / CSV_FILE) if (folder / CSV_FILE).is_file() else {}
     if not any(folder.glob(PATTERN)):
@@ -263,11 +262,8 @@ class Labels:
 def label_runs(recipes: Sequence[Recipe], names: Sequence[str], keys: str | None = None) -> Labels:
     """Returns labels from the one or two keys in which the models' configs differ.
 
-    Args:
-        recipes: of the models, with whole configs.
-        names: of the runs; their labels where other than one or two keys differ. A single run is
-            named by the class of its model.
-        keys: separated by commas; None: those that differ.
+    Labels are the ``names`` of the runs where other than one or two keys differ, and no ``keys``,
+    separated by commas, are given. A single run is named by the class of its model.
 
     Raises:
         ValueError: if no model has such a key.

@@ -85,10 +85,8 @@ def _exp(value: float) -> float:
 def fit_curve(x: Sequence[float], values: Sequence[float], law: Law = "power") -> FittedCurve:
     """Returns the least-squares line over log x.
 
-    Args:
-        x: sizes, positive, at least two different ones.
-        values: one a size; positive for a power law.
-        law: what is a line: the logarithms of the values, or the values.
+    Sizes ``x`` are positive, at least two of them different; values, one a size, are positive for a
+    power law.
     """
     log_x = [math.log(v) for v in x]
     line = [math.log(v) for v in values] if law == "power" else list(values)
@@ -253,12 +251,8 @@ def fit_scaling(
     The latter has what runs save against a baseline, and notes on what they differ in that they
     should share.
 
-    Args:
-        runs: of ``read_results``.
-        axis: what their ``x`` is.
-        baseline: group whose curve the others are measured by; None: none.
-        y: key of their values.
-        law: of the curves.
+    Runs are those of ``read_results``. ``baseline`` is the group whose curve the others are
+    measured by.
 
     Raises:
         ValueError: if the baseline is no group.

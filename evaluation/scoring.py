@@ -92,11 +92,7 @@ def score_batches(
 ) -> Totals:
     """Returns the sums over ``batches``, accumulated in float64 on the model's device.
 
-    Args:
-        model: in eval mode.
-        batches: batch dicts of the data.
-        precision: of the matrix products.
-        num_batches: length of the progress bar, where it is known.
+    The model is in eval mode; ``num_batches`` is the length of the progress bar.
     """
     # reported, all, those of sequences
     nats = torch.zeros(3, dtype=torch.float64, device=model.device)

@@ -196,9 +196,7 @@ class SkippedPoint(NamedTuple):
 def shown_dials(dials: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
     """Returns dials and their values for people, such as ``kappa 2L, tau 0.1``.
 
-    Args:
-        dials: values by field.
-        names: what fields are called; None: as they are.
+    ``names`` are what fields are called, where not as they are.
     """
     shown = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in dials.items()}
     return ", ".join(f"{(names or {}).get(key, key)} {value}" for key, value in shown.items())
@@ -211,10 +209,8 @@ def find_variants(
 
     Also the combinations that a checkpoint cannot take, with the reason.
 
-    Args:
-        checkpoints: in their order.
-        changes: fields of configs to change where a config has them.
-        dials: values by the name of the field.
+    ``changes`` are of fields of configs, where a config has them; ``dials`` have values by the name
+    of the field.
 
     Raises:
         ValueError: if no config has a field, a dial is none of any, or no checkpoint takes a value.
@@ -273,12 +269,9 @@ def label_variants(
 ) -> Labels:
     """Returns a label for each variant, whatever its number of steps and its dials.
 
-    Args:
-        variants: what is measured.
-        keys: of the configs, separated by commas; None: the name of a run that has one, unless
-            lines join checkpoints of several K; else the class, and what models of one class and K
-            differ in.
-        dials: fields that make no label: those that are turned.
+    ``keys`` of the configs are separated by commas; None: the name of a run that has one, unless
+    lines join checkpoints of several K; else the class, and what models of one class and K differ
+    in. Dials that are turned make no label.
 
     Raises:
         ValueError: if no model has such a key.
@@ -329,10 +322,7 @@ def point_line(variant: SweepVariant, label: str, result: Mapping[str, Any]) -> 
 
     ``note`` is what stands next to it in the figure: its dials, or its K.
 
-    Args:
-        variant: what was scored.
-        label: of its checkpoint.
-        result: the score, see ``measure_perplexity``.
+    ``result`` is that of ``measure_perplexity``, ``label`` that of the checkpoint.
     """
     steps = int(getattr(variant.outline.config, STEPS, 0))
     note = f"K={steps}" if steps else ""
@@ -439,9 +429,7 @@ SHORT = {
 def shown_points(points: pd.DataFrame, note: str | None) -> str:
     """Returns likelihoods and costs for people; a star is on the Pareto frontier of its cost.
 
-    Args:
-        points: what was measured.
-        note: what to add about the labels.
+    ``note`` is about the labels.
     """
     table = points_table(points)
     for cost in SWEEP_COSTS:

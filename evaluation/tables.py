@@ -62,9 +62,7 @@ def show_mean(values: pd.Series, show: Callable[[float], str]) -> str:
 def show_columns(frame: pd.DataFrame, columns: Mapping[str, TableColumn]) -> pd.DataFrame:
     """Returns the columns that a frame has, as text under their titles; None and nan are empty.
 
-    Args:
-        frame: a line for each line of the table.
-        columns: by key of the frame, in their order.
+    Columns are by key of the frame, in their order.
     """
     return pd.DataFrame(
         {
@@ -99,11 +97,9 @@ def escape_markdown(text: str) -> str:
 
 
 def as_html(table: pd.DataFrame, kind: str) -> str:
-    """Returns a table of texts in HTML, which scrolls by itself where the page is narrower.
+    """Returns a table of texts in HTML, escaped; it scrolls by itself where the page is narrower.
 
-    Args:
-        table: its texts are escaped; the range after a mean has a line of its own.
-        kind: class of the table: ``numbers`` or ``text``.
+    Its class is ``kind``, ``text`` or ``numbers``, of which ranges of means have their own lines.
     """
     cells = table.map(_html_mean if kind == "numbers" else html.escape)
     safe = cells.rename(index=html.escape, columns=html.escape)

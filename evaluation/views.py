@@ -65,11 +65,8 @@ def view_curves(
 ) -> str:
     """Returns where the curves of a logged value end; draws them where a figure is asked for.
 
-    Args:
-        runs: with their logs.
-        scalar: tag of the value.
-        keys: of the models' config that name the curves; None: those that differ.
-        picture: figure to write, with its points next to it.
+    ``keys`` of the models' config, separated by commas, name the curves; None: those that differ.
+    The figure has its points next to it.
 
     Raises:
         ValueError: if a run has not logged the value, or its training tokens are not known.
@@ -120,9 +117,7 @@ def read_curve(run: RunRecord, scalar: str) -> pd.DataFrame:
 def mark(model: LanguageModel, scalar: str) -> str:
     """Returns the mark of a likelihood that is not exact; else nothing.
 
-    Args:
-        model: whose it is.
-        scalar: tag of the value; training has no bound, as what is inferred has seen its noise.
+    Training has no bound, as what is inferred has seen its noise.
     """
     stage, _, name = scalar.rpartition("/")
     if name not in ("loss", "bpb") and not name.startswith("ppl"):
@@ -147,12 +142,9 @@ def view_compute(
 ) -> str:
     """Returns sizes, FLOPs per token and the shares of one pass; draws them where asked.
 
-    Args:
-        runs: whose models; no weights are read.
-        changes: fields of the models' config to change.
-        context: tokens of a sequence; None: those of the windows that a model was trained on.
-        keys: of the models' config that name them; None: those that differ.
-        picture: figure to write, with its numbers next to it.
+    No weights are read. ``changes`` are of the models' config; ``context`` is in tokens, None: of
+    the windows that a model was trained on; ``keys`` of the config, separated by commas, name the
+    models, None: those that differ. The figure has its numbers next to it.
     """
     models = [build_outline(run.checkpoint, changes) for run in runs]
     labels = label_records(runs, models, keys)
@@ -171,9 +163,8 @@ def count_compute(model: LanguageModel, context: int | None = None) -> dict[str,
     ``flops_as_published`` is a training step as the method's paper counts it, None where that is no
     other count.
 
-    Args:
-        model: needs no weights.
-        context: tokens of a sequence; None: those of the windows it was trained on.
+    The model needs no weights; without ``context`` a sequence has the tokens of its training's
+    windows.
 
     Raises:
         ValueError: if the model does not say what its FLOPs are spent on, or reads no windows and
@@ -199,9 +190,7 @@ def count_compute(model: LanguageModel, context: int | None = None) -> dict[str,
 def compute_frame(counts: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
     """Returns all numbers, a line a model; as papers count training where one of them does.
 
-    Args:
-        counts: of ``count_compute``.
-        labels: of the models.
+    Counts are those of ``count_compute``.
 
     Returns:
         ``label``, the numbers, and ``flops_PART`` and ``share_PART`` (0 to 1) of the parts that any
@@ -258,9 +247,7 @@ NO_NUMBER = (
 def view_results(files: Sequence[str], target: Path | None) -> str:
     """Returns one row a result, and a column for every number that any of them has.
 
-    Args:
-        files: JSON files that other commands wrote with ``--output``.
-        target: CSV file to write, with all digits.
+    Files are those that other commands wrote with ``--output``; the CSV file has all digits.
 
     Raises:
         ValueError: if a file is missing or holds no result.

@@ -37,8 +37,7 @@ def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     On top, for ``evaluate.py compare --view results``, what all sets have in common, a perplexity
     of each, and the cost of all together; under ``sets`` the whole result of each.
 
-    Args:
-        sets: results of ``measure_perplexity`` by name of the set, at least one.
+    Sets are results of ``measure_perplexity`` by name, at least one.
     """
     first = next(iter(sets.values()))
     key = PERPLEXITY_KEYS[first["likelihood"]]
@@ -103,10 +102,8 @@ def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
     Its tokenizer, windows and batches are those of the training; where that cut another corpus into
     sentences, so is the set.
 
-    Args:
-        checkpoint: whose data are the example.
-        changes: arguments of `ZeroShotText`; ``block_size`` and ``eval_batch_size`` are those of
-            the batches.
+    ``changes`` are arguments of `ZeroShotText`; ``block_size`` and ``eval_batch_size`` are those of
+    the batches.
 
     Raises:
         CheckpointError: if the checkpoint was trained without a datamodule.

@@ -28,12 +28,7 @@ def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd
     """Returns how far iterations 0..``iterations`` are from sequential inference (Fig. 8).
 
     No slot is left out meanwhile: ``tau`` is 0 where there is such a setting. States are those of
-    all slots, 0 too.
-
-    Args:
-        model: in eval mode.
-        batch: few and short rows, as sequential inference is slow.
-        iterations: refinement passes.
+    all slots, 0 too. Rows should be few and short, as sequential inference is slow.
 
     Returns:
         A line an ``iteration`` n: the ``squares`` of h^(n) - h*, and ``fixed`` of h*, summed over
@@ -106,8 +101,7 @@ def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
     NOTE(paper): the mean is over everything at once; Appendix B's "average RMSE" does not say what
     it is an average over.
 
-    Args:
-        lines: see ``collect_iterations``; those of several ranks add up.
+    Lines are those of ``collect_iterations``; those of several ranks add up.
     """
     if not len(lines):
         return np.empty(0), 0.0

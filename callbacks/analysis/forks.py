@@ -322,8 +322,7 @@ class ForkRecorder:
         ``score_forks``, the mean P of its forks, nan without any; ``entropy`` of the output, in
         nats.
 
-        Args:
-            batch: with ``tokens`` (B, T), and ``mask`` where rows are padded.
+        The batch has ``tokens`` (B, T), and ``mask`` where rows are padded.
         """
         real, streams = real_tokens(batch), self._latest
         p = streams.log_p.detach().double().exp()
@@ -363,8 +362,7 @@ def _by_token(streams: Any, values: Tensor, chosen: Tensor) -> Tensor:
 def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
     """Returns the means named in ``MEASURES``, one line a fork layer; nan where nothing counts.
 
-    Args:
-        sums: see ``ForkRecorder.sums``.
+    Sums are those of ``ForkRecorder``.
     """
     found = sums.groupby(["layer", "measure"])[["total", "count"]].sum()
     means = (found["total"] / found["count"].where(found["count"] != 0)).unstack("measure")
@@ -387,8 +385,7 @@ def windows(tokens: pd.DataFrame) -> pd.DataFrame:
 
     NOTE(paper): Fig. 4 does not say what its forks are normalised by.
 
-    Args:
-        tokens: see ``with_rows``.
+    Tokens are those of ``with_rows``.
     """
     entropies = [name for name in ("entropy", "reference_entropy") if name in tokens]
     forks = tokens.filter(like="streams_layer").iloc[:, -1] - 1
@@ -429,11 +426,7 @@ def fork_report(title: str, findings: Findings, tokenizer: Any, html_rows: int) 
     ``forks/layer<l>/<measure>``, and for ``entropy`` and ``reference_entropy`` its mean and the
     parabola: ``forks/entropy/curvature``.
 
-    Args:
-        title: of the page.
-        findings: with ``layers`` and ``tokens``.
-        tokenizer: the data's; None: nothing is written out.
-        html_rows: rows that are written out.
+    Findings are ``layers`` and ``tokens``; without a tokenizer nothing is written out.
     """
     measures, tokens = measures_by_layer(findings["layers"]), with_rows(findings["tokens"])
     means = windows(tokens)

@@ -504,13 +504,10 @@ def by_age(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
-    """Returns the share in [0, 1] of the reach that is at ages beyond ``memory_size``.
+    """Returns the share in [0, 1] of the reach (``by_age``) that is at ages beyond ``memory_size``.
 
-    It is that of the mean norms' sum; nan if no age is as high, or no gradient reaches back.
-
-    Args:
-        reach: see :func:`by_age`.
-        memory_size: M; None: unknown, and the result nan.
+    It is that of the mean norms' sum; nan if M is not known, no age is as high, or no gradient
+    reaches back.
     """
     means = reach["mean"]
     if memory_size is None or len(means) <= memory_size or not means.any():
@@ -524,9 +521,7 @@ def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.Data
     The age, in sentences, is weighted by attention; the entropy is that of a slot's weights (mean
     over heads) over memory, a mean over slots.
 
-    Args:
-        attention: see :func:`by_age`.
-        entropy: see ``attention_consumer``.
+    Attention is that of ``by_age``, entropy that of ``attention_consumer``.
     """
     if not len(attention):
         return pd.DataFrame(columns=["layer", "mean_age", "entropy"])
@@ -542,10 +537,7 @@ def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[
     Tensors (B, S, ...) are cut in both, tensors (B, ...) in the first; the rest stays. What is cut
     is a copy, which takes part in graphs even if the batch was made in inference mode.
 
-    Args:
-        batch: with ``lengths`` (B, S), 0 after a stream's last sentence.
-        max_streams: streams to keep.
-        max_sentences: sentences of each to keep.
+    ``lengths`` (B, S) are 0 after a stream's last sentence.
     """
     lengths: Tensor = batch["lengths"]
     numbers = (lengths > 0).sum(dim=1)
@@ -572,9 +564,7 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
     ``gradient_reach/age_1`` (nats per unit of a sentence vector) and
     ``gradient_reach/beyond_memory``, the share of the reach that is beyond the memory's size.
 
-    Args:
-        findings: with ``reach``, ``attention`` and ``entropy``, or without.
-        memory_size: M; None: unknown.
+    Findings are ``reach``, ``attention`` and ``entropy``, or nothing; M may not be known.
     """
     reach, attention = by_age(findings["reach"]), by_age(findings["attention"])
     summary = attention_summary(attention, findings["entropy"])

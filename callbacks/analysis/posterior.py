@@ -395,11 +395,7 @@ def variance_bins(values: pd.Series) -> np.ndarray:
 
 
 def variance_histogram(found: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with one line a layer and bin: how many coordinates have such a variance.
-
-    Args:
-        found: see ``variances``.
-    """
+    """Returns how many coordinates have such a variance (``variances``), a line a layer and bin."""
     if not len(found):
         return pd.DataFrame()
     borders = variance_bins(found["variance"])

@@ -61,10 +61,7 @@ class AnalysisReport:
     def write(self, folder: Path, prefix: str, drawn: Mapping[str, Any]) -> None:
         """Writes all files as ``<folder>/<prefix><name>``, each whole or not at all.
 
-        Args:
-            folder: is made if there is none.
-            prefix: how the files' names begin.
-            drawn: figures by name, written as PNG.
+        The folder is made if there is none; drawn figures are written as PNG.
 
         Raises:
             OSError: if a file cannot be written.
@@ -130,12 +127,7 @@ def panels(
 ) -> tuple[Any, list[Any]]:
     """Returns a figure, drawn without pyplot and its global state, and its axes row by row.
 
-    Args:
-        width: in inches.
-        height: in inches.
-        columns: panels side by side.
-        rows: panels above each other.
-        **options: see ``Figure.subplots``.
+    Width and height are in inches; ``options`` are those of ``Figure.subplots``.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -164,15 +156,7 @@ def draw_bars(ax: Any, table: pd.DataFrame, x: str, shown: Shown) -> None:
 
 
 def finish(ax: Any, x: str, y: str = "", *, whole: bool = False, **legend: Any) -> None:
-    """Labels an axis and adds a legend where anything has a label.
-
-    Args:
-        ax: of the figure.
-        x: label of the x axis.
-        y: label of the y axis.
-        whole: whether x has whole numbers only.
-        **legend: see ``Axes.legend``.
-    """
+    """Labels an axis, ``whole`` if x has whole numbers, with a legend where there are labels."""
     from matplotlib.ticker import MaxNLocator
 
     ax.set_xlabel(x)

@@ -257,12 +257,8 @@ def collect_tokens(
     there is a router and, where there is a tokenizer, its ``place`` in a word. ``texts`` has what
     an ``id`` stood for, ``shown`` the real tokens of rows that are shown.
 
-    Args:
-        findings: to add to.
-        batch: with ``tokens`` and ``targets`` (B, T), and ``mask`` where rows are padded.
-        recorder: what it has recorded, steps and losses.
-        tokenizer: the data's; None: nothing is said about texts.
-        rows: how many rows in all are to be shown.
+    The batch has ``tokens`` and ``targets`` (B, T), and ``mask`` where rows are padded. Without a
+    tokenizer nothing is said about texts; up to ``rows`` rows in all are to be shown.
     """
     assert recorder.executed is not None
     assert recorder.losses is not None
@@ -340,12 +336,7 @@ def collect_sweep(
 
     And, at alpha 0, their ``step0_loss`` to ``difficulty``.
 
-    Args:
-        findings: to add to.
-        alpha: what the router's logits were shifted by.
-        batch: that was scored.
-        recorder: what it has recorded; losses at alpha 0.
-        log_prob: float32 (B, T), of the targets in nats.
+    ``log_prob`` (B, T) is that of the targets in nats; the recorder has losses at alpha 0.
     """
     assert recorder.executed is not None
     chosen = targets_of(batch)
@@ -369,8 +360,7 @@ def word_places(texts: Sequence[str]) -> np.ndarray:
     spaces is one word up to its next mark. Of a character that several tokens share, as of bytes,
     each token counts as that character.
 
-    Args:
-        texts: what each token stands for, see ``token_text.pieces``; empty where it is no text.
+    ``texts`` are those of ``token_text.pieces``, empty where a token is no text.
     """
     texts = _with_characters(texts)
     goes_on = [_is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)]
@@ -417,8 +407,7 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
     ``tokens`` and their ``share`` of all; ``step0_loss`` is the mean l_t of those tokens (Fig. 4 b)
     and ``loss`` that after all their steps, in nats; nan where there are none.
 
-    Args:
-        table: see ``collect_tokens``.
+    The table is that of ``collect_tokens``.
     """
     most = _most(table)
     losses = table[["loss_0", f"loss_{most}"]].astype(np.float64).set_axis([0, 1], axis=1)
@@ -437,9 +426,7 @@ def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
     ``count``, ``mean_steps`` and ``pruned``, the share that executes fewer than K steps; nan where
     it does not occur.
 
-    Args:
-        table: see ``collect_tokens``.
-        texts: what the ids stand for, in their order.
+    The table is that of ``collect_tokens``; ``texts`` has what the ids stand for, in their order.
     """
     pruned = table["executed"] < _most(table)
     grouped = table.assign(pruned=pruned, executed=table["executed"].astype(np.float64)).groupby(
@@ -479,8 +466,7 @@ def words(table: pd.DataFrame) -> pd.DataFrame:
     ``internal`` and ``final`` are tokens of words that consist of several: those within a word and
     those that end one, see ``word_places``; ``..._share`` of all such tokens.
 
-    Args:
-        table: see ``collect_tokens``.
+    The table is that of ``collect_tokens``.
     """
     executed = by_place(table)
     if not any(map(len, executed.values())):
@@ -493,12 +479,9 @@ def words(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def buckets(difficulty: Any) -> pd.Categorical:
-    """Returns the bucket of each token (N,).
+    """Returns the bucket of each token (N,) by its difficulty, the step-0 loss (N,).
 
     Borders are the quantiles 1/3 and 2/3; a token at a border is in the easier bucket.
-
-    Args:
-        difficulty: step-0 losses (N,).
     """
     values = np.asarray(difficulty, dtype=np.float64)
     low, high = np.quantile(values, [1 / 3, 2 / 3]) if len(values) else (0.0, 0.0)
@@ -515,8 +498,7 @@ def utility(table: pd.DataFrame) -> pd.DataFrame:
     mean l_t, ``loss`` that after all steps, ``mean_steps`` of those executed; nan where the bucket
     is empty.
 
-    Args:
-        table: see ``collect_tokens``.
+    The table is that of ``collect_tokens``.
     """
     most = _most(table)
     if not most:
@@ -579,11 +561,7 @@ def step_report(
     ``utility/<bucket>/step_<i>``; ``sweep/alpha_<a>/<bucket>/mean_steps`` and ``.../loss_change``;
     ``convergence/rate`` (L) and ``convergence/r2``.
 
-    Args:
-        title: of the page.
-        findings: of at least one token.
-        listed: token ids to list, in their order, and what they stand for.
-        html_rows: how many rows are written out token by token.
+    ``listed`` has the token ids of Table 3, in their order, and what they stand for.
     """
     table, shown = findings["tokens"], findings["shown"]
     if len(shown):

@@ -159,13 +159,8 @@ def collect_thoughts(
     ``queries`` has a line a query, ``chunks`` a line a chunk (see ``query_tables``), and ``shown``
     a line a query that is written out, its ``text`` and the ``spans`` of the page.
 
-    Args:
-        findings: to add to.
-        batch: of reasoning rows.
-        own: what the model thinks along each row.
-        gold: what the steps make, with the same chunks; None: the model does not say.
-        tokenizer: the data's; None: nothing is written out.
-        shown: how many queries in all are to be written out.
+    ``gold`` thoughts have the same chunks as the model's ``own``, and are None where the model does
+    not say. Without a tokenizer nothing is written out, else up to ``shown`` queries in all.
     """
     for row, thinking in enumerate(own):
         if not bool((batch["targets"][row] >= 0).any()):
@@ -192,10 +187,8 @@ def query_tables(
     (nothing is thought) and ``gold_trivial``; whether the thought is ``right``; ``order`` of the
     gold thought in the query, from 1, 0 for none; ``length`` of the thought in tokens.
 
-    Args:
-        own: what the model thinks along the query.
-        gold: what it should; None where the data know no steps.
-        group: what queries are grouped by, e.g. the number of operations.
+    ``gold`` is None where the data know no steps; ``group`` is what queries are grouped by, e.g.
+    the number of operations.
     """
     lines, order, first_wrong = [], 0, math.nan
     for chunk, (mine, theirs) in enumerate(
@@ -225,11 +218,8 @@ def written_out(
 ) -> dict[str, Any]:
     """Returns a query with all thoughts where they are thought; with wrong ones the gold.
 
-    Args:
-        tokenizer: the data's.
-        ids: of the query's tokens.
-        own: what the model thinks, in the query's order.
-        gold: what it should; None where the data know no steps.
+    ``ids`` are those of the query, ``own`` what the model thinks in its order; ``gold`` is None
+    where the data know no steps.
 
     Returns:
         ``text``; ``spans``, the HTML of each chunk; ``parts``, the text of each chunk and what is
@@ -280,9 +270,7 @@ def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float
     of the longest thought of all (the model cuts those above max_thought_tokens). nan without what
     it is the share of.
 
-    Args:
-        queries: see ``query_tables``.
-        chunk_lines: of these queries, see there.
+    Both tables are those of ``query_tables``, of the same queries.
     """
     judged = chunk_lines[chunk_lines["known"]]
     with_gold, without = judged[~judged["gold_trivial"]], judged[judged["gold_trivial"]]
@@ -359,11 +347,8 @@ def thought_report(
 ) -> AnalysisReport:
     """Returns the report of an analysis; scalars are below ``thoughts/``, see :func:`summary`.
 
-    Args:
-        title: of the page.
-        findings: of at least one query, which may be too short for a chunk.
-        shown_rows: how many queries are written out.
-        group_name: what a group counts.
+    There is at least one query, which may be too short for a chunk; ``group_name`` says what a
+    group counts.
     """
     queries = findings["queries"]
     chunk_lines = findings["chunks"].reindex(columns=list(CHUNK_COLUMNS)).astype(CHUNK_COLUMNS)
@@ -404,10 +389,7 @@ def _verbatim(text: str) -> str:
 def thought_page(title: str, by_chunk: pd.DataFrame, rows: Sequence[Sequence[str]]) -> str:
     """Returns the page: a table of chunks, and each query cut into chunks with their thoughts.
 
-    Args:
-        title: of the page.
-        by_chunk: see ``chunks``.
-        rows: spans of the queries, see ``written_out``.
+    Rows are the ``spans`` of ``written_out``.
     """
     head = {
         "chunk": "chunk",

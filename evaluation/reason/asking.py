@@ -79,10 +79,7 @@ class Asking:
     ) -> Asked:
         """Returns what a model answers to all questions.
 
-        Args:
-            one: who is asked.
-            batches: the questions.
-            context: tokens of a row, on average, which FLOPs are counted for.
+        FLOPs are those of rows of ``context`` tokens, the average.
         """
         steps, compute, start = GeneratedSteps(), ComputeCounter(), time.perf_counter()
         replies: list[Reply] = []
@@ -242,11 +239,8 @@ def time_in_turn(
 
     A round before the first warms up and does not count.
 
-    Args:
-        answering: one a model; each answers the same questions, all of them.
-        rounds: at least 1.
-        questions: how many are asked.
-        device: where the models are.
+    A round before the first warms up and does not count. Each of ``answering``, one a model,
+    answers the same questions, all of them, on ``device``.
     """
     taken: list[list[float]] = [[] for _ in answering]
     for number in tqdm(range(rounds + 1), desc="timing", unit=" rounds", disable=None):

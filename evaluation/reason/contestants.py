@@ -49,11 +49,9 @@ GROWTH = 2
 
 
 def with_task(checkpoint: Checkpoint, task: Task | None) -> Checkpoint:
-    """Returns the checkpoint with the data of a task in place of its own.
+    """Returns the checkpoint, whose tokenizer stays, with the data of a task in place of its own.
 
-    Args:
-        checkpoint: where the tokenizer and the like come from.
-        task: None, or that of its own data: they stay as they are.
+    Without a task, or with that of its own data, they stay as they are.
     """
     if task is None:
         return checkpoint
@@ -94,9 +92,7 @@ def _same_class(first: str, second: str) -> bool:
 def build_questions(checkpoint: Checkpoint, recipe: Recipe | None) -> Any:
     """Returns a data module that has questions, not yet prepared.
 
-    Args:
-        checkpoint: its data are the default, its tokenizer that of any other.
-        recipe: of the data; None: the checkpoint's.
+    They are those of the recipe, else the checkpoint's, whose tokenizer any have.
 
     Raises:
         ValueError: if they cannot be built, or have none.
@@ -113,10 +109,7 @@ def build_questions(checkpoint: Checkpoint, recipe: Recipe | None) -> Any:
 def with_question_first(checkpoint: Checkpoint, recipe: Recipe, longest: int) -> Any:
     """Returns data of the same questions, each with what is asked at the beginning (Fig. 5).
 
-    Args:
-        checkpoint: where the tokenizer comes from.
-        recipe: of the data as they are.
-        longest: their block_size.
+    ``longest`` is the block_size of the data as they are.
 
     Raises:
         ValueError: if they have it there already, or cannot.
@@ -134,10 +127,7 @@ def with_question_first(checkpoint: Checkpoint, recipe: Recipe, longest: int) ->
 def asked_batches(data: Any, split: Split, limit: int | None) -> tuple[list[list[Question]], int]:
     """Returns the questions of a split, batch by batch, and how many batches it has.
 
-    Args:
-        data: prepared.
-        split: which questions.
-        limit: only that many batches, the first ones; None: all.
+    The data are prepared; of a ``limit`` only the first batches are asked.
 
     Raises:
         ValueError: if the split is empty, or none of these batches has a question.
@@ -248,9 +238,7 @@ def check_readers(checkpoints: Sequence[Checkpoint], data: LanguageDataModule) -
 def pick_baseline(contestants: Sequence[Contestant], place: Path | None) -> Contestant | None:
     """Returns the model that speed-ups are over: the one named, or the first that writes steps.
 
-    Args:
-        contestants: all.
-        place: the checkpoint of the one that was named; None: none was.
+    ``place`` is the checkpoint of the one that was named, None if none was.
     """
     if place is None:
         return next((one for one in contestants if one.is_chain_of_thought), None)

@@ -50,11 +50,7 @@ def answer_row(
 ) -> dict[str, Any]:
     """Returns an answer as plain values, a line of the answers file.
 
-    Args:
-        tokenizer: of the data.
-        label: of the model.
-        reply: what it answers; its ``thoughts`` are None if it records none.
-        question_first: whether it was asked with the question first.
+    A reply that records no thoughts has None.
     """
     question, thinking = reply.question, reply.thinking
     row: dict[str, Any] = {
@@ -103,10 +99,8 @@ def measure_answers(
     questions, ``..._recovered`` of those answered wrongly before, and ``..._intervention`` of all,
     had only those been asked again (Sec. 4.5).
 
-    Args:
-        rows: its answers, see ``answer_row``, at least one, in the questions' order.
-        group_name: what a group counts.
-        question_first: the same with the question first; None: not asked so.
+    Rows are of ``answer_row``, at least one, in the questions' order; ``group_name`` says what a
+    group counts.
     """
     answers = pd.DataFrame(rows)
     right = answers["right"]
@@ -135,8 +129,7 @@ def overlaps(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
     ``solves`` and ``fails``, labels; ``questions``, how many; ``share_of_solved``, their share of
     what the one solves, the paper's 12 %, nan if it solves nothing; ``share_of_questions``.
 
-    Args:
-        answers: by label of the model, see ``answer_row``; to the same questions.
+    Answers are lines of ``answer_row`` by label of the model, to the same questions.
     """
     right = {label: [row["right"] for row in rows] for label, rows in answers.items()}
     pairs = []
@@ -242,9 +235,7 @@ Against = tuple[str, Sequence[float | None]]
 def settings_of(contestants: Sequence[Contestant], key: str) -> Against:
     """Returns a field of the models' configs with its value for each; None for models without it.
 
-    Args:
-        contestants: who was asked.
-        key: the field, or ``recurrence``.
+    ``key`` is the field, or ``recurrence``.
 
     Raises:
         ValueError: if no model has it, or one has no number there.
@@ -296,9 +287,7 @@ def reason_figure(results: Sequence[Mapping[str, Any]], against: Against | None 
     Lines have one standard error to both sides. Over a setting, numbers at the points are
     speed-ups, and models without it are dotted lines.
 
-    Args:
-        results: of the models, see ``measure_answers``.
-        against: a setting and its value for each model; None: over groups.
+    Results are those of ``measure_answers``; ``against`` has a value for each model.
     """
     from matplotlib.ticker import MaxNLocator
 

@@ -45,10 +45,7 @@ def task_scores(
     that were scored, ``of_examples`` that the task has; ``num_fewshot``, ``version``; tokens; what
     they cost (``price``); of groups ``tasks``, their members.
 
-    Args:
-        results: as ``harness.score_tasks`` returned them.
-        model: which.
-        work: ``Work`` by task.
+    Results are those of ``harness.score_tasks``, ``work`` is by task.
     """
     samples, groups = results["samples"], results.get("group_subtasks", {})
     scores = {}

@@ -119,10 +119,7 @@ def write(
     A row ends once it has written a stop text. Streams are the requests' own numbers, so that
     neither what is drawn nor what a method infers before it writes depends on the batch.
 
-    Args:
-        model: On its device, in eval mode.
-        tokenizer: The one it was trained with.
-        requests: At least one.
+    There is at least one request.
     """
 
     def text_of(ids: Sequence[int]) -> str:
