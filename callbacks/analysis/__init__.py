@@ -9,7 +9,8 @@ file             what it holds
 ``forks``        ``ForkAnalysis``, of Thoughtbubbles
 ``gates``        ``GateAnalysis``, of Thought Gestalt
 ``posterior``    ``PosteriorAnalysis``, of Latent-Thought Language Models
-``steps``        ``StepAllocation``, of PonderLM; Jacobi iterations are in ``convergence``
+``steps``        ``StepAllocation``, of PonderLM; Jacobi iterations are in ``convergence``, and
+                 steps within words in ``words``
 ``thoughts``     ``ThoughtTrace``, of Thinking States
 ===============  ===================================================================================
 

@@ -33,7 +33,6 @@ class Findings:
     """Tables that are collected batch by batch, by name; those of other ranks can be appended."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self._parts: defaultdict[str, list[pd.DataFrame]] = defaultdict(list)
 
     def __bool__(self) -> bool:

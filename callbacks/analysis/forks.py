@@ -143,28 +143,23 @@ class ForkAnalysis(Analysis):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
+        """Scores a batch once more, a few rows at a time."""
         step = self._rows_at_once(pl_module, batch["tokens"])
         with self._reference_on(pl_module.device):
-            self._collect_rows(pl_module, batch, step, findings)
-
-    def _collect_rows(
-        self, pl_module: Any, batch: dict[str, Any], step: int, findings: Findings
-    ) -> None:
-        """Scores a batch once more, ``step`` rows at a time."""
-        for start in range(0, len(batch["tokens"]), step):
-            part = rows_of(batch, start, start + step)
-            recorder = ForkRecorder(self.attention)
-            pl_module.recorded(part, **recorder.consumers())
-            if not recorder.forked:
-                raise NothingToAnalyseError(
-                    f"{type(pl_module).__name__} records no forks (no method that forks, or no "
-                    "fork layers), so there is nothing to analyse"
-                )
-            tokens = recorder.tokens(part)
-            if self._reference is not None:
-                tokens = self._with_reference(part, tokens)
-            findings.add("layers", recorder.sums)
-            findings.add("tokens", tokens)
+            for start in range(0, len(batch["tokens"]), step):
+                part = rows_of(batch, start, start + step)
+                recorder = ForkRecorder(self.attention)
+                pl_module.recorded(part, **recorder.consumers())
+                if not recorder.forked:
+                    raise NothingToAnalyseError(
+                        f"{type(pl_module).__name__} records no forks (no method that forks, or "
+                        "no fork layers), so there is nothing to analyse"
+                    )
+                tokens = recorder.tokens(part)
+                if self._reference is not None:
+                    tokens = self._with_reference(part, tokens)
+                findings.add("layers", recorder.sums)
+                findings.add("tokens", tokens)
 
     def _rows_at_once(self, pl_module: Any, tokens: Tensor) -> int:
         """Returns how many rows to score at a time; the same on all ranks."""

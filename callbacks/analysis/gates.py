@@ -363,7 +363,6 @@ class GateHistory:
     """Numbers of the places of a network, at steps of its training; a row a step."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self.places: list[Place] = []
         self.steps: list[int] = []
         """Optimiser steps."""
@@ -483,9 +482,8 @@ def reach_lines(
 def by_age(lines: pd.DataFrame) -> pd.DataFrame:
     """Returns sums over lines by ``layer`` and ``age``, from 1, and what follows from them.
 
-    Args:
-        lines: with ``layer``, ``age``, ``total`` and ``count``; counts never grow with age. None:
-            the result has none.
+    Lines have ``layer``, ``age``, ``total`` and ``count``, which never grows with age; of none the
+    result has none.
 
     Returns:
         ``layer``, ``age``, ``total``, ``count``, ``mean`` (of the summands that there are),

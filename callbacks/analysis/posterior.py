@@ -164,7 +164,6 @@ class PosteriorRecorder:
     """
 
     def __init__(self) -> None:
-        """Starts empty."""
         self.steps: list[dict[str, Any]] = []
         """``inner_step``, one after the other."""
         self._posterior: dict[str, Any] = {}

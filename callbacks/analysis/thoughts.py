@@ -37,14 +37,7 @@ from callbacks.analysis.report import (
     token,
 )
 from callbacks.hooks import check_least
-from callbacks.thinking import (
-    Recorded,
-    RowThinking,
-    Thought,
-    insert,
-    parts_of,
-    thought_text,
-)
+from callbacks.thinking import Recorded, RowThinking, Thought, insert, parts_of, thought_text
 
 TEXT, RIGHT, WRONG = range(3)
 KINDS = {"text": "#fff", "\N{CHECK MARK} right thought": "#cfe4f5", "\N{BALLOT X} wrong": "#fbd9ae"}

@@ -14,14 +14,10 @@ LABEL_CHARACTERS = 10
 
 
 def pieces(tokenizer: Any, ids: Iterable[int]) -> list[str]:
-    """Returns the text of each token of a sequence; joined, without marks, it is the whole text.
+    """Returns the text of each token id of a sequence; joined, without marks, it is the whole text.
 
     A character that several tokens share, as in byte-level vocabularies, stands at the last of
     them; the others are ``PART``.
-
-    Args:
-        tokenizer: the data's, with ``decode`` and ``eos_id``.
-        ids: token ids.
     """
     out = []
     context: list[int] = []  # some tokenizers drop the space before a text's first token

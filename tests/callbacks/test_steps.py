@@ -19,9 +19,6 @@ from callbacks.analysis.convergence import (
     rmse_by_iteration,
 )
 from callbacks.analysis.steps import (
-    ELSEWHERE,
-    FINAL,
-    INTERNAL,
     StepRecorder,
     buckets,
     collect_sweep,
@@ -33,10 +30,9 @@ from callbacks.analysis.steps import (
     texts_by_id,
     tokens,
     utility,
-    word_places,
-    words,
 )
 from callbacks.analysis.token_text import EOS, PART, pieces
+from callbacks.analysis.words import ELSEWHERE, FINAL, INTERNAL, word_places, words
 from datamodules.tokenizers import BytesTokenizer
 from lightning_models import (
     OptimizerConfig,
@@ -338,12 +334,12 @@ def test_an_empty_bucket_has_no_utility():
 
 def test_steps_within_words():
     """Of "an ox" the a and the o go on and n ends a word; x may go on after the row."""
-    lines = lines_of(words(found()["tokens"]))
+    lines = lines_of(words(found()["tokens"], 2))
     assert [line["internal"] for line in lines] == [1, 0, 1]
     assert [line["final"] for line in lines] == [0, 1, 0]
     assert [line["internal_share"] for line in lines] == [0.5, 0, 0.5]
     assert [line["final_share"] for line in lines] == [0, 1, 0]
-    assert len(words(found(tokenizer=None)["tokens"])) == 0
+    assert len(words(found(tokenizer=None)["tokens"], 2)) == 0
 
 
 def test_a_sweep_is_compared_with_alpha_zero():

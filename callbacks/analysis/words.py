@@ -1,0 +1,99 @@
+"""Steps of tokens within and at the end of words of several tokens (Table 4 of PonderLM-3).
+
+The paper is arXiv 2603.02023; ``StepAllocation`` reports it.
+"""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from callbacks.analysis.report import BLUE, GREY, draw_bars, finish, panels
+from callbacks.analysis.token_text import PART
+
+ELSEWHERE, INTERNAL, FINAL = range(3)
+"""A word of one token, or none; within a word of several tokens; the last token of such a word."""
+PLACES = {"internal": INTERNAL, "final": FINAL}
+
+
+def word_places(texts: Sequence[str]) -> np.ndarray:
+    """Returns int8 (T,): where each token of a row stands in words of several (Table 4).
+
+    Whether a word goes on after the row is not known, so the last token is nowhere.
+
+    NOTE(paper): Table 4 does not say what its compound words are. Here a word is a run of letters,
+    and a token belongs to the same word as the token before it if it begins with a letter and that
+    one ends with a letter; combining marks count as letters. So white space, digits, punctuation
+    (hyphens and apostrophes too) and the end of a document separate words, and a text without
+    spaces is one word up to its next mark. Of a character that several tokens share, as of bytes,
+    each token counts as that character.
+
+    ``texts`` are those of ``token_text.pieces``, empty where a token is no text.
+    """
+    texts = _with_characters(texts)
+    goes_on = [_is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)]
+    places = np.full(len(texts), ELSEWHERE, dtype=np.int8)
+    for i, inside in enumerate(goes_on):
+        if inside:
+            places[i] = INTERNAL
+        elif i and goes_on[i - 1]:
+            places[i] = FINAL
+    return places
+
+
+def _with_characters(texts: Sequence[str]) -> list[str]:
+    """Returns the texts, with the character for each token that is part of one."""
+    found: list[str] = []
+    character = ""
+    for text in reversed(texts):
+        if text != PART:
+            character = text[:1]
+        found.append(character if text == PART else text)
+    return found[::-1]
+
+
+def _is_letter(character: str) -> bool:
+    return character.isalpha() or unicodedata.category(character or " ").startswith("M")
+
+
+def by_place(table: pd.DataFrame) -> dict[str, pd.Series]:
+    """Returns executed steps of tokens within words, and of those that end words."""
+    if "place" not in table:
+        return dict.fromkeys(PLACES, table["executed"][:0])
+    return {name: table.loc[table["place"] == code, "executed"] for name, code in PLACES.items()}
+
+
+def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Returns a table with one line a number of executed steps (Table 4); empty without words.
+
+    ``internal`` and ``final`` are tokens of words that consist of several: those within a word and
+    those that end one, see ``word_places``; ``..._share`` of all such tokens.
+
+    The table is that of ``collect_tokens``.
+    """
+    executed = by_place(table)
+    if not any(map(len, executed.values())):
+        return pd.DataFrame()
+    found = pd.DataFrame({"steps": range(most + 1)})
+    for name, values in executed.items():
+        found[name] = values.value_counts().reindex(found["steps"], fill_value=0).to_numpy()
+        found[f"{name}_share"] = found[name] / (len(values) or math.nan)
+    return found
+
+
+def words_figure(table: pd.DataFrame) -> Any:
+    """Returns the steps of tokens within words and of those that end words (Table 4)."""
+    figure, (ax,) = panels(5.6, 3.6, 1)
+    names = {"internal": ("within a word", GREY), "final": ("end of a word", BLUE)}
+    shown = {
+        f"{name}_share": (f"{label} ({table[name].sum()} tokens)", color)
+        for name, (label, color) in names.items()
+    }
+    draw_bars(ax, table, "steps", shown)
+    ax.set_ylim(0, 1.25)  # room for the legend
+    finish(ax, "executed additional steps", "share of such tokens", whole=True)
+    return figure
