@@ -45,7 +45,6 @@ class DrawnTargets:
     """Targets that these were drawn from."""
 
     def __len__(self) -> int:
-        """Returns N."""
         return len(self.row)
 
     def num_bytes(self, token_bytes: Tensor) -> Tensor | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
-from evaluation.arguments import Split, add_run_arguments, add_which_argument
+from evaluation.arguments import Split, add_run_arguments, add_which_argument, chosen
 from evaluation.figures import (
     check_ending,
     check_picture,
@@ -248,24 +248,9 @@ def compare_runs(
 def _run_report(settings: Namespace) -> None:
     """Scores every run, prints checks and tables, and writes the report."""
     folder = check_folder(settings.output or DEFAULT_OUTPUT)
-    options = ScoringOptions(
-        settings.split,
-        settings.limit_batches,
-        settings.batch_size,
-        settings.stride,
-        settings.precision,
-        settings.device,
-    )
-    comparison = compare_runs(
-        settings.runs,
-        options,
-        label=settings.label,
-        title=settings.title,
-        introduction=settings.introduction,
-        results=settings.results,
-        which=settings.which,
-        skip_unreadable=settings.skip_unreadable,
-    )
+    named = ("label", "title", "introduction", "results", "which", "skip_unreadable")
+    how = {key: settings[key] for key in named}
+    comparison = compare_runs(settings.runs, chosen(settings, ScoringOptions), **how)
     report, runs = comparison.report, comparison.runs
     print(report_text(report))
 

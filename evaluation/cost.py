@@ -105,7 +105,6 @@ class GeneratedSteps:
     """Counts the additional steps of generated tokens, where a model records them."""
 
     def __init__(self) -> None:
-        """Starts at none."""
         self._steps, self._tokens = 0.0, 0
 
     def count(self, steps: Tensor) -> None:
@@ -128,7 +127,6 @@ class ComputeCounter:
     """
 
     def __init__(self) -> None:
-        """Starts at none."""
         self._steps = self._expected = self._flops = 0.0
         self._targets = self._routed = self._tokens = 0
         self._batch: dict[str, Any] = {}

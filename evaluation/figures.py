@@ -110,13 +110,7 @@ def plain_text(text: str) -> str:
 
 def label_sizes(axis: Any) -> None:
     """Labels a logarithmic x axis, which has all its points, with sizes such as 2k, at least 2."""
-    from matplotlib.ticker import (
-        EngFormatter,
-        LogLocator,
-        MaxNLocator,
-        NullFormatter,
-        NullLocator,
-    )
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
     for steps in ((1,), (1, 2, 5)):  # within two decades powers of ten are too few

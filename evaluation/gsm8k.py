@@ -79,8 +79,7 @@ def extract_answer(text: str) -> str | None:
     to ask themselves. Currency signs, percent signs, thousands' commas, a period after the number
     and decimals of zero do not count; a fraction is not worked out.
 
-    Args:
-        text: what a model wrote after "Answer:".
+    The text is what a model wrote after "Answer:".
 
     Returns:
         E.g. "18" for "$18.00.", "-1200" for "-1,200", "1/2" for "1/2"; None without any number.
@@ -212,13 +211,8 @@ def make_documents(
     Demonstrations that do not fit are dropped one by one from the front; of a question that is too
     long by itself the harness model keeps the end.
 
-    Args:
-        problems: the questions.
-        training: problems to draw demonstrations from, with answers as they shall be shown.
-        tokenizer: the model's; it puts the start of a document first.
-        shots: demonstrations per question.
-        seed: of the draws.
-        room: most tokens of a prompt, at least 1; None: no limit.
+    Demonstrations, ``shots`` a question, are drawn from ``training``, with answers as they shall be
+    shown; a prompt has ``room`` tokens, at least 1, the start of a document among them.
 
     Raises:
         ValueError: if there are fewer than `shots` to draw from, some are asked, too, or a right
@@ -327,14 +321,6 @@ def ask(
     Candidate c of question q draws from the stream (seed, q * pass_at + c): what it is depends on
     prompt and seed, not on the batch (up to rounding). A model that infers latent vectors infers
     those of each candidate.
-
-    Args:
-        model: on its device, in eval mode.
-        tokenizer: the one it was trained with.
-        rows: the questions.
-        config: how they are asked.
-        sampling: how tokens are chosen.
-        precision: of the matrix products.
     """
     # The harness takes seconds to import: not before the input is known to be good.
     from evaluation.tasks.adapter import HarnessModel

@@ -519,25 +519,23 @@ class Pretrained:
     ) -> None:
         from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+        def read(kind: Any, what: str, **options: Any) -> Any:
+            """Returns what ``transformers`` reads from the source."""
+            return read_pretrained(
+                lambda: kind.from_pretrained(source, trust_remote_code=False, **options),
+                what,
+                f"{key} ({source})",
+                other=OTHER,
+            )
+
         self.source = source
-        self.tokenizer: Any = read_pretrained(
-            lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=False),
-            "tokenizer",
-            f"{key} ({source})",
-            other=OTHER,
-        )
-        kind: Any = AutoModelForCausalLM if head == "causal" else AutoModel
-        model, info = read_pretrained(
-            lambda: kind.from_pretrained(
-                source,
-                weights_only=True,
-                trust_remote_code=False,
-                dtype=torch.float32 if precision == "32" else torch.bfloat16,
-                output_loading_info=True,
-            ),
+        self.tokenizer: Any = read(AutoTokenizer, "tokenizer")
+        model, info = read(
+            AutoModelForCausalLM if head == "causal" else AutoModel,
             "model",
-            f"{key} ({source})",
-            other=OTHER,
+            weights_only=True,
+            dtype=torch.float32 if precision == "32" else torch.bfloat16,
+            output_loading_info=True,
         )
         missing = sorted(info["missing_keys"])
         if missing:  # transformers draws them at random, and goes on

@@ -113,27 +113,17 @@ def measure_perplexity(
         ValueError: if the split is empty.
     """
     source = data.evaluation_source(split)
-    if mode == "autoregressive" and not isinstance(data, TextDataModule):
-        raise ValueError(
-            f"mode (autoregressive) draws from windows, which {type(data).__name__} has none of; "
-            "score it blockwise"
-        )
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
-    pairs: PairedScores | None = None
-    compute, start = ComputeCounter(), time.perf_counter()
     how: dict[str, Any] = {}
     if getattr(model.config, "uses_budget", False):  # also where it is as trained
         how["budget"] = model.config.budget
+    compute, start = ComputeCounter(), time.perf_counter()
     if mode == "blockwise":
-        totals = _blockwise_totals(model, data, source, count, precision, compute)
+        pairs, totals = None, _score_blockwise(model, data, source, count, precision, compute)
     else:
-        drawn = draw_targets(source, batches=count, positions=positions, seed=seed)
-        size = data.eval_batch_size
-        pairs = score_pairs(
-            model, drawn, data.tokenizer, batch_size=size, precision=precision, compute=compute
-        )
-        totals = pairs.totals
         how |= {"positions": positions, "seed": seed}
+        pairs = _score_prefixes(model, data, source, count, positions, seed, precision, compute)
+        totals = pairs.totals
     seconds = time.perf_counter() - start
     cost = price(
         model,
@@ -164,7 +154,7 @@ def measure_perplexity(
     }
 
 
-def _blockwise_totals(
+def _score_blockwise(
     model: LanguageModel,
     data: LanguageDataModule,
     source: BatchSource,
@@ -177,6 +167,28 @@ def _blockwise_totals(
     batches = compute.watch(islice(loader, count))
     with compute.recording():
         return score_batches(model, batches, precision=precision, num_batches=count)
+
+
+def _score_prefixes(
+    model: LanguageModel,
+    data: LanguageDataModule,
+    source: BatchSource,
+    count: int,
+    positions: int | None,
+    seed: int,
+    precision: Precision,
+    compute: ComputeCounter,
+) -> PairedScores:
+    if not isinstance(data, TextDataModule):
+        raise ValueError(
+            f"mode (autoregressive) draws from windows, which {type(data).__name__} has none of; "
+            "score it blockwise"
+        )
+    drawn = draw_targets(source, batches=count, positions=positions, seed=seed)
+    size = data.eval_batch_size
+    return score_pairs(
+        model, drawn, data.tokenizer, batch_size=size, precision=precision, compute=compute
+    )
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -229,15 +241,6 @@ def run(settings: Namespace) -> None:
     positions = _positions(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint, model, data = load_with_data(settings)
-    result = measure_perplexity(
-        checkpoint,
-        model,
-        data,
-        mode=settings.mode,
-        positions=positions,
-        seed=settings.seed,
-        split=settings.split,
-        precision=settings.precision,
-        limit_batches=settings.limit_batches,
-    )
+    how = {key: settings[key] for key in ("mode", "seed", "split", "precision", "limit_batches")}
+    result = measure_perplexity(checkpoint, model, data, positions=positions, **how)
     report_result(perplexity_table(result), result, target)

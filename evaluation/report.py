@@ -48,10 +48,7 @@ HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 
 
 def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns what the runs share or not, what makes numbers incomparable first.
-
-    Args:
-        runs: the table of runs.
+    """Returns what the runs of a table share or not, what makes numbers incomparable first.
 
     Returns:
         ``state`` and ``detail`` of each property, see ``Agreement``.

@@ -18,11 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from evaluation.arguments import (
-    add_file_arguments,
-    add_model_arguments,
-    load_with_tokenizer,
-)
+from evaluation.arguments import add_file_arguments, add_model_arguments, load_with_tokenizer
 from evaluation.cost import Cost, GeneratedSteps, cost_cells, price
 from evaluation.figures import make_panels, write_picture
 from evaluation.load import (
@@ -206,11 +202,6 @@ def ask(model: OwnModel | HubModel, pairs: Sequence[Pair], ids: Mapping[str, int
     Columns, for both conditions: ``<condition>_target`` and ``_distractor`` (negative
     log-likelihood of the right and of the other name in nats), ``_margin`` (the second minus the
     first) and ``_error_rate`` (1 where the margin is negative: the other name is likelier).
-
-    Args:
-        model: what is asked.
-        pairs: names of father and son.
-        ids: token of each name.
     """
     prompts = [one_prompt(model, pair, condition) for condition in CONDITIONS for pair in pairs]
     fathers, sons = ([ids[name] for name in names] for names in zip(*pairs, strict=True))

@@ -251,10 +251,8 @@ def logged_points(
 ) -> pd.DataFrame:
     """Returns a logged value over tokens and FLOPs, which are taken to be even over the steps.
 
-    Args:
-        training: amount and cost at the run's checkpoint, see ``describe_training``.
-        logged: value by step; steps count from 0.
-        name: column of the values.
+    ``training`` is of ``describe_training``, at the run's checkpoint; values are by step, from 0,
+    and ``name`` is their column.
 
     Returns:
         ``POINT`` and the value, in the order of the steps; empty where tokens or FLOPs are not

@@ -73,9 +73,6 @@ def read_record(folder: Path | None) -> dict[str, Any]:
     Keys: ``recorded`` (whether there is a record), ``seed_everything``, ``precision`` and
     ``accumulate_grad_batches`` of the trainer, and the versions ``commit`` and ``torch``. A resumed
     run has several records: settings are those of the first, versions those of all.
-
-    Args:
-        folder: log folder; None: there is none.
     """
     files = [] if folder is None else sorted(folder.glob("config*.yaml"))
     settings = {} if folder is None else _settings(folder / "config.yaml")
@@ -124,10 +121,8 @@ def find_checkpoints(
 ) -> list[Checkpoint]:
     """Returns the checkpoints that the command line names, each once, in its order.
 
-    Args:
-        words: checkpoint files, folders of runs (a checkpoint of each run below it), or patterns.
-        key: the option that has them, for messages.
-        which: of a folder's run the furthest, or the best.
+    Words are checkpoint files, folders of runs (a checkpoint of each run below it, see ``which``)
+    or patterns; ``key`` is the option that has them, for messages.
 
     Raises:
         ValueError: if a word leads to no checkpoint, one is damaged, or a run has no best one.

@@ -19,6 +19,7 @@ from evaluation.figures import scaling_figure, write_picture
 from evaluation.output import check_targets, read_json, report_result
 from evaluation.run_metrics import NATS
 from evaluation.runs import is_number, matching, split_name
+from evaluation.scoring import bounded_exp
 from evaluation.tables import (
     FOUR,
     FOUR_DIGITS,
@@ -54,7 +55,7 @@ class FittedCurve:
 
         nan or infinite for a curve that is flat or nearly.
         """
-        return _exp(self.intercept / self.slope) if self.slope else math.nan
+        return bounded_exp(self.intercept / self.slope) if self.slope else math.nan
 
     def as_dict(self) -> dict[str, float]:
         """Returns what says the curve, under the keys of the JSON file."""
@@ -65,21 +66,14 @@ class FittedCurve:
     def value_at(self, x: float) -> float:
         """Returns y at a size."""
         line = self.intercept - self.slope * math.log(x)
-        return _exp(line) if self.law == "power" else line
+        return bounded_exp(line) if self.law == "power" else line
 
     def size_for(self, value: float) -> float:
         """Returns the x at which the curve has this value; nan where values do not fall with x."""
         if self.slope <= 0:
             return math.nan
         line = math.log(value) if self.law == "power" else value
-        return _exp((self.intercept - line) / self.slope)
-
-
-def _exp(value: float) -> float:
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf
+        return bounded_exp((self.intercept - line) / self.slope)
 
 
 def fit_curve(x: Sequence[float], values: Sequence[float], law: Law = "power") -> FittedCurve:

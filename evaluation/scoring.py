@@ -41,10 +41,7 @@ class Totals:
     @property
     def perplexity(self) -> float:
         """The exponential of ``nats_per_token``; infinite where that overflows."""
-        try:
-            return math.exp(self.nats_per_token)
-        except OverflowError:
-            return math.inf
+        return bounded_exp(self.nats_per_token)
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -72,6 +69,14 @@ class Totals:
             "nll_per_token": self.nats_per_token - divergence,
             "kl_per_token": divergence,
         }
+
+
+def bounded_exp(value: float) -> float:
+    """Returns the exponential; infinite where that overflows."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def standard_error(values: Tensor) -> float:

@@ -554,15 +554,9 @@ def _score(
         ValueError: if one that was left as it is cannot be scored.
     """
     model = build_model(variant.checkpoint, variant.changes).to(pick_device(settings.device))
+    how = {key: settings[key] for key in ("split", "precision", "limit_batches")}
     try:
-        return measure_perplexity(
-            variant.checkpoint,
-            model,
-            data,
-            split=settings.split,
-            precision=settings.precision,
-            limit_batches=settings.limit_batches,
-        )
+        return measure_perplexity(variant.checkpoint, model, data, **how)
     except ValueError as error:
         if not variant.dials:
             raise

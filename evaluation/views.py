@@ -10,13 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.figures import (
-    MARKS,
-    compute_figure,
-    curves_figure,
-    write_figure,
-    write_frame,
-)
+from evaluation.figures import MARKS, compute_figure, curves_figure, write_figure, write_frame
 from evaluation.load import build_outline
 from evaluation.output import read_json
 from evaluation.run_metrics import POINT, logged_points, training_cost

@@ -148,13 +148,8 @@ def rank(
     methods that only bound or estimate it: one that infers something from the question alone makes
     estimates.
 
-    Args:
-        model: on its device, in eval mode.
-        data: with tokenizer, ``candidates()`` and ``eval_batch_size``, rows to score at once; each
-            question takes as many rows as there are candidates.
-        questions: at least one, of windows.
-        precision: of the matrix products.
-        compute: counts what scoring the candidates computes.
+    Each question, of windows, takes as many rows as there are ``data.candidates()``, of which
+    ``data.eval_batch_size`` are scored at once; ``compute`` counts what that computes.
     """
     compute = ComputeCounter() if compute is None else compute
     tokenizer, texts = data.tokenizer, data.candidates()

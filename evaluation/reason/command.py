@@ -24,6 +24,7 @@ from datamodules.store import SPLITS
 from evaluation.arguments import (
     Split,
     add_data_arguments,
+    add_file_arguments,
     add_run_arguments,
     add_which_argument,
     chosen,
@@ -41,7 +42,7 @@ from evaluation.load import (
     trained_on,
 )
 from evaluation.output import check_targets, report_result, write_jsonl
-from evaluation.reason.asking import Asked, Asking, Mode, pick_mode
+from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode
 from evaluation.reason.contestants import (
     TASKS,
     Contestant,
@@ -143,21 +144,12 @@ def measure_reason(
     cut = [timed[start : start + size] for start in range(0, len(timed), size)]
     timings = asking.time(contestants, cut, config.rounds)
     rival = None if baseline is None else timings[contestants.index(baseline)]
-    labels = [one.label for one in contestants]
     content = {
         "results": [
-            {
-                **_source(one),
-                **measure_answers(own, data.group_name, turned_rows),
-                **({} if timing is None else timing.as_dict(rival)),
-                **_choice(one, asked, data),
-                **asked.cost,
-            }
-            for one, asked, own, turned_rows, timing in zip(
-                contestants, first, rows, again, timings, strict=True
-            )
+            _result(*each, data=data, rival=rival)
+            for each in zip(contestants, first, rows, again, timings, strict=True)
         ],
-        "overlap": overlaps(dict(zip(labels, rows, strict=True))),
+        "overlap": overlaps({one.label: own for one, own in zip(contestants, rows, strict=True)}),
         "baseline": None if baseline is None else baseline.label,
         "data": {
             **describe_data(contestants[0].checkpoint, data, split),
@@ -178,6 +170,26 @@ def measure_reason(
     }
     both = zip(rows, again, strict=True)
     return content, [row for own, turned_rows in both for row in (*own, *(turned_rows or ()))]
+
+
+def _result(
+    one: Contestant,
+    asked: Asked,
+    rows: Sequence[dict[str, Any]],
+    question_first: Sequence[dict[str, Any]] | None,
+    timing: Timing | None,
+    *,
+    data: Any,
+    rival: Timing | None,
+) -> dict[str, Any]:
+    """Returns a model's numbers; speed-ups are over ``rival``."""
+    return {
+        **_source(one),
+        **measure_answers(rows, data.group_name, question_first),
+        **({} if timing is None else timing.as_dict(rival)),
+        **_choice(one, asked, data),
+        **asked.cost,
+    }
 
 
 def _moved_steps(data: Any, contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
@@ -306,15 +318,11 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "class. Found where models of one class differ in at most two.",
     )
     parser.add_class_arguments(ReasonConfig)
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file to write.")
-    parser.add_argument(
-        "--answers_file", type=str | None, default=None, help="JSONL file, an answer a line."
-    )
-    parser.add_argument(
-        "--figure",
-        type=str | None,
-        default=None,
-        help="Figure to write, .svg or .png, of accuracies by group; points as .csv next to it.",
+    add_file_arguments(
+        parser,
+        output="JSON file to write.",
+        answers_file="JSONL file, an answer a line.",
+        figure="Figure to write, .svg or .png, of accuracies by group; points as .csv next to it.",
     )
     parser.add_argument(
         "--against",
@@ -358,9 +366,7 @@ def run(settings: Namespace) -> None:
         contestants,
         data,
         config=config,
-        split=settings.split,
-        precision=settings.precision,
-        limit_batches=settings.limit_batches,
+        **{key: settings[key] for key in ("split", "precision", "limit_batches")},
         baseline=pick_baseline(contestants, place),
         question_first=turned,
     )

@@ -362,11 +362,8 @@ def label(
 def reader_of(model: LanguageModel, tokenizer: Tokenizer, *, documents: bool = False) -> Reader:
     """Returns how a model reads texts.
 
-    Args:
-        model: which.
-        tokenizer: the one that it was trained with.
-        documents: whether texts are whole documents rather than a task's, see ``Reader``; of models
-            that read questions only, contexts are questions then.
+    Of ``documents``, whole texts rather than a task's (see ``Reader``), models that read questions
+    only take contexts as questions.
 
     Raises:
         ValueError: if a task's texts are to be read and it reads questions only, or its tokenizer

@@ -8,7 +8,7 @@ from lm_eval.utils import make_table
 
 from evaluation.cost import Cost, price
 from evaluation.scoring import PERPLEXITY_KEYS
-from evaluation.tables import TWO, TableColumn, as_aligned, show_columns
+from evaluation.tables import KINDS, TWO, TableColumn, as_aligned, show_columns
 from evaluation.tasks.adapter import Facts, LogLikelihood, RollingLogLikelihood, Work
 from lightning_models import LanguageModel
 from lightning_models.outputs import Likelihood
@@ -88,8 +88,7 @@ def kinds_of(facts: Iterable[Facts]) -> list[Likelihood]:
 
 def weakest(kinds: Iterable[Likelihood]) -> Likelihood:
     """Returns the kind that says least, which is what several of them together are."""
-    order: tuple[Likelihood, ...] = ("exact", "lower_bound", "estimate", "noncausal")
-    return max(kinds, key=order.index, default="exact")
+    return max(kinds, key=list(KINDS).index, default="exact")
 
 
 def _leaves(name: str, groups: Mapping[str, Any]) -> list[str]:
