@@ -109,7 +109,7 @@ def plain_text(text: str) -> str:
 
 
 def label_sizes(axis: Any) -> None:
-    """Labels a logarithmic x axis, which has all its points, with sizes such as 2k, at least 2."""
+    """Labels a logarithmic x axis that has all its points with two sizes or more, such as 2k."""
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()

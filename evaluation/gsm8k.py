@@ -212,7 +212,7 @@ def make_documents(
     long by itself the harness model keeps the end.
 
     Demonstrations, ``shots`` a question, are drawn from ``training``, with answers as they shall be
-    shown; a prompt has ``room`` tokens, at least 1, the start of a document among them.
+    shown. A prompt has at most ``room`` tokens, 1 or more, with the start of a document; None: any.
 
     Raises:
         ValueError: if there are fewer than `shots` to draw from, some are asked, too, or a right

@@ -50,7 +50,7 @@ def check_target(target: str | Path, key: str = "output") -> Path:
 def check_targets(**targets: str | None) -> list[Path | None]:
     """Returns the paths of files to be written by one command, see ``check_target``.
 
-    Files are by the options that name them, None where one is not asked for.
+    Targets are files by the options that name them, None where one is not asked for.
 
     Raises:
         ValueError: as ``check_target``; also if two of them are one file.

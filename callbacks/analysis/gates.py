@@ -482,8 +482,8 @@ def reach_lines(
 def by_age(lines: pd.DataFrame) -> pd.DataFrame:
     """Returns sums over lines by ``layer`` and ``age``, from 1, and what follows from them.
 
-    Lines have ``layer``, ``age``, ``total`` and ``count``, which never grows with age; of none the
-    result has none.
+    Lines have ``layer``, ``age``, ``total`` and ``count``, which never grows with age; no
+    lines give none.
 
     Returns:
         ``layer``, ``age``, ``total``, ``count``, ``mean`` (of the summands that there are),

@@ -92,7 +92,7 @@ def _same_class(first: str, second: str) -> bool:
 def build_questions(checkpoint: Checkpoint, recipe: Recipe | None) -> Any:
     """Returns a data module that has questions, not yet prepared.
 
-    They are those of the recipe, else the checkpoint's, whose tokenizer any have.
+    Without a recipe they are the checkpoint's, whose tokenizer all data take.
 
     Raises:
         ValueError: if they cannot be built, or have none.
