@@ -117,9 +117,10 @@ def measure_perplexity(
     how: dict[str, Any] = {}
     if getattr(model.config, "uses_budget", False):  # also where it is as trained
         how["budget"] = model.config.budget
+    pairs: PairedScores | None = None
     compute, start = ComputeCounter(), time.perf_counter()
     if mode == "blockwise":
-        pairs, totals = None, _score_blockwise(model, data, source, count, precision, compute)
+        totals = _score_blockwise(model, data, source, count, precision, compute)
     else:
         how |= {"positions": positions, "seed": seed}
         pairs = _score_prefixes(model, data, source, count, positions, seed, precision, compute)
