@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch
+from datamodules.base import Batch, RowSource
 from datamodules.order import NO_GROUP, Order, RowOrder
 from datamodules.store import SPLITS, Split, TokenStream
-from datamodules.text import IGNORE, TextDataModule, WindowSource, as_batch
+from datamodules.text import IGNORE, TextDataModule, as_batch, target_bytes
 
 LossOn = Literal["answer", "all"]
 
@@ -123,34 +123,25 @@ class AnswerDataModule(TextDataModule):
         Raises:
             ValueError: The split is empty.
         """
-        if not len(self.stream(split)):
-            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
+        self._refuse_empty(split, len(self.stream(split)))
         return self._source(split, self.eval_batch_size, None)
 
     def _source(self, split: Split, batch_size: int, order: Order | None) -> "AnswerSource":
-        rank, world_size = self._ranks()
         stream = self.stream(split)
-        rows = AnswerRows(
+        return AnswerSource(
             stream,
-            eos_id=self.tokenizer.eos_id,
             groups=self.groups(split, np.arange(len(stream.document_ends) // 2)),
             order=order,
-            rows_per_batch=1 if order is None else batch_size * world_size,
             seed=self.seed,
-        )
-        return AnswerSource(
-            rows,
             loss_on=self.loss_on,
-            batch_size=batch_size,
             eos_id=self.tokenizer.eos_id,
             token_bytes=self.tokenizer.token_bytes,
-            rank=rank,
-            world_size=world_size,
-            drop_last=order is not None,
+            batch_size=batch_size,
+            **self._ranks(),
         )
 
 
-# ---- rows by number, and their batches
+# ---- batches of rows by number
 
 
 def _spans(stream: TokenStream) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -163,98 +154,70 @@ def _spans(stream: TokenStream) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.concatenate([[0], ends[1:-1:2]])[: len(ends) // 2], ends[::2], ends[1::2]
 
 
-class AnswerRows:
-    """One question a row: EOS, question, answer, EOS, and -100 up to the common width.
+class AnswerSource(RowSource):
+    """Batches of one question a row: EOS, question, answer, EOS, and -100 up to the common width.
 
     Args:
         stream: Tokens of one split, question and answer in turn.
-        eos_id: The token before a question.
         groups: Group of each question, int64 (number of questions,).
         order: Which question is row n; see `RowOrder`.
-        rows_per_batch: The same.
         seed: The same.
+        loss_on: See `AnswerDataModule`.
+        eos_id: The token before a question, and at padded inputs.
+        token_bytes: UTF-8 bytes of each id, (V,) int64.
+        **rows: See `RowSource`.
 
     Raises:
-        ValueError: There are fewer questions than one batch takes.
+        ValueError: In training, there are fewer questions than one batch takes.
     """
 
     def __init__(
         self,
         stream: TokenStream,
         *,
-        eos_id: int,
         groups: np.ndarray,
         order: Order | None,
-        rows_per_batch: int,
         seed: int,
+        loss_on: LossOn,
+        eos_id: int,
+        token_bytes: Tensor,
+        **rows: int,
     ) -> None:
-        self._stream, self._eos_id, self._groups = stream, eos_id, groups
+        super().__init__(**rows)
+        self._stream, self._groups, self._loss_on = stream, groups, loss_on
+        self._eos_id, self._token_bytes = eos_id, token_bytes
         self._start, self._middle, self._end = _spans(stream)
+        self._width = int((self._end - self._start).max(initial=1))
         self._order = RowOrder(
-            len(self._end), order=order, rows_per_batch=rows_per_batch, seed=seed
+            len(self._end), order=order, rows_per_batch=self._rows_per_batch, seed=seed
         )
-        self.block_size = int((self._end - self._start - 1).max(initial=0))
 
     def __len__(self) -> int:
-        """Returns the rows per epoch."""
-        return len(self._order)
-
-    def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns rows (B, T+1) for numbers (B,); all -100 in rows too many."""
-        which = self._order.examples(numbers)[:, None]
-        start, middle, end = self._start[which], self._middle[which], self._end[which]
-        offsets = np.arange(self.block_size + 1) - 1  # from the first token after the EOS
-        positions = start + offsets + (offsets >= middle - 1 - start)  # without the inner EOS
-        rows = self._stream.gather(np.clip(positions, 0, len(self._stream) - 1))
-        rows[:, 0] = self._eos_id
-        rows[(positions >= end) | (which < 0)] = IGNORE
-        return rows
-
-    def first_answers(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the place of each answer's first token among its row's targets."""
-        which = self._order.examples(numbers).clip(min=0)
-        return self._middle[which] - 1 - self._start[which]
-
-    def groups(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the group of each row."""
-        which = self._order.examples(numbers)
-        return np.where(which < 0, NO_GROUP, self._groups[which])
-
-    def num_targets(self, numbers: np.ndarray, loss_on: LossOn) -> int:
-        """Returns the targets of these rows together."""
-        which = self._order.examples(numbers)
-        first = self._middle[which] if loss_on == "answer" else self._start[which] + 1
-        return int((self._end[which] - first).sum())
-
-
-class AnswerSource(WindowSource):
-    """Batches of one rank with marked answers.
-
-    Args:
-        order: Rows by number.
-        loss_on: See `AnswerDataModule`.
-        **kwargs: See `WindowSource`.
-    """
-
-    def __init__(self, order: AnswerRows, *, loss_on: LossOn, **kwargs: Any) -> None:
-        super().__init__(order, **kwargs)
-        self._answer_rows, self._loss_on = order, loss_on
+        """Returns the batches of each rank per epoch."""
+        return self._order.batches
 
     def counts(self, n: int) -> dict[str, float]:
         """Returns the targets of batch `n` over all ranks."""
-        rows = self._batch_size * self._world_size
-        numbers = np.arange(n * rows, (n + 1) * rows)
-        return {"targets": float(self._answer_rows.num_targets(numbers, self._loss_on))}
+        which = self._order.examples(self._all_numbers(n))
+        first = self._middle[which] if self._loss_on == "answer" else self._start[which] + 1
+        return {"targets": float((self._end[which] - first).sum())}
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `answer_batch`."""
-        first = (n * self._world_size + self._rank) * self._batch_size
-        numbers = np.arange(first, first + self._batch_size)
+        numbers = self._numbers(n)
+        which = self._order.examples(numbers)  # -1 in rows too many
+        start, end = self._start[which, None], self._end[which, None]
+        first_answers = self._middle[which, None] - 1 - start
+        offsets = np.arange(self._width) - 1  # from the first token after the EOS
+        positions = start + offsets + (offsets >= first_answers)  # without the inner EOS
+        rows = self._stream.gather(np.clip(positions, 0, len(self._stream) - 1))
+        rows[:, 0] = self._eos_id
+        rows[(positions >= end) | (which < 0)[:, None]] = IGNORE
         return answer_batch(
-            self._answer_rows.rows(numbers),
+            rows,
             numbers,
-            first_answers=self._answer_rows.first_answers(numbers),
-            groups=self._answer_rows.groups(numbers),
+            first_answers=first_answers[:, 0],
+            groups=np.where(which < 0, NO_GROUP, self._groups[which]),
             loss_on=self._loss_on,
             eos_id=self._eos_id,
             token_bytes=self._token_bytes,
@@ -290,6 +253,5 @@ def answer_batch(
     batch |= {"answer": answer, "group": torch.from_numpy(groups)}
     if loss_on == "answer":
         targets = torch.where(answer, batch["targets"], IGNORE)
-        sizes = torch.where(answer, token_bytes[targets.clamp(min=0)], 0)
-        batch |= {"targets": targets, "num_bytes": sizes.sum(1)}
+        batch |= {"targets": targets, "num_bytes": target_bytes(targets, token_bytes)}
     return batch

@@ -12,13 +12,14 @@ import os
 import pickle
 import signal
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
 
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import rank_zero_warn
@@ -52,6 +53,36 @@ class CountedSource(BatchSource, Protocol):
     def counts(self, n: int) -> Mapping[str, float]:
         """Returns the normalisers of batch `n` over all ranks, e.g. ``{"targets": 4096.0}``."""
         ...
+
+
+class Ranks(TypedDict):
+    """This process among those that share the batches."""
+
+    rank: int
+    world_size: int
+
+
+class RowSource:
+    """Batches of one rank: batch n has the rows (n * world_size + rank) * batch_size + b.
+
+    Args:
+        batch_size: B, rows per rank and micro-batch.
+        rank: This process among `world_size`.
+        world_size: Processes that share the rows.
+    """
+
+    def __init__(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self._batch_size, self._rank = batch_size, rank
+        self._rows_per_batch = batch_size * world_size  # of all ranks
+
+    def _numbers(self, n: int) -> np.ndarray:
+        """Returns the numbers of this rank's rows in batch `n`, int64 (B,)."""
+        first = n * self._rows_per_batch + self._rank * self._batch_size
+        return np.arange(first, first + self._batch_size)
+
+    def _all_numbers(self, n: int) -> np.ndarray:
+        """Returns the numbers of all ranks' rows in batch `n`, int64."""
+        return np.arange(n * self._rows_per_batch, (n + 1) * self._rows_per_batch)
 
 
 class TrainingSource:
@@ -252,32 +283,34 @@ def _prompt(row: Any, where: str) -> str:
     return str(row["prompt"])
 
 
-class DealtPrompts:
-    """Which prompts are in which batch of a rank.
+class DealtPrompts(RowSource, ABC):
+    """Batches of prompts, with ``prompt``, the list of texts; row n is prompt n of the file.
+
+    Rows that would lie after the last prompt are left out, but every rank has equally many batches,
+    so that the last may repeat a prompt.
 
     Args:
         prompts: Texts.
-        batch_size: Rows of a batch; rows that would lie after the last prompt are left out, but
-            every rank has equally many batches, so that the last may repeat a prompt.
-        rank: This process among `world_size`.
-        world_size: Processes that share the prompts.
+        **rows: See `RowSource`.
     """
 
-    def __init__(
-        self, prompts: Sequence[str], *, batch_size: int, rank: int = 0, world_size: int = 1
-    ) -> None:
-        self._prompts, self._batch_size = prompts, batch_size
-        self._rank, self._world_size = rank, world_size
+    def __init__(self, prompts: Sequence[str], **rows: int) -> None:
+        super().__init__(**rows)
+        self._prompts = prompts
 
     def __len__(self) -> int:
         """Returns the batches of each rank."""
-        return -(-len(self._prompts) // (self._batch_size * self._world_size))
+        return -(-len(self._prompts) // self._rows_per_batch)
 
-    def _numbers(self, n: int) -> range:
-        """Returns the numbers of the prompts of batch `n` of this rank."""
-        first = (n * self._world_size + self._rank) * self._batch_size
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` of this rank."""
         last = len(self._prompts) - 1
-        return range(min(first, last), min(first + self._batch_size, last + 1))
+        numbers = [i for i in self._numbers(n).tolist() if i <= last] or [last]
+        return {**self._built(numbers), "prompt": [self._prompts[i] for i in numbers]}
+
+    @abstractmethod
+    def _built(self, numbers: list[int]) -> Batch:
+        """Returns the batch of the prompts with those numbers."""
 
 
 # The data module
@@ -388,6 +421,11 @@ class LanguageDataModule(TextCorpus):
             ValueError: The split is empty.
         """
 
+    def _refuse_empty(self, split: Split, size: int) -> None:
+        """Raises a ValueError if there is nothing to score in a split of that size."""
+        if not size:
+            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
+
     @abstractmethod
     def prompt_source(self, prompts: Sequence[str]) -> BatchSource:
         """Returns batches whose every token is scored, with ``prompt``, the list of texts.
@@ -465,11 +503,12 @@ class LanguageDataModule(TextCorpus):
             pin_memory=on_gpu,
         )
 
-    def _ranks(self) -> tuple[int, int]:
-        """Returns (rank, world size), (0, 1) without a trainer."""
-        return (
-            (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        )
+    def _ranks(self) -> Ranks:
+        """Returns ``rank`` and ``world_size``, as sources take them; 0 of 1 without a trainer."""
+        trainer = self.trainer
+        if trainer is None:
+            return {"rank": 0, "world_size": 1}
+        return {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
     def _batches_processed(self) -> int:
         """Returns the number of training batches processed so far, over all epochs and restarts."""
@@ -524,7 +563,7 @@ class LanguageDataModule(TextCorpus):
         }
 
     def _whole_order(self) -> dict[str, Any]:
-        return {**self.order(), "world_size": self._ranks()[1]}
+        return {**self.order(), "world_size": self._ranks()["world_size"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Warns where the data, or their order, are not those of the checkpoint."""

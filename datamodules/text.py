@@ -27,8 +27,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch, DealtPrompts, LanguageDataModule
-from datamodules.order import EpochOrder, draws, epoch_order, permutation
+from datamodules.base import (
+    Batch,
+    BatchSource,
+    CountedSource,
+    DealtPrompts,
+    LanguageDataModule,
+    RowSource,
+)
+from datamodules.order import EpochOrder, draws, epoch_order
 from datamodules.store import Split, TokenStream
 from datamodules.tokenizers import Tokenizer
 
@@ -178,10 +185,6 @@ class PackedWindows:
             self._orders = {epoch: epoch_order(self._stream, seed=self._seed, epoch=epoch)}
         return self._orders[epoch]
 
-    def document_order(self, epoch: int) -> np.ndarray:
-        """Returns the documents' numbers in the order of an epoch: a permutation."""
-        return permutation(self._stream.num_documents, seed=self._seed, epoch=epoch)
-
 
 class EvaluationWindows:
     """The stream cut from its beginning: each of its N tokens is counted in exactly one row.
@@ -231,32 +234,34 @@ def as_batch(
     inputs, targets = padded[:, :-1], padded[:, 1:].clone()
     mask = inputs != IGNORE
     targets[numbers > 0, :context] = IGNORE
-    predicted = targets != IGNORE
-    sizes = torch.where(predicted, token_bytes[targets.clamp(min=0)], 0)
     return {
         "tokens": torch.where(mask, inputs, eos_id),
         "targets": targets,
         "mask": mask,
         "sequence_id": torch.from_numpy(numbers),
-        "num_bytes": sizes.sum(1),
+        "num_bytes": target_bytes(targets, token_bytes),
     }
 
 
-class WindowSource:
-    """Batches of one rank: batch n has the rows (n * world_size + rank) * batch_size + b.
+def target_bytes(targets: Tensor, token_bytes: Tensor) -> Tensor:
+    """Returns the UTF-8 bytes of each row's targets (B, ...), of which -100 is none; (B,) int64."""
+    sizes = torch.where(targets != IGNORE, token_bytes[targets.clamp(min=0)], 0)
+    return sizes.flatten(1).sum(1)
+
+
+class WindowSource(RowSource):
+    """Batches of windows.
 
     Args:
         order: Windows by number.
-        batch_size: B, rows per rank and micro-batch.
         eos_id: Token that stands at padded inputs.
         token_bytes: UTF-8 bytes of each id, (V,) int64.
-        rank: This process among `world_size`.
-        world_size: Processes that share the rows.
         drop_last: Whether rows that do not fill a batch of all ranks are left out (training).
             Evaluation keeps them and fills the last batches with rows without targets, so that
             every rank has equally many.
         special_ids: Tokens that are not lexical; see `batch`.
         context: Targets at the beginning of every row but row 0 that are not predicted.
+        **rows: See `RowSource`.
 
     Raises:
         ValueError: With `drop_last`, if not even one batch remains.
@@ -266,20 +271,18 @@ class WindowSource:
         self,
         order: WindowOrder,
         *,
-        batch_size: int,
         eos_id: int,
         token_bytes: Tensor,
-        rank: int = 0,
-        world_size: int = 1,
         drop_last: bool = False,
         special_ids: Sequence[int] = (),
         context: int = 0,
+        **rows: int,
     ) -> None:
-        self._order, self._batch_size, self._context = order, batch_size, context
+        super().__init__(**rows)
+        self._order, self._context = order, context
         self._special_ids = torch.tensor(special_ids, dtype=torch.int64)
         self._eos_id, self._token_bytes = eos_id, token_bytes
-        self._rank, self._world_size = rank, world_size
-        self._batches = num_batches(len(order), batch_size * world_size, drop_last=drop_last)
+        self._batches = num_batches(len(order), self._rows_per_batch, drop_last=drop_last)
 
     def __len__(self) -> int:
         """Returns the batches of each rank per epoch."""
@@ -287,15 +290,14 @@ class WindowSource:
 
     def counts(self, n: int) -> dict[str, float]:
         """Returns the targets of batch `n` over all ranks, for training: every row is full."""
-        return {"targets": float(self._batch_size * self._world_size * self._order.block_size)}
+        return {"targets": float(self._rows_per_batch * self._order.block_size)}
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `as_batch`.
 
         With `special_ids` also ``lexical`` (B, T) bool: the target is none of them.
         """
-        first = (n * self._world_size + self._rank) * self._batch_size
-        numbers = np.arange(first, first + self._batch_size)
+        numbers = self._numbers(n)
         batch = as_batch(
             self._order.rows(numbers),
             numbers,
@@ -329,32 +331,22 @@ class PromptSource(DealtPrompts):
     """Batches of prompts as a model reads them before it continues them.
 
     Each stands after a token of its own (an EOS), so that its first token is scored too. Batches
-    are those of `as_batch`, as wide as their longest prompt, with ``prompt``, the
-    list of texts. ``sequence_id`` is the prompt's number in the file.
+    are those of `as_batch`, as wide as their longest prompt.
 
     Args:
         prompts: Texts.
         tokenizer: Encodes them.
         block_size: Longest prompt that the model can read, in tokens.
-        batch_size: Rows of a batch; see `DealtPrompts`.
-        rank: This process among `world_size`.
-        world_size: Processes that share the prompts.
+        **rows: See `DealtPrompts`.
 
     Raises:
         ValueError: A prompt is longer than `block_size`.
     """
 
     def __init__(
-        self,
-        prompts: Sequence[str],
-        tokenizer: Tokenizer,
-        *,
-        block_size: int,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
+        self, prompts: Sequence[str], tokenizer: Tokenizer, *, block_size: int, **rows: int
     ) -> None:
-        super().__init__(prompts, batch_size=batch_size, rank=rank, world_size=world_size)
+        super().__init__(prompts, **rows)
         self._tokenizer = tokenizer
         self._ids = [tokenizer.prompt_ids(prompt) for prompt in prompts]
         for number, ids in enumerate(self._ids):
@@ -364,21 +356,14 @@ class PromptSource(DealtPrompts):
                     f"{block_size}. Shorten it."
                 )
 
-    def batch(self, n: int) -> Batch:
-        """Returns batch `n` of this rank."""
-        numbers = self._numbers(n)
+    def _built(self, numbers: list[int]) -> Batch:
         ids = [self._ids[number] for number in numbers]
         width = max(2, *map(len, ids))
         rows = np.full((len(ids), width), IGNORE, dtype=np.int64)
         for row, tokens in zip(rows, ids, strict=True):
             row[: len(tokens)] = tokens
-        batch = as_batch(
-            rows,
-            np.array(numbers),
-            eos_id=self._tokenizer.eos_id,
-            token_bytes=self._tokenizer.token_bytes,
-        )
-        return {**batch, "prompt": [self._prompts[number] for number in numbers]}
+        eos_id, token_bytes = self._tokenizer.eos_id, self._tokenizer.token_bytes
+        return as_batch(rows, np.array(numbers), eos_id=eos_id, token_bytes=token_bytes)
 
 
 # The data module
@@ -460,10 +445,9 @@ class TextDataModule(LanguageDataModule):
             rows = min(rows, batches * self.eval_batch_size)
         return rows * length / min(size, length + (rows - 1) * self.eval_stride)
 
-    def training_source(self) -> WindowSource:
+    def training_source(self) -> CountedSource:
         """Returns the training batches of this rank by number."""
-        rank, world_size = self._ranks()
-        stream, eos_id = self.stream("train"), self.tokenizer.eos_id
+        ranks, stream, eos_id = self._ranks(), self.stream("train"), self.tokenizer.eos_id
         order: RandomWindows | PackedWindows
         if self.train_windows == "random":
             order = RandomWindows(stream, block_size=self.block_size, eos_id=eos_id, seed=self.seed)
@@ -473,38 +457,34 @@ class TextDataModule(LanguageDataModule):
                 block_size=self.block_size,
                 eos_id=eos_id,
                 seed=self.seed,
-                rows_per_batch=self.batch_size * world_size,
+                rows_per_batch=self.batch_size * ranks["world_size"],
             )
         return WindowSource(
             order,
             batch_size=self.batch_size,
             eos_id=eos_id,
             token_bytes=self.tokenizer.token_bytes,
-            rank=rank,
-            world_size=world_size,
             drop_last=True,
+            **ranks,
         )
 
-    def evaluation_source(self, split: Split) -> WindowSource:
+    def evaluation_source(self, split: Split) -> BatchSource:
         """Returns the batches of this rank that score every token of a split once.
 
         Raises:
             ValueError: The split is empty.
         """
         stream = self.stream(split)
-        if not len(stream):
-            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
-        rank, world_size = self._ranks()
+        self._refuse_empty(split, len(stream))
         eos_id, stride = self.tokenizer.eos_id, self.eval_stride or self.block_size
         return WindowSource(
             EvaluationWindows(stream, block_size=self.block_size, eos_id=eos_id, stride=stride),
             batch_size=self.eval_batch_size,
             eos_id=eos_id,
             token_bytes=self.tokenizer.token_bytes,
-            rank=rank,
-            world_size=world_size,
             special_ids=self.tokenizer.special_ids if self.report == "lexical" else (),
             context=self.block_size - stride,
+            **self._ranks(),
         )
 
     def prompt_source(self, prompts: Sequence[str]) -> PromptSource:
@@ -513,15 +493,8 @@ class TextDataModule(LanguageDataModule):
         Raises:
             ValueError: A prompt is longer than a window.
         """
-        rank, world_size = self._ranks()
-        return PromptSource(
-            prompts,
-            self.tokenizer,
-            block_size=self.block_size,
-            batch_size=self.eval_batch_size,
-            rank=rank,
-            world_size=world_size,
-        )
+        sizes = {"block_size": self.block_size, "batch_size": self.eval_batch_size}
+        return PromptSource(prompts, self.tokenizer, **sizes, **self._ranks())
 
     def order(self) -> dict[str, Any]:
         """Returns what decides, next to text and world size, which windows make batch n."""

@@ -81,12 +81,12 @@ class StreamsOfTwo(Sentences):
 
     def training_source(self) -> Any:
         """Batches of this rank of two, or of both."""
-        rank, world_size = self._ranks()
-        if world_size == 2:
+        ranks = self._ranks()
+        if ranks["world_size"] == 2:
             return super().training_source()
-        self._ranks = lambda: (0, 2)
+        self._ranks = lambda: {"rank": 0, "world_size": 2}
         source = super().training_source()
-        self._ranks = lambda: (rank, world_size)
+        self._ranks = lambda: ranks
         return BothRanks(source)
 
 

@@ -32,10 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch
+from datamodules.base import Batch, RowSource
 from datamodules.order import NO_GROUP, RowOrder
 from datamodules.reasoning.preparation import Examples
-from datamodules.text import IGNORE
+from datamodules.text import IGNORE, target_bytes
 
 BatchCounter = Callable[[Batch], dict[str, float]]
 """What a model counts in a batch: the normalisers of its loss."""
@@ -43,20 +43,18 @@ BatchCounter = Callable[[Batch], dict[str, float]]
 _KEPT_COUNTS = 1024  # batches whose counts are remembered: more than an optimiser step has
 
 
-class ReasoningSource:
-    """Batches of one rank: batch n has the rows (n * world_size + rank) * batch_size + b.
+class ReasoningSource(RowSource):
+    """Batches of questions, steps and answers; the module's docstring has their keys.
 
     Args:
         examples: Of one split.
         order: Which of them is row n.
-        batch_size: B, rows per rank and micro-batch.
         eos_id: Stands before queries, after answers, and in padding.
         token_bytes: UTF-8 bytes of each id, (V,) int64.
-        rank: This process among `world_size`.
-        world_size: Processes that share the rows.
         counter: What the model counts in a batch; None: its targets.
         epoch_batches: Batches of each rank that are an epoch in ``epochs``; None: batches have no
             ``epochs``.
+        **rows: See `RowSource`.
     """
 
     def __init__(
@@ -64,17 +62,15 @@ class ReasoningSource:
         examples: Examples,
         order: RowOrder,
         *,
-        batch_size: int,
         eos_id: int,
         token_bytes: Tensor,
-        rank: int = 0,
-        world_size: int = 1,
         counter: BatchCounter | None = None,
         epoch_batches: int | None = None,
+        **rows: int,
     ) -> None:
-        assert order.rows_per_batch == batch_size * world_size
+        super().__init__(**rows)
+        assert order.rows_per_batch == self._rows_per_batch
         self._examples, self._order = examples, order
-        self._batch_size, self._rank = batch_size, rank
         self._eos_id, self._token_bytes = eos_id, token_bytes
         self._counter, self._epoch_batches = counter, epoch_batches
         self._counts: dict[int, dict[str, float]] = {}
@@ -96,8 +92,7 @@ class ReasoningSource:
         return self._counts[n]
 
     def _count(self, n: int) -> dict[str, float]:
-        first = n * self._order.rows_per_batch
-        rows = np.arange(first, first + self._order.rows_per_batch)
+        rows = self._all_numbers(n)
         if self._counter is not None:
             counted = self._counter(self._built(n, rows))
             return {name: float(count) for name, count in counted.items()}
@@ -107,8 +102,7 @@ class ReasoningSource:
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; the module's docstring has its keys."""
-        first = n * self._order.rows_per_batch + self._rank * self._batch_size
-        return self._built(n, np.arange(first, first + self._batch_size))
+        return self._built(n, self._numbers(n))
 
     def _built(self, n: int, rows: np.ndarray) -> Batch:
         batch = reasoning_batch(
@@ -118,9 +112,9 @@ class ReasoningSource:
             eos_id=self._eos_id,
             token_bytes=self._token_bytes,
         )
-        return (
-            batch if self._epoch_batches is None else {**batch, "epochs": n / self._epoch_batches}
-        )
+        if self._epoch_batches is not None:
+            batch["epochs"] = n / self._epoch_batches
+        return batch
 
 
 def reasoning_batch(
@@ -140,7 +134,6 @@ def reasoning_batch(
     starts, lengths = examples.answers(numbers)
     lengths = np.where(real, lengths + 1, 0)  # an EOS is stored after it
     targets = torch.from_numpy(_padded(examples, starts, lengths, IGNORE))
-    sizes = torch.where(targets != IGNORE, token_bytes[targets.clamp(min=0)], 0)
     groups = np.where(real, examples.groups(numbers), NO_GROUP)
     return {
         "query": torch.from_numpy(query),
@@ -149,7 +142,7 @@ def reasoning_batch(
         "targets": targets,
         "sequence_id": torch.from_numpy(rows),
         "group": torch.from_numpy(groups),
-        "num_bytes": sizes.sum(1),
+        "num_bytes": target_bytes(targets, token_bytes),
     }
 
 

@@ -409,17 +409,15 @@ class ReasoningDataModule(LanguageDataModule):
         Raises:
             ValueError: The split is empty.
         """
-        if not len(self.stored(split)):
-            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
+        self._refuse_empty(split, len(self.stored(split)))
         return self._source(split, self.eval_batch_size, training=False)
 
     def _source(self, split: Split, batch_size: int, *, training: bool) -> ReasoningSource:
-        rank, world_size = self._ranks()
-        examples = self.stored(split)
+        examples, ranks = self.stored(split), self._ranks()
         order = RowOrder(
             len(examples),
             order=self.train_windows if training else None,
-            rows_per_batch=batch_size * world_size,
+            rows_per_batch=batch_size * ranks["world_size"],
             seed=self.seed,
         )
         return ReasoningSource(
@@ -428,10 +426,9 @@ class ReasoningDataModule(LanguageDataModule):
             batch_size=batch_size,
             eos_id=self.tokenizer.eos_id,
             token_bytes=self.tokenizer.token_bytes,
-            rank=rank,
-            world_size=world_size,
             counter=self._counter() if training else None,
             epoch_batches=self._epoch_batches(order.batches) if training else None,
+            **ranks,
         )
 
     def _epoch_batches(self, available: int) -> int | None:

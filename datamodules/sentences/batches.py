@@ -31,7 +31,7 @@ from datamodules.sentences.streams import (
 )
 from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer
 from datamodules.store import Split
-from datamodules.text import IGNORE
+from datamodules.text import IGNORE, target_bytes
 
 # ---- sentences as tensors
 
@@ -126,15 +126,8 @@ def empty_batch() -> Batch:
 
 
 def with_bytes(batch: Batch, token_bytes: Tensor) -> Batch:
-    """Returns the batch with ``num_bytes`` (B,) int64, UTF-8 bytes of the targets.
-
-    Args:
-        batch: See `grid_batch`.
-        token_bytes: UTF-8 bytes of each id, (V,) int64.
-    """
-    targets = batch["targets"]
-    sizes = token_bytes[targets.clamp(min=0)].where(targets != IGNORE, 0)
-    return {**batch, "num_bytes": sizes.flatten(1).sum(1)}
+    """Returns the batch with ``num_bytes``; see `target_bytes`."""
+    return {**batch, "num_bytes": target_bytes(batch["targets"], token_bytes)}
 
 
 # ---- batches by number
@@ -310,42 +303,24 @@ class DocumentSource:
 class SentencePromptSource(DealtPrompts):
     """Batches of prompts as documents whose last sentence is open.
 
-    Batches are those of `grid_batch` with ``num_bytes`` and ``prompt``, the list of texts.
-    The EOS of the last sentence is there, as every sentence has one, but not a target.
-    ``sequence_id`` is the prompt's number in the file.
+    Batches are those of `grid_batch` with ``num_bytes``. The EOS of the last sentence is there, as
+    every sentence has one, but not a target.
 
     Args:
         prompts: Texts.
         tokenizer: Marks them.
-        batch_size: Rows of a batch; see `DealtPrompts`.
-        rank: This process among `world_size`.
-        world_size: Processes that share the prompts.
+        **rows: See `DealtPrompts`.
     """
 
-    def __init__(
-        self,
-        prompts: Sequence[str],
-        tokenizer: SentenceTokenizer,
-        *,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(prompts, batch_size=batch_size, rank=rank, world_size=world_size)
+    def __init__(self, prompts: Sequence[str], tokenizer: SentenceTokenizer, **rows: int) -> None:
+        super().__init__(prompts, **rows)
         self._tokenizer = tokenizer
         self._sentences = [tokenizer.prompt_sentences(prompt) for prompt in prompts]
 
-    def batch(self, n: int) -> Batch:
-        """Returns batch `n` of this rank."""
-        numbers = self._numbers(n)
-        batch = written_batch(
-            [self._sentences[number] for number in numbers],
-            numbers,
-            bos_id=self._tokenizer.bos_id,
-            eos_id=self._tokenizer.eos_id,
-        )
-        batch = with_bytes(batch, self._tokenizer.token_bytes)
-        return {**batch, "prompt": [self._prompts[number] for number in numbers]}
+    def _built(self, numbers: list[int]) -> Batch:
+        rows = [self._sentences[number] for number in numbers]
+        markers = {"bos_id": self._tokenizer.bos_id, "eos_id": self._tokenizer.eos_id}
+        return with_bytes(written_batch(rows, numbers, **markers), self._tokenizer.token_bytes)
 
 
 # ---- the data module
@@ -433,7 +408,6 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         Raises:
             ValueError: The train split is too small to give each batch a sentence.
         """
-        rank, world_size = self._ranks()
         return StreamSource(
             self.sentences("train"),
             bounds=Bounds(
@@ -448,8 +422,7 @@ class Sentences(SentenceCorpus, LanguageDataModule):
                 limit=self.curriculum_limit,
             ),
             seed=self.seed,
-            rank=rank,
-            world_size=world_size,
+            **self._ranks(),
         )
 
     def evaluation_source(self, split: Split) -> DocumentSource:
@@ -459,26 +432,18 @@ class Sentences(SentenceCorpus, LanguageDataModule):
             ValueError: The split is empty.
         """
         index = self.sentences(split)
-        if not len(index):
-            raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
-        rank, world_size = self._ranks()
+        self._refuse_empty(split, len(index))
         return DocumentSource(
             index,
             batch_size=self.eval_batch_size,
             token_bytes=self.tokenizer.token_bytes,
-            rank=rank,
-            world_size=world_size,
+            **self._ranks(),
         )
 
     def prompt_source(self, prompts: Sequence[str]) -> SentencePromptSource:
         """Returns batches of prompts, whose last sentence is open."""
-        rank, world_size = self._ranks()
         return SentencePromptSource(
-            prompts,
-            self.tokenizer,
-            batch_size=self.eval_batch_size,
-            rank=rank,
-            world_size=world_size,
+            prompts, self.tokenizer, batch_size=self.eval_batch_size, **self._ranks()
         )
 
     def order(self) -> dict[str, Any]:
