@@ -5,6 +5,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -43,10 +44,18 @@ def append_durably(path: Path, data: bytes) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is, whatever happens, the old one or the new one."""
+    """Writes a text file that is, whatever happens, the old one or the new one."""
+    with whole_file(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file to write that is, whatever happens, the old one or the new one."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("wb") as file:
+            yield file
         sync(temporary)
         temporary.replace(path)
     except BaseException:

@@ -10,16 +10,19 @@ every version of numpy.
 
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_warn
 
+from datamodules.journals import whole_file
 from datamodules.store import TokenStream
+
+T = TypeVar("T")
 
 # Documents of an epoch, an order that all processes of a machine share. It takes 12 bytes a
 # document. For a large split that is a file next to the shards, memory-mapped: ranks and loading
@@ -79,22 +82,62 @@ def epoch_order(stream: TokenStream, *, seed: int, epoch: int) -> EpochOrder:
     if count < SHARED_FROM or count > np.iinfo(_NUMBERS).max:
         return _in_memory(stream, seed, epoch)
     path = stream.split_file(f"order-{seed}-{epoch}")
-    order = _opened(path, stream)
-    if order is not None:
-        return order
+
+    def write(file: BinaryIO) -> None:
+        """Writes all ends, then all numbers."""
+        numbers = permutation(count, seed=seed, epoch=epoch)
+        for ends in _ends(stream, numbers):
+            file.write(ends.data)
+        for first in range(0, count, _PART):
+            file.write(numbers[first : first + _PART].astype(_NUMBERS).data)
+        _remove_old(path)  # this one is the newest
+
+    order = shared(
+        path,
+        stream.split_file("order.lock"),
+        opened=lambda: _opened(path, stream),
+        write=write,
+        held=f"the order of {count} documents, 12 bytes each",
+    )
+    return _in_memory(stream, seed, epoch) if order is None else order
+
+
+def shared(
+    path: Path,
+    lock: Path,
+    *,
+    opened: Callable[[], T | None],
+    write: Callable[[BinaryIO], None],
+    held: str,
+) -> T | None:
+    """Returns the content of a file next to the shards, which the first process to ask for writes.
+
+    Returns None, with a warning, where it cannot be written (a read-only or full disk).
+
+    Args:
+        path: The file.
+        lock: Locked while it is written.
+        opened: Returns the content, memory-mapped; None where there is no file, or one of another
+            split.
+        write: Writes the content.
+        held: What each process then has in memory, for the warning.
+    """
+    found = opened()
+    if found is not None:
+        return found
     try:
-        with FileLock(stream.split_file("order.lock")):
-            order = _opened(path, stream)
-            if order is None:
-                _write(path, stream, permutation(count, seed=seed, epoch=epoch))
-                order = _opened(path, stream)
-                _remove_old(path)
+        with FileLock(lock):
+            found = opened()
+            if found is None:
+                with whole_file(path) as file:
+                    write(file)
+                found = opened()
+            return found
     except OSError as error:
         rank_zero_warn(
-            f"{path} cannot be written ({error}): every process keeps the order of {count} "
-            "documents in its own memory, 12 bytes each."
+            f"{path} cannot be written ({error}): every process keeps in its own memory {held}."
         )
-    return _in_memory(stream, seed, epoch) if order is None else order
+        return None
 
 
 def _in_memory(stream: TokenStream, seed: int, epoch: int) -> EpochOrder:
@@ -113,21 +156,6 @@ def _ends(stream: TokenStream, numbers: np.ndarray) -> Iterator[np.ndarray]:
         ends = base + np.cumsum(stream.ends(part) - stream.starts(part), dtype=_ENDS)
         base = int(ends[-1])
         yield ends
-
-
-def _write(path: Path, stream: TokenStream, numbers: np.ndarray) -> None:
-    """Writes all ends, then all numbers, to a file that is there only when it is whole."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for ends in _ends(stream, numbers):
-                file.write(ends.data)
-            for first in range(0, len(numbers), _PART):
-                file.write(numbers[first : first + _PART].astype(_NUMBERS).data)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _opened(path: Path, stream: TokenStream) -> EpochOrder | None:

@@ -264,30 +264,20 @@ def shard_name(split: Split, number: int) -> str:
     return f"{split}-{number:05d}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """What the shards of one number hold.
-
-    Attributes:
-        splits: Counts of each split that has any.
-        checksums: Of the files, by name; see `BlockChecksums.digits`.
-    """
-
-    splits: dict[Split, Counts]
-    checksums: dict[str, str]
-
-
 class SectionWriter:
     """Writes the shards of one number, one a split that has documents.
 
     Args:
         folder: Folder of the unfinished store.
         number: What the shards carry in their names.
+
+    Attributes:
+        counts: Counts of each split that has any.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
-        self._folder, self.number = folder, number
-        self._counts: dict[Split, Counts] = {}
+        self._folder, self._number = folder, number
+        self.counts: dict[Split, Counts] = {}
         self._files: dict[Path, IO[bytes]] = {}
         self._checksums: dict[str, BlockChecksums] = {}
 
@@ -301,18 +291,18 @@ class SectionWriter:
             else:
                 spans = zip(starts[here], chunk.lengths[here], strict=True)
                 tokens = np.concatenate([chunk.tokens[a : a + n] for a, n in spans])
-            before = self._counts.get(split, Counts())
+            before = self.counts.get(split, Counts())
             self._append(split, "tokens", tokens)
             ends = before.tokens + np.cumsum(chunk.lengths[here], dtype="<i8")
             self._append(split, "ends", ends)
-            self._counts[split] = before + Counts(
+            self.counts[split] = before + Counts(
                 documents=int(here.sum()),
                 tokens=len(tokens),
                 utf8_bytes=int(chunk.sizes[here].sum()),
             )
 
     def _append(self, split: Split, suffix: str, values: np.ndarray) -> None:
-        path = self._folder / f"{shard_name(split, self.number)}.{suffix}"
+        path = self._folder / f"{shard_name(split, self._number)}.{suffix}"
         if path not in self._files:
             self._files[path] = path.open("wb")
             self._checksums[path.name] = BlockChecksums()
@@ -320,14 +310,13 @@ class SectionWriter:
         self._files[path].write(data)
         self._checksums[path.name].add(data)
 
-    def finish(self) -> Section:
-        """Returns what the files hold; all of them are on disk."""
+    def finish(self) -> dict[str, str]:
+        """Returns `BlockChecksums.digits` of the files by name; all of them are on disk."""
         self.close()
         for path in self._files:
             sync(path)
         sync(self._folder)
-        checksums = {name: sums.digits() for name, sums in self._checksums.items()}
-        return Section(splits=self._counts, checksums=checksums)
+        return {name: sums.digits() for name, sums in self._checksums.items()}
 
     def close(self) -> None:
         """Closes the files, all of them also where that fails (a full disk)."""
@@ -618,8 +607,8 @@ class _Partial:
                     writer = None
 
     def _finish_part(self, writer: SectionWriter, place: Place) -> None:
-        section = writer.finish()
-        record = {**asdict(place), **asdict(section)}
+        checksums, counts = writer.finish(), {s: asdict(c) for s, c in writer.counts.items()}
+        record = {**asdict(place), "splits": counts, "checksums": checksums}
         write_whole(self._parts / f"{place.part:05d}.json", json.dumps(record))
         self._locks.pop(place.part).release()
 

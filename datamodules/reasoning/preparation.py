@@ -443,12 +443,13 @@ class _Writer:
         tokenizer = self._tokenizer
         if isinstance(tokenizer, JsonTokenizer):
             write_whole(self._folder / "tokenizer.json", tokenizer.json_text)
-        section = self._section.finish()
-        splits = {s: self._described(s, section.splits.get(s)) for s in SPLITS}
-        write_meta(self._folder, description, tokenizer, splits, section.checksums)
+        checksums = self._section.finish()
+        splits = {split: self._described(split) for split in SPLITS}
+        write_meta(self._folder, description, tokenizer, splits, checksums)
 
-    def _described(self, split: Split, counts: Counts | None) -> dict[str, object]:
+    def _described(self, split: Split) -> dict[str, object]:
         """Returns what meta.json says of a split."""
+        counts = self._section.counts.get(split)
         shards = [] if counts is None else [{"name": shard_name(split, 0), **asdict(counts)}]
         return {
             **asdict(counts or Counts()),

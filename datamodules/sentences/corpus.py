@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from filelock import FileLock
-from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.corpus import TextCorpus
+from datamodules.order import shared
 from datamodules.recipe import build, public_path
 from datamodules.sentences.splitters import RuleSplitter, parse_splitter
 from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer, check_length
@@ -28,6 +27,7 @@ SHARED_FROM = 2**24  # tokens: where a smaller split has its sentences is known 
 _PART = 2**22  # tokens that are read together
 _SAMPLED = 64  # sentences that are checked when a file is opened
 _ENDS = np.dtype("<i8")
+_NONE = np.empty(0, _ENDS)
 _NAME = "sentences"
 
 
@@ -91,22 +91,17 @@ def sentence_ends(stream: TokenStream, eos_id: int) -> np.ndarray:
     A large index that cannot be written (a read-only or full disk) is kept in memory, with a
     warning.
     """
-    if len(stream) < SHARED_FROM:
-        return np.concatenate([np.empty(0, _ENDS), *_scan(stream, eos_id)])
-    path = stream.split_file(_NAME)
-    try:
-        with FileLock(stream.split_file(f"{_NAME}.lock")):
-            ends = _opened(path, stream, eos_id)
-            return _written(path, stream, eos_id) if ends is None else ends
-    except OSError as error:
-        ends = _opened(path, stream, eos_id)  # a read-only cache needs no lock
-        if ends is not None:
-            return ends
-        rank_zero_warn(
-            f"{path} cannot be written ({error}): every process keeps in its own memory where the "
-            "sentences are, 8 bytes each."
+    found: np.ndarray | None = None
+    if len(stream) >= SHARED_FROM:
+        path = stream.split_file(_NAME)
+        found = shared(
+            path,
+            stream.split_file(f"{_NAME}.lock"),
+            opened=lambda: _opened(path, stream, eos_id),
+            write=lambda file: file.writelines(ends.data for ends in _scan(stream, eos_id)),
+            held="where the sentences are, 8 bytes each",
         )
-        return np.concatenate(list(_scan(stream, eos_id)))
+    return np.concatenate([_NONE, *_scan(stream, eos_id)]) if found is None else found
 
 
 def _scan(stream: TokenStream, eos_id: int) -> Iterator[np.ndarray]:
@@ -124,20 +119,6 @@ def _opened(path: Path, stream: TokenStream, eos_id: int) -> np.ndarray | None:
     sample = ends[np.unique(np.linspace(0, len(ends) - 1, _SAMPLED, dtype=np.int64))]
     ascending = sample[0] > 0 and sample[-1] == len(stream) and (sample[1:] > sample[:-1]).all()
     return ends if ascending and (stream.gather(sample - 1) == eos_id).all() else None
-
-
-def _written(path: Path, stream: TokenStream, eos_id: int) -> np.ndarray:
-    """Writes the ends to a file that is there only when it is whole, and returns them."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for ends in _scan(stream, eos_id):
-                file.write(ends.data)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return np.memmap(path, _ENDS, "r")
 
 
 # ---- the corpus

@@ -141,7 +141,7 @@ def test_an_index_that_cannot_be_written_is_kept_in_memory(stored, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(indexing, "FileLock", full)
+    monkeypatch.setattr("datamodules.order.FileLock", full)
     with pytest.warns(UserWarning, match=r"train-sentences cannot be written .No space left"):
         assert data.sentences("train").ends.tolist() == expected
 
@@ -153,7 +153,7 @@ def test_a_read_only_index_is_read(stored, monkeypatch):
     def read_only(*_):
         raise PermissionError("Read-only file system")
 
-    monkeypatch.setattr(indexing, "FileLock", read_only)
+    monkeypatch.setattr("datamodules.order.FileLock", read_only)
     monkeypatch.setattr(indexing, "_scan", None)
     assert data.sentences("train").ends.tolist() == expected
 
