@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from tqdm import tqdm
 
 from datamodules.corpus import split_documents
-from datamodules.hub import HubFiles, HubSplit
+from datamodules.hub import HubFiles, HubSplit, check_revision
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import shuffled
 from datamodules.readers import (
@@ -91,11 +91,7 @@ class HubCorpus(TextDataModule):
                 "val_files and test_files go with data_files: from the hub all splits come from "
                 "the hub. Set data.data_files too."
             )
-        if data_files is not None and revision is not None:
-            raise ValueError(
-                f"revision={revision!r} is that of the hub's repository, and data_files are read "
-                "instead of it. Set data.revision or data.data_files to null."
-            )
+        check_revision(revision, data_files)
 
     # What a corpus writes
 
@@ -138,37 +134,35 @@ class HubCorpus(TextDataModule):
 
     def has_own(self, split: Split) -> bool:
         """Returns whether a split has files, or a place on the hub, of its own."""
-        return (self._patterns if self.is_local else self._hub)[split] is not None
+        return self._patterns[split] is not None if self.is_local else split in self._places
 
     @cached_property
-    def _hub(self) -> dict[Split, HubFiles | None]:
-        return {split: self._hub_files(self._place(split)) for split in SPLITS}
+    def _places(self) -> dict[Split, HubSplit]:
+        """Where the hub has the splits that it has, at the revision that was asked for."""
+        found = {split: self.hub_split(split) for split in SPLITS}
+        return {s: replace(p, revision=self._revision) for s, p in found.items() if p is not None}
 
-    def _place(self, split: Split) -> HubSplit | None:
-        """Returns where the hub has a split, at the revision that was asked for."""
-        place = self.hub_split(split)
-        return None if place is None else replace(place, revision=self._revision)
-
-    def _hub_files(self, place: HubSplit | None) -> HubFiles | None:
-        if place is None:
-            return None
-        return HubFiles(
-            place.name,
-            place.pattern or place.files or "*",
-            revision=place.revision,
-            corpus=type(self).__name__,
-            place=place.split,
-            cure=f"Pass your copy with data.data_files=... ({self.local_format})",
-            ahead=self._train_tokens is None,
-        )
+    @cached_property
+    def _hub(self) -> dict[Split, HubFiles]:
+        return {
+            split: HubFiles(
+                place.name,
+                place.pattern or place.files or "*",
+                revision=place.revision,
+                corpus=type(self).__name__,
+                place=place.split,
+                cure=f"Pass your copy with data.data_files=... ({self.local_format})",
+                ahead=self._train_tokens is None,
+            )
+            for split, place in self._places.items()
+        }
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Settles the commit of each split on the hub; nothing where your files are read."""
         if self.is_local:
             return {}
         pins = {} if stored is None else stored
-        files = {split: files for split, files in self._hub.items() if files is not None}
-        return {split: one.pin(pins.get(split)) for split, one in files.items()}
+        return {split: files.pin(pins.get(split)) for split, files in self._hub.items()}
 
     def shares(self) -> dict[str, float]:
         """Returns the shares of the training documents that are held out."""
@@ -183,8 +177,7 @@ class HubCorpus(TextDataModule):
         if self.is_local:
             origin["files"] = {s: [identify(p) for p in paths] for s, paths in self.files.items()}
         else:
-            places = {split: self._place(split) for split in SPLITS}
-            origin["hub"] = {s: place.identity for s, place in places.items() if place}
+            origin["hub"] = {split: place.identity for split, place in self._places.items()}
         return {**super().source(), **origin, **self.shares()}
 
     def expects(self, split: Split) -> bool:
@@ -225,9 +218,7 @@ class HubCorpus(TextDataModule):
 
     def _paths(self, split: Split) -> Iterable[Path]:
         """Returns the files of a split; those of the hub are fetched while it is iterated over."""
-        paths = self.files[split] if self.is_local else self._hub[split]
-        assert paths is not None  # asked for with `has_own`; every corpus has train
-        return paths
+        return self.files[split] if self.is_local else self._hub[split]
 
     def tokenizer_text(self) -> Iterable[str]:
         """Returns the documents that a ``bpe:N`` is trained on.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -48,6 +48,15 @@ class HubSplit:
         return {k: v for k, v in vars(self).items() if v is not None and k != "pattern"}
 
 
+def check_revision(revision: str | None, data_files: str | list[str] | None) -> None:
+    """Raises a ValueError if there are files of yours, which no revision says anything about."""
+    if data_files is not None and revision is not None:
+        raise ValueError(
+            f"revision={revision!r} is that of the hub's repository, and data_files are read "
+            "instead of it. Set data.revision or data.data_files to null."
+        )
+
+
 def dataset_info(name: str, revision: str | None = None) -> Any:
     """Returns what the hub says of a data set: ``sha`` and the files (``siblings``)."""
     import huggingface_hub
@@ -73,8 +82,6 @@ class HubFiles:
         cure: How to give a copy of one's own, in words that go on with "or".
         ahead: Whether to fetch all files, in parallel, before the first one is read.
     """
-
-    label: ClassVar[str] = "name"  # of the repository, in the origin
 
     def __init__(
         self,
@@ -104,7 +111,7 @@ class HubFiles:
             with self._explaining():
                 self._commit, self._files = self._listed(self._commit or self._revision)
         assert self._commit is not None
-        return {self.label: self._name, "commit": self._commit}
+        return {"name": self._name, "commit": self._commit}
 
     def __iter__(self) -> Iterator[Path]:
         """Yields the files, sorted by name.

@@ -28,43 +28,18 @@ and arXiv are the papers known as scientific_papers, whose own repository is a s
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 from datamodules import detokenizers
 from datamodules.detokenizers import Detokenizer
-from datamodules.hub import CONVERSION, HubFiles
+from datamodules.hub import CONVERSION, HubFiles, check_revision
 from datamodules.local_corpora import identify
 from datamodules.readers import expand, format_of, read_documents
 from datamodules.store import Split
 from datamodules.text import TextDataModule
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubPlace:
-    """Files in a repository of data.
-
-    Attributes:
-        repository: E.g. ``"fancyzhx/ag_news"``.
-        files: Glob of their paths in it.
-        revision: Commit, branch or tag; None: the newest commit.
-    """
-
-    repository: str
-    files: str
-    revision: str | None = None
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """What goes into a data fingerprint."""
-        return {key: value for key, value in vars(self).items() if value is not None}
-
-
-class _SetFiles(HubFiles):
-    label = "repository"
-
 
 SetName = Literal["ptb", "wikitext", "lm1b", "lambada", "ag_news", "pubmed", "arxiv"]
 
@@ -74,7 +49,9 @@ class ZeroShotSet:
     """A corpus to score, and how its rows become documents.
 
     Attributes:
-        place: Its files on the hub.
+        repository: On the hub, e.g. ``"fancyzhx/ag_news"``.
+        files: Glob of the paths in it.
+        revision: Commit, branch or tag of it; None: the newest commit.
         split: The split they are, in the hub's words.
         detokenizer: Makes text of a row.
         text_field: Field (jsonl) or column (parquet) with the text.
@@ -82,7 +59,9 @@ class ZeroShotSet:
         ending: What every document ends in, before the EOS.
     """
 
-    place: HubPlace
+    repository: str
+    files: str
+    revision: str | None = None
     split: str
     detokenizer: Detokenizer
     text_field: str = "text"
@@ -110,10 +89,10 @@ class ZeroShotSet:
 
 
 def _papers(repository: str) -> ZeroShotSet:
-    # Of its two configurations, 'section' keeps sentences apart, as papers of the field have them.
-    place = HubPlace(repository=repository, files="section/validation-*.parquet")
     return ZeroShotSet(
-        place=place,
+        repository=repository,
+        # Of two configurations, the one that keeps sentences apart, as papers of the field have it.
+        files="section/validation-*.parquet",
         split="validation",
         detokenizer=detokenizers.scientific_papers,
         text_field="article",
@@ -123,11 +102,9 @@ def _papers(repository: str) -> ZeroShotSet:
 
 ZERO_SHOT_SETS: dict[SetName, ZeroShotSet] = {
     "ptb": ZeroShotSet(
-        place=HubPlace(
-            repository="ptb-text-only/ptb_text_only",
-            files="*/validation/*.parquet",
-            revision=CONVERSION,
-        ),
+        repository="ptb-text-only/ptb_text_only",
+        files="*/validation/*.parquet",
+        revision=CONVERSION,
         split="validation",
         detokenizer=detokenizers.ptb,
         text_field="sentence",
@@ -135,30 +112,29 @@ ZERO_SHOT_SETS: dict[SetName, ZeroShotSet] = {
     # NOTE(paper): a line is a document and keeps its line end, as a row is in the scripts. Blank
     # lines are left out: each would be one more EOS to predict, and says nothing of a model.
     "wikitext": ZeroShotSet(
-        place=HubPlace(
-            repository="Salesforce/wikitext", files="wikitext-103-raw-v1/validation-*.parquet"
-        ),
+        repository="Salesforce/wikitext",
+        files="wikitext-103-raw-v1/validation-*.parquet",
         split="validation",
         detokenizer=detokenizers.wikitext,
         ending="\n",
     ),
     "lm1b": ZeroShotSet(
-        place=HubPlace(
-            repository="billion-word-benchmark/lm1b",
-            files="*/test/*.parquet",
-            revision=CONVERSION,
-        ),
+        repository="billion-word-benchmark/lm1b",
+        files="*/test/*.parquet",
+        revision=CONVERSION,
         split="test",
         detokenizer=detokenizers.lm1b,
     ),
     "lambada": ZeroShotSet(
-        place=HubPlace(repository="EleutherAI/lambada_openai", files="data/lambada_test.jsonl"),
+        repository="EleutherAI/lambada_openai",
+        files="data/lambada_test.jsonl",
         split="test",
         detokenizer=detokenizers.lambada,
     ),
     # Published as running text: the scripts have no rules for it either.
     "ag_news": ZeroShotSet(
-        place=HubPlace(repository="fancyzhx/ag_news", files="data/test-*.parquet"),
+        repository="fancyzhx/ag_news",
+        files="data/test-*.parquet",
         split="test",
         detokenizer=detokenizers.unchanged,
     ),
@@ -216,12 +192,8 @@ class ZeroShotText(TextDataModule):
         self._data_files = data_files
         own = [self._set.text_field, "text"] if text_field is None else [text_field]
         self._fields = list(dict.fromkeys(own))
-        self._revision = revision
-        if data_files is not None and revision is not None:
-            raise ValueError(
-                f"revision={revision!r} is that of the hub's repository, and data_files are read "
-                "instead of it. Set data.revision or data.data_files to null."
-            )
+        self._revision = self._set.revision if revision is None else revision
+        check_revision(revision, data_files)
 
     # The text
 
@@ -239,29 +211,25 @@ class ZeroShotText(TextDataModule):
             raise ValueError(f"{self._name}: data_files is empty. Name at least one file.")
         return paths
 
-    @property
-    def _place(self) -> HubPlace:
-        """Where the hub has the set, at the revision that was asked for."""
-        place = self._set.place
-        return place if self._revision is None else replace(place, revision=self._revision)
-
     @cached_property
     def _hub(self) -> HubFiles | None:
         if self._data_files is not None:
             return None
-        return _SetFiles(
-            self._place.repository,
-            self._place.files,
-            revision=self._place.revision,
+        return HubFiles(
+            self._set.repository,
+            self._set.files,
+            revision=self._revision,
             corpus=self._name,
-            place=self._place.files,
+            place=self._set.files,
             cure=f"Give your copy, with --files.{self._set_name} to evaluate.py zero_shot or "
             f"data.data_files elsewhere ({self._set.local_format})",
         )
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Settles the commit on the hub; nothing where your files are read."""
-        return {} if self._hub is None else self._hub.pin(stored)
+        if self._hub is None:
+            return {}
+        return {"repository": self._set.repository, "commit": self._hub.pin(stored)["commit"]}
 
     def documents(self, split: Split) -> Iterator[str]:
         """Yields the documents, detokenised, in the order of the files; none but for ``val``."""
@@ -278,7 +246,9 @@ class ZeroShotText(TextDataModule):
         if self._data_files is not None:
             origin: dict[str, Any] = {"files": [identify(path) for path in self.files]}
         else:
-            origin = {"hub": self._place.identity}
+            place = {"repository": self._set.repository, "files": self._set.files}
+            asked = {} if self._revision is None else {"revision": self._revision}
+            origin = {"hub": {**place, **asked}}
         return {
             "corpus": type(self).__name__,
             "set": self._set_name,

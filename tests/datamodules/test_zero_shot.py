@@ -130,8 +130,8 @@ def hub_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
 
     def put(name, rows, commit=1) -> str:
-        place, (revision, file) = ZERO_SHOT_SETS[name].place, LAYOUT[name]
-        repository = folder / f"datasets--{place.repository.replace('/', '--')}"
+        published, (revision, file) = ZERO_SHOT_SETS[name].repository, LAYOUT[name]
+        repository = folder / f"datasets--{published.replace('/', '--')}"
         digest = f"{commit:040x}"
         field = ZERO_SHOT_SETS[name].text_field
         write_rows(repository / "snapshots" / digest / file, rows, field)
@@ -149,12 +149,12 @@ def test_the_hub_has_the_same_documents(tmp_path, hub_cache, name):
     commit = hub_cache(name, rows)
     data = prepared(ZeroShotText, tmp_path, set_name=name)
     assert texts_of(data, "val") == documents
-    repository = ZERO_SHOT_SETS[name].place.repository
+    repository = ZERO_SHOT_SETS[name].repository
     assert data.origin == {"repository": repository, "commit": commit}
 
 
 def test_only_the_files_of_the_split_are_fetched(tmp_path, hub):
-    folder = hub.repository(ZERO_SHOT_SETS["arxiv"].place.repository, commit=3)
+    folder = hub.repository(ZERO_SHOT_SETS["arxiv"].repository, commit=3)
     for name in (LAYOUT["arxiv"][1], "section/train-00000-of-00001.parquet"):
         write_rows(folder / name, ["a"], "article")
     data = prepared(ZeroShotText, tmp_path, set_name="arxiv")
@@ -173,7 +173,7 @@ def test_without_network_and_copy_one_line_says_what_helps(tmp_path, hub_cache):
 
 
 def test_a_repository_without_the_files_is_said_so(tmp_path, hub):
-    (hub.repository(ZERO_SHOT_SETS["ag_news"].place.repository) / "README.md").touch()
+    (hub.repository(ZERO_SHOT_SETS["ag_news"].repository) / "README.md").touch()
     with pytest.raises(CorpusUnavailableError, match="laid out otherwise"):
         prepared(ZeroShotText, tmp_path, set_name="ag_news")
 
