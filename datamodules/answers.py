@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch, RowSource
+from datamodules.base import Batch, RowSource, none_of, refuse
 from datamodules.order import NO_GROUP, Order, RowOrder
 from datamodules.store import SPLITS, Split, TokenStream
 from datamodules.text import IGNORE, TextDataModule, as_batch, target_bytes
@@ -55,8 +55,7 @@ class AnswerDataModule(TextDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(train_windows=train_windows, **kwargs)
-        if loss_on not in ("answer", "all"):
-            raise ValueError(f"loss_on={loss_on!r} must be 'answer' or 'all'.")
+        refuse(none_of(("answer", "all"), loss_on=loss_on))
         self.loss_on: LossOn = loss_on
 
     def _problems(self) -> list[str]:

@@ -8,6 +8,7 @@ after a mid-epoch resume. `BatchLoader` is not a DataLoader: it is an iterable t
 the batch where training stands.
 """
 
+import math
 import os
 import pickle
 import signal
@@ -313,6 +314,32 @@ class DealtPrompts(RowSource, ABC):
         """Returns the batch of the prompts with those numbers."""
 
 
+# Arguments outside their range
+
+
+def outside(least: int, most: float = math.inf, /, **values: int | None) -> list[str]:
+    """Returns a clause for every argument that is not from `least` to `most`; None is."""
+    given = {key: value for key, value in values.items() if value is not None}
+    few = [
+        f"{key}={value} must be at least {least}" for key, value in given.items() if value < least
+    ]
+    many = [f"{key}={value} must be at most {most}" for key, value in given.items() if value > most]
+    return few + many
+
+
+def none_of(choices: Sequence[str], **values: str) -> list[str]:
+    """Returns a clause for every argument that is none of the choices."""
+    wrong = {key: value for key, value in values.items() if value not in choices}
+    named = " or ".join(map(repr, choices))
+    return [f"{key}={value!r} must be {named}" for key, value in wrong.items()]
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raises a ValueError of the clauses, if there are any."""
+    if problems:
+        raise ValueError("; ".join(problems) + ".")
+
+
 # The data module
 
 
@@ -366,21 +393,15 @@ class LanguageDataModule(TextCorpus):
         self.num_workers = num_workers
         self.predict_file = predict_file
         self.validation_split: Split = validation_split
-        problems = self._problems()
-        if problems:
-            raise ValueError("; ".join(problems) + ".")
+        refuse(self._problems())
 
     def _problems(self) -> list[str]:
         """Returns a clause for every argument outside its range."""
-        lowest = {"batch_size": 1, "eval_batch_size": 1, "seed": 0, "num_workers": 0}
-        problems = [
-            f"{key}={getattr(self, key)} must be at least {least}"
-            for key, least in lowest.items()
-            if getattr(self, key) < least
+        return [
+            *outside(1, batch_size=self.batch_size, eval_batch_size=self.eval_batch_size),
+            *outside(0, seed=self.seed, num_workers=self.num_workers),
+            *none_of(("val", "test"), validation_split=self.validation_split),
         ]
-        if self.validation_split not in ("val", "test"):
-            problems.append(f"validation_split={self.validation_split!r} must be 'val' or 'test'")
-        return problems
 
     # What a kind of batches writes
 

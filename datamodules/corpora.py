@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from tqdm import tqdm
 
+from datamodules.base import none_of, refuse
 from datamodules.corpus import split_documents
 from datamodules.hub import HubFiles, HubSplit, check_revision
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
@@ -543,8 +544,7 @@ class WikiText103(HubCorpus):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if level not in ("raw", "word"):
-            raise ValueError(f"level={level!r} must be 'raw' or 'word'.")
+        refuse(none_of(("raw", "word"), level=level))
         if shuffle_seed is not None and shuffle_seed < 0:
             raise ValueError(f"shuffle_seed={shuffle_seed} must not be negative, or null.")
         self._level = level

@@ -34,6 +34,8 @@ from datamodules.base import (
     DealtPrompts,
     LanguageDataModule,
     RowSource,
+    none_of,
+    outside,
 )
 from datamodules.order import EpochOrder, draws, epoch_order
 from datamodules.store import Split, TokenStream
@@ -417,13 +419,9 @@ class TextDataModule(LanguageDataModule):
         super().__init__(**kwargs)
 
     def _problems(self) -> list[str]:
-        problems = super()._problems()
-        if self.block_size < 1:
-            problems.insert(0, f"block_size={self.block_size} must be at least 1")
-        if self.train_windows not in ("packed", "random"):
-            problems.append(f"train_windows={self.train_windows!r} must be 'packed' or 'random'")
-        if self.report not in ("all", "lexical"):
-            problems.append(f"report={self.report!r} must be 'all' or 'lexical'")
+        problems = [*outside(1, block_size=self.block_size), *super()._problems()]
+        problems += none_of(("packed", "random"), train_windows=self.train_windows)
+        problems += none_of(("all", "lexical"), report=self.report)
         if self.eval_stride is not None and not 1 <= self.eval_stride <= max(1, self.block_size):
             problems.append(
                 f"eval_stride={self.eval_stride} must be between 1 and block_size={self.block_size}"

@@ -32,10 +32,10 @@ from datamodules.gsm8k import (
     read_problems,
     result_of,
 )
-from datamodules.local_corpora import identify
+from datamodules.local_corpora import FILE_KEYS, identify
 from datamodules.readers import format_of, read_lines, read_rows
 from datamodules.reasoning.examples import MARKER, Example
-from datamodules.reasoning.module import KEYS, FileSplits, ReasoningDataModule
+from datamodules.reasoning.module import FileSplits, ReasoningDataModule
 from datamodules.reasoning.placement import At, Placing, counts_of
 from datamodules.store import Split
 
@@ -332,7 +332,7 @@ class ReasoningGSM8K(ReasoningDataModule):
 
     def _read(self, split: Split) -> Iterable[Solved]:
         if self._splits.has_files:
-            return read_all(self._splits.files[split], KEYS[split])
+            return read_all(self._splits.files[split], FILE_KEYS[split])
         return map(solved, self._hub["test" if split == "test" else "train"].rows)
 
     # Examples

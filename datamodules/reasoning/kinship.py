@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from datamodules.answers import AnswerDataModule
-from datamodules.reasoning.state_tracking import check_ranges
+from datamodules.base import outside, refuse
 from datamodules.store import SPLITS, Split
 
 VERSION = 1
@@ -562,13 +562,11 @@ class Kinship(AnswerDataModule):
         for key, counts in (("hops", hops), ("test_hops", test_hops)):
             if not counts or not all(1 <= count <= MOST_HOPS for count in counts):
                 raise ValueError(f"{key}={list(counts)} must be numbers from 1 to {MOST_HOPS}.")
-        check_ranges(
-            train_stories=(train_stories, 1, None),
-            val_stories=(val_stories, 0, None),
-            test_stories=(test_stories, 0, None),
-            distractors=(distractors, 0, MOST_DISTRACTORS),
-            story_seed=(story_seed, 0, None),
+        problems = outside(1, train_stories=train_stories)
+        problems += outside(
+            0, val_stories=val_stories, test_stories=test_stories, story_seed=story_seed
         )
+        refuse(problems + outside(0, MOST_DISTRACTORS, distractors=distractors))
         self._hops: dict[Split, Sequence[int]] = {"train": hops, "val": hops, "test": test_hops}
         sizes = (train_stories, val_stories, test_stories)
         self._sizes: dict[Split, int] = dict(zip(SPLITS, sizes, strict=True))

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.base import BatchSource, LanguageDataModule, limited_batches
+from datamodules.base import BatchSource, LanguageDataModule, limited_batches, none_of, outside
 from datamodules.corpus import split_of
-from datamodules.local_corpora import Patterns, files_of_splits, identify
+from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import RowOrder
 from datamodules.reasoning.batches import ReasoningSource
 from datamodules.reasoning.examples import Example
@@ -32,9 +32,6 @@ from datamodules.tokenizers import Tokenizer
 
 # ---- rows of splits
 
-
-KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}
-"""The option that names the files of each split."""
 
 Row = TypeVar("Row")
 
@@ -65,7 +62,7 @@ class FileSplits:
         self._patterns, self._check = patterns, check
         self._fractions: dict[Split, float] = {"val": val_fraction, "test": test_fraction}
         self.has_files = patterns["train"] is not None
-        named = [KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
+        named = [FILE_KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
         if named and not self.has_files:
             raise ValueError(
                 f"{' and '.join(named)} name files, and data_files none. Set data.data_files too: "
@@ -106,10 +103,8 @@ class FileSplits:
         """Returns what gives an empty split rows, for messages."""
         if split == "train":
             return "Check data.data_files."
-        return (
-            f"Set data.{split}_fraction (now {self._fractions[split]}), or data.{KEYS[split]} with "
-            "data.data_files."
-        )
+        share, key = self._fractions[split], FILE_KEYS[split]
+        return f"Set data.{split}_fraction (now {share}), or data.{key} with data.data_files."
 
     def rows(self, split: Split, read: Callable[[Split], Iterable[Row]]) -> Iterator[Row]:
         """Yields the rows of a split.
@@ -257,12 +252,8 @@ class ReasoningDataModule(LanguageDataModule):
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
-        least = {"block_size": self.block_size, "max_length": self.max_length}
-        problems += [
-            f"{key}={n} must be at least 1" for key, n in least.items() if n is not None and n < 1
-        ]
-        if self.train_windows not in ("packed", "random"):
-            problems.append(f"train_windows={self.train_windows!r} must be 'packed' or 'random'")
+        problems += outside(1, block_size=self.block_size, max_length=self.max_length)
+        problems += none_of(("packed", "random"), train_windows=self.train_windows)
         if not self.answer_prefix:
             problems.append("answer_prefix='' must not be empty, e.g. '\\nThe answer is'")
         if not self.step_separator:

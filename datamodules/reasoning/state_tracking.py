@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from datamodules.base import outside, refuse
 from datamodules.reasoning.examples import MARKER, Example
 from datamodules.reasoning.module import ReasoningDataModule
 from datamodules.store import SPLITS, Split
@@ -102,14 +103,12 @@ class StateTracking(ReasoningDataModule):
             raise ValueError(f"task={task!r} must be 'parity' or 'vars'.")
         prefix = ANSWER_PREFIXES[task] if answer_prefix is None else answer_prefix
         super().__init__(answer_prefix=prefix, **kwargs)
-        check_ranges(
-            train_examples=(train_examples, 1, None),
-            val_examples=(val_examples, 0, None),
-            test_examples=(test_examples, 0, None),
-            example_seed=(example_seed, 0, None),
-            variables=(variables, 1, len(ascii_lowercase)),
-            modulus=(modulus, 2, None),
+        problems = outside(1, train_examples=train_examples)
+        problems += outside(
+            0, val_examples=val_examples, test_examples=test_examples, example_seed=example_seed
         )
+        problems += outside(1, len(ascii_lowercase), variables=variables)
+        refuse(problems + outside(2, modulus=modulus))
         usual, longer = _numbers(operations=operations), _numbers(test_operations=test_operations)
         self._operations: dict[Split, Sequence[int]] = {
             "train": usual,
@@ -230,16 +229,3 @@ def _numbers(**given: Sequence[int]) -> Sequence[int]:
             "40], or one, three or more exact numbers, all of them at least 1."
         )
     return range(operations[0], operations[1] + 1) if len(operations) == 2 else operations
-
-
-def check_ranges(**given: tuple[int, int, int | None]) -> None:
-    """Checks options, each given as (value, least, most); most is None where there is no bound.
-
-    Raises:
-        ValueError: One is out of its range.
-    """
-    for key, (value, least, most) in given.items():
-        if value < least:
-            raise ValueError(f"{key}={value} must be at least {least}.")
-        if most is not None and value > most:
-            raise ValueError(f"{key}={value} must be at most {most}.")

@@ -36,12 +36,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from datamodules.base import none_of, outside, refuse
 from datamodules.local_corpora import identify
 from datamodules.readers import not_utf8, read_rows
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.kinship import NAMES, Draws
 from datamodules.reasoning.module import FileSplits, ReasoningDataModule
-from datamodules.reasoning.state_tracking import check_ranges
 from datamodules.store import SPLITS, Split
 
 # ---- facts and questions
@@ -456,10 +456,8 @@ class TwoHop(ReasoningDataModule):
         )
 
     def _check(self, **sizes: int) -> None:
-        check_ranges(**{key: (size, 2, None) for key, size in sizes.items()})
-        check_ranges(knowledge_seed=(self._knowledge_seed, 0, None))
-        if self._steps not in get_args(Steps):
-            raise ValueError(f"steps={self._steps!r} must be 'bridge' or 'facts'.")
+        problems = [*outside(2, **sizes), *outside(0, knowledge_seed=self._knowledge_seed)]
+        refuse(problems + none_of(get_args(Steps), steps=self._steps))
         if self.question_first:
             raise ValueError(
                 "question_first=True has no meaning here: a two-hop question is about nothing in "

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch, DealtPrompts, LanguageDataModule
+from datamodules.base import Batch, DealtPrompts, LanguageDataModule, outside
 from datamodules.order import permutation
 from datamodules.sentences.corpus import SentenceCorpus, SentenceIndex
 from datamodules.sentences.streams import (
@@ -370,12 +370,9 @@ class Sentences(SentenceCorpus, LanguageDataModule):
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
-        lowest = {"max_sentences": 1, "curriculum_step": 0, "curriculum_epochs": 1}
-        problems += [
-            f"{key}={getattr(self, key)} must be at least {least}"
-            for key, least in lowest.items()
-            if getattr(self, key) < least
-        ]
+        problems += outside(1, max_sentences=self.max_sentences)
+        problems += outside(0, curriculum_step=self.curriculum_step)
+        problems += outside(1, curriculum_epochs=self.curriculum_epochs)
         if self.curriculum_limit is not None and self.curriculum_limit < self.max_sentences:
             problems.append(
                 f"curriculum_limit={self.curriculum_limit} must be at least max_sentences="
