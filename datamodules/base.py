@@ -27,6 +27,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.corpus import TextCorpus
+from datamodules.prepare import unchanged
 from datamodules.readers import read_lines, read_rows
 from datamodules.recipe import build
 from datamodules.store import Split
@@ -146,10 +147,6 @@ class _ByNumber(Dataset[Batch]):
         return self._source.batch(n)
 
 
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 _IGNORES_ENDS = hasattr(signal, "sigwaitinfo")  # not on macOS: torch's own handling stays there
 
@@ -239,7 +236,7 @@ class BatchLoader:
             _ByNumber(self.source),
             batch_size=None,
             sampler=numbers,
-            collate_fn=_unchanged,
+            collate_fn=unchanged,
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
             worker_init_fn=partial(_end_with_parent_only, os.getpid()),

@@ -204,7 +204,8 @@ class _Encoding(Dataset[EncodedChunk | Exception]):
         self._tokenizer.use_one_core()
 
 
-def _unchanged(item: Any) -> Any:
+def unchanged(item: Any) -> Any:
+    """Returns the item: what a `DataLoader` is to do with what is whole already."""
     return item
 
 
@@ -238,7 +239,7 @@ def encode_in_order(
         batch_size=None,
         sampler=rest,
         num_workers=num_proc,
-        collate_fn=_unchanged,
+        collate_fn=unchanged,
         worker_init_fn=encoding.start,
         generator=torch.Generator(),  # the global one is a run's
     )

@@ -35,10 +35,10 @@ To add a task: a class below `ReasoningDataModule` that writes ``examples(split)
 """
 
 from datamodules.reasoning.batches import reasoning_batch
-from datamodules.reasoning.examples import MARKER, Example
+from datamodules.reasoning.examples import MARKER, Example, Wording
 from datamodules.reasoning.gsm8k import ReasoningGSM8K
 from datamodules.reasoning.kinship import Kinship
-from datamodules.reasoning.module import ReasoningDataModule, Wording
+from datamodules.reasoning.module import ReasoningDataModule
 from datamodules.reasoning.state_tracking import StateTracking
 from datamodules.reasoning.two_hop import TwoHop
 

@@ -153,6 +153,19 @@ def spread(own: np.ndarray, last: int) -> np.ndarray:
 # ---- examples to tokens
 
 
+@dataclass(frozen=True)
+class Wording:
+    """The ids of fixed text in rows.
+
+    Attributes:
+        answer_prefix: Begins every answer, unscored, and is inserted at inference too.
+        step_separator: Stands before every step of a chain of thought that is written out.
+    """
+
+    answer_prefix: tuple[int, ...]
+    step_separator: tuple[int, ...]
+
+
 BATCH = 1024
 """Examples that are tokenised at once, on all cores where the library can."""
 
@@ -182,15 +195,10 @@ class EncodedExample:
             self.texts[ends], self.sizes[ends], Alignment(nothing, nothing), self.group
         )
 
-    def row_length(self, prefix: int, separator: int) -> int:
-        """Returns the tokens of EOS, query, steps, prefix, answer and EOS.
-
-        Args:
-            prefix: Tokens of the answer prefix.
-            separator: Tokens before each step.
-        """
-        steps = len(self.texts) - 2
-        return 1 + sum(map(len, self.texts)) + steps * separator + prefix + 1
+    def row_length(self, wording: Wording) -> int:
+        """Returns the tokens of EOS, query, steps after separators, prefix, answer and EOS."""
+        separators = (len(self.texts) - 2) * len(wording.step_separator)
+        return 1 + sum(map(len, self.texts)) + separators + len(wording.answer_prefix) + 1
 
 
 def encode_examples(

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -15,14 +14,13 @@ from datamodules.corpus import split_of
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import RowOrder
 from datamodules.reasoning.batches import ReasoningSource
-from datamodules.reasoning.examples import Example
+from datamodules.reasoning.examples import Example, Wording
 from datamodules.reasoning.preparation import (
     KEPT,
     VERSION,
     Examples,
     ExampleStore,
     Reports,
-    RowLimits,
     in_words,
     prepare_examples,
     why_empty,
@@ -122,19 +120,6 @@ class FileSplits:
 
 
 # ---- the data module
-
-
-@dataclass(frozen=True)
-class Wording:
-    """The ids of fixed text in rows.
-
-    Attributes:
-        answer_prefix: Begins every answer, unscored, and is inserted at inference too.
-        step_separator: Stands before every step of a chain of thought that is written out.
-    """
-
-    answer_prefix: tuple[int, ...]
-    step_separator: tuple[int, ...]
 
 
 class ReasoningDataModule(LanguageDataModule):
@@ -278,7 +263,8 @@ class ReasoningDataModule(LanguageDataModule):
             description=self._pinned_description,
             examples=self._counted_examples,
             make_tokenizer=self._make_tokenizer,
-            limits=self._limits,
+            wording=self._wording,
+            max_length=self.max_length,
             noticed=lambda: dict(self._noticed),
             check=self._check_reports,
         )
@@ -294,14 +280,6 @@ class ReasoningDataModule(LanguageDataModule):
         """Yields the examples of a split; what is noticed meanwhile is about it."""
         self._noticed.clear()  # a tokenizer may have been trained on the same examples
         yield from self.examples(split)
-
-    def _limits(self, tokenizer: Tokenizer) -> RowLimits:
-        wording = self._wording(tokenizer)
-        return RowLimits(
-            prefix=len(wording.answer_prefix),
-            separator=len(wording.step_separator),
-            max_length=self.max_length,
-        )
 
     def _check_reports(self, reports: Reports) -> None:
         for split in SPLITS:
@@ -337,24 +315,9 @@ class ReasoningDataModule(LanguageDataModule):
         """Returns the tokenised examples of a split of the prepared data."""
         return self._store.examples(split)
 
-    def report(self, chunk_size: int | None = None) -> dict[Split, dict[str, int]]:
-        """Returns, for each split, what was read, kept, left out and why, and what was noticed.
-
-        Args:
-            chunk_size: Tokens of a chunk: also count the examples with a step that was moved into
-                another chunk than its marker's, as another step had its token. Chunks end with
-                the query.
-        """
-        reports: dict[Split, dict[str, int]] = {
-            split: self._store.report(split) for split in SPLITS
-        }
-        if chunk_size is not None:
-            for split in SPLITS:
-                crossing = self.stored(split).crossings(chunk_size)
-                reports[split][f"examples with a step moved out of its chunk of {chunk_size}"] = (
-                    crossing
-                )
-        return reports
+    def report(self) -> dict[Split, dict[str, int]]:
+        """Returns, for each split, what was read, kept, left out and why, and what was noticed."""
+        return {split: self._store.report(split) for split in SPLITS}
 
     def longest_thought(self, chunk_size: int) -> int:
         """Returns the tokens of the longest thought in training; see `Examples.longest_thought`.

@@ -21,7 +21,7 @@ import contextlib
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from datamodules.journals import full_disk_named, write_whole
 from datamodules.prepare import EncodedChunk, SectionWriter, shard_name, write_meta
-from datamodules.reasoning.examples import EncodedExample, Example, encode_examples
+from datamodules.reasoning.examples import EncodedExample, Example, Wording, encode_examples
 from datamodules.store import (
     SPLITS,
     Counts,
@@ -297,28 +297,14 @@ VERSION = 1
 """Raised with any change in how examples are tokenised, aligned or stored."""
 
 
-@dataclass(frozen=True)
-class RowLimits:
-    """What the length of a row is made of in addition to its texts, and the most that it may be.
-
-    Attributes:
-        prefix: Tokens of the answer prefix.
-        separator: Tokens before each step.
-        max_length: Most tokens of a training example's row; None: no limit.
-    """
-
-    prefix: int
-    separator: int
-    max_length: int | None = None
-
-
 def prepare_examples(
     folder: Path,
     *,
     description: Callable[[], Mapping[str, object]],
     examples: Callable[[Split], Iterable[Example]],
     make_tokenizer: Callable[[], Tokenizer],
-    limits: Callable[[Tokenizer], RowLimits],
+    wording: Callable[[Tokenizer], Wording],
+    max_length: int | None = None,
     noticed: Callable[[], Mapping[str, int]] = dict,
     check: Callable[[Reports], None] = lambda reports: None,
 ) -> bool:
@@ -331,7 +317,8 @@ def prepare_examples(
         description: Called once, first; what else goes into meta.json.
         examples: Called once for each split.
         make_tokenizer: Called once, before `examples`.
-        limits: Returns the limits of rows of that tokenizer.
+        wording: Returns the fixed text of rows as ids of that tokenizer.
+        max_length: Most tokens of a training example's row; None: no limit.
         noticed: Called after the last example of each split: further counts for its report.
         check: Called with the report of each split before the store gets its name; may raise to
             refuse it.
@@ -350,7 +337,8 @@ def prepare_examples(
         with _temporary(folder) as partial:
             meta = dict(description())
             tokenizer = make_tokenizer()
-            with contextlib.closing(_Writer(partial, tokenizer, limits(tokenizer))) as writer:
+            writer = _Writer(partial, tokenizer, wording(tokenizer), max_length)
+            with contextlib.closing(writer):
                 for split in SPLITS:
                     writer.write(split, examples(split))
                     writer.reports[split].update(noticed())
@@ -379,8 +367,11 @@ class _Writer:
         reports: Counts of each split, in words.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, limits: RowLimits) -> None:
-        self._folder, self._tokenizer, self._limits = folder, tokenizer, limits
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, wording: Wording, max_length: int | None
+    ) -> None:
+        self._folder, self._tokenizer = folder, tokenizer
+        self._wording, self._max_length = wording, max_length
         self._section = SectionWriter(folder, 0)
         self._sizes: dict[Split, dict[str, int]] = {}
         self.reports: Reports = {split: Counter() for split in SPLITS}
@@ -404,7 +395,7 @@ class _Writer:
                 groups.append(one.group)
                 places.append(one.alignment.places)
                 shifts.append(one.alignment.shifts)
-                longest = max(longest, self._length(one))
+                longest = max(longest, one.row_length(self._wording))
         steps = [np.concatenate(parts) for parts in (places, shifts)]
         for name, values in zip(ARRAYS, (firsts, groups, *steps), strict=True):
             # not tofile, whose error on a full disk does not say so
@@ -412,15 +403,12 @@ class _Writer:
             (self._folder / f"{split}.{name}").write_bytes(content)
         self._sizes[split] = {"examples": len(groups), "steps": len(steps[0]), "longest": longest}
 
-    def _length(self, example: EncodedExample) -> int:
-        return example.row_length(self._limits.prefix, self._limits.separator)
-
     def _sifted(self, split: Split, example: EncodedExample) -> EncodedExample | None:
         """Returns what is kept of an example, and counts it.
 
         Only training examples are left out: accuracies on the others must stay comparable.
         """
-        report, most = self.reports[split], self._limits.max_length
+        report, most = self.reports[split], self._max_length
         training = split == "train"
         report[READ] += 1
         if example.alignment is None:
@@ -428,7 +416,7 @@ class _Writer:
             if training:
                 return None
             example = example.without_steps()
-        if training and most is not None and self._length(example) > most:
+        if training and most is not None and example.row_length(self._wording) > most:
             report[TOO_LONG] += 1
             return None
         assert example.alignment is not None

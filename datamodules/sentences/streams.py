@@ -96,18 +96,13 @@ class Streams:
 
     def __getitem__(self, which: np.ndarray | slice) -> "Streams":
         """Returns the streams with those numbers, in a slice, or where a mask is true."""
-        return Streams(
-            first=self.first[which], sentences=self.sentences[which], lexical=self.lexical[which]
-        )
+        return Streams(**{key: values[which] for key, values in vars(self).items()})
 
 
 def joined(parts: Sequence[Streams]) -> Streams:
     """Returns the streams of all parts, in that order."""
-    return Streams(
-        first=np.concatenate([part.first for part in parts]),
-        sentences=np.concatenate([part.sentences for part in parts]),
-        lexical=np.concatenate([part.lexical for part in parts]),
-    )
+    keys = vars(parts[0])
+    return Streams(**{key: np.concatenate([vars(part)[key] for part in parts]) for key in keys})
 
 
 def runs(index: SentenceIndex, first: np.ndarray, stop: np.ndarray) -> Streams:

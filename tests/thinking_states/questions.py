@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from callbacks import ResumeState
 from datamodules.base import BatchLoader, TrainingSource
-from datamodules.reasoning.module import Wording
+from datamodules.reasoning import Wording
 from lightning_models import OptimizerConfig
 from lightning_models.thinking_states import CoconutLM, CoTLM, ICoTLM, NoCoTLM
 from tests.reference.thinking_states import Row
