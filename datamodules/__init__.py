@@ -22,8 +22,9 @@
 | `journals` | files that survive a kill: whole writes, durable appends, one writer |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |
-| `order` | seeded orders: with `text.WindowSource`, `sentences.batches.StreamSource` and
-| | `reasoning.batches.ReasoningSource` they decide what batch n has |
+| `order` | seeded orders: with `text.WindowSource`, `answers.AnswerSource`,
+| | `sentences.batches.StreamSource` and `reasoning.batches.ReasoningSource` they decide what
+| | batch n has; files that processes share |
 | `recipe` | from an object back to its class path and arguments |
 
 The path of a document: `labelled_documents` -> `prepare.prepare_store` (`encode_in_order`:

@@ -433,7 +433,6 @@ class Pile(HubCorpus):
         ValueError: An argument is unusable, e.g. an unknown collection.
     """
 
-    not_in_source: ClassVar[frozenset[str]] = HubCorpus.not_in_source
     local_format = "the original *.jsonl.zst, or other jsonl or parquet with a field 'text'"
 
     def __init__(

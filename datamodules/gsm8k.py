@@ -22,7 +22,8 @@ RESULT = "####"
 
 GSM8KSplit = Literal["train", "test"]
 
-_ANNOTATION = re.compile(r"<<[^<>]*>>")
+ANNOTATION = re.compile(r"<<[^<>]*>>")
+"""A calculation in a worked answer: ``<<2*3=6>>``."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Problems:
 
 def without_annotations(answer: str) -> str:
     """Returns a worked answer without its ``<<...>>``."""
-    return _ANNOTATION.sub("", answer)
+    return ANNOTATION.sub("", answer)
 
 
 def result_of(answer: str) -> str:

@@ -1,7 +1,7 @@
 """Seeded orders: of a split's documents, of the examples in rows, and of more than memory holds.
 
-What batch n has is decided by `text.WindowSource`, `sentences.batches.StreamSource` and
-`reasoning.batches.ReasoningSource`, of these orders.
+What batch n has is decided by `text.WindowSource`, `answers.AnswerSource`,
+`sentences.batches.StreamSource` and `reasoning.batches.ReasoningSource`, of these orders.
 
 All randomness is counter-based (Philox), keyed by seed and row number or epoch: no state, so any
 row is known without those before it. Permutations sort raw Philox output, which is the same in

@@ -177,16 +177,8 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str:
     """Returns the commit of the code, with ``-dirty`` after it if files differ; or ``unknown``."""
-    command = [
-        "git",
-        "-C",
-        str(PROJECT),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
+    options = ("--always", "--dirty", "--abbrev=40", "--exclude=*")
+    command = ["git", "-C", str(PROJECT), "describe", *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -13,7 +13,6 @@ It counts for a problem if its query without markers and its steps are exactly t
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from datamodules.gsm8k import (
+    ANNOTATION,
     RESULT,
     GSM8KSplit,
     Problem,
@@ -44,8 +44,6 @@ from datamodules.store import Split
 
 BAR = "||"
 """Stands between question and solution in the files of GSM8K-Aug."""
-
-_EQUATION = re.compile(r"<<[^<>]*>>")
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,8 @@ def solved(problem: Problem) -> Solved:
 
     Words between them are left out, and so are calculations without an annotation.
     """
-    return _solved(problem.question, problem.answer)
-
-
-def _solved(question: str, solution: str) -> Solved:
-    answer = result_of(solution).replace(",", "")
-    return Solved(question, tuple(_EQUATION.findall(solution)), answer)
+    answer = result_of(problem.answer).replace(",", "")
+    return Solved(problem.question, tuple(ANNOTATION.findall(problem.answer)), answer)
 
 
 def read_solved(path: Path, key: str) -> Iterator[Solved]:
@@ -133,7 +127,7 @@ def _augmented(line: str, where: str) -> Solved:
             f"{where}: expected 'question{BAR}<<expr=value>> ... {RESULT} value', as GSM8K-Aug has "
             "it"
         )
-    return _solved(question.strip(), solution)
+    return solved(Problem(question.strip(), solution))
 
 
 def read_all(paths: Iterable[Path], key: str) -> Iterator[Solved]:

@@ -86,17 +86,15 @@ def messages(problem: Solved) -> list[Message]:
     """Returns the conversation that ends in a problem to be marked."""
     talk = [{"role": "system", "content": INSTRUCTIONS}]
     for example in EXAMPLES:
-        talk.append({"role": "user", "content": _task(example.query, example.steps)})
-        talk.append({"role": "assistant", "content": _json(example.marked(), example.steps)})
-    return [*talk, {"role": "user", "content": _task(problem.question, problem.equations)}]
+        reply = {"query": example.marked(), "thinking": list(example.steps)}
+        talk.append(_task(example.query, example.steps))
+        talk.append({"role": "assistant", "content": json.dumps(reply, ensure_ascii=False)})
+    return [*talk, _task(problem.question, problem.equations)]
 
 
-def _task(query: str, steps: Sequence[str]) -> str:
-    return json.dumps({"problem": query, "calculations": list(steps)}, ensure_ascii=False)
-
-
-def _json(marked: str, steps: Sequence[str]) -> str:
-    return json.dumps({"query": marked, "thinking": list(steps)}, ensure_ascii=False)
+def _task(query: str, steps: Sequence[str]) -> Message:
+    task = {"problem": query, "calculations": list(steps)}
+    return {"role": "user", "content": json.dumps(task, ensure_ascii=False)}
 
 
 class RejectedReplyError(ValueError):
@@ -335,10 +333,7 @@ class ChatEndpoint:
             StoppedError: It was closed.
         """
         openai = _library()
-        options = {
-            "temperature": self._config.temperature,
-            "max_tokens": self._config.max_tokens,
-        }
+        options = {key: getattr(self._config, key) for key in ("temperature", "max_tokens")}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         ask = self._client.chat.completions.with_raw_response.create
         for tried in range(self._config.retries + 1):

@@ -199,7 +199,7 @@ class Knowledge:
 
     Attributes:
         entities: Names by kind; no name occurs twice.
-        facts: Object by (relation, subject).
+        facts: Fact by (relation, subject).
     """
 
     def __init__(self, sizes: Mapping[Kind, int], seed: int) -> None:
@@ -208,7 +208,7 @@ class Knowledge:
             kind: _names(kind, count, Draws(f"names/{seed}/{kind}"), used)
             for kind, count in sizes.items()
         }
-        self.facts: dict[tuple[Relation, str], str] = {}
+        self.facts: dict[tuple[Relation, str], Hop] = {}
         for relation in RELATIONS:
             self._relate(relation, Draws(f"facts/{seed}/{relation.of}/{relation.name}"))
 
@@ -216,32 +216,17 @@ class Knowledge:
         """Gives every subject an object other than itself."""
         for subject in self.entities[relation.of]:
             others = [name for name in self.entities[relation.to] if name != subject]
-            self.facts[relation, subject] = draws.pick(others)
-
-    def hops(self) -> Iterator[Hop]:
-        """Yields all facts."""
-        for relation, subject in self.facts:
-            yield self._hop(relation, subject)
-
-    def _hop(self, relation: Relation, subject: str) -> Hop:
-        return Hop(
-            question=relation.question(subject),
-            phrase=f"{relation.phrase(subject)} is",
-            subject=subject,
-            object=self.facts[relation, subject],
-        )
+            phrase = f"{relation.phrase(subject)} is"
+            question, chosen = relation.question(subject), draws.pick(others)
+            self.facts[relation, subject] = Hop(question, phrase, subject, chosen)
 
     def chains(self) -> Iterator[Chain]:
         """Yields all questions of two hops whose three entities differ."""
-        for (first, subject), bridge in self.facts.items():
-            for second in RELATIONS:
-                if second.of != first.to or self.facts[second, bridge] == subject:
-                    continue
-                yield Chain(
-                    question=second.question(first.phrase(subject)),
-                    first=self._hop(first, subject),
-                    second=self._hop(second, bridge),
-                )
+        for (relation, subject), first in self.facts.items():
+            for asked in RELATIONS:
+                second = self.facts.get((asked, first.object))
+                if asked.of == relation.to and second is not None and second.object != subject:
+                    yield Chain(asked.question(relation.phrase(subject)), first, second)
 
 
 def _names(kind: Kind, count: int, draws: Draws, used: set[str]) -> list[str]:
@@ -555,7 +540,7 @@ class TwoHop(ReasoningDataModule):
         Of facts with the same question the first counts, as for ``evaluate.py known_facts``.
         """
         if not self._splits.has_files:
-            yield from self._knowledge.hops()
+            yield from self._knowledge.facts.values()
             return
         chains = (chain for split in SPLITS for chain in self._questions[split])
         stay = (chain for chain in chains if self._unknown(chain) is None)

@@ -94,8 +94,8 @@ def test_the_world_is_a_function_of_sizes_and_seed():
     assert len(names) == len(set(names)) == sum(KINDS.values())
     for (relation, subject), found in world.facts.items():
         assert subject in world.entities[relation.of]
-        assert found in world.entities[relation.to]
-        assert found != subject
+        assert found.object in world.entities[relation.to]
+        assert found.object != subject
     assert len(world.facts) == sum(KINDS[relation.of] for relation in RELATIONS)
 
 
@@ -107,7 +107,7 @@ def test_the_world_stays_as_it_is():
 
 def test_chains_go_over_two_facts():
     world = Knowledge(KINDS, 0)
-    facts = {hop.question: hop for hop in world.hops()}
+    facts = {hop.question: hop for hop in world.facts.values()}
     chains = list(world.chains())
     assert len({chain.question for chain in chains}) == len(chains) > 100
     for chain in chains:
