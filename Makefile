@@ -90,7 +90,7 @@ docs: $(VENV)/.docs
 	@echo "site/index.html is built."
 
 $(VENV)/.docs: $(READY)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 clean:
