@@ -17,7 +17,7 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
@@ -36,7 +36,7 @@ from torch.distributed._tools.fake_collectives import CollectiveOp, collective_o
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import (
     flop_registry,
     sdpa_backward_flop_count,
@@ -119,7 +119,7 @@ class Estimate:
     parts: dict[str, float]
     held: float
     floor: float
-    transfers: Counter[Transfer]
+    transfers: Mapping[Transfer, float]
     at_most: bool
 
     @property
@@ -127,10 +127,27 @@ class Estimate:
         """Most bytes at a time."""
         return sum(self.parts.values())
 
-    @property
-    def sent(self) -> float:
-        """Bytes that a GPU sends."""
-        return sum(kind.sent(payload) for kind, payload in self.transfers.items())
+    def continued(self, more: "Estimate", times: float) -> "Estimate":
+        """Returns the estimate that lies ``times`` as far beyond ``more`` as that beyond this one.
+
+        Every figure is taken to grow along a straight line, as where equal computations, each of
+        which frees its graph, follow one another.
+        """
+
+        def line(here: float, there: float) -> float:
+            return there + times * (there - here)
+
+        return Estimate(
+            parameters=more.parameters,
+            parts={part: line(self.parts.get(part, 0), size) for part, size in more.parts.items()},
+            held=line(self.held, more.held),
+            floor=line(self.floor, more.floor),
+            transfers={
+                kind: line(self.transfers.get(kind, 0), size)
+                for kind, size in more.transfers.items()
+            },
+            at_most=more.at_most,
+        )
 
     def communication(self, gpu: Gpu) -> float:
         """Returns the seconds that collectives take at the peak rates of links."""
@@ -172,7 +189,7 @@ class _BatchValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = _tensors((args, kwargs))
         known = [t for t in tensors if not isinstance(t, FakeTensor)]
         if len(known) == len(tensors) and not any(map(self._is_unknown, known)):
             if tensors or not _result_dtype(func, args, kwargs).is_floating_point:
@@ -199,6 +216,8 @@ class _BatchValues(TorchDispatchMode):
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         """Remembers known tensors that this operator overwrites with unknown values."""
+        if not func._schema.is_mutable:
+            return
         names = (argument.name for argument in func._schema.arguments)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         for argument in func._schema.arguments:
@@ -206,6 +225,17 @@ class _BatchValues(TorchDispatchMode):
             value = given.get(argument.name)
             if written and isinstance(value, Tensor) and not isinstance(value, FakeTensor):
                 self._unknown[value.untyped_storage()] = True
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Returns the tensors in nested sequences and dicts; faster than torch's general tree."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return []
+    return [tensor for part in value for tensor in _tensors(part)]
 
 
 def _made_up(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> Tensor:
@@ -400,8 +430,8 @@ class _ShardedTracker(_Counts, FSDPMemTracker):
 
 def _seconds(func: Any, result: Any, args: Any, kwargs: Any, gpu: Gpu) -> float:
     """Returns the longer of an operator's time for its FLOPs and for its bytes (roofline)."""
-    outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)] + outputs
+    outputs = _tensors(result)
+    tensors = _tensors((args, kwargs)) + outputs
     traffic = sum(t.numel() * t.element_size() for t in tensors if 0 not in t.stride())
     flops = _flops(func, result, args, kwargs)
     slower = 2 if outputs and outputs[0].dtype == torch.float32 else 1  # TF32

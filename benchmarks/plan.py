@@ -2,12 +2,15 @@
 
     python -m benchmarks.plan --config configs/thoughtbubbles/772m.yaml --gpus 8 --gpu h100
     python -m benchmarks.plan --config configs/latent_thought/ltm_large.yaml --gpus 32 --largest
-    python -m benchmarks.plan --table          # every paper-size run
+    python -m benchmarks.plan --table          # every paper-size run; some: --config A B
     python -m benchmarks.plan --check          # predicted against measured memory on this CPU
 
 No GPU is needed, and no memory of the model's size: a step is traced (``benchmarks.estimate``).
 ``--set data.batch_size=4`` changes the config as ``--data.batch_size=4`` of ``train.py`` does. A
 GPU's micro-batch is its ``batch_size``, or less where GPUs share the rows of an optimiser step.
+There is a row for each strategy that the GPUs allow: ddp, hsdp (more than one whole node of eight),
+fsdp. One micro-batch is traced, as the others of a step take the same memory and time, and of a
+Latent-Thought LM that has more inner steps two and four of those (``traced``).
 
 Memory: the peak of a step with moments, gradients of earlier micro-batches where there are any,
 under FSDP also what a validation holds whole; a tenth of the GPU is left for CUDA, NCCL and
@@ -24,11 +27,8 @@ two training steps in float32, in a process of its own, after a small model of t
 warmed it up.
 """
 
-import contextlib
 import dataclasses
 import functools
-import io
-import logging
 import math
 import os
 import time
@@ -39,124 +39,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import harness, sentences, thinking
+from benchmarks import harness
 from benchmarks.estimate import GPUS, GPUS_PER_NODE, Estimate, Gpu, Transfer, estimate
 from benchmarks.harness import Options
-from lightning_models import LanguageModel
-from lightning_models.thinking_states.backbone import KNOWN
+from benchmarks.planned_run import PlannedRun, read_run
 from training.listing import SENTENCE_SLOTS
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 USABLE = 0.9
 """Share of a GPU's memory that a step may take."""
-ANSWER = 16
-STEPS = 8
-"""Tokens of an answer and steps of a question's reasoning."""
 GIB = 2.0**30
-
-# ---- the run that is planned
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run by its config.
-
-    Attributes:
-        model: Without a network.
-        rows: Of a micro-batch.
-        accumulate: Micro-batches of an optimiser step, on one GPU.
-        row_tokens: Of a row.
-        sentences: Of a row of sentences, else 0.
-        tokens: Of the whole run; None: not known.
-    """
-
-    model: LanguageModel
-    rows: int
-    accumulate: int
-    row_tokens: int
-    sentences: int
-    tokens: float | None
-
-    def __str__(self) -> str:
-        """Returns what the heading shows."""
-        return f"{type(self.model).__name__} {self.rows} rows x {self.accumulate}"
-
-    @property
-    def rows_per_step(self) -> int:
-        """Rows of an optimiser step."""
-        return self.rows * self.accumulate
-
-    def build(self) -> LanguageModel:
-        """Returns another model with its network, in training mode."""
-        model = type(self.model)(self.model.config, self.model.optimizer_config)
-        model.configure_model()
-        return model.train()
-
-    def batch(self, rows: int) -> dict[str, Any]:
-        """Returns a batch of random tokens."""
-        vocab = self.model.config.vocab_size
-        options = Options(batch=rows, streams=rows, vocab=vocab, device="cpu", seed=0)
-        if self.model.reads == "sentences":
-            options.lengths = [SENTENCE_SLOTS]
-            return sentences.build_batch(options, self.sentences)
-        if self.model.reads == "windows":
-            batch = harness.random_windows(options, vocab, self.row_tokens)
-            return {**batch, "lexical": batch["mask"]}
-        reasoning = (self.row_tokens - ANSWER) // 2 // STEPS * STEPS
-        options.length, options.thoughts, options.thought = reasoning, reasoning, 1
-        options.answer = ANSWER
-        return thinking.training_batch(STEPS, options)
-
-    def flops(self) -> float:
-        """Returns the training FLOPs of a row, as the method counts them."""
-        with torch.device("meta"):
-            model = self.build()
-        return model.flops_per_token(self.row_tokens, training=True) * self.row_tokens
-
-
-def read_run(words: list[str], row_tokens: int | None, tokens: float | None) -> PlannedRun:
-    """Returns the run of some arguments of ``train.py``.
-
-    Raises:
-        ValueError: if they are not understood.
-    """
-    from training import LatentCLI
-    from training.errors import UserError
-
-    here = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:  # devices and seeds of no run
-        logger.setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()):
-        try:
-            program = LatentCLI([*words, *here], run=False)
-        except UserError as error:
-            raise ValueError(str(error)) from error
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-    model, data, trainer = program.model, program.datamodule, program.trainer
-    if getattr(model.config, "backbone", None) in KNOWN:  # no weights from the hub
-        shape = KNOWN[model.config.backbone]
-        model.config = dataclasses.replace(model.config, architecture=dict(shape))
-    if model.reads == "reasoning":  # what the prepared questions would say
-        wording = {"answer_prefix": thinking.PREFIX, "step_separator": thinking.SEPARATOR}
-        known = {field.name for field in dataclasses.fields(model.config)}
-        own = {key: value for key, value in wording.items() if key in known}
-        model.config = dataclasses.replace(model.config, **own)
-    count, rows = 0, data.batch_size
-    length = row_tokens or data.block_size
-    if model.reads == "sentences":
-        count = data.max_sentences
-        length = count * SENTENCE_SLOTS
-        rows = min(rows, max(1, data.batch_tokens // (count * (SENTENCE_SLOTS - 2))))
-    steps = trainer.max_steps
-    accumulate = trainer.accumulate_grad_batches
-    if tokens is None and steps > 0:
-        tokens = float(steps * rows * accumulate * length)
-    return PlannedRun(model, rows, accumulate, length, count, tokens)
-
 
 # ---- strategies
 
@@ -189,7 +81,7 @@ class Plan:
         compute: Seconds of an optimiser step.
         communication: Seconds of it.
         seconds: Of both, as they overlap.
-        sent: Bytes that a GPU sends for it.
+        sent_by: Bytes that a GPU sends for it, by operator (``Transfer.operator``).
         memory: Bytes at the peak, that of a validation included.
         whole: Bytes that a validation holds.
     """
@@ -201,9 +93,14 @@ class Plan:
     compute: float
     communication: float
     seconds: float
-    sent: float
+    sent_by: dict[str, float]
     memory: float
     whole: float
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a GPU sends for an optimiser step."""
+        return sum(self.sent_by.values())
 
     def fits(self, gpu: Gpu) -> bool:
         """Whether a GPU's memory is enough."""
@@ -227,19 +124,17 @@ def plan(
     rows = rows or min(run.rows, own)
     accumulate = max(1, math.ceil(own / rows))
     replicas = strategy.name == "ddp"
-    step = estimate(
-        run.build,
-        run.batch(rows),
-        gpu=gpu,
-        mesh=strategy.mesh,
-        keeps_gradients=replicas or accumulate > 1,
-    )
+    step = traced(run, rows, strategy, gpu, keeps_gradients=replicas or accumulate > 1)
     if replicas:  # once a step, whatever is accumulated
-        step.transfers[Transfer("all_reduce", gpus, gpus <= GPUS_PER_NODE)] = 4 * step.parameters
+        reduction = Transfer("all_reduce", gpus, gpus <= GPUS_PER_NODE)
+        step = dataclasses.replace(step, transfers={reduction: 4 * step.parameters})
     times = 1 if replicas else accumulate
     flops = run.flops() * rows * accumulate
     compute = max(flops / (share * gpu.flops), step.floor * accumulate)
     communication = times * step.communication(gpu)
+    sent_by = dict.fromkeys(OPERATORS, 0.0)
+    for kind, payload in step.transfers.items():
+        sent_by[kind.operator] += times * kind.sent(payload)
     overlaps = replicas or run.model.shards_blocks
     seconds = max(compute, communication) if overlaps else compute + communication
     shards = strategy.mesh[-1] if strategy.mesh else 0
@@ -252,10 +147,43 @@ def plan(
         compute=compute,
         communication=communication,
         seconds=seconds,
-        sent=times * step.sent,
+        sent_by=sent_by,
         memory=max(step.peak, whole),
         whole=whole,
     )
+
+
+TRACED_STEPS = 2, 4
+"""Inner steps of Latent-Thought LMs that are traced, where a config has more."""
+
+
+def traced(
+    run: PlannedRun, rows: int, strategy: Strategy, gpu: Gpu, keeps_gradients: bool
+) -> Estimate:
+    """Returns what a micro-batch needs.
+
+    Inner steps are alike, and each frees its graph before the next, or keeps as much as the others:
+    of more than four two and four are traced, and lead to the rest along a straight line.
+
+    Args:
+        run: which.
+        rows: of the micro-batch.
+        strategy: how GPUs share it.
+        gpu: for seconds.
+        keeps_gradients: whether gradients exist before it.
+    """
+    trace = functools.partial(
+        estimate,
+        batch=run.batch(rows),
+        gpu=gpu,
+        mesh=strategy.mesh,
+        keeps_gradients=keeps_gradients,
+    )
+    low, high = TRACED_STEPS
+    if run.inner_steps <= high:
+        return trace(run.build)
+    few, more = (trace(functools.partial(run.build, number)) for number in TRACED_STEPS)
+    return few.continued(more, (run.inner_steps - high) / (high - low))
 
 
 def chosen(run: PlannedRun, gpus: int, gpu: Gpu, share: float) -> tuple[list[Plan], Plan | None]:
@@ -268,25 +196,23 @@ def chosen(run: PlannedRun, gpus: int, gpu: Gpu, share: float) -> tuple[list[Pla
     return tried, None
 
 
-def largest(run: PlannedRun, strategy: Strategy, gpus: int, gpu: Gpu) -> int:
-    """Returns the most rows of a micro-batch that fit, 0 if none does.
+def largest(run: PlannedRun, planned: Plan, gpu: Gpu) -> int:
+    """Returns the most rows of a micro-batch that fit under a plan's strategy, 0 if none does.
 
     Memory by rows is close to a straight line: each trace corrects the line of the two before.
     """
-    known: dict[int, float] = {}
+    strategy, limit = planned.strategy, USABLE * gpu.memory
+    keeps = strategy.name == "ddp" or planned.accumulate > 1
+    known = {planned.micro_batch: planned.step.peak}
+    if planned.whole > limit:
+        return 0
 
     def peak(rows: int) -> float:
         if rows not in known:
-            keeps = strategy.name == "ddp" or run.accumulate > 1
-            step = estimate(
-                run.build, run.batch(rows), gpu=gpu, mesh=strategy.mesh, keeps_gradients=keeps
-            )
-            known[rows] = step.peak
+            known[rows] = traced(run, rows, strategy, gpu, keeps).peak
         return known[rows]
 
-    limit, low, high = USABLE * gpu.memory, 1, 2
-    if peak(low) > limit:
-        return 0
+    low, high = sorted((planned.micro_batch, planned.micro_batch // 2 or 2))
     for _ in range(6):
         if peak(high) == peak(low):
             high *= 2
@@ -303,37 +229,49 @@ def largest(run: PlannedRun, strategy: Strategy, gpus: int, gpu: Gpu) -> int:
 # ---- tables
 
 
+OPERATORS = ("all_gather", "reduce_scatter", "all_reduce")
+SHOWN_PARTS = ("weights", "gathered", "gradients", "optimiser", "activations", "logits")
+
+
 def memory(options: Options) -> Iterator[dict[str, Any]]:
-    """Yields a strategy's memory in GiB by part, its communication and its time."""
+    """Yields each strategy's memory in GiB by part, its communication and its time."""
     run, gpu = options.run, GPUS[options.gpu]
-    plans, best = chosen(run, options.gpus, gpu, options.share)
-    for each in plans:
-        parts = {name: size / GIB for name, size in each.step.parts.items()}
-        yield {
-            "strategy": each.strategy.name,
+    plans: list[Plan] = []
+    for strategy in strategies(options.gpus):
+        each = plan(run, strategy, options.gpus, gpu, options.share)
+        plans.append(each)
+        row: dict[str, Any] = {
+            "strategy": strategy.name,
             "rows x accumulated": f"{each.micro_batch} x {each.accumulate}",
-            **{
-                f"{name} GiB": parts.get(name, 0.0)
-                for name in ("weights", "gathered", "gradients", "optimiser")
-            },
-            "activations GiB": parts["activations"],
-            "logits GiB": parts.get("logits", 0.0),
+            **{f"{name} GiB": each.step.parts.get(name, 0) / GIB for name in SHOWN_PARTS},
             "peak GiB": each.step.peak / GIB,
             "validation GiB": each.whole / GIB if each.whole else None,
             "fits": "yes" if each.fits(gpu) else "no",
-            "sent GB/step": each.sent / 1e9,
+            **{f"{name} GB/step": size / 1e9 for name, size in each.sent_by.items()},
             "communication s": each.communication,
             "compute s": each.compute,
             "step s": each.seconds,
         }
-    print("\n" + in_words(run, plans, best, options))
+        if options.largest:
+            row["largest micro-batch"] = largest(run, each, gpu)
+        yield row
+    print("\n" + in_words(run, plans, options))
 
 
-def in_words(run: PlannedRun, plans: list[Plan], best: Plan | None, options: Options) -> str:
+WHY = {
+    "one GPU": "it fits one GPU",
+    "ddp": "replicas fit, and reduce gradients once a step",
+    "hsdp": "replicas do not fit; parameters are gathered within a node",
+    "fsdp": "replicas do not fit; parameters are spread over all GPUs",
+}
+
+
+def in_words(run: PlannedRun, plans: list[Plan], options: Options) -> str:
     """Returns what the run is, which strategy it gets and why, and what that costs."""
-    gpu, first = GPUS[options.gpu], plans[0]
-    lines = [f"{first.step.parameters:,} parameters; {cost(run, best, options)}"]
-    if first.step.at_most:
+    gpu = GPUS[options.gpu]
+    best = next((each for each in plans if each.fits(gpu)), None)
+    lines = [f"{plans[0].step.parameters:,} parameters; {cost(run, best, options)}"]
+    if plans[0].step.at_most:
         lines.append(
             "Which states survive depends on weights: memory is that of the most that can."
         )
@@ -341,18 +279,9 @@ def in_words(run: PlannedRun, plans: list[Plan], best: Plan | None, options: Opt
     if best is None:
         lines.append(f"No strategy fits {room} with these rows: --set a lower data.batch_size.")
         return "\n".join(lines)
-    why = {
-        "one GPU": "it fits one GPU",
-        "ddp": "replicas fit, and reduce gradients once a step",
-        "hsdp": "replicas do not fit; parameters are gathered within a node",
-        "fsdp": "replicas do not fit; parameters are spread over all GPUs",
-    }
-    lines.append(f"Strategy: {best.strategy.name}, as {why[best.strategy.name]} ({room}).")
+    lines.append(f"Strategy: {best.strategy.name}, as {WHY[best.strategy.name]} ({room}).")
     if best.strategy.mesh and not run.model.shards_blocks:
         lines.append("All parameters are gathered before each micro-batch, and held whole in it.")
-    if options.largest:
-        most = largest(run, best.strategy, options.gpus, gpu)
-        lines.append(f"Largest micro-batch: {most} rows of {run.row_tokens} tokens.")
     return "\n".join(lines)
 
 
@@ -377,48 +306,63 @@ def tokens_per_second(run: PlannedRun, each: Plan, gpus: int) -> float:
     return rows * run.row_tokens / each.seconds
 
 
+GESTALT_TOKENS = 25 * 50e6
+"""25 epochs, the most, of 50 M tokens, boundaries not counted."""
 GSM8K_ROWS, GSM8K_TOKENS = 4 * 385_620, 256
 """Four epochs of GSM8K-Aug; tokens of a row are ours, the paper does not say."""
+STATES_ROWS, STATES_TOKENS = 5 * 20_000, 128
+"""Five epochs of 20,000 texts; 128 tokens is about the longest row of ten operations."""
 PAPERS: dict[str, tuple[float | None, int | None]] = {
     "thoughtbubbles/150m": (None, None),
     "thoughtbubbles/319m": (None, None),
     "thoughtbubbles/530m": (None, None),
     "thoughtbubbles/772m": (None, None),
-    "thought_gestalt/85m": (25 * 50e6 * SENTENCE_SLOTS / (SENTENCE_SLOTS - 2), None),
+    "thought_gestalt/85m": (GESTALT_TOKENS * SENTENCE_SLOTS / (SENTENCE_SLOTS - 2), None),
     "latent_thought/ltm_small": (None, None),
     "latent_thought/ltm_medium": (None, None),
     "latent_thought/ltm_large": (None, None),
     "ponderlm/70m": (None, None),
     "ponderlm/410m": (None, None),
+    "ponderlm/ponderlm2_70m": (None, None),
+    "ponderlm/ponderlm2_410m": (None, None),
+    "thinking_states/qwen2.5-0.5b_parity": (STATES_ROWS * STATES_TOKENS, STATES_TOKENS),
+    "thinking_states/qwen2.5-0.5b_vars": (STATES_ROWS * STATES_TOKENS, STATES_TOKENS),
     "thinking_states/qwen2.5-1.5b_gsm8k": (GSM8K_ROWS * GSM8K_TOKENS, GSM8K_TOKENS),
+    "thinking_states/qwen2.5-1.5b_two_hop": (None, 128),
 }
-"""Tokens where the config counts epochs (Thought Gestalt: 25, the most, of 50 M words), and tokens
-of a row where the config does not say."""
+"""Tokens where the config counts epochs (None where the data's size is not known, either), and
+tokens of a row where the config does not say."""
 
 
 def papers(options: Options) -> Iterator[dict[str, Any]]:
-    """Yields what the papers' runs cost."""
+    """Yields what the papers' runs cost, or those of the configs that are named."""
     gpu = GPUS[options.gpu]
-    for name, (tokens, row_tokens) in PAPERS.items():
-        start = time.perf_counter()
+    for name in map(config_name, options.config or PAPERS):
+        start = time.process_time()
+        tokens, row_tokens = PAPERS.get(name, (None, None))
         run = read_run([f"--config={CONFIGS / name}.yaml"], row_tokens, tokens)
         plans, best = chosen(run, options.gpus, gpu, options.share)
         each = best or plans[-1]
         speed = tokens_per_second(run, each, options.gpus)
-        days = (run.tokens or 0) / speed / 86400
+        days = None if run.tokens is None else run.tokens / speed / 86400
         yield {
             "config": name,
             "parameters M": each.step.parameters / 1e6,
-            "B tokens": (run.tokens or 0) / 1e9,
+            "B tokens": None if run.tokens is None else run.tokens / 1e9,
             "strategy": each.strategy.name if best else "none fits",
             "GPUs": options.gpus,
             "rows x accumulated": f"{each.micro_batch} x {each.accumulate}",
             "GiB": each.memory / GIB,
             "step s": each.seconds,
             "days": days,
-            "GPU-hours": 24 * days * options.gpus,
-            "traced in s": round(time.perf_counter() - start),
+            "GPU-hours": None if days is None else 24 * days * options.gpus,
+            "traced, CPU s": round(time.process_time() - start),
         }
+
+
+def config_name(file: str) -> str:
+    """Returns a config's name as the tables have it: without folder and ending."""
+    return file.removeprefix("configs/").removesuffix(".yaml")
 
 
 # ---- predicted against measured
@@ -479,8 +423,7 @@ def build_step(options: Options) -> harness.Step:
 def check(options: Options) -> Iterator[dict[str, Any]]:
     """Yields predicted and measured MB that two steps need beyond weights and batch."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back to the system at once
-    for file in options.config or CHECKED:
-        name = file.removeprefix("configs/").removesuffix(".yaml")
+    for name in map(config_name, options.config or CHECKED):
         for size, sizes in SIZES.items():
             run = checked_run(name, sizes)
             step = estimate(run.build, run.batch(options.batch), on_gpu=False)
@@ -506,7 +449,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.4, help="of peak FLOP/s; MFU")
     parser.add_argument("--tokens", type=float, default=None, help="of the whole run")
     parser.add_argument("--row_tokens", type=int, default=None)
-    parser.add_argument("--largest", action="store_true", help="finds the largest micro-batch")
+    parser.add_argument(
+        "--largest", action="store_true", help="finds the largest micro-batch of each strategy"
+    )
     parser.add_argument("--table", action="store_true", help="what the papers' runs cost")
     parser.add_argument("--check", action="store_true", help="predicted and measured memory")
     parser.add_argument("--set", nargs="+", default=[], help="data.batch_size=4 and the like")

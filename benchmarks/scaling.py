@@ -31,7 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import harness
 from benchmarks.estimate import GPUS, Root, Transfer, count_transfer, sharded_run
 from benchmarks.harness import Options
-from benchmarks.plan import PlannedRun, Strategy, chosen, plan, read_run, tokens_per_second
+from benchmarks.plan import Strategy, chosen, plan, tokens_per_second
+from benchmarks.planned_run import PlannedRun, read_run
 from lightning_models.optim import build_optimizer
 
 BASE = 8

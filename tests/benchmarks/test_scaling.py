@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from benchmarks import scaling
-from benchmarks.plan import read_run
+from benchmarks.planned_run import read_run
 
 SMALL = "--model.init_args.config"
 WORDS = ["--config=configs/transformer/tiny.yaml", f"{SMALL}.dim=32", f"{SMALL}.num_layers=2"]
