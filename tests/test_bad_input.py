@@ -280,11 +280,12 @@ def test_a_config_in_place_may_be_no_number_either(refused):
     assert "the config 3 holds 3" in refused(train_main, "fit", "--config=3")
 
 
-def test_what_a_run_wrote_is_no_bad_input(place):
+def test_what_a_run_wrote_is_no_bad_input(place, caplog):
     """Its config.yaml works as it is, and so does a typed value that is the one of the data."""
     config = place / GOOD.replace("checkpoints/last.ckpt", "config.yaml")
     again = ("--trainer.default_root_dir=again", "--model.config.vocab_size=257")
     assert train_main(["fit", f"--config={config}", *again]) == 0
+    assert "training the default" not in caplog.text
     first, second = (
         yaml.safe_load(config.read_text()),
         yaml.safe_load((place / "again" / config.relative_to(place / "runs")).read_text()),
@@ -292,16 +293,17 @@ def test_what_a_run_wrote_is_no_bad_input(place):
     assert second["model"] == first["model"]
 
 
-def test_warm_up_that_is_longer_than_the_run_is_said(place):
+def test_default_models_and_long_warm_up_are_reported(place, caplog):
     with pytest.warns(
         UserWarning, match=r"optimizer.warmup \(1e\+09\) is not shorter than the run"
     ):
         assert train_main([*FIT, "--data.cache_dir=cache", "--model.optimizer.warmup=1e9"]) == 0
+    assert "training the default, TransformerLM, on LocalText" in caplog.text
 
 
 TRAIN = {
     "missing argument": (("fit", "--data=datamodules.LocalText"), "data_files"),
-    "no verb": ((), "fit,validate,test,predict"),
+    "no verb": ((), "fit, validate, test, predict"),
     "wrong verb": (("fitt",), "fitt"),
     "last without a run": (
         ("fit", "--ckpt_path=last", "--trainer.default_root_dir=new"),

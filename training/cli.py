@@ -1,6 +1,5 @@
 """``train.py``: LightningCLI with this project's defaults, and without its traps."""
 
-import copy
 import os
 import shutil
 import signal
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -42,7 +40,6 @@ from callbacks import (
     Throughput,
 )
 from callbacks.checkpointing import check_folder
-from callbacks.overview import quantity
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
@@ -413,14 +410,10 @@ class LatentCLI(LightningCLI):
 
     def _default_run(self) -> str:
         """Returns what is trained where neither a config nor a model was named."""
-        outline = copy.deepcopy(self.model)
-        with torch.device("meta"):
-            outline.configure_model()
-        parameters = sum(parameter.numel() for parameter in outline.parameters())
         return (
-            f"no config and no model named: training the default, {type(self.model).__name__} "
-            f"({quantity(parameters)} parameters), on {type(self.datamodule).__name__}; choose "
-            "with -c configs/transformer/tiny.yaml, python train.py list shows all configs"
+            f"no config and no model named: training the default, {type(self.model).__name__}, on "
+            f"{type(self.datamodule).__name__}; choose with -c configs/transformer/tiny.yaml, "
+            "python train.py list shows all configs"
         )
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

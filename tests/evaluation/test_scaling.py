@@ -257,7 +257,7 @@ def test_files_without_a_result_are_named(fails, tmp_path, monkeypatch, word, ex
 
 def test_an_axis_must_be_chosen(result, fails):
     assert "the option --x is missing" in fails("scaling", result("first"))
-    assert "'tokens', 'parameters'" in fails("scaling", result("first"), "--x", "wrong")
+    assert "one of tokens, parameters" in fails("scaling", result("first"), "--x", "wrong")
 
 
 def test_results_of_perplexity_are_understood(evaluates, checkpoint_path, tmp_path):
