@@ -16,6 +16,7 @@ the CPU keeps the same tensors) and for what the allocator of a GPU adds by roun
 import contextlib
 import functools
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -274,8 +275,11 @@ def _result_dtype(func: Any, args: Any, kwargs: Any) -> torch.dtype:
 
 @contextlib.contextmanager
 def _without_values(choices: bool) -> Iterator[None]:
-    with FakeTensorMode(allow_non_fake_inputs=True), _BatchValues(choices):
-        yield
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
+        # copying a module asks each tensor for its address, which a fake one has not
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        with _BatchValues(choices):
+            yield
 
 
 def _renewed(network: nn.Module) -> None:
