@@ -320,7 +320,8 @@ def _of_class(message: str, classes: Mapping[str, type]) -> Iterator[str]:
     found = re.match(r"--(\S+)\.init_args\.\S+ is no option of ([\w.]+)\.(\w+)", message)
     if found is not None and found[1] not in classes:
         kind = getattr(sys.modules.get(found[2]), found[3], None)
-        yield from class_options({found[1]: kind} if isinstance(kind, type) else {})
+        if isinstance(kind, type) and kind not in classes.values():
+            yield from class_options({found[1]: kind})
 
 
 def _nearest(asked: str, options: list[str]) -> list[str]:

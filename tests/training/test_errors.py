@@ -109,6 +109,12 @@ def test_of_nested_classes_the_inner_one_is_named(capsys):
     assert "--trainer.callbacks.init_args.html_rows" in message
 
 
+def test_of_an_argument_that_only_another_class_has_the_near_one_is_named(capsys):
+    message = message_of(main, ["fit", "-c", "configs/data/wikitext103_sentences_12m.yaml"], capsys)
+    assert "corpus.init_args.tokenizer is no option of datamodules.PythonDocs" in message
+    assert message.rstrip().endswith("is --data.init_args.tokenizer meant?")
+
+
 def test_debug_shows_the_traceback():
     with pytest.raises(ValueError, match="num_heads"):
         main(["fit", "--debug", "--model.config.num_heads=7"])
