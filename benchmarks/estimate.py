@@ -109,6 +109,7 @@ class Estimate:
 
     Attributes:
         parameters: Of the whole network, those included that are not trained.
+        trained: Parameters that have gradients.
         parts: Bytes at the moment of the highest sum, by what they are for.
         held: Bytes before the step: weights, moments, batch, and gradients that are kept.
         floor: Seconds in which a GPU does every operator at its peak, one after the other.
@@ -117,6 +118,7 @@ class Estimate:
     """
 
     parameters: int
+    trained: int
     parts: dict[str, float]
     held: float
     floor: float
@@ -140,6 +142,7 @@ class Estimate:
 
         return Estimate(
             parameters=more.parameters,
+            trained=more.trained,
             parts={part: line(self.parts.get(part, 0), size) for part, size in more.parts.items()},
             held=line(self.held, more.held),
             floor=line(self.floor, more.floor),
@@ -517,6 +520,7 @@ def _trace(
         assert network is not None
         _renewed(network)
         parameters = sum(p.numel() for p in network.parameters())
+        trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
         rows = {m.weight.shape[0] for m in network.modules() if isinstance(m, nn.Embedding)}
         run = sharded_run(model, mesh) if mesh is not None else Root(network)
         exempt = model.no_decay_parameters()
@@ -535,6 +539,7 @@ def _trace(
             optimizer.step()
     return Estimate(
         parameters=parameters,
+        trained=trained,
         parts=tracker.parts("peak"),
         held=held,
         floor=tracker.floor,

@@ -127,7 +127,7 @@ def plan(
     step = traced(run, rows, strategy, gpu, keeps_gradients=replicas or accumulate > 1)
     if replicas:  # once a step, whatever is accumulated
         reduction = Transfer("all_reduce", gpus, gpus <= GPUS_PER_NODE)
-        step = dataclasses.replace(step, transfers={reduction: 4 * step.parameters})
+        step = dataclasses.replace(step, transfers={reduction: 4 * step.trained})
     times = 1 if replicas else accumulate
     flops = run.flops() * rows * accumulate
     compute = max(flops / (share * gpu.flops), step.floor * accumulate)
@@ -468,6 +468,9 @@ def prepare(options: Options) -> None:
     if options.gpus < 1 or not 0 < options.share <= 1:
         raise ValueError(f"--gpus ({options.gpus}) must be at least 1, --share in (0, 1]")
     if table or check:
+        for name in ("set", "tokens", "row_tokens"):
+            if getattr(options, name):
+                raise ValueError(f"--{name} is of one --config, not of --table and --check")
         options.only = ["papers"] if table else ["check"]
         return
     if options.config is None:

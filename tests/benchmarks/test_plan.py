@@ -99,8 +99,10 @@ def test_a_table_of_named_configs(monkeypatch, capsys):
         assert (plan.CONFIGS / f"{name}.yaml").is_file()
 
 
-def test_inner_steps_are_on_a_straight_line():
+@pytest.mark.parametrize("gradient", ["final", "trajectory"])
+def test_inner_steps_are_on_a_straight_line(gradient):
     words = ["--config=configs/latent_thought/tiny.yaml", f"--{SMALL}.inner_steps=9"]
+    words.append(f"--{SMALL}.slow_gradient={gradient}")
     run = plan.read_run(words, None, None)
     alone = plan.Strategy("one GPU", ())
     assert run.inner_steps == 9 > max(plan.TRACED_STEPS)
