@@ -170,3 +170,15 @@ def test_iterations_of_training_are_drawn():
     model = build(jacobi_iterations=(0, 0), eval_iterations=2)
     assert passes_of(model.train(), 0) == 1
     assert passes_of(model.eval(), 0) == 3
+
+
+@pytest.mark.parametrize("kind", [PonderLM, PonderLM2])
+def test_checkpoints_repeat_dropout(kind):
+    found = []
+    for checkpoint in (False, True):
+        noise = {"dropout": 0.2, "attention_dropout": 0.2}
+        model = build(kind, checkpoint_passes=checkpoint, **noise).train()
+        torch.manual_seed(3)
+        found.append(gradients_of(model, model.loss(rows_of([3, 2]))))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, **EXACT)

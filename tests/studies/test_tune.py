@@ -371,3 +371,10 @@ def test_a_real_search_is_killed_and_goes_on(study_file, text_file, data_cache, 
     runs, left_out = find_compared([str(folder / "plain")], skip=False)
     assert len(runs) == 2
     assert not left_out
+
+
+def test_several_at_a_time_are_as_many(search):
+    code, table = search("--jobs=2")
+    assert code == 0
+    assert table.groupby("run").size().to_dict() == {"plain": 8, "copy": 8}
+    assert not set(table.state) - {"complete", "pruned"}

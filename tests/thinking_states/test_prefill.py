@@ -202,3 +202,20 @@ def test_masks_let_padding_see_itself():
     model = build()
     read, _ = both(model, *ragged([1, 20], 0))
     assert read.last.isfinite().all()
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_rows_do_not_depend_on_the_batch_nor_on_padding(grid, window):
+    """Each row alone, without padding, is what it is among rows that need more rounds."""
+    model = exact(outspoken(2, grid=grid, window=window))
+    query, lengths = ragged(LENGTHS, 0)
+    wide = torch.nn.functional.pad(query, (0, 9), value=3)
+    speculative, sequential = both(model, wide, lengths)
+    assert len(set(speculative.rounds)) > 2, "rows must leave the batch at different times"
+    for row, length in enumerate(LENGTHS):
+        alone, plain = both(model, query[row : row + 1, :length], lengths[row : row + 1])
+        tail = alone.past.real.shape[1]
+        check_same(alone, speculative, slice(row, row + 1), tail)
+        check_same(plain, sequential, slice(row, row + 1), tail)
+        assert alone.rounds == speculative.rounds[row : row + 1]

@@ -39,6 +39,11 @@ def test_what_is_malformed_is_left_to_the_parser(tmp_path, content):
     assert look(["fit", f"--config={path}", "--config=nowhere.yaml"]).ckpt_path is None
 
 
+@pytest.mark.parametrize("argv", [["--loggers+=csv"], ["--loggers+", "csv"], ["--loggers=csv"]])
+def test_what_is_added_is_given_too(argv):
+    assert look(["fit", *argv]).values["loggers"] == "csv"
+
+
 def test_checkpoints_may_have_a_folder_of_their_own():
     given = look(["fit", "--checkpoint.dirpath=there"])
     assert [str(folder) for folder in given.folders] == ["runs", "there"]

@@ -65,7 +65,7 @@ def test_so_are_options_of_evaluations(arguments, capsys):
 FIRST_WORDS = {
     (): "needs a verb: fit, validate, test, predict, list",
     ("-c", "configs/transformer/tiny.yaml"): "needs a verb: fit, validate",
-    ("--name", "a", "fit"): "needs a verb: fit, validate",
+    ("--name", "a", "fit"): "the verb comes first: python train.py fit --name",
     ("fitt",): "is fit meant?",
     ("train",): "is fit meant?",
     ("Validate",): "is validate meant?",

@@ -241,6 +241,8 @@ def test_loss_on_all_predicts_the_story_too(make):
     assert data.tokenizer.decode(row["targets"][row["answer"]][:-1].tolist()) == answer
     assert row["num_bytes"] == len(question + answer)
     assert data.fingerprint == make().fingerprint
+    source = data.training_source()
+    assert source.counts(0)["targets"] == (source.batch(0)["targets"] >= 0).sum()
     apart = make(tokenizer="bpe:300")  # an answer has the same tokens wherever it stands
     row = next(rows_of(apart, "test"))
     candidates = [apart.tokenizer.encode(text) for text in apart.candidates()]
