@@ -93,9 +93,8 @@ def _run(argv: Sequence[str]) -> None:
     if not ((argv and argv[0] in COMMANDS) or {"-h", "--help"} & set(argv)):
         from training.errors import check_verb  # takes seconds, so not before there is an error
 
-        first = argv[0] if argv and not argv[0].startswith("-") else ""
         check_verb(
-            first, {name: f"python evaluate.py {name} {ARGUMENTS[name]}" for name in COMMANDS}
+            argv, {name: f"python evaluate.py {name} {ARGUMENTS[name]}" for name in COMMANDS}
         )
     parser = build_parser(argv)
     try:

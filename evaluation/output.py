@@ -22,8 +22,6 @@ def format_table(rows: Mapping[str, str]) -> str:
 def check_target(target: str | Path, key: str = "output") -> Path:
     """Returns the path of a file to be written, having tried that its folder takes files.
 
-    Called before the work starts, so that hours of it are not lost.
-
     Called before the work starts, so that hours of it are not lost; ``key`` is the option that
     names it.
 
@@ -35,7 +33,7 @@ def check_target(target: str | Path, key: str = "output") -> Path:
         raise ValueError(f"{key} ({path}) is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{key} ({path}): the folder {path.parent} does not exist; create it")
-    trial = beside(path)
+    trial = unfinished_path(path)
     try:
         trial.touch()
         trial.unlink()
@@ -84,7 +82,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     The file is replaced where it exists, and left as it is where ``write`` fails, which writes the
     content to the path it is given.
     """
-    unfinished = beside(path)
+    unfinished = unfinished_path(path)
     try:
         write(unfinished)
         with unfinished.open("rb") as file:
@@ -101,7 +99,8 @@ def write_folder(
     """Writes a folder under another name first, and returns what ``write`` returns.
 
     A new or empty folder appears whole. In one that has files each of ``replaced`` is replaced
-    whole, or goes where it is not written any more; other files stay.
+    whole, or goes where it is not written any more; other files stay. Without ``replaced`` a
+    folder that got files meanwhile is an OSError.
 
     Args:
         path: the folder; left as it is where ``write`` fails.
@@ -109,13 +108,13 @@ def write_folder(
         replaced: names of the files that a folder with files may get.
     """
     path = path.resolve()
-    unfinished = beside(path)
+    unfinished = unfinished_path(path)
     unfinished.mkdir()
     try:
         result = write(unfinished)
         for file in unfinished.iterdir():  # safetensors lets nobody else read what it writes
             file.chmod(file.stat().st_mode | unfinished.stat().st_mode & 0o666)
-        if not path.exists() or not any(path.iterdir()):
+        if not replaced or not path.exists() or not any(path.iterdir()):
             os.replace(unfinished, path)
             return result
         for name in replaced:
@@ -150,7 +149,7 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
 
 
-def beside(path: Path) -> Path:
+def unfinished_path(path: Path) -> Path:
     """Returns where a file or folder is written before it is moved to ``path``."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from evaluation.output import beside
+from evaluation.output import unfinished_path
 from evaluation.run_metrics import ANSWERS, BITS, NATS, runs_with_loss
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import (
@@ -557,7 +557,7 @@ def check_folder(target: str) -> Path:
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        trial = beside(folder.resolve())
+        trial = unfinished_path(folder.resolve())
         trial.mkdir()
         trial.rmdir()
     except OSError as error:

@@ -174,7 +174,7 @@ def place_of(word: str | Path, key: str = "ckpt") -> Path:
 
 
 RUNS = Path("runs")
-"""Where training writes runs unless it is told otherwise."""
+"""Where training writes runs by default."""
 
 
 def is_near_meant(path: Path) -> str:

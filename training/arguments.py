@@ -113,10 +113,10 @@ def look(argv: Sequence[str]) -> Given:
         if (source := _config(previous, argument)) is not None:
             _from_config(given, source)
             given.names_config = True
-        elif previous.startswith("--") and previous[2:] in KEYS:
-            _note(given, previous[2:], argument)
-        elif name.startswith("--") and name[2:] in KEYS and equals:
-            _note(given, name[2:], value)
+        elif previous.startswith("--") and (key := previous[2:].removesuffix("+")) in KEYS:
+            _note(given, key, argument)
+        elif name.startswith("--") and (key := name[2:].removesuffix("+")) in KEYS and equals:
+            _note(given, key, value)
         previous = "" if previous in CONFIG_FLAGS else argument
     return given
 

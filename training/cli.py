@@ -556,8 +556,7 @@ def main(args: list[str] | None = None) -> int:
 
 def _check_first_word(argv: list[str]) -> None:
     """Raises a UserError if a command line does not begin with a verb."""
-    first = argv[0] if argv and not argv[0].startswith("-") else ""
-    check_verb(first, {verb: f"python train.py {verb} {EXAMPLES[verb]}".rstrip() for verb in VERBS})
+    check_verb(argv, {verb: f"python train.py {verb} {EXAMPLES[verb]}".rstrip() for verb in VERBS})
 
 
 def _end_on_all_ranks(stop: Terminated | NonFiniteError | Replayed, debug: bool) -> int:

@@ -205,20 +205,23 @@ OTHER_VERBS = {
 """Verbs as other programs call them -> what they are called here."""
 
 
-def check_verb(word: str, examples: Mapping[str, str]) -> None:
+def check_verb(argv: Sequence[str], examples: Mapping[str, str]) -> None:
     """Checks the first word of a command line.
 
     Args:
-        word: empty: the command line has none.
+        argv: the words after the program's name.
         examples: a command line for each verb, that begins with ``python PROGRAM VERB``.
 
     Raises:
         UserError: if it is no verb; the message has the verbs, or those near, and an example.
     """
+    word = argv[0] if argv and not argv[0].startswith("-") else ""
     if word in examples:
         return
     first = next(iter(examples))
     program, names = examples[first].split()[1], ", ".join(examples)
+    if not word and (later := next((each for each in argv if each in examples), None)):
+        raise UserError(f"the verb comes first: python {program} {later} {argv[0]} ...")
     if not word:
         raise UserError(f"{program} needs a verb: {names}; for example: {examples[first]}")
     if word.endswith((".yaml", ".yml")):

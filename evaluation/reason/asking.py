@@ -232,8 +232,6 @@ def time_in_turn(
 ) -> list[Timing]:
     """Returns the time of each model: every round asks each, and begins with another.
 
-    A round before the first warms up and does not count.
-
     A round before the first warms up and does not count. Each of ``answering``, one a model,
     answers the same questions, all of them, on ``device``.
     """
