@@ -44,14 +44,14 @@ def append_durably(path: Path, data: bytes) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file that is, whatever happens, the old one or the new one."""
+    """Writes a text file; after a crash at any point it is the old one or the new one."""
     with whole_file(path) as file:
         file.write(text.encode("utf-8"))
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file to write that is, whatever happens, the old one or the new one."""
+    """Opens a file to write; after a crash at any point it is the old one or the new one."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with temporary.open("wb") as file:

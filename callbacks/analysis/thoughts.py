@@ -340,7 +340,7 @@ def thought_report(
 ) -> AnalysisReport:
     """Returns the report of an analysis; scalars are below ``thoughts/``, see :func:`summary`.
 
-    There is at least one query, which may be too short for a chunk; ``group_name`` says what a
+    There is at least one query, which may be too short for a chunk; ``group_name`` names what a
     group counts.
     """
     queries = findings["queries"]

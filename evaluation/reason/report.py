@@ -99,7 +99,7 @@ def measure_answers(
     questions, ``..._recovered`` of those answered wrongly before, and ``..._intervention`` of all,
     had only those been asked again (Sec. 4.5).
 
-    Rows are of ``answer_row``, at least one, in the questions' order; ``group_name`` says what a
+    Rows are of ``answer_row``, at least one, in the questions' order; ``group_name`` names what a
     group counts.
     """
     answers = pd.DataFrame(rows)
