@@ -197,8 +197,7 @@ def test_a_fit_without_config_and_model_says_what_it_trains(
     monkeypatch.setattr("training.cli.rank_zero_info", said.append)
     assert main([*common, "--trainer.max_steps=1"]) == 0
     (line,) = said
-    assert "training the default, TransformerLM" in line
-    assert "K parameters), on " in line
+    assert "training the default, TransformerLM, on " in line
     assert "-c configs/" in line
     assert main([*common, "--trainer.max_steps=1", "--model=TransformerLM"]) == 0
     assert said == [line]
