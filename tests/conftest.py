@@ -44,10 +44,11 @@ def text_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def session_folder(tmp_path_factory):
-    """A folder that all workers of a session have in common."""
+def session_folder(tmp_path_factory, request):
+    """A folder that all workers of a session, and no other session, have in common."""
     base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    # not the environment's word: a worker's tests may start a session of one process
+    return base.parent if hasattr(request.config, "workerinput") else base
 
 
 @pytest.fixture(scope="session")

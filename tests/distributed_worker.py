@@ -62,6 +62,7 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
         limit_val_batches=2,
+        num_sanity_val_steps=0,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -135,7 +135,8 @@ def _here(value: Any) -> Any:
 
 
 def _run(func, args, kwargs, mode):
-    flat = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    leaves, structure = tree_flatten((args, kwargs))
+    flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     there = [leaf for leaf in flat if isinstance(leaf, OnDevice)]
     asked = kwargs.get("device")
     target = torch.device(asked).type if asked is not None else None
@@ -154,8 +155,8 @@ def _run(func, args, kwargs, mode):
         unknown = packet is aten.repeat_interleave and kwargs.get("output_size") is None
         if packet in WAITS or masks or fetched or unknown:
             mode.waits[f"{packet.__name__} at {_line()}"] += 1
-    own = {**kwargs, "device": "cpu"} if asked is not None else kwargs
-    out = func(*tree_map(_here, args), **tree_map(_here, own))
+    held, named = structure.unflatten(map(_here, leaves))
+    out = func(*held, **(named if asked is None else {**named, "device": "cpu"}))
     stays = target == NAME if target is not None else bool(there)
     if packet is aten.copy_:
         stays = isinstance(args[0], OnDevice)
@@ -223,7 +224,7 @@ def compare(method: Method) -> dict[str, Any]:
     return found
 
 
-GREEDY = {"max_new_tokens": 4, "sampling": SamplingConfig(temperature=0.0)}
+GREEDY = {"max_new_tokens": 3, "sampling": SamplingConfig(temperature=0.0)}
 
 
 def _difference(there: torch.Tensor, here: torch.Tensor) -> float:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -102,6 +103,19 @@ def run(
     program = Program(*argv, cwd=cwd, env=env)
     output, errors = program.communicate(timeout)
     return subprocess.CompletedProcess(program.args, program.returncode or 0, output, errors)
+
+
+def ends(pid: int | str, timeout: float = 30) -> bool:
+    """Whether a process, of whoever, ends within these seconds; the kernel may take some."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _run(argv: list[str], cwd: str, env: dict[str, str], output: Connection, errors: str) -> None:
