@@ -487,8 +487,8 @@ def estimate(
             without values, so that a network of any size takes no memory.
         batch: real tensors on the CPU.
         gpu: for seconds.
-        on_gpu: whether the loss runs under bf16 autocast, and the output layer takes chunks of a
-            GPU's size; else float32, as on a CPU.
+        on_gpu: whether the loss runs under bf16 autocast with shared parameters gathered in
+            bfloat16, and the output layer takes chunks of a GPU's size; else float32, as on a CPU.
         mesh: processes that share parameters (FSDP2); two numbers: replicas, and processes that
             share each (HSDP). Empty: each process holds all of them.
         keeps_gradients: whether gradients exist before the step: of micro-batches before this one,
@@ -522,7 +522,8 @@ def _trace(
         parameters = sum(p.numel() for p in network.parameters())
         trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
         rows = {m.weight.shape[0] for m in network.modules() if isinstance(m, nn.Embedding)}
-        run = sharded_run(model, mesh) if mesh is not None else Root(network)
+        dtype = torch.bfloat16 if on_gpu else None
+        run = sharded_run(model, mesh, dtype) if mesh is not None else Root(network)
         exempt = model.no_decay_parameters()
         optimizer = build_optimizer(network, model.optimizer_config, no_decay=exempt)
         _make_moments(optimizer)
@@ -548,10 +549,15 @@ def _trace(
     )
 
 
-def sharded_run(model: LanguageModel, mesh: Any) -> nn.Module:
-    """Returns a ``Root`` of the model's network, whose parameters FSDP2 spreads over the mesh."""
+def sharded_run(model: LanguageModel, mesh: Any, dtype: torch.dtype | None = None) -> nn.Module:
+    """Returns a ``Root`` of the model's network, whose parameters FSDP2 spreads over the mesh.
+
+    ``dtype`` is the one in which they are gathered; None: their own.
+    """
     assert model.network is not None
-    sharded = ShardedParameters(model.network, mesh, by_block=model.shards_blocks)
+    sharded = ShardedParameters(
+        model.network, mesh, by_block=model.shards_blocks, gathered_dtype=dtype
+    )
     model._sharded = sharded
     root: nn.Module = sharded._root
     return root

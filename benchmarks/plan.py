@@ -13,10 +13,10 @@ fsdp. One micro-batch is traced, as the others of a step take the same memory an
 Latent-Thought LM that has more inner steps two and four of those (``traced``).
 
 Memory: the peak of a step with moments, gradients of earlier micro-batches where there are any,
-under FSDP also what a validation holds whole; a tenth of the GPU is left for CUDA, NCCL and
-fragmentation. Compute time: FLOPs of ``flops_per_token`` at ``--share`` of the peak, or the
-roofline's, where that is longer. Communication at the peak rates of links; it runs alongside
-compute, but where a method gathers all parameters before its step.
+under FSDP, which gathers in bf16, also what a validation holds whole; a tenth of the GPU is left
+for CUDA, NCCL and fragmentation. Compute time: FLOPs of ``flops_per_token`` at ``--share`` of the
+peak, or the roofline's, where that is longer. Communication at the peak rates of links; it runs
+alongside compute, but where a method gathers all parameters before its step.
 
 Rows of sentences have the method's usual length and fill ``batch_tokens``. Rows of questions have
 ``--row_tokens`` tokens (``block_size``, the most, if not given). Where a config counts epochs,
@@ -138,7 +138,8 @@ def plan(
     overlaps = replicas or run.model.shards_blocks
     seconds = max(compute, communication) if overlaps else compute + communication
     shards = strategy.mesh[-1] if strategy.mesh else 0
-    whole = 4.0 * step.parameters * (1 + 3 / shards) if shards else 0.0
+    # gathered in bf16; this rank's weights and moments
+    whole = step.parameters * (2 + 3 * 4 / shards) if shards else 0.0
     return Plan(
         strategy=strategy,
         step=step,

@@ -254,7 +254,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         if mesh is not None:
             names = mesh.mesh_dim_names  # Lightning's own have an axis of tensor parallelism
             mesh = mesh["data_parallel"] if "data_parallel" in names else mesh
-            self._sharded = ShardedParameters(self.network, mesh, by_block=self.shards_blocks)
+            dtype = getattr(self.trainer.strategy, "gathered_dtype", None)
+            self._sharded = ShardedParameters(
+                self.network, mesh, by_block=self.shards_blocks, gathered_dtype=dtype
+            )
         if self.compile_network:
             self.network.compile()
 

@@ -143,7 +143,14 @@ class ShardedParameters:
     freed one at a time, which needs less memory; all ranks must run them equally often.
     """
 
-    def __init__(self, network: nn.Module, mesh: Any, *, by_block: bool) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        mesh: Any,
+        *,
+        by_block: bool,
+        gathered_dtype: torch.dtype | None = None,
+    ) -> None:
         """Shards the network, in place.
 
         Args:
@@ -151,14 +158,18 @@ class ShardedParameters:
             mesh: a ``DeviceMesh`` of processes that share the parameters; of two axes: of
                 replicas, and of the processes that share each.
             by_block: whether each block is a unit.
+            gathered_dtype: in which parameters are gathered and computed with, and blocks that
+                are units take their input; None: the parameters' own. Parts, their gradients, and
+                sums of gradients over ranks keep that of the parameters.
         """
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        policy = MixedPrecisionPolicy(gathered_dtype, next(network.parameters()).dtype)
         blocks = tuple(getattr(network, "blocks", ())) if by_block else ()
         for block in blocks:
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
         root = _WholeStep(network)
-        fully_shard(root, mesh=mesh)
+        fully_shard(root, mesh=mesh, mp_policy=policy)
         self._root: Any = root
         self._blocks: tuple[Any, ...] = blocks
         self.whole = False

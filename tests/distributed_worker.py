@@ -37,12 +37,14 @@ RUNS = [
 
 STRATEGIES = {
     "one": (1, lambda: "auto"),
+    "one_bf16": (1, lambda: "auto"),
     "ddp": (2, lambda: "ddp"),
     "sharded": (2, lambda: FullySharded(sharded_checkpoints="in_background")),
+    "sharded_bf16": (2, FullySharded),
     "sharded4": (4, FullySharded),
     "replicas": (4, lambda: FullySharded(shard_size=2, sharded_checkpoints=True)),
 }
-"""Number of processes, and the trainer's strategy."""
+"""Number of processes, and the trainer's strategy; precision is bf16-mixed, or float64."""
 
 
 def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any]:
@@ -51,13 +53,17 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
     The batch of all processes together is four windows, or streams, whatever their number is.
     """
     processes, build = STRATEGIES[strategy]
+    mixed = strategy.endswith("bf16")
     model = method.build(**method.alone)
-    network, model.network = model.network.double(), None
+    network, model.network = model.network, None
+    if not mixed:
+        network.double()
     model.build_network = lambda: network  # to be sharded by configure_model
     trainer = L.Trainer(
         accelerator="cpu",
         devices=processes,
         strategy=build(),
+        precision="bf16-mixed" if mixed else None,
         max_steps=2,
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
@@ -69,7 +75,8 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
         enable_model_summary=False,
     )
     data = method.format.dealt(text, cache, processes)
-    torch.set_default_dtype(torch.float64)  # Lightning has no 64-true of sharded parameters
+    if not mixed:
+        torch.set_default_dtype(torch.float64)  # Lightning has no 64-true of sharded parameters
     try:
         trainer.fit(model, data)
         metrics = {"train/loss": trainer.callback_metrics["train/loss"].item()}
@@ -84,7 +91,9 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
         "sentence_steps": getattr(model, "sentence_steps", 0),
         "texts": greedy_texts(model.eval(), method.format.prompts, trainer),
     }
-    if isinstance(trainer.strategy, FullySharded):
+    with model.gathered():
+        ended["gathered"] = sorted({str(p.dtype) for p in model.network.parameters()})
+    if isinstance(trainer.strategy, FullySharded) and not mixed:
         ended["keeps_checkpoint"] = keeps_checkpoint(trainer, ended["weights"], Path(cache).parent)
         ended["keeps_gradients"] = keeps_gradients(model, method.batch(seed=trainer.global_rank))
     return ended

@@ -9,6 +9,7 @@ from methods import BLOCK, METHODS, window_batch
 
 from lightning_models import LossOutput, Mean, Scores, Term, TransformerLM
 from lightning_models.runtime import gradients_on, ordinary
+from training import FullySharded
 
 COLUMNS = torch.arange(BLOCK)
 QUIET = {
@@ -240,6 +241,16 @@ def test_data_of_the_other_kind_are_refused(verb, make_data, make_sentences, tmp
     for name, data, kind in pairs:
         with pytest.raises(ValueError, match=rf"data \({kind}\) are .* choose data of that kind"):
             getattr(trainer, verb)(by_name[name].build(), data)
+
+
+@pytest.mark.parametrize(
+    ("precision", "in_bf16", "dtype"),
+    [("bf16-mixed", True, torch.bfloat16), ("bf16-mixed", False, None), ("32-true", True, None)],
+)
+def test_precision_says_in_what_parameters_are_gathered(precision, in_bf16, dtype):
+    strategy = FullySharded(gathers_in_bf16=in_bf16)
+    L.Trainer(accelerator="cpu", strategy=strategy, precision=precision, logger=False)
+    assert strategy.gathered_dtype is dtype
 
 
 @pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy"])

@@ -16,6 +16,7 @@ from tests.programs import ROOT, Program
 BY_NAME = {method.name: method for method in RUNS}
 IN_TWO = [*(method.name for method in IN_FULL), "streams of a corpus"]
 VARIANTS = [name for name in BY_NAME if name not in IN_TWO]
+TWO = "ddp,sharded,sharded_bf16"
 IN_FOUR = [name for name in BY_NAME if name != "streams of a corpus"]  # has two at a time
 
 
@@ -60,9 +61,9 @@ def run(processes, out, *arguments):
 
 
 @functools.cache
-def alone(name, text, cache):
+def alone(name, text, cache, strategy="one"):
     """What one process ends with."""
-    return train(BY_NAME[name], "one", text, cache)
+    return train(BY_NAME[name], strategy, text, cache)
 
 
 @pytest.fixture
@@ -92,7 +93,25 @@ def differences(results, text_file, tmp_path_factory):
 @pytest.mark.parametrize("strategy", ["ddp", "sharded"])
 @pytest.mark.parametrize("name", IN_TWO)
 def test_two_processes_train_as_one(name, strategy, differences):
-    assert differences("ddp,sharded", IN_TWO, strategy, name) == []
+    assert differences(TWO, IN_TWO, strategy, name) == []
+
+
+@pytest.mark.parametrize("name", IN_TWO)
+def test_mixed_precision_gathers_bf16(name, results, text_file, tmp_path_factory):
+    """Steps are those of autocast, but for rounding; weights and moments stay float32."""
+    cache = tmp_path_factory.getbasetemp() / "cache_of_one"
+    one = alone(name, str(text_file), str(cache), "one_bf16")
+    several = results(TWO, IN_TWO, "sharded_bf16", name)
+    assert several["gathered"] == ["torch.bfloat16"]
+    assert one["gathered"] == ["torch.float32"]
+    moved = off = 0.0
+    for key, before in BY_NAME[name].build(**BY_NAME[name].alone).network.named_parameters():
+        weight, own = one["weights"][key], several["weights"][key]
+        assert own.dtype == torch.float32
+        moved += (weight - before).square().sum().item()
+        off += (own - weight).square().sum().item()
+    assert off < 0.1**2 * moved
+    assert several["metrics"]["val/loss"] == pytest.approx(one["metrics"]["val/loss"], rel=1e-3)
 
 
 @pytest.mark.slow

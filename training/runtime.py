@@ -37,6 +37,7 @@ class FullySharded(ModelParallelStrategy):
         shard_size: int | None = None,
         process_group_backend: str | None = None,
         sharded_checkpoints: bool | Literal["in_background"] = False,
+        gathers_in_bf16: bool = True,
     ) -> None:
         """Chooses which processes share parameters, and how processes talk.
 
@@ -47,6 +48,11 @@ class FullySharded(ModelParallelStrategy):
             sharded_checkpoints: false: rank 0 writes all of a checkpoint, in one file. true: every
                 rank writes its part, into a folder next to the file. ``in_background``: so do
                 threads, while training goes on with the next step.
+            gathers_in_bf16: whether, under the precision ``bf16-mixed``, parameters are gathered
+                and computed with in bfloat16, as FSDP2's mixed precision has it: half the bytes,
+                and residual streams in bfloat16, too. false: gathered in float32, for autocast to
+                round where it does on one device. Each rank's part of weights and moments is
+                float32 either way, and so are gradients' sums.
 
         Raises:
             ValueError: if ``shard_size`` is below 1.
@@ -61,7 +67,14 @@ class FullySharded(ModelParallelStrategy):
             process_group_backend=process_group_backend,
         )
         self.sharded_checkpoints = sharded_checkpoints
+        self.gathers_in_bf16 = gathers_in_bf16
         self._writer: ShardWriter | None = None
+
+    @property
+    def gathered_dtype(self) -> torch.dtype | None:
+        """In which parameters are gathered; None: that of the parameters."""
+        mixed = self.precision_plugin.precision == "bf16-mixed"
+        return torch.bfloat16 if mixed and self.gathers_in_bf16 else None
 
     def setup_environment(self) -> None:
         """Takes all processes of all nodes into the mesh: of one axis, or of replicas and shards.

@@ -34,14 +34,14 @@ def test_one_node_has_replicas_and_shards(monkeypatch, capsys):
     assert held(fsdp, *parts) == pytest.approx(held(ddp, *parts) / 8, rel=0.02)
     gradient = float(ddp["all_reduce GB/step"]) / 2  # a ring's two rounds; one for a reduction
     assert float(fsdp["reduce_scatter GB/step"]) == pytest.approx(gradient, rel=0.01)
-    # before each pass; the root (embeddings) stays gathered in between, as torch has it
-    assert gradient < float(fsdp["all_gather GB/step"]) <= 2 * gradient
+    # in bf16 before each pass; the root (embeddings) stays gathered in between, as torch has it
+    assert gradient / 2 < float(fsdp["all_gather GB/step"]) <= gradient
     assert float(fsdp["all_reduce GB/step"]) == 0
     assert "Strategy: ddp" in below
 
 
 def test_layers_are_gathered_in_both_passes():
-    """Without the root that stays gathered: twice the parameters, and a reduction of each."""
+    """Without the root that stays gathered: twice the parameters, in bf16, and their gradients."""
     found = {}
     for layers in (2, 6):
         words = [f"--{TINY[-1]}", f"--{SMALL}.num_layers={layers}"]
@@ -50,7 +50,7 @@ def test_layers_are_gathered_in_both_passes():
         found[layers] = sharded.sent_by, sharded.step.parameters
     more = {name: found[6][0][name] - found[2][0][name] for name in found[2][0]}
     size = 4 * (found[6][1] - found[2][1]) * 7 / 8
-    assert more["all_gather"] == pytest.approx(2 * size, rel=0.01)
+    assert more["all_gather"] == pytest.approx(2 * size / 2, rel=0.01)
     assert more["reduce_scatter"] == pytest.approx(size, rel=0.01)
 
 
