@@ -257,7 +257,7 @@ class Study:
     def length(self) -> str:
         """How long a run trains, in words."""
         if self.epochs is not None:
-            return f"{self.epochs} epochs"
+            return "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         if any(run.data is not None for run in self.runs):  # whose rows differ in length
             return f"{self.steps} steps"
         units = f"{self.steps * self.units_per_step:,} {self.unit}"
