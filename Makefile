@@ -7,8 +7,8 @@ TORCH_INDEX ?=
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
-# Byte code of what is installed, on all cores: pip takes one, and most of an installation's time.
-COMPILE := $(RUN) -m compileall -qq --workers 0 -x /tests/ $(VENV)/lib
+# Byte code of what is installed but for its tests, on all cores: pip takes one, and most of an installation's time.
+COMPILE := $(RUN) -m compileall -qq --workers 0 -x 'site-packages/.*/tests/' $(VENV)/lib
 READY := $(VENV)/.installed
 DEMO := runs/demo
 STEPS := 300

@@ -13,7 +13,7 @@ fsdp. One micro-batch is traced, as the others of a step take the same memory an
 Latent-Thought LM that has more inner steps two and four of those (``traced``).
 
 Memory: the peak of a step with moments, gradients of earlier micro-batches where there are any,
-under FSDP, which gathers in bf16, also what a validation holds whole; a tenth of the GPU is left
+under FSDP (``gathers_in_bf16``) also what a validation holds whole; a tenth of the GPU is left
 for CUDA, NCCL and fragmentation. Compute time: FLOPs of ``flops_per_token`` at ``--share`` of the
 peak, or the roofline's, where that is longer. Communication at the peak rates of links; it runs
 alongside compute, but where a method gathers all parameters before its step.
@@ -108,7 +108,14 @@ class Plan:
 
 
 def plan(
-    run: PlannedRun, strategy: Strategy, gpus: int, gpu: Gpu, share: float, rows: int = 0
+    run: PlannedRun,
+    strategy: Strategy,
+    gpus: int,
+    gpu: Gpu,
+    share: float,
+    rows: int = 0,
+    *,
+    on_gpu: bool = True,
 ) -> Plan:
     """Returns what a run needs under a strategy.
 
@@ -119,12 +126,14 @@ def plan(
         gpu: their kind.
         share: of the peak FLOP/s that training reaches.
         rows: of a micro-batch; 0: the config's, or a GPU's part of the step, if that is less.
+        on_gpu: as ``estimate`` takes it.
     """
     own = math.ceil(run.rows_per_step / gpus)
     rows = rows or min(run.rows, own)
     accumulate = max(1, math.ceil(own / rows))
     replicas = strategy.name == "ddp"
-    step = traced(run, rows, strategy, gpu, keeps_gradients=replicas or accumulate > 1)
+    keeps = replicas or accumulate > 1
+    step = traced(run, rows, strategy, gpu, keeps_gradients=keeps, on_gpu=on_gpu)
     if replicas:  # once a step, whatever is accumulated
         reduction = Transfer("all_reduce", gpus, gpus <= GPUS_PER_NODE)
         step = dataclasses.replace(step, transfers={reduction: 4 * step.trained})
@@ -138,8 +147,8 @@ def plan(
     overlaps = replicas or run.model.shards_blocks
     seconds = max(compute, communication) if overlaps else compute + communication
     shards = strategy.mesh[-1] if strategy.mesh else 0
-    # gathered in bf16; this rank's weights and moments
-    whole = step.parameters * (2 + 3 * 4 / shards) if shards else 0.0
+    gathered = 2 if run.model.shards_blocks else 4  # bytes of a parameter; bf16, float32
+    whole = step.parameters * (gathered + 3 * 4 / shards) if shards else 0.0
     return Plan(
         strategy=strategy,
         step=step,
@@ -159,7 +168,13 @@ TRACED_STEPS = 2, 4
 
 
 def traced(
-    run: PlannedRun, rows: int, strategy: Strategy, gpu: Gpu, keeps_gradients: bool
+    run: PlannedRun,
+    rows: int,
+    strategy: Strategy,
+    gpu: Gpu,
+    keeps_gradients: bool,
+    *,
+    on_gpu: bool = True,
 ) -> Estimate:
     """Returns what a micro-batch needs.
 
@@ -172,6 +187,7 @@ def traced(
         strategy: how GPUs share it.
         gpu: for seconds.
         keeps_gradients: whether gradients exist before it.
+        on_gpu: as ``estimate`` takes it.
     """
     trace = functools.partial(
         estimate,
@@ -179,6 +195,7 @@ def traced(
         gpu=gpu,
         mesh=strategy.mesh,
         keeps_gradients=keeps_gradients,
+        on_gpu=on_gpu,
     )
     low, high = TRACED_STEPS
     if run.inner_steps <= high:

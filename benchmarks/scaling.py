@@ -160,7 +160,8 @@ def planned(run: PlannedRun, strategy: str, processes: int, rows: int) -> float:
         return 0.0
     one = dataclasses.replace(run, rows=rows * processes, accumulate=1)
     mesh = () if strategy == "ddp" else (processes,)
-    return plan(one, Strategy(strategy, mesh), processes, GPUS["h100"], 1.0, rows).sent
+    gpu = GPUS["h100"]
+    return plan(one, Strategy(strategy, mesh), processes, gpu, 1.0, rows, on_gpu=False).sent
 
 
 # ---- GPUs

@@ -108,7 +108,8 @@ class Replay(L.Callback):
         """Returns the rows of a micro-batch as plain values, with what their numbers are."""
         model: Any = pl_module
         batch = micro["batch"]
-        scores = model.score(batch)
+        with model.precision_context():
+            scores = model.score(batch)
         counted = (batch["targets"] >= 0).flatten(1)
         nats = (scores.log_prob.flatten(1).double().sum(1) + scores.sequence_term).neg()
         nats /= scores.num_targets.clamp(min=1)

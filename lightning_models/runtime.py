@@ -158,13 +158,18 @@ class ShardedParameters:
             mesh: a ``DeviceMesh`` of processes that share the parameters; of two axes: of
                 replicas, and of the processes that share each.
             by_block: whether each block is a unit.
-            gathered_dtype: in which parameters are gathered and computed with, and blocks that
-                are units take their input; None: the parameters' own. Parts, their gradients, and
-                sums of gradients over ranks keep that of the parameters.
+            gathered_dtype: in which parameters are gathered and computed with, where blocks are
+                units; None: their own, as everywhere else: a step that uses a weight several times
+                would add up its gradients in that precision. Parts, their gradients, and sums of
+                gradients over ranks keep the parameters' own.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        policy = MixedPrecisionPolicy(gathered_dtype, next(network.parameters()).dtype)
+        policy = MixedPrecisionPolicy(
+            param_dtype=gathered_dtype if by_block else None,
+            reduce_dtype=next(network.parameters()).dtype,
+            cast_forward_inputs=False,  # rotary tables and biases of keys stay float32
+        )
         blocks = tuple(getattr(network, "blocks", ())) if by_block else ()
         for block in blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)

@@ -16,6 +16,7 @@ from formats import SENTENCES, StoredSentences
 from methods import IN_FULL, METHODS, Method
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from callbacks import ResumeState
 from callbacks import resume as resume_module
@@ -58,6 +59,7 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
     network, model.network = model.network, None
     if not mixed:
         network.double()
+    beside_stream = float_inputs(network)
     model.build_network = lambda: network  # to be sharded by configure_model
     trainer = L.Trainer(
         accelerator="cpu",
@@ -68,7 +70,7 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
         limit_val_batches=2,
-        num_sanity_val_steps=0,
+        num_sanity_val_steps=processes > 1,  # gathers before the first step
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -93,10 +95,26 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
     }
     with model.gathered():
         ended["gathered"] = sorted({str(p.dtype) for p in model.network.parameters()})
-    if isinstance(trainer.strategy, FullySharded) and not mixed:
+    ended["beside_stream"] = sorted(beside_stream)
+    ended["own"] = sorted({str(x.dtype) for x in own_tensors(trainer) if x.is_floating_point()})
+    if isinstance(trainer.strategy, FullySharded):
         ended["keeps_checkpoint"] = keeps_checkpoint(trainer, ended["weights"], Path(cache).parent)
         ended["keeps_gradients"] = keeps_gradients(model, method.batch(seed=trainer.global_rank))
     return ended
+
+
+def float_inputs(network: torch.nn.Module) -> set[str]:
+    """Returns a set that blocks add to: dtypes of what they take next to the residual stream."""
+    seen: set[str] = set()
+
+    def look(block: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        for each in tree_leaves((args[1:], kwargs)):
+            if isinstance(each, torch.Tensor) and each.is_floating_point():
+                seen.add(str(each.dtype))
+
+    for block in getattr(network, "blocks", ()):
+        block.register_forward_pre_hook(look, with_kwargs=True)
+    return seen
 
 
 def keeps_checkpoint(trainer: L.Trainer, weights: dict[str, Any], folder: Path) -> bool:
@@ -148,7 +166,8 @@ def own_tensors(trainer: L.Trainer) -> list[torch.Tensor]:
 def keeps_gradients(model: Any, batch: dict[str, Any]) -> bool:
     """Whether a checkpoint in the middle of a step keeps every bit of sharded gradients."""
     model.train().zero_grad()
-    model.training_step(batch, 0).backward()
+    with model.precision_context():
+        model.training_step(batch, 0).backward()
     before = {name: p.grad.to_local() for name, p in model.named_parameters()}
     resume, checkpoint = ResumeState(), {}
     with mock.patch.object(resume_module, "in_accumulation", return_value=True):
@@ -164,7 +183,7 @@ def keeps_gradients(model: Any, batch: dict[str, Any]) -> bool:
 def greedy_texts(model: Any, prompts: list[list[int]], trainer: L.Trainer) -> list[list[int]]:
     """Returns continuations of all prompts, of which each rank writes some, of its own length."""
     own = prompts[trainer.global_rank :: trainer.world_size]
-    with model.gathered():
+    with model.gathered(), model.precision_context():
         greedy = SamplingConfig(temperature=0.0)
         length = 4 + trainer.global_rank
         texts = generate(model, own, max_new_tokens=length, sampling=greedy) if own else []

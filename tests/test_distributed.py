@@ -98,12 +98,16 @@ def test_two_processes_train_as_one(name, strategy, differences):
 
 @pytest.mark.parametrize("name", IN_TWO)
 def test_mixed_precision_gathers_bf16(name, results, text_file, tmp_path_factory):
-    """Steps are those of autocast, but for rounding; weights and moments stay float32."""
+    """Of blocks that are units; steps are autocast's but for rounding, what is kept is float32."""
     cache = tmp_path_factory.getbasetemp() / "cache_of_one"
     one = alone(name, str(text_file), str(cache), "one_bf16")
     several = results(TWO, IN_TWO, "sharded_bf16", name)
-    assert several["gathered"] == ["torch.bfloat16"]
-    assert one["gathered"] == ["torch.float32"]
+    by_block = BY_NAME[name].build(**BY_NAME[name].alone).shards_blocks
+    assert several["gathered"] == ["torch.bfloat16" if by_block else "torch.float32"]
+    assert one["gathered"] == several["own"] == ["torch.float32"]
+    assert several["beside_stream"] == one["beside_stream"]
+    assert several["keeps_checkpoint"]
+    assert several["keeps_gradients"]
     moved = off = 0.0
     for key, before in BY_NAME[name].build(**BY_NAME[name].alone).network.named_parameters():
         weight, own = one["weights"][key], several["weights"][key]

@@ -48,11 +48,11 @@ class FullySharded(ModelParallelStrategy):
             sharded_checkpoints: false: rank 0 writes all of a checkpoint, in one file. true: every
                 rank writes its part, into a folder next to the file. ``in_background``: so do
                 threads, while training goes on with the next step.
-            gathers_in_bf16: whether, under the precision ``bf16-mixed``, parameters are gathered
-                and computed with in bfloat16, as FSDP2's mixed precision has it: half the bytes,
-                and residual streams in bfloat16, too. false: gathered in float32, for autocast to
-                round where it does on one device. Each rank's part of weights and moments is
-                float32 either way, and so are gradients' sums.
+            gathers_in_bf16: whether, under the precision ``bf16-mixed``, parameters of methods that
+                gather block by block are gathered and computed with in bfloat16, by FSDP2's
+                ``MixedPrecisionPolicy``: half the bytes, and residual streams in bfloat16. false:
+                gathered in float32, for autocast to round where it does on one device. Each rank's
+                part of weights and moments, and gradients' sums over ranks, are float32 either way.
 
         Raises:
             ValueError: if ``shard_size`` is below 1.

@@ -122,7 +122,12 @@ class QwenBackbone(nn.Module):
         return embeddings
 
     def rotary(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines (B, T, C) of positions (B, T) in the dtype of ``h``."""
+        """Returns cosines and sines (B, T, C) of positions (B, T), under autocast in float32.
+
+        Else in the dtype of ``h``, that of queries and values then.
+        """
+        if torch.is_autocast_enabled(h.device.type):
+            h = h.new_empty(0, dtype=torch.promote_types(h.dtype, torch.float32))
         tables: tuple[Tensor, Tensor] = self.model.rotary_emb(h, positions)
         return tables
 

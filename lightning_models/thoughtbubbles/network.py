@@ -282,9 +282,10 @@ def _averaged(streams: ResidualStreams) -> ResidualStreams:
     total = segment_logsumexp(streams.log_p, streams.token, tokens).gather(1, streams.token)
     # one sum over all rows: place of a stream's token among B (T + 1)
     flat = (streams.token + tokens * torch.arange(rows, device=streams.x.device)[:, None]).flatten()
-    weighted = (streams.log_p - total).exp().to(streams.x.dtype)[..., None] * streams.x
+    wide = streams.x.to(torch.promote_types(streams.x.dtype, torch.float32))
+    weighted = (streams.log_p - total).exp().to(wide.dtype)[..., None] * wide
     sums = weighted.new_zeros(rows * tokens, width).index_add(0, flat, weighted.flatten(0, 1))
-    x = sums.view(rows, tokens, width)[:, :-1]  # (B, T, D), padding's row left out
+    x = sums.view(rows, tokens, width)[:, :-1].to(streams.x.dtype)  # padding's row left out
     alive = streams.token.new_zeros(rows, tokens).scatter(1, streams.token, 1)[:, :-1]
     token = torch.arange(tokens - 1, device=x.device).expand(rows, -1)
     token = torch.where(alive > 0, token, streams.num_tokens)

@@ -50,7 +50,7 @@ def test_layers_are_gathered_in_both_passes():
         found[layers] = sharded.sent_by, sharded.step.parameters
     more = {name: found[6][0][name] - found[2][0][name] for name in found[2][0]}
     size = 4 * (found[6][1] - found[2][1]) * 7 / 8
-    assert more["all_gather"] == pytest.approx(2 * size / 2, rel=0.01)
+    assert more["all_gather"] == pytest.approx(size, rel=0.01)  # two passes, two bytes
     assert more["reduce_scatter"] == pytest.approx(size, rel=0.01)
 
 
@@ -101,11 +101,11 @@ def test_a_table_of_named_configs(monkeypatch, capsys):
 
 @pytest.mark.parametrize("gradient", ["final", "trajectory"])
 def test_inner_steps_are_on_a_straight_line(gradient):
-    words = ["--config=configs/latent_thought/tiny.yaml", f"--{SMALL}.inner_steps=6"]
+    words = ["--config=configs/latent_thought/tiny.yaml", f"--{SMALL}.inner_steps=7"]
     words.append(f"--{SMALL}.slow_gradient={gradient}")
     run = plan.read_run(words, None, None)
     alone = plan.Strategy("one GPU", ())
-    assert run.inner_steps == 6 > max(plan.TRACED_STEPS)
+    assert run.inner_steps == 7 > max(plan.TRACED_STEPS)
     found = plan.traced(run, 2, alone, plan.GPUS["h100"], keeps_gradients=False)
     whole = plan.estimate(run.build, run.batch(2))
     assert found.peak == pytest.approx(whole.peak, rel=0.01)
