@@ -69,7 +69,12 @@ def test_runs_differ_in_the_model_the_reading_and_the_seed_only(name):
     study = load_study(name)
     configs = [study.train_config(run) for run in study.seeded()]
     arguments = [config["model"]["init_args"] for config in configs]
-    assert all(each["optimizer"] == arguments[0]["optimizer"] for each in arguments)
+    searched = {key.rpartition(".")[2] for key in (study.search.space if study.search else ())}
+    optimizers = [
+        {key: value for key, value in each["optimizer"].items() if key not in searched}
+        for each in arguments
+    ]
+    assert all(optimizer == optimizers[0] for optimizer in optimizers)
     corpora = [config["data"]["init_args"].get("corpus", config["data"]) for config in configs]
     assert all(corpus == corpora[0] for corpus in corpora)
     run = study.runs[0]
@@ -127,11 +132,12 @@ def parameters(study, run):
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_parameters_of_a_suite_are_matched_but_for_the_deeper_one(name):
+def test_parameters_of_a_suite_are_matched_but_for_larger_controls(name):
     suite = load_study(name)
     counted = {run.name: parameters(suite, run) for run in suite.runs}
     plain = counted.pop("plain")
     assert counted.pop("deep") > 1.3 * plain
+    assert counted.pop("wide", 2 * plain) > 1.3 * plain
     assert set(counted) == {"thoughtbubbles", "thought_gestalt", "latent_thought", "ponderlm"}
     for other, number in counted.items():
         assert abs(number / plain - 1) < 0.05, other
