@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from callbacks import ResumeState
 from callbacks import resume as resume_module
 from callbacks.hooks import gather
-from lightning_models.checkpoint import read_checkpoint, write_model_folder
+from lightning_models.checkpoint import read_checkpoint, read_whole, write_model_folder
 from lightning_models.generation import SamplingConfig, generate
 from training import FullySharded
 
@@ -120,19 +120,37 @@ def float_inputs(network: torch.nn.Module) -> set[str]:
 def keeps_checkpoint(trainer: L.Trainer, weights: dict[str, Any], folder: Path) -> bool:
     """Whether sharded weights and moments survive a checkpoint in every bit.
 
-    They are overwritten as soon as it is asked for, and loaded; its file has the whole weights.
+    They are overwritten as soon as it is asked for, and loaded, also from a file as one process
+    without shards writes it; the file has the whole weights.
     """
     strategy: Any = trainer.strategy
     path = Path(strategy.broadcast(folder / "parts.ckpt"))
     before = [tensor.clone() for tensor in own_tensors(trainer)]
     trainer.save_checkpoint(path)
-    for tensor in own_tensors(trainer):
-        tensor.fill_(7)
-    strategy.load_checkpoint(path)
-    same = all(map(torch.equal, before, own_tensors(trainer)))
+    same = True
+    for source in (path, path.with_name("of_one_process.ckpt")):
+        for tensor in own_tensors(trainer):
+            tensor.fill_(7)
+        strategy.load_checkpoint(source)
+        same &= all(map(torch.equal, before, own_tensors(trainer)))
+        if source == path and trainer.is_global_zero:
+            torch.save(as_of_one_process(path), path.with_name("of_one_process.ckpt"))
+        strategy.barrier()
     same &= loads_without_optimizers(trainer, path)
     saved = read_checkpoint(path).content["state_dict"]
     return same and all(torch.equal(saved[f"network.{k}"], weight) for k, weight in weights.items())
+
+
+def as_of_one_process(path: Path) -> dict[str, Any]:
+    """Returns a checkpoint whose moments are counted group by group, as torch's optimisers do."""
+    content = read_whole(path)
+    (optimizer,) = content["optimizer_states"]
+    order = [number for group in optimizer["param_groups"] for number in group["params"]]
+    ranks = {number: rank for rank, number in enumerate(order)}
+    for group in optimizer["param_groups"]:
+        group["params"] = [ranks[number] for number in group["params"]]
+    optimizer["state"] = {ranks[number]: each for number, each in optimizer["state"].items()}
+    return content
 
 
 def loads_without_optimizers(trainer: L.Trainer, path: Path) -> bool:

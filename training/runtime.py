@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import empty as empty_dtensor
@@ -135,39 +136,40 @@ class FullySharded(ModelParallelStrategy):
     ) -> dict[str, Any]:
         """Loads weights and optimisers; returns the content. All ranks must call this.
 
-        Of a checkpoint in parts, whatever number of processes wrote it, a rank reads its own.
+        Any number of processes and any strategy may have written it; of parts a rank reads its own.
         """
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             set_model_state_dict,
             set_optimizer_state_dict,
         )
-        from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 
         path = Path(self.broadcast(checkpoint_path))
         if self._writer is not None:
             self._writer.wait()
         model = self.lightning_module
         assert model is not None
+        whole = StateDictOptions(full_state_dict=True, strict=model.strict_loading)
         if is_model_folder(path):
             content = read_whole(path)
-            options = StateDictOptions(full_state_dict=True, strict=model.strict_loading)
-            set_model_state_dict(model, content["state_dict"], options=options)
+            set_model_state_dict(model, content["state_dict"], options=whole)
             return content
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if shards.KEY not in content:
-            return super().load_checkpoint(path, weights_only)
-        like: Any = next(model.parameters())
-        empty = partial(empty_dtensor, device_mesh=like.device_mesh, placements=like.placements)
-        content = shards.whole(path, content, empty)
-        model.load_state_dict(content["state_dict"], strict=model.strict_loading)
-        by_name = FullyShardedDataParallel.rekey_optim_state_dict
+        options = None if shards.KEY in content else whole
+        if options is None:
+            like: Any = next(model.parameters())
+            mesh, placements = like.device_mesh, like.placements
+            empty = partial(empty_dtensor, device_mesh=mesh, placements=placements)
+            content = shards.whole(path, content, empty)
+            model.load_state_dict(content["state_dict"], strict=model.strict_loading)
+        else:
+            set_model_state_dict(model, content["state_dict"], options=whole)
         states = content.get("optimizer_states", ())
         if len(states) < len(self.optimizers):
             raise UserError(f"{path} holds weights alone, so there is no optimiser to go on with")
         for optimizer, state in zip(self.optimizers, states, strict=False):  # none in evaluation
-            named = by_name(state, OptimStateKeyType.PARAM_NAME, model)
-            set_optimizer_state_dict(model, optimizer, named)
+            named = _by_name(model, optimizer, state)
+            set_optimizer_state_dict(model, optimizer, named, options=options)
         return content
 
     def teardown(self) -> None:
@@ -178,6 +180,24 @@ class FullySharded(ModelParallelStrategy):
         finally:
             self._writer = None
             super().teardown()
+
+
+def _by_name(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Returns an optimiser's state with names of parameters for their numbers.
+
+    Groups decide which number is whose, as in ``Optimizer.load_state_dict``: one process counts by
+    groups, FSDP's state through the model.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups: list[dict[str, Any]] = []
+    numbers: dict[int, str] = {}
+    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        pairs = zip(saved["params"], own["params"], strict=True)
+        named = {number: names[parameter] for number, parameter in pairs}
+        numbers |= named
+        groups.append({**saved, "params": list(named.values())})
+    moments = {numbers[number]: value for number, value in state["state"].items()}
+    return {**state, "state": moments, "param_groups": groups}
 
 
 # ---- Ctrl-C reaches every process of a terminal; only those that train decide what it means
