@@ -303,7 +303,7 @@ class Study:
         """
         if self.epochs is not None:
             return {"epochs": float(self.epochs)}
-        if self.task is None:
+        if self.task is None or "train_examples" not in self.data:
             return {}
         steps = max(1, round(self.steps * length))
         return {"epochs": steps * self.units_per_step / int(self.data["train_examples"])}
