@@ -96,9 +96,10 @@ def train(method: Method, strategy: str, text: str, cache: str) -> dict[str, Any
     with model.gathered():
         ended["gathered"] = sorted({str(p.dtype) for p in model.network.parameters()})
     ended["beside_stream"] = sorted(beside_stream)
+    ended["moments"] = whole_moments(trainer)
     ended["own"] = sorted({str(x.dtype) for x in own_tensors(trainer) if x.is_floating_point()})
     if isinstance(trainer.strategy, FullySharded):
-        ended["keeps_checkpoint"] = keeps_checkpoint(trainer, ended["weights"], Path(cache).parent)
+        ended["keeps_checkpoint"] = keeps_checkpoint(trainer, ended, Path(cache).parent)
         ended["keeps_gradients"] = keeps_gradients(model, method.batch(seed=trainer.global_rank))
     return ended
 
@@ -117,40 +118,56 @@ def float_inputs(network: torch.nn.Module) -> set[str]:
     return seen
 
 
-def keeps_checkpoint(trainer: L.Trainer, weights: dict[str, Any], folder: Path) -> bool:
+def keeps_checkpoint(trainer: L.Trainer, ended: dict[str, Any], folder: Path) -> bool:
     """Whether sharded weights and moments survive a checkpoint in every bit.
 
-    They are overwritten as soon as it is asked for, and loaded, also from a file as one process
-    without shards writes it; the file has the whole weights.
+    They are overwritten as soon as it is asked for, and loaded, also from the one file that a
+    process without shards writes. The file has the whole weights and moments; before the first
+    update it has no moments, and neither has the optimiser.
     """
     strategy: Any = trainer.strategy
     path = Path(strategy.broadcast(folder / "parts.ckpt"))
     before = [tensor.clone() for tensor in own_tensors(trainer)]
     trainer.save_checkpoint(path)
     same = True
-    for source in (path, path.with_name("of_one_process.ckpt")):
+    for source in (path, path.with_name("one_file.ckpt")):
         for tensor in own_tensors(trainer):
             tensor.fill_(7)
         strategy.load_checkpoint(source)
         same &= all(map(torch.equal, before, own_tensors(trainer)))
         if source == path and trainer.is_global_zero:
-            torch.save(as_of_one_process(path), path.with_name("of_one_process.ckpt"))
+            torch.save(read_whole(path), path.with_name("one_file.ckpt"))
         strategy.barrier()
     same &= loads_without_optimizers(trainer, path)
-    saved = read_checkpoint(path).content["state_dict"]
-    return same and all(torch.equal(saved[f"network.{k}"], weight) for k, weight in weights.items())
+    saved = read_whole(path)
+    same &= all(
+        torch.equal(saved["state_dict"][f"network.{key}"], weight)
+        for key, weight in ended["weights"].items()
+    )
+    moments = flat_moments(saved["optimizer_states"][0])
+    same &= moments.keys() == ended["moments"].keys()
+    same &= all(torch.equal(moments[key], value) for key, value in ended["moments"].items())
+    (optimizer,) = trainer.optimizers
+    optimizer.state.clear()
+    trainer.save_checkpoint(path)
+    same &= not optimizer.state
+    strategy.load_checkpoint(path)  # once it is written
+    same &= not flat_moments(read_whole(path)["optimizer_states"][0])
+    return same and not optimizer.state
 
 
-def as_of_one_process(path: Path) -> dict[str, Any]:
-    """Returns a checkpoint whose moments are counted group by group, as torch's optimisers do."""
-    content = read_whole(path)
-    (optimizer,) = content["optimizer_states"]
-    order = [number for group in optimizer["param_groups"] for number in group["params"]]
-    ranks = {number: rank for rank, number in enumerate(order)}
-    for group in optimizer["param_groups"]:
-        group["params"] = [ranks[number] for number in group["params"]]
-    optimizer["state"] = {ranks[number]: each for number, each in optimizer["state"].items()}
-    return content
+def whole_moments(trainer: L.Trainer) -> dict[str, torch.Tensor]:
+    """Returns the optimiser's state by number of the parameter and key; all ranks must call it."""
+    (optimizer,) = trainer.optimizers
+    moments = flat_moments(optimizer.state_dict())
+    return {
+        key: (x.full_tensor() if isinstance(x, DTensor) else x).clone()
+        for key, x in moments.items()
+    }
+
+
+def flat_moments(state: dict[str, Any]) -> dict[str, Any]:
+    return {f"{n}.{key}": x for n, each in state["state"].items() for key, x in each.items()}
 
 
 def loads_without_optimizers(trainer: L.Trainer, path: Path) -> bool:

@@ -75,10 +75,12 @@ def differences(results, text_file, tmp_path_factory):
         one = alone(name, str(text_file), str(cache))
         several = results(strategies, names, strategy, name)
         assert one["weights"].keys() == several["weights"].keys()
+        assert one["moments"].keys() == several["moments"].keys()
         found = [
             key
-            for key, weight in one["weights"].items()
-            if not torch.allclose(several["weights"][key], weight, atol=1e-9, rtol=1e-7)
+            for kind in ("weights", "moments")
+            for key, value in one[kind].items()
+            if not torch.allclose(several[kind][key], value, atol=1e-9, rtol=1e-7)
         ]
         ours, theirs = one["metrics"], several["metrics"]
         losses = ("val/loss", "train/loss")
@@ -98,7 +100,7 @@ def test_two_processes_train_as_one(name, strategy, differences):
 
 @pytest.mark.parametrize("name", IN_TWO)
 def test_mixed_precision_gathers_bf16(name, results, text_file, tmp_path_factory):
-    """Of blocks that are units; steps are autocast's but for rounding, what is kept is float32."""
+    """Where blocks are units; steps equal those under autocast up to rounding; states are float32."""
     cache = tmp_path_factory.getbasetemp() / "cache_of_one"
     one = alone(name, str(text_file), str(cache), "one_bf16")
     several = results(TWO, IN_TWO, "sharded_bf16", name)

@@ -13,10 +13,9 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import nn
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim import Optimizer
 
@@ -52,8 +51,8 @@ class FullySharded(ModelParallelStrategy):
             gathers_in_bf16: whether, under the precision ``bf16-mixed``, parameters of methods that
                 gather block by block are gathered and computed with in bfloat16, by FSDP2's
                 ``MixedPrecisionPolicy``: half the bytes, and residual streams in bfloat16. false:
-                gathered in float32, for autocast to round where it does on one device. Each rank's
-                part of weights and moments, and gradients' sums over ranks, are float32 either way.
+                gathered in float32; autocast then casts them, as on one device. Each rank's part of
+                weights and moments, and gradients' sums over ranks, are float32 either way.
 
         Raises:
             ValueError: if ``shard_size`` is below 1.
@@ -97,15 +96,8 @@ class FullySharded(ModelParallelStrategy):
             self.lightning_module._device_mesh = mesh
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Returns an optimiser's state by numbers of parameters, of shards in place of wholes."""
-        from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
-
-        state = super().optimizer_state(optimizer)
-        if self.sharded_checkpoints:  # else Lightning has done so
-            assert self.model is not None
-            number = OptimStateKeyType.PARAM_ID
-            state = FullyShardedDataParallel.rekey_optim_state_dict(state, number, self.model)
-        return state
+        """Returns an optimiser's state, numbered as on one device; moments are DTensors."""
+        return Strategy.optimizer_state(self, optimizer)
 
     def save_checkpoint(
         self,
@@ -122,8 +114,11 @@ class FullySharded(ModelParallelStrategy):
             self._writer.save(checkpoint, path)
             return
         rest, left = shards.take_out(checkpoint, lambda value: isinstance(value, DTensor))
-        whole = {place: tensor.full_tensor().cpu() for place, tensor in left.items()}
-        super().save_checkpoint(shards.put_back(rest, whole), path, storage_options)
+        for place, tensor in left.items():
+            whole = tensor.full_tensor()
+            if self.is_global_zero:  # which writes
+                shards.put_back(rest, {place: whole.cpu()})
+        super().save_checkpoint(rest, path, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Removes a checkpoint, once the one that is being written is whole."""
@@ -136,13 +131,13 @@ class FullySharded(ModelParallelStrategy):
     ) -> dict[str, Any]:
         """Loads weights and optimisers; returns the content. All ranks must call this.
 
-        Any number of processes and any strategy may have written it; of parts a rank reads its own.
+        Any number of processes and any strategy may have written it. Of a checkpoint in parts each
+        rank reads what it needs.
+
+        Raises:
+            UserError: if it has no state of the optimiser, or that of other groups of parameters.
         """
-        from torch.distributed.checkpoint.state_dict import (
-            StateDictOptions,
-            set_model_state_dict,
-            set_optimizer_state_dict,
-        )
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
         path = Path(self.broadcast(checkpoint_path))
         if self._writer is not None:
@@ -155,8 +150,7 @@ class FullySharded(ModelParallelStrategy):
             set_model_state_dict(model, content["state_dict"], options=whole)
             return content
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        options = None if shards.KEY in content else whole
-        if options is None:
+        if shards.KEY in content:
             like: Any = next(model.parameters())
             mesh, placements = like.device_mesh, like.placements
             empty = partial(empty_dtensor, device_mesh=mesh, placements=placements)
@@ -168,8 +162,16 @@ class FullySharded(ModelParallelStrategy):
         if len(states) < len(self.optimizers):
             raise UserError(f"{path} holds weights alone, so there is no optimiser to go on with")
         for optimizer, state in zip(self.optimizers, states, strict=False):  # none in evaluation
-            named = _by_name(model, optimizer, state)
-            set_optimizer_state_dict(model, optimizer, named, options=options)
+            sizes = [
+                [len(group["params"]) for group in groups]
+                for groups in (state["param_groups"], optimizer.param_groups)
+            ]
+            if sizes[0] != sizes[1]:
+                raise UserError(
+                    f"{path}: its optimiser has groups of {sizes[0]} parameters, the config's has "
+                    f"{sizes[1]}; resume with the optimizer options it was trained with"
+                )
+            optimizer.load_state_dict(_in_shards(optimizer, state))
         return content
 
     def teardown(self) -> None:
@@ -182,22 +184,27 @@ class FullySharded(ModelParallelStrategy):
             super().teardown()
 
 
-def _by_name(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns an optimiser's state with names of parameters for their numbers.
+def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Returns an optimiser's state with whole moments cut as their parameters are."""
+    groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    pairs = (zip(saved["params"], own["params"], strict=True) for saved, own in groups)
+    parameters: dict[int, Any] = {number: p for group in pairs for number, p in group}
 
-    Groups decide which number is whose, as in ``Optimizer.load_state_dict``: one process counts by
-    groups, FSDP's state through the model.
-    """
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    groups: list[dict[str, Any]] = []
-    numbers: dict[int, str] = {}
-    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
-        pairs = zip(saved["params"], own["params"], strict=True)
-        named = {number: names[parameter] for number, parameter in pairs}
-        numbers |= named
-        groups.append({**saved, "params": list(named.values())})
-    moments = {numbers[number]: value for number, value in state["state"].items()}
-    return {**state, "state": moments, "param_groups": groups}
+    def cut(number: int, value: Any) -> Any:
+        like = parameters[number]
+        is_moment = isinstance(value, torch.Tensor) and value.shape == like.shape
+        if not is_moment or isinstance(value, DTensor):
+            return value
+        # every rank has the file; the copy lets go of it
+        return distribute_tensor(
+            value, like.device_mesh, like.placements, src_data_rank=None
+        ).clone()
+
+    moments = {
+        number: {key: cut(number, value) for key, value in each.items()}
+        for number, each in state["state"].items()
+    }
+    return {**state, "state": moments}
 
 
 # ---- Ctrl-C reaches every process of a terminal; only those that train decide what it means
