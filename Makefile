@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
-# Byte code of what is installed but for its tests, on all cores: pip takes one, and most of an installation's time.
+# Compiles installed packages, without their tests, on all cores: pip would use one, for most of the installation's time.
 COMPILE := $(RUN) -m compileall -qq --workers 0 -x 'site-packages/.*/tests/' $(VENV)/lib
 READY := $(VENV)/.installed
 DEMO := runs/demo

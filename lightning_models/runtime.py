@@ -159,9 +159,10 @@ class ShardedParameters:
                 replicas, and of the processes that share each.
             by_block: whether each block is a unit.
             gathered_dtype: in which parameters are gathered and computed with, where blocks are
-                units; None: their own, as everywhere else: a step that uses a weight several times
-                would add up its gradients in that precision. Parts, their gradients, and sums of
-                gradients over ranks keep the parameters' own.
+                units; None: their own. Without such units it is always their own, because a step
+                there uses each weight several times and would add up its gradients in that
+                precision. Parts, their gradients, and sums of gradients over ranks keep the
+                parameters' own.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

@@ -47,7 +47,7 @@ def text_file(tmp_path_factory):
 def session_folder(tmp_path_factory, request):
     """A folder that all workers of a session, and no other session, have in common."""
     base = tmp_path_factory.getbasetemp()
-    # not the environment's word: a worker's tests may start a session of one process
+    # not from the environment: tests of a worker may start a session of their own, of one process
     return base.parent if hasattr(request.config, "workerinput") else base
 
 

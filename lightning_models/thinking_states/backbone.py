@@ -122,9 +122,9 @@ class QwenBackbone(nn.Module):
         return embeddings
 
     def rotary(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines (B, T, C) of positions (B, T), under autocast in float32.
+        """Returns cosines and sines (B, T, C) of positions (B, T).
 
-        Else in the dtype of ``h``, that of queries and values then.
+        Under autocast they are float32, otherwise of the dtype of ``h``, as queries and values are.
         """
         if torch.is_autocast_enabled(h.device.type):
             h = h.new_empty(0, dtype=torch.promote_types(h.dtype, torch.float32))
