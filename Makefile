@@ -50,8 +50,9 @@ demo-full:
 	$(MAKE) demo DEMO=runs/demo-full STEPS=600
 
 # Evidence for a method: several runs, an hour at most; a stopped study resumes. TEXT: globs of your own
-# text, TEXT_NAME: its name in the report, JOBS: runs at a time, OPERATIONS: N of thinking_states.
-STUDY = $(RUN) -m $(1) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))$(if $(OPERATIONS), --operations $(OPERATIONS))
+# text, TEXT_NAME: its name in the report, JOBS: runs at a time, OPERATIONS: N of thinking_states; ARGS: further
+# options, such as ARGS='--only vanilla --seeds 0'.
+STUDY = $(RUN) -m $(1) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)')) $(if $(TEXT_NAME),--text_name '$(TEXT_NAME)')$(if $(JOBS), --jobs $(JOBS))$(if $(OPERATIONS), --operations $(OPERATIONS)) $(ARGS)
 
 study: $(READY)
 	$(call STUDY,studies $(METHOD))
@@ -60,10 +61,9 @@ study: $(READY)
 suite: $(READY)
 	$(call STUDY,studies suite_$(SUITE))
 
-# Hyperparameters of a study's runs, as its `search:` declares; resumable. ARGS: further options, such as
-# ARGS='--only vanilla --minutes 15'.
+# Hyperparameters of a study's runs, as its `search:` declares; resumable.
 tune: $(READY)
-	$(call STUDY,studies.tune $(METHOD)) $(ARGS)
+	$(call STUDY,studies.tune $(METHOD))
 
 test: check
 	$(RUN) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal

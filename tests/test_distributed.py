@@ -100,7 +100,7 @@ def test_two_processes_train_as_one(name, strategy, differences):
 
 @pytest.mark.parametrize("name", IN_TWO)
 def test_mixed_precision_gathers_bf16(name, results, text_file, tmp_path_factory):
-    """Where blocks are units; steps equal those under autocast up to rounding; states are float32."""
+    """Where blocks are units; steps equal those under autocast up to rounding."""
     cache = tmp_path_factory.getbasetemp() / "cache_of_one"
     one = alone(name, str(text_file), str(cache), "one_bf16")
     several = results(TWO, IN_TWO, "sharded_bf16", name)

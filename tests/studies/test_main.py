@@ -107,7 +107,10 @@ def test_interrupting_ends_with_130(run, commands):
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["study", "METHOD=thinking_states", "OPERATIONS=20"], "thinking_states --operations 20"),
+        (
+            ["study", "METHOD=thinking_states", "OPERATIONS=20", "ARGS=--seeds 0"],
+            "thinking_states --operations 20 --seeds 0",
+        ),
         (["suite", "SUITE=cpu", "JOBS=2"], "suite_cpu --jobs 2"),
         (
             ["study", "METHOD=ponderlm", "TEXT=a/*.txt b.txt", "TEXT_NAME=some novels"],
