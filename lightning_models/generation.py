@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_models.runtime import seeded_generator
+from lightning_models.runtime import in_eval_mode, seeded_generator
 
 
 class Decoder(Protocol):
@@ -219,7 +219,7 @@ class ContinuesText:
     ) -> list[str]:
         """Returns a continuation of each prompt (an empty prompt starts a document).
 
-        The training mode and the global random state are left as they are.
+        Submodules return to the modes they were in; the global random state is left alone.
 
         Args:
             prompts: texts.
@@ -249,7 +249,7 @@ class ContinuesText:
     ) -> list[list[int]]:
         """Returns the new token ids of each prompt, the stop token included where it was reached.
 
-        The training mode and the global random state are left as they are.
+        Submodules return to the modes they were in; the global random state is left alone.
 
         Args:
             prompts: token ids, at least one each.
@@ -263,19 +263,14 @@ class ContinuesText:
             ValueError: if a prompt is empty.
         """
         model: Any = self
-        was_training = model.training
-        model.eval()
-        try:
-            with model.gathered(), model.precision_context():
-                return generate(
-                    model,
-                    prompts,
-                    max_new_tokens=max_new_tokens,
-                    sampling=SamplingConfig(**sampling),
-                    eos_id=tokenizer.stop_id,
-                    vocab_size=tokenizer.vocab_size,
-                    device=model.device,
-                    first_row=first_row,
-                )
-        finally:
-            model.train(was_training)
+        with in_eval_mode(model), model.gathered(), model.precision_context():
+            return generate(
+                model,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                sampling=SamplingConfig(**sampling),
+                eos_id=tokenizer.stop_id,
+                vocab_size=tokenizer.vocab_size,
+                device=model.device,
+                first_row=first_row,
+            )

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from datamodules.tokenizers import BytesTokenizer
 from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.generation import SamplingConfig, generate
 from tests.reference.sampling import distribution
@@ -183,6 +184,14 @@ def test_seeds():
     assert sample(1) == first
     assert sample(2) != first
     assert len({tuple(row) for row in first}) == 3
+
+
+def test_every_part_returns_to_the_mode_it_was_in():
+    model = language_model(vocab_size=257).train()
+    model.network.blocks[0].eval()  # frozen by hand
+    modes = [part.training for part in model.modules()]
+    model.generate_text(["a"], tokenizer=BytesTokenizer(), max_new_tokens=2)
+    assert [part.training for part in model.modules()] == modes
 
 
 def test_the_global_random_state_is_left_alone():
