@@ -1,5 +1,6 @@
 """``evaluate.py import``: a checkpoint from the weights of a ``transformers`` model."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules import PythonDocs
-from datamodules.tokenizers import parse_tokenizer
-from evaluation.output import check_target, format_table, write_atomically
+from datamodules.tokenizers import JsonTokenizer, Tokenizer, parse_tokenizer
+from evaluation.output import check_target, format_table, write_atomically, write_text
 from lightning_models import LanguageModel, LoopedLM, PauseLM, PonderLM1, PonderLM2
 from lightning_models.layers.blocks import embedding_scale
 from lightning_models.ponderlm import LoopedConfig, PauseConfig, PonderLM1Config, PonderLM2Config
@@ -53,7 +55,7 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
     """
     theirs = load_causal_lm(source) if isinstance(source, str) else source
     given = theirs.config.to_dict()
-    family, options = describe(theirs.config)
+    family, options = describe(theirs)
     kind, config_kind, families = PONDER[method]
     if method == "ponderlm1" and given.get("ponderinglm"):  # the authors' earlier code
         families = ("gpt_neox",)
@@ -143,7 +145,9 @@ def import_checkpoint(
     """Returns the imported model, having written it as a checkpoint of this project.
 
     Its data recipe is PythonDocs with the model's tokenizer and block size, so that ``train.py
-    validate --ckpt_path`` and ``evaluate.py`` can use it as it is.
+    validate --ckpt_path`` and ``evaluate.py`` can use it as it is. Entries that were added to the
+    tokenizer but have no row in the embedding are left out of it, with a warning; what is left is
+    written next to the checkpoint, as NAME.tokenizer.json.
 
     Args:
         source: hub name or folder of a GPT-2, LLaMA, Qwen2 or GPT-NeoX model.
@@ -172,10 +176,10 @@ def import_checkpoint(
     data = PythonDocs(tokenizer=name, block_size=model.config.block_size, batch_size=1)
     rows = model.config.vocab_size
     if data.vocab_size > rows:
-        raise ValueError(
-            f"tokenizer ({name}) has {data.vocab_size} entries, the model's vocabulary {rows}; "
-            "name the tokenizer it was trained with"
-        )
+        path = target.with_name(f"{target.name.removesuffix('.ckpt')}.tokenizer.json").resolve()
+        write_without_added(data.tokenizer, rows, path)
+        name = str(path)
+        data = PythonDocs(tokenizer=name, block_size=model.config.block_size, batch_size=1)
     if data.vocab_size < rows:
         # Rows without a token stay as padding, which the softmax sees and sampling never chooses.
         model = build(vocab_size=data.vocab_size, vocab_multiple=rows)
@@ -197,6 +201,65 @@ def own_tokenizer(source: str) -> str:
     if not path.is_file():
         raise ValueError(f"{folder} has no tokenizer.json; name the tokenizer with --tokenizer")
     return str(path.resolve())
+
+
+def write_without_added(tokenizer: Tokenizer, rows: int, path: Path) -> None:
+    """Writes a tokenizer.json without the added entries that an embedding has no row for.
+
+    Such an entry (often one for padding) was added to a tokenizer after the model was made, and the
+    model can't read it. Text that spells it becomes ordinary tokens; other text keeps its ids.
+
+    Args:
+        tokenizer: The published one.
+        rows: Rows of the embedding.
+        path: File to write.
+
+    Raises:
+        ValueError: The tokenizer needs those entries, so it belongs to another model.
+    """
+    content = json.loads(tokenizer.json_text) if isinstance(tokenizer, JsonTokenizer) else {}
+    added = {t["content"]: t["id"] for t in content.get("added_tokens", []) if t["id"] >= rows}
+    reason = _need_for(added, content, tokenizer, rows)
+    if reason:
+        raise ValueError(
+            f"tokenizer ({tokenizer.name}) has {tokenizer.vocab_size} entries, the model's "
+            f"vocabulary {rows} rows, and {reason}; name the tokenizer it was trained with"
+        )
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        content["model"]["vocab"] = {t: i for t, i in vocabulary.items() if i < rows}
+    else:  # Unigram: a list, whose places are the ids
+        del vocabulary[rows:]
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < rows]
+    content["padding"] = None  # it may name one of them, and no text is padded here
+    write_text(path, json.dumps(content, ensure_ascii=False))
+    names = ", ".join(f"{text!r} (id {i})" for text, i in list(added.items())[:3])
+    rest = f" and {len(added) - 3} more" if len(added) > 3 else ""
+    rank_zero_warn(
+        f"tokenizer ({tokenizer.name}): the model's embedding has {rows} rows, none for "
+        f"{names}{rest}; left out of the tokenizer that is written: {path}"
+    )
+
+
+def _need_for(
+    added: Mapping[str, int], content: Mapping[str, Any], tokenizer: Tokenizer, rows: int
+) -> str | None:
+    """Says why a tokenizer can't do without the entries beyond an embedding's rows."""
+    if not added:
+        return "none of them was added to it"
+    model = content["model"]
+    pieces = model["vocab"]  # ids by piece, or for Unigram [piece, score] in the order of ids
+    ids = pieces if isinstance(pieces, dict) else {piece[0]: i for i, piece in enumerate(pieces)}
+    merges = model.get("merges") or []  # 'a b', or ['a', 'b'] in newer files
+    merged = {pair.replace(" ", "") if isinstance(pair, str) else "".join(pair) for pair in merges}
+    for text, i in ids.items():
+        if i >= rows and (text not in added or text in merged):
+            return f"{text!r} (id {i}) was not added to it"
+    if tokenizer.eos_id >= rows:
+        return f"its end-of-text token (id {tokenizer.eos_id}) is one without a row"
+    around = json.dumps(content.get("post_processor"))
+    used = [text for text in added if json.dumps(text) in around]
+    return f"it puts {used[0]!r} around texts" if used else None
 
 
 def checkpoint_content(model: LanguageModel, data: PythonDocs) -> dict[str, Any]:

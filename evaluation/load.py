@@ -31,7 +31,7 @@ from evaluation.output import write_text
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 from lightning_models.recipe import resolve_class
-from lightning_models.transformer.import_weights import read_pretrained
+from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32", "bf16"]
@@ -484,9 +484,6 @@ def count_lexical(stream: TokenStream, special_ids: Collection[int], chunk: int 
 # ---- models of ``transformers``, from the hub or a local folder
 
 
-OTHER = "the folder of a saved model with its tokenizer"
-
-
 class Pretrained:
     """A model of ``transformers`` and its tokenizer; code of their authors is never run.
 
@@ -517,37 +514,22 @@ class Pretrained:
         head: Literal["causal", "none"] = "causal",
         key: str = "hf",
     ) -> None:
-        from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
-        def read(kind: Any, what: str, **options: Any) -> Any:
-            """Returns what ``transformers`` reads from the source."""
-            return read_pretrained(
-                lambda: kind.from_pretrained(source, trust_remote_code=False, **options),
-                what,
-                f"{key} ({source})",
-                other=OTHER,
-            )
-
+        named = f"{key} ({source})"
+        kind = "causal language model" if head == "causal" else "model"
+        other = f"the folder of a saved {kind} with its tokenizer"
         self.source = source
-        self.tokenizer: Any = read(AutoTokenizer, "tokenizer")
-        model, info = read(
-            AutoModelForCausalLM if head == "causal" else AutoModel,
-            "model",
-            weights_only=True,
-            dtype=torch.float32 if precision == "32" else torch.bfloat16,
-            output_loading_info=True,
+        self.tokenizer: Any = read_pretrained(
+            AutoTokenizer, source, "tokenizer", named, other=other
         )
-        missing = sorted(info["missing_keys"])
-        if missing:  # transformers draws them at random, and goes on
-            needs, cure = (
-                ("a causal language model needs", "name a causal language model")
-                if head == "causal"
-                else ("its model needs", "get it again, or name another one")
-            )
-            raise ValueError(
-                f"{key} ({source}): {len(missing)} weights that {needs} are not in it "
-                f"({missing[0]}); {cure}"
-            )
+        model = load_pretrained(
+            source,
+            named,
+            other=other,
+            head=head,
+            dtype=torch.float32 if precision == "32" else torch.bfloat16,
+        )
         self.model: Any = model.eval().to(device)
         first, bos = self.tokenizer("a")["input_ids"][:1], self.tokenizer.bos_token_id
         self.start: list[int] = [bos] if first == [bos] else []

@@ -248,8 +248,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
                 f"trainer.strategy ({strategy}): parameters are sharded by "
                 "training.FullySharded alone (configs/trainer/fsdp.yaml)"
             )
-        self.network = self.build_network()
+        self.network = self.build_network().train(self.training)
         dropout = getattr(self.config, "attention_dropout", 0.0)
+        # Published weights bring another one than the config's field.
+        dropout = getattr(self.network, "attention_dropout", dropout)
         checkpoint_blocks(self.network, self.config.gradient_checkpointing, dropout)
         if mesh is not None:
             names = mesh.mesh_dim_names  # Lightning's own have an axis of tensor parallelism

@@ -11,7 +11,7 @@ file                                may import (besides the standard library)
 ``<room>/import_weights.py``        as other files, with its own module.py and transformers
 ``<room>/`` other files             no lightning, no base, no module.py: layers, losses and so on,
                                     its own room, the transformer room's network; in functions
-                                    of ``backbone.py`` transformers, too
+                                    of ``backbone.py`` and ``pretrained.py`` transformers, too
 ``<room>/__init__.py``              its own room
 ``lightning_models/__init__.py``    lightning_models
 ``datamodules/``                    datamodules and any library, nothing else of ours
@@ -39,7 +39,7 @@ OURS = {*CHECKED, "training", "evaluation", "train", "evaluate", "tests", "bench
 OPTIONAL = {"flash_attn", "torch_scatter", "openai"}
 LEAF_LIBRARIES = {"torch", "torchmetrics", "numpy", "safetensors"}
 MODULE_FILES = ("module", "baselines")
-TRANSFORMERS = ("backbone", "import_weights")
+TRANSFORMERS = ("backbone", "import_weights", "pretrained")
 LEAVES = {path.stem for path in (ROOT / "lightning_models").glob("*.py")} - {"__init__", "base"}
 
 

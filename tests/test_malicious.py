@@ -405,7 +405,7 @@ def test_a_backbone_brings_no_code(trace, tmp_path, monkeypatch):
     config = {"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.Evil"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     config = NoCoTConfig(backbone=str(tmp_path), vocab_size=8, block_size=8)
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match="cannot be read"):
         NoCoTLM(config=config).configure_model()
 
 

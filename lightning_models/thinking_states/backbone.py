@@ -6,7 +6,7 @@ checkpointing.
 """
 
 import copy
-from pathlib import Path
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lightning_models.flops import linear_flops, mean_keys, training_flops
 from lightning_models.thinking_states.config import ReasoningConfig
+from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
 
 
 class HiddenStates(NamedTuple):
@@ -31,8 +32,9 @@ class HiddenStates(NamedTuple):
 class QwenBackbone(nn.Module):
     """Embedding, layers, final norm and head of a causal language model of the Qwen2 family.
 
-    The embedding is widened to the tokens that the method adds; where weights were trained, their
-    rows begin as copies of another token's (``special_rows_from``), else at random.
+    The embedding is widened to the tokens that the method adds, and to a few entries that the
+    tokenizer may have beyond it. Where weights were trained, the added rows begin as copies of
+    another token's (``special_rows_from``), else at random.
 
     Args:
         config: What to build; with ``backbone`` and without ``architecture`` trained weights are
@@ -52,28 +54,43 @@ class QwenBackbone(nn.Module):
             self.shape = causal.config
         else:
             causal = build_causal_lm(config, self.shape)
+        rows = self.shape.vocab_size
         self._widen(causal, config)
         if trained and not on_meta:
-            self._copy_special_rows(causal, config)
+            self._copy_rows(causal, config, rows)
         self.window = config.window
         self.config = config
         self.model: Any = causal.model
         self.head = None if self.shape.tie_word_embeddings else causal.lm_head
 
     def _widen(self, causal: Any, config: ReasoningConfig) -> None:
-        """Gives every special token a row in embedding and head."""
-        first, count = config.vocab_size, len(config.special_tokens)
-        rows = self.shape.vocab_size
-        if first > rows:
+        """Gives every token that has none a row in embedding and head.
+
+        These are the special tokens, and entries that were added to a tokenizer but not to the
+        model that it belongs to.
+        """
+        needed, rows = config.vocab_size + len(config.special_tokens), self.shape.vocab_size
+        if config.vocab_size > rows * (1 + MOST_ADDED):
             raise ValueError(
-                f"vocab_size ({first}) is more than the {rows} rows of the backbone's embedding; "
-                "take the tokenizer that belongs to it (data.tokenizer)"
+                f"vocab_size ({config.vocab_size}) is more than the {rows} rows of the backbone's "
+                "embedding; take the tokenizer that belongs to it (data.tokenizer)"
             )
-        if first + count > rows:
+        if needed > rows:
             causal.resize_token_embeddings(config.padded_vocab_size, mean_resizing=False)
             self.shape.vocab_size = config.padded_vocab_size
 
-    def _copy_special_rows(self, causal: Any, config: ReasoningConfig) -> None:
+    def _copy_rows(self, causal: Any, config: ReasoningConfig, trained: int) -> None:
+        """Copies the row of another token to those that training has not seen.
+
+        Args:
+            causal: The widened model.
+            config: Names the token.
+            trained: Rows of the published embedding.
+        """
+        first, end = config.vocab_size, config.vocab_size + len(config.special_tokens)
+        added = slice(min(first, trained), end)
+        if added.start == added.stop:
+            return
         copied_id = config.special_rows_from
         if copied_id is None:
             copied_id = self.shape.eos_token_id
@@ -82,10 +99,16 @@ class QwenBackbone(nn.Module):
                 f"backbone ({config.backbone}) names no single end-of-text token; set "
                 "special_rows_from to the id whose embedding the added tokens begin with"
             )
-        first, count = config.vocab_size, len(config.special_tokens)
+        if first > trained:
+            warnings.warn(
+                f"vocab_size ({first}) is more than the {trained} rows of the backbone's "
+                f"embedding: ids {trained} to {first - 1} of the tokenizer begin with the row of "
+                f"id {copied_id}, and are learned in training",
+                stacklevel=2,
+            )
         with torch.no_grad():
             for layer in {causal.get_input_embeddings(), causal.get_output_embeddings()}:
-                layer.weight[first : first + count] = layer.weight[copied_id]  # (D,) to each row
+                layer.weight[added] = layer.weight[copied_id]  # (D,) to each row
 
     @property
     def num_layers(self) -> int:
@@ -221,6 +244,11 @@ class ReasoningNetwork(nn.Module):
         return layers
 
     @property
+    def attention_dropout(self) -> float:
+        """Dropout probability on the backbone's attention weights."""
+        return float(self.backbone.shape.attention_dropout)
+
+    @property
     def output_matrix(self) -> Tensor:
         """The backbone's unembedding (V, D)."""
         return self.backbone.output_matrix
@@ -337,6 +365,18 @@ def backbone_flops(backbone: QwenBackbone, context: int, training: bool = False)
 FAMILY = "qwen2"
 
 
+MOST_ADDED = 0.1
+"""Entries of a tokenizer without a row in the backbone's embedding, as a share of its rows: with
+more of them the tokenizer is another model's."""
+
+
+OTHER = (
+    "a folder that save_pretrained wrote, or set HF_HOME to a cache that holds it, or set backbone "
+    "to null for random weights of the sizes given"
+)
+"""The cures of a backbone that cannot be loaded."""
+
+
 ATTENTION = "sdpa"
 """PyTorch's own kernels, flash attention among them; the others read masks in another way."""
 
@@ -376,7 +416,7 @@ def architecture(config: ReasoningConfig) -> Any:
     Raises:
         ValueError: if it cannot be loaded, or is not of the Qwen2 family with full attention.
     """
-    from transformers import Qwen2Config
+    from transformers import AutoConfig, Qwen2Config
 
     if config.architecture is not None:
         settings: dict[str, Any] = dict(config.architecture)
@@ -384,7 +424,8 @@ def architecture(config: ReasoningConfig) -> Any:
     elif config.backbone in KNOWN:
         found = Qwen2Config(**KNOWN[config.backbone])
     elif config.backbone is not None:
-        found = _load(config.backbone, "configuration")
+        named = f"backbone ({config.backbone})"
+        found = read_pretrained(AutoConfig, config.backbone, "configuration", named, other=OTHER)
     else:
         found = Qwen2Config(**_from_sizes(config))
     kinds = set(getattr(found, "layer_types", None) or ["full_attention"])
@@ -429,33 +470,11 @@ def load_causal_lm(config: ReasoningConfig) -> nn.Module:
     """Returns the trained causal LM that ``config.backbone`` names, in float32.
 
     Raises:
-        ValueError: if it cannot be loaded.
+        ValueError: It cannot be loaded, or lacks weights.
     """
     assert config.backbone is not None
-    model: nn.Module = _load(config.backbone, "weights")
+    named = f"backbone ({config.backbone})"
+    model: nn.Module = load_pretrained(
+        config.backbone, named, other=OTHER, attn_implementation=ATTENTION
+    )
     return model
-
-
-def _load(name: str, what: str) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    place = Path(name).expanduser()
-    source = str(place) if place.is_dir() else name
-    try:
-        if what == "configuration":
-            return AutoConfig.from_pretrained(source, trust_remote_code=False)
-        return AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=torch.float32,
-            attn_implementation=ATTENTION,
-            trust_remote_code=False,
-            weights_only=True,
-        )
-    except Exception as error:  # whatever the libraries on the way to the hub raise
-        reason = (str(error).strip().splitlines() or ["no message"])[0][:200]
-        raise ValueError(
-            f"backbone ({name}): its {what} cannot be loaded ({type(error).__name__}: {reason}). "
-            "Name a folder that save_pretrained wrote, or set HF_HOME to a cache that holds it, or "
-            "set backbone to null for random weights of the sizes given"
-        ) from error

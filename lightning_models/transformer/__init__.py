@@ -5,6 +5,7 @@ what                                           where
 =============================================  =================================================
 pre-norm decoder (GPT-2; LLaMA 2302.13971)     ``network.TransformerNetwork``
 training, scoring, cached decoding             ``module.TransformerLM``
+published models, read with all their weights  ``pretrained.load_pretrained``
 weights from ``transformers`` models           ``import_weights.import_transformers``
 =============================================  =================================================
 """

@@ -1,53 +1,13 @@
 """Weights of ``transformers`` models in our plain transformer."""
 
-import pickle
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from lightning_models.transformer.families import FAMILIES, HubFamily
 from lightning_models.transformer.module import TransformerLM
 from lightning_models.transformer.network import TransformerConfig
-
-# ---- reading what transformers has saved
-
-
-Read = TypeVar("Read")
-
-
-def read_pretrained(read: Callable[[], Read], what: str, named: str, *, other: str) -> Read:
-    """Returns what ``read`` does.
-
-    Args:
-        read: calls ``from_pretrained``; it must never run code of the model's author.
-        what: it reads, for messages: 'model', 'tokenizer'.
-        named: the option and its value, for messages.
-        other: what else may be named, for messages.
-
-    Raises:
-        ValueError: if it fails, whatever damaged files make of the library; in a line.
-    """
-    try:
-        return read()
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{named} is refused: its pickled weights contain more than tensors, which could "
-            "run any code while loading. Use a model with .safetensors weights"
-        ) from error
-    except OSError as error:
-        raise ValueError(
-            f"{named}: no {what} found (neither in a local folder of that name nor on the "
-            f"hub); pass {other}"
-        ) from error
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"{named}: the {what} cannot be read ({reason}); get it again, or pass {other}"
-        ) from error
-
-
-# ---- weights
+from lightning_models.transformer.pretrained import has_tied_head, load_pretrained
 
 
 def import_transformers(source: Any, **changes: Any) -> TransformerLM:
@@ -69,7 +29,7 @@ def import_transformers(source: Any, **changes: Any) -> TransformerLM:
             f"config.json has {marks[0]}: these are weights of the PonderLM family, whose own code "
             "takes further steps; name the method, with --method ponderlm2 for example"
         )
-    family, options = describe(model.config)
+    family, options = describe(model)
     lm = TransformerLM(TransformerConfig(**{**options, **changes}))
     lm.configure_model()
     with torch.no_grad():
@@ -77,46 +37,27 @@ def import_transformers(source: Any, **changes: Any) -> TransformerLM:
     return lm
 
 
-def describe(config: Any) -> tuple[HubFamily, dict[str, Any]]:
-    """Returns the family of a ``transformers`` configuration, and its fields of TransformerConfig.
+def describe(model: Any) -> tuple[HubFamily, dict[str, Any]]:
+    """Returns the family of a ``transformers`` model, and its fields of TransformerConfig.
 
     Raises:
         ValueError: see ``import_transformers``.
     """
+    config = model.config
     kind = config.model_type
     if kind not in FAMILIES:
         raise ValueError(f"model_type ({kind}) cannot be imported; known are {sorted(FAMILIES)}")
     family = FAMILIES[kind]
     vocabulary = {"vocab_size": config.vocab_size, "vocab_multiple": 1}
-    return family, {
-        **vocabulary,
-        **family.to_ours(config),
-        "tie_head": config.tie_word_embeddings,
-    }
+    # Not config.tie_word_embeddings: transformers leaves a head of another content untied.
+    return family, {**vocabulary, **family.to_ours(config), "tie_head": has_tied_head(model)}
 
 
 def load_causal_lm(source: str) -> Any:
-    """Returns the ``transformers`` model of a hub name or folder; it runs no code of its author.
+    """Loads the ``transformers`` model of a hub name or folder, in float32.
 
     Raises:
-        ValueError: if it cannot be read, or lacks weights.
+        ValueError: see ``load_pretrained``.
     """
-    from transformers import AutoModelForCausalLM
-
-    found: Any = read_pretrained(
-        # weights_only and trust_remote_code: no code of the model's author is ever run.
-        lambda: AutoModelForCausalLM.from_pretrained(
-            source, weights_only=True, trust_remote_code=False, output_loading_info=True
-        ),
-        "model",
-        repr(source),
-        other="the folder of a saved GPT-2, LLaMA, Qwen2 or GPT-NeoX model",
-    )
-    model, info = found
-    missing = sorted(info["missing_keys"])
-    if missing:  # transformers draws them at random, and goes on
-        raise ValueError(
-            f"{source!r}: {len(missing)} weights are not in it ({missing[0]}); get it again, or "
-            "name a causal language model"
-        )
-    return model
+    other = "the folder of a saved causal language model: GPT-2, LLaMA, Qwen2 or GPT-NeoX"
+    return load_pretrained(source, repr(source), other=other)

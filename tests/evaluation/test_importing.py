@@ -118,11 +118,95 @@ def test_a_folders_own_tokenizer_with_a_padded_vocabulary(gpt2_folder, evaluates
     assert again["nats_per_token"] == result["nats_per_token"]
 
 
+ADDED = {"id": 270, "content": "<pad>", "special": True, "single_word": False, "lstrip": False}
+ADDED |= {"rstrip": False, "normalized": False}
+
+
+def tokenizer_file(folder, **changes):
+    """A tokenizer with 270 entries and ``<pad>``, which a model of 270 rows has no row for."""
+    tokenizer = train_bpe("bpe:270", ["thought latent state token memory ponder " * 20])
+    content = json.loads(tokenizer.json_text)
+    content["added_tokens"].append(ADDED)
+    content["padding"] = {"strategy": "BatchLongest", "direction": "Right", "pad_id": 270}
+    content["padding"] |= {"pad_type_id": 0, "pad_token": "<pad>", "pad_to_multiple_of": None}
+    (folder / "tokenizer.json").write_text(json.dumps(content | changes))
+    return tokenizer
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_an_added_entry_without_a_row_is_left_out(
+    gpt2_folder, evaluates, corpus, tmp_path, special, monkeypatch
+):
+    import tokenizers
+
+    monkeypatch.setitem(ADDED, "special", special)
+    model, folder = gpt2_folder(270)
+    whole = tokenizer_file(folder)
+    checkpoint = tmp_path / "imported.ckpt"
+    with pytest.warns(UserWarning, match=r"270 rows, none for '<pad>' \(id 270\); left out"):
+        evaluates("import", "--hf", folder, "--output", checkpoint)
+    own = {key: value for key, value in corpus.items() if key != "tokenizer"}
+    result = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
+    written = tmp_path / "imported.tokenizer.json"
+    published = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ours = tokenizers.Tokenizer.from_file(str(written))
+    text = "a token of thought, <pad> and memory\n"
+    without = text.replace("<pad>", "")
+    assert ours.encode(without).ids == published.encode(without).ids == whole.encode(without)
+    assert 270 in published.encode(text).ids
+    assert ours.decode(ours.encode(text).ids) == text
+    assert max(ours.encode(text).ids) < 270
+    data = LocalText(**own, tokenizer=str(written))
+    data.prepare_data()
+    assert result["nats_per_token"] == pytest.approx(transformers_nats(model, data), rel=1e-6)
+    # The file may go: the checkpoint has the tokenizer.
+    written.unlink()
+    again = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
+    assert again["nats_per_token"] == result["nats_per_token"]
+
+
+PLACES = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+PAD_FIRST = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<pad>", "type_id": 0}}, PLACES[0]],
+    "pair": PLACES,
+    "special_tokens": {"<pad>": {"id": "<pad>", "ids": [270], "tokens": ["<pad>"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "expected"),
+    [
+        (270, {"post_processor": PAD_FIRST}, "and it puts '<pad>' around texts"),
+        (269, {}, "(id 269) was not added to it"),
+    ],
+)
+def test_an_entry_that_a_tokenizer_needs_is_named(
+    gpt2_folder, fails, tmp_path, rows, changes, expected
+):
+    _, folder = gpt2_folder(rows)
+    tokenizer_file(folder, **changes)
+    line = fails("import", "--hf", folder, "--output", tmp_path / "imported.ckpt")
+    assert expected in line
+    assert "name the tokenizer it was trained with" in line
+    assert not list(tmp_path.glob("imported*"))
+
+
+def test_an_end_of_text_without_a_row_is_named(gpt2_folder, fails, tmp_path, monkeypatch):
+    monkeypatch.setitem(ADDED, "content", "<|end_of_text|>")
+    _, folder = gpt2_folder(270)
+    tokenizer_file(folder)
+    content = (folder / "tokenizer.json").read_text().replace("<|endoftext|>", "<|other|>")
+    (folder / "tokenizer.json").write_text(content)
+    line = fails("import", "--hf", folder, "--output", tmp_path / "imported.ckpt")
+    assert "its end-of-text token (id 270) is one without a row" in line
+
+
 @pytest.mark.parametrize(
     ("vocab_size", "options", "expected"),
     [
         (257, [], "has no tokenizer.json; name the tokenizer with --tokenizer"),
-        (100, ["--tokenizer", "bytes"], "(bytes) has 257 entries, the model's vocabulary 100"),
+        (100, ["--tokenizer", "bytes"], "(bytes) has 257 entries, the model's vocabulary 100 rows"),
         (257, ["--tokenizer", "nonsense"], "tokenizer='nonsense' is not known"),
         (257, ["--tokenizer", "bytes", "--set.dimm", "3"], "unexpected keyword argument 'dimm'"),
         (257, ["--tokenizer", "bytes", "--set.window", "0"], "window (0) must be at least 1"),
@@ -298,5 +382,6 @@ def test_what_a_method_has_not_is_named(method, fields, words):
     theirs = published("llama")
     for key, value in fields.items():
         setattr(theirs.config, key, value)
+    theirs.tie_weights()  # where the config asks for it
     with pytest.raises(ValueError, match=words):
         import_ponder(theirs, method)

@@ -1,4 +1,4 @@
-"""Backbones from the checkpoint of another model."""
+"""Trained backbones: of a published folder, and from the checkpoint of another model."""
 
 from pathlib import Path
 
@@ -6,10 +6,13 @@ import lightning as L
 import pytest
 import torch
 
+from lightning_models import base
 from lightning_models.checkpoint import CheckpointError
 from lightning_models.optim import OptimizerConfig
 from lightning_models.thinking_states.baselines.curricula import load_backbone
-from tests.thinking_states.questions import Questions, V, build, quiet_trainer
+from lightning_models.thinking_states.config import ThinkingStatesConfig
+from lightning_models.thinking_states.module import ThinkingStatesLM
+from tests.thinking_states.questions import MODELS, Questions, V, build, questions, quiet_trainer
 
 STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}
 
@@ -78,3 +81,90 @@ def test_rows_of_added_tokens_are_not_those_of_the_checkpoint(tied, tmp_path):
         assert torch.equal(value[:rows], taught[key][:rows])
         assert torch.equal(value[rows:], before[key][rows:])
         assert not by_token or not torch.equal(value[rows:], taught[key][rows:])
+
+
+# ---- modes of a published backbone
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A folder of a small Qwen2 model whose attention drops half of its weights in training."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("published")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "attention_dropout": 0.5}
+    config = Qwen2Config(vocab_size=V, eos_token_id=0, initializer_range=0.3, **sizes, **heads)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def loss_of(model, batch):
+    return sum(term.sum for term in model.loss(batch).terms.values()).detach()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_of_a_published_backbone_acts_in_training_alone(name, published):
+    model = build(name, double=False, backbone=published)
+    batch = questions(epochs=0.0)
+    first, second = loss_of(model, batch), loss_of(model, batch)
+    assert not torch.equal(first, second)
+    model.eval()
+    assert torch.equal(loss_of(model, batch), loss_of(model, batch))
+    batch = questions()
+    assert torch.equal(model.score(batch).log_prob, model.score(batch).log_prob)
+
+
+def test_recomputing_layers_knows_the_dropout_of_a_published_backbone(published, monkeypatch):
+    """Kernels on a GPU draw their masks inside attention, which must be computed again then."""
+    seen = []
+    monkeypatch.setattr(base, "checkpoint_blocks", lambda *args: seen.append(args[1:]))
+    build("cot", double=False, backbone=published, gradient_checkpointing="selective")
+    build("cot", double=False, attention_dropout=0.25, gradient_checkpointing="selective")
+    assert seen == [("selective", 0.5), ("selective", 0.25)]
+
+
+def test_copies_of_a_published_backbones_layers_are_in_training_mode(published):
+    sizes = {"vocab_size": V, "block_size": 40, "input_layer": 0}
+    config = ThinkingStatesConfig(backbone=published, **sizes)
+    for training in (True, False):
+        model = ThinkingStatesLM(config).train(training)
+        model.configure_model()
+        assert {part.training for part in model.modules()} == {training}
+
+
+class Modes(L.Callback):
+    """Notes in every training step whether all modules of the network train."""
+
+    def __init__(self):
+        self.training, self.evaluating = [], []
+
+    def on_train_batch_start(self, trainer, model, *rest):
+        self.training.append({part.training for part in model.network.modules()})
+
+    def on_validation_batch_start(self, trainer, model, *rest):
+        self.evaluating.append({part.training for part in model.network.modules()})
+
+
+def trained(name, backbone, folder, steps, ckpt_path=None):
+    """Weights and modes after a training that is validated every second batch."""
+    options = {**STAGES, "first_stage": 1} if name == "coconut" else {}
+    model = build(name, double=False, backbone=backbone, **options)
+    modes = Modes()
+    trainer = quiet_trainer(folder, modes, max_steps=steps, val_check_interval=2)
+    trainer.fit(model, Questions(), ckpt_path=ckpt_path, weights_only=ckpt_path and True)
+    trainer.save_checkpoint(folder / f"{steps}.ckpt")
+    return {key: value.clone() for key, value in model.state_dict().items()}, modes
+
+
+@pytest.mark.parametrize("name", ["cot", "coconut"])
+def test_training_after_a_validation_drops_and_resumes_exactly(name, published, tmp_path):
+    whole, modes = trained(name, published, tmp_path, 4)
+    assert modes.training == [{True}] * 4
+    assert set(map(str, modes.evaluating)) == {"{False}"}
+    trained(name, published, tmp_path, 2)
+    resumed, modes = trained(name, published, tmp_path, 4, str(tmp_path / "2.ckpt"))
+    assert modes.training == [{True}] * 2
+    for key, value in whole.items():
+        assert torch.equal(resumed[key], value), key

@@ -1,5 +1,7 @@
 """Our plain transformer computes what the classes of ``transformers`` compute, both ways."""
 
+import json
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -199,6 +201,34 @@ def test_five_adamw_steps_give_the_same_losses(pair):
     mine = train(ours.network.parameters(), our_loss)
     assert expected[0] > expected[-1]
     assert mine == pytest.approx(expected, abs=2e-5)
+
+
+FAMILIES = {
+    "gpt2": lambda: gpt2(tie_word_embeddings=False),
+    "llama": lambda: llama(tie_word_embeddings=False),
+    "qwen2": lambda: rotary("qwen2", **SHARED, tie_word_embeddings=False),
+    "gpt_neox": lambda: rotary("gpt_neox", tie_word_embeddings=False),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_published_head_counts_more_than_the_flag_that_ties_it(name, tmp_path):
+    """``transformers`` ties a head to the embedding only where the file's two are equal."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    theirs = FAMILIES[name]()
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    read = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = torch.randint(0, VOCAB, (3, BLOCK))
+    assert torch.equal(read(tokens).logits, theirs.eval()(tokens).logits)
+    for source in (str(tmp_path), read):
+        ours = import_transformers(source).eval()
+        assert largest_difference(ours, read, tokens) < 1e-5
+    again = saved_and_read(ours, tmp_path / "exported")
+    assert torch.equal(again(tokens).logits, read(tokens).logits)
 
 
 def test_options_we_cannot_express_are_refused():

@@ -1,0 +1,130 @@
+"""Published models of ``transformers``, from a folder or the hub: the one place that reads them."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+"""Files that name the shards of a model's weights."""
+
+
+def read_pretrained(
+    kind: Any, source: str, what: str, named: str, *, other: str, **options: Any
+) -> Any:
+    """Reads a model, configuration or tokenizer; code of its author is never run.
+
+    Args:
+        kind: The class of ``transformers`` that has ``from_pretrained``.
+        source: Hub name, or folder that ``save_pretrained`` wrote.
+        what: What is read, for messages: 'model', 'tokenizer', 'configuration'.
+        named: The option and its value, for messages.
+        other: What to pass instead, for messages.
+        **options: Further options of ``from_pretrained``.
+
+    Raises:
+        ValueError: It is not there, damaged, or would need code of its author; in one line.
+    """
+    folder = Path(source).expanduser()
+    place = str(folder) if folder.is_dir() else source
+    try:
+        # Lightning builds networks under the device of training. transformers would take that for
+        # a device map, which needs accelerate.
+        with torch.device("cpu"):
+            return kind.from_pretrained(place, trust_remote_code=False, **options)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{named} is refused: its pickled weights contain more than tensors, which could "
+            "run any code while loading. Use a model with .safetensors weights"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"{named}: {_absence(folder, what)}; pass {other}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{named}: the {what} cannot be read ({reason}); get it again, or pass {other}"
+        ) from error
+
+
+def _absence(folder: Path, what: str) -> str:
+    """Says what a source lacks that could not be opened."""
+    if not folder.is_dir():
+        return f"no {what} found (neither in a local folder of that name nor on the hub)"
+    lost = _lost_shards(folder) if what == "model" else []
+    if lost:
+        return (
+            f"{len(lost)} of the files that its index names are missing ({lost[0]}), so it is not "
+            "whole; get it again"
+        )
+    return f"no {what} found in this folder"
+
+
+def _lost_shards(folder: Path) -> list[str]:
+    """Returns the shards that the folder's index names and the folder lacks."""
+    index = next((folder / name for name in INDICES if (folder / name).is_file()), None)
+    if index is None:
+        return []
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError):
+        return []  # a broken index
+    return sorted(name for name in names if not (folder / name).is_file())
+
+
+def load_pretrained(
+    source: str,
+    named: str,
+    *,
+    other: str,
+    head: Literal["causal", "none"] = "causal",
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Any:
+    """Loads a model with all of its weights, on the CPU, in training mode like any new module.
+
+    ``config.tie_word_embeddings`` of the result says whether the head is the embedding. The
+    published value may be true next to a head of another content, which ``transformers`` loads
+    untied, and would tie when the embedding is resized.
+
+    Args:
+        source: Hub name, or folder that ``save_pretrained`` wrote.
+        named: The option and its value, for messages.
+        other: What to pass instead, for messages.
+        head: 'causal' predicts next tokens, 'none' has hidden states only.
+        dtype: Type of the loaded weights. float32, the default, holds the numbers of float32,
+            bfloat16 and float16 files exactly; the type that config.json names may not.
+        **options: Further options of ``from_pretrained``.
+
+    Raises:
+        ValueError: It cannot be read, or lacks weights.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    model, info = read_pretrained(
+        AutoModelForCausalLM if head == "causal" else AutoModel,
+        source,
+        "model",
+        named,
+        other=other,
+        dtype=dtype,
+        weights_only=True,
+        output_loading_info=True,
+        **options,
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:  # transformers draws them at random, and goes on
+        raise ValueError(
+            f"{named}: {len(missing)} of the model's weights are not in it ({missing[0]}); get it "
+            f"again, or pass {other}"
+        )
+    if head == "causal":
+        model.config.tie_word_embeddings = has_tied_head(model)
+    return model.train()  # from_pretrained leaves eval mode, in which dropout never acts
+
+
+def has_tied_head(model: Any) -> bool:
+    """Returns whether the head of a causal model of ``transformers`` is its embedding."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
