@@ -22,6 +22,7 @@
 | `journals` | files that survive a kill: whole writes, durable appends, one writer |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |
+| `numbers` | which number a written answer is, for every command that judges answers |
 | `order` | seeded orders: with `text.WindowSource`, `answers.AnswerSource`,
 | | `sentences.batches.StreamSource` and `reasoning.batches.ReasoningSource` they decide what
 | | batch n has; files that processes share |

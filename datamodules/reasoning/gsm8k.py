@@ -16,7 +16,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +32,7 @@ from datamodules.gsm8k import (
     result_of,
 )
 from datamodules.local_corpora import FILE_KEYS, identify
+from datamodules.numbers import same_number
 from datamodules.readers import format_of, read_lines, read_rows
 from datamodules.reasoning.examples import MARKER, Example
 from datamodules.reasoning.module import FileSplits, ReasoningDataModule
@@ -134,23 +134,6 @@ def read_all(paths: Iterable[Path], key: str) -> Iterator[Solved]:
     """Yields the problems of several files; see `read_solved`."""
     for path in paths:
         yield from read_solved(path, key)
-
-
-def same_number(text: str, answer: str) -> bool:
-    """Returns whether two texts are the same number, written in any way, or the same text.
-
-    Outer spaces, a dollar sign, thousands' commas, a final period and decimals of zero do not
-    count: "$1,200.0" is " 1200". Numbers are compared as decimals, not as floats.
-    """
-    ours, theirs = _plain(text), _plain(answer)
-    try:
-        return Decimal(ours) == Decimal(theirs)
-    except InvalidOperation:
-        return ours == theirs
-
-
-def _plain(text: str) -> str:
-    return text.strip().removesuffix(".").replace(",", "").replace("$", "")
 
 
 CURE = "Pass your copy with data.data_files=train.jsonl and data.test_files=test.jsonl"
@@ -373,7 +356,7 @@ class ReasoningGSM8K(ReasoningDataModule):
         return example.after(f"{question} ") if question else example
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a written answer is the right number; see `same_number`."""
+        """Returns whether a written answer is the right number; see `datamodules.numbers`."""
         return same_number(text, answer)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from datamodules import ReasoningGSM8K
 from datamodules.gsm8k import Problem, Problems
+from datamodules.numbers import same_number
 from datamodules.reasoning import gsm8k
 from datamodules.reasoning.gsm8k import (
     MarkedProblems,
@@ -15,7 +16,6 @@ from datamodules.reasoning.gsm8k import (
     offsets,
     question_of,
     read_solved,
-    same_number,
 )
 
 NUMBERS = range(2, 32)
