@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lm_eval.api.model import LM
+from lm_eval.api.model import LM, hash_args
 from torch import Tensor
 from tqdm import tqdm
 
@@ -220,23 +220,26 @@ class HarnessModel(LM):
         """Returns a continuation of each (context, options), cut before the stop texts.
 
         A request that the harness repeats stands in the list several times: each has draws of its
-        own.
+        own, and an entry of its own in the cache.
         """
-        found: list[Any] = [None] * len(requests)
         wanted, seen = [], Counter[int]()
         for request in requests:
             wanted.append(self._writing_request(request, seen[id(request)]))
             seen[id(request)] += 1
-        with self._bar(len(requests), "writing", " texts") as bar, torch.no_grad():
-            for batch in _alike(wanted, self.batch_size):
+        keys = [(*r.args, one.stream) for r, one in zip(requests, wanted, strict=True)]
+        cached = self.cache_hook.dbdict or {}
+        found = [cached.get(hash_args("generate_until", key)) for key in keys]
+        missing = [number for number, text in enumerate(found) if text is None]
+        with self._bar(len(missing), "writing", " texts") as bar, torch.no_grad():
+            for batch in _alike(wanted, missing, self.batch_size):
                 start = time.perf_counter()
                 with self._context():
                     written = write(self.model, self.own_tokenizer, [wanted[i] for i in batch])
                 seconds = time.perf_counter() - start
                 for number, text in zip(batch, written.texts, strict=True):
-                    found[number], request = text, requests[number]
-                    self.cache_hook.add_partial("generate_until", request.args, text)
-                    work = self.work[str(request.task_name)]
+                    found[number] = text
+                    self.cache_hook.add_partial("generate_until", keys[number], text)
+                    work = self.work[str(requests[number].task_name)]
                     work.add_written(wanted[number].prompt, written, seconds)
                 bar.update(len(batch))
         return found
@@ -348,11 +351,13 @@ class HarnessModel(LM):
         return tqdm(total=total, desc=what, unit=unit, disable=hidden)
 
 
-def _alike(wanted: Sequence[WritingRequest], size: int) -> Iterator[list[int]]:
+def _alike(
+    wanted: Sequence[WritingRequest], missing: Sequence[int], size: int
+) -> Iterator[list[int]]:
     """Yields the numbers of requests that can be written at once, the longest prompts first."""
     groups: dict[Any, list[int]] = {}
-    for number, one in enumerate(wanted):
-        groups.setdefault((one.sampling, one.most), []).append(number)
+    for number in missing:
+        groups.setdefault((wanted[number].sampling, wanted[number].most), []).append(number)
     for numbers in groups.values():
         numbers.sort(key=lambda n: (-len(wanted[n].prompt), wanted[n].prompt))
         yield from (numbers[i : i + size] for i in range(0, len(numbers), size))

@@ -220,7 +220,21 @@ def score_tasks(
     return results
 
 
-def open_cache(lm: HarnessModel, path: Path, identity: str) -> CachingLM:
+class AnswerFile(CachingLM):
+    """The model with a file of answers, in which each repeat of a written text has its entry.
+
+    The harness keeps one text a request, which all repeats would get, and leaves out requests
+    that are repeated with other draws.
+    """
+
+    def generate_until(self, requests: list[Any]) -> list[Any]:
+        """Returns the continuations; ``HarnessModel`` looks them up by their random stream."""
+        texts = self.lm.generate_until(requests)
+        self.dbdict.commit()
+        return texts
+
+
+def open_cache(lm: HarnessModel, path: Path, identity: str) -> AnswerFile:
     """Returns the model with its answers in a file.
 
     Raises:
@@ -228,7 +242,7 @@ def open_cache(lm: HarnessModel, path: Path, identity: str) -> CachingLM:
     """
     if path.is_file() and path.stat().st_size:
         _check_whole(path)
-    caching = CachingLM(lm, str(path))
+    caching = AnswerFile(lm, str(path))
     known = caching.dbdict.setdefault(_IDENTITY, identity)
     if known != identity:
         caching.dbdict.close()

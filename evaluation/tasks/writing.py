@@ -86,7 +86,7 @@ class WritingRequest:
         sampling = SamplingConfig(temperature=0, seed=seed)
         if asked["do_sample"]:
             cuts = {key: asked.get(key) for key in ("top_k", "top_p")}
-            temperature = float(asked.get("temperature") or 1.0)
+            temperature = float(asked.get("temperature", 1.0))  # 0 is greedy
             sampling = SamplingConfig(temperature=temperature, seed=seed, **cuts)
         stream = example if options.get("streams") == "example" else _stream_of(ids)
         until = tuple(filter(None, asked["until"]))

@@ -95,8 +95,9 @@ def test_greedy_continuations_are_greedy(both):
     """Their own continuation is greedy by both; another one is not."""
     context, options = "the thought reads", {"until": [], "max_gen_toks": 3, "do_sample": False}
     (text,) = both[0].generate_until([request(context, dict(options))], disable_tqdm=True)
-    (own,) = both[1].generate_until([request(context, dict(options))])
-    assert own == text
+    for more in ({}, {"do_sample": True, "temperature": 0.0}, {"do_sample": True, "top_k": 1}):
+        (own,) = both[1].generate_until([request(context, {**options, **more})])
+        assert own == text
     ids = both[1].own_tokenizer.encode(context)
     if both[1].own_tokenizer.encode(context + text)[: len(ids)] == ids:
         pairs = [request(context, text), request(context, " zz")]

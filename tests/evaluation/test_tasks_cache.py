@@ -58,6 +58,69 @@ def test_a_stopped_run_goes_on(ask, scored):
     assert numbers(target) == first
 
 
+WRITE = """
+task: repeated
+custom_dataset: !function evaluation.tasks.local_data.load
+dataset_kwargs: {{folder: lambada}}
+output_type: generate_until
+test_split: test
+doc_to_text: the
+doc_to_target: a
+repeats: 3
+generation_kwargs: {{until: [], max_gen_toks: 6, {}}}
+filter_list:
+  - name: all
+    filter: [{{function: take_first_k, k: 3}}]
+process_results: !function length.of
+metric_list:
+  - {{metric: length, aggregation: mean, higher_is_better: true}}
+"""
+LENGTH = "def of(doc, results): return {'length': float(len(results[0]))}"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "temperature: 2.0",  # which samples, as do_sample does
+        "do_sample: true, temperature: 2.0",
+        "temperature: 2.0, streams: example",
+    ],
+)
+def test_each_repeat_keeps_its_text(ask, how, tmp_path, monkeypatch):
+    """A run that was stopped and one that has all its answers give the texts of a run without."""
+    from evaluation.cli import main
+    from evaluation.tasks import adapter
+
+    words, _ = ask
+    (tmp_path / "repeated.yaml").write_text(WRITE.format(how))
+    (tmp_path / "length.py").write_text(LENGTH)
+    samples = tmp_path / "samples.jsonl"
+    words += ["--tasks", "repeated", "--include_path", str(tmp_path), "--samples", str(samples)]
+
+    def texts():
+        return [row["texts"] for row in map(json.loads, samples.open())]
+
+    assert main([*words, "--cache", str(tmp_path / "never_again.db")]) == 0
+    expected, counts, own = texts(), {"written": 0, "stop": 4}, adapter.write
+    assert all(len(set(three)) == 3 for three in expected)
+    same = expected[0] == expected[1]  # all three examples have the same prompt
+    assert same is ("streams" not in how)
+
+    def write(*args):
+        if counts["written"] == counts["stop"]:
+            raise KeyboardInterrupt
+        counts["written"] += 1
+        return own(*args)
+
+    monkeypatch.setattr(adapter, "write", write)
+    assert main(words) == 130
+    counts["stop"] = None
+    for _ in range(2):
+        assert main(words) == 0
+        assert texts() == expected
+    assert counts["written"] == (4 if same else 9)  # one a try; the four have the three of all
+
+
 def test_a_cache_of_another_model_is_refused(ask, fails, latent_path):
     from evaluation.cli import main
 
