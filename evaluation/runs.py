@@ -14,20 +14,22 @@ import yaml
 from evaluation.load import build_outline
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import (
+    LOGS,
     Checkpoint,
     CheckpointError,
     Recipe,
     Which,
+    has_log,
     is_near_meant,
     place_of,
     read_checkpoint,
+    started_runs,
 )
 
 # ---- log and record of a run
 
 
-PATTERN = "events.out.tfevents.*"
-CSV_FILE = "metrics.csv"
+PATTERN, CSV_FILE = LOGS
 NO_VERSION = ("run", "command")
 """Names on top of a record that are no versions."""
 
@@ -60,11 +62,6 @@ def _csv_scalars(file: Path) -> dict[str, dict[int, float]]:
         str(tag): {int(step): float(value) for step, value in column.items()}
         for tag, column in columns
     }
-
-
-def has_log(folder: Path) -> bool:
-    """Whether a folder holds what a run has logged."""
-    return any(folder.glob(PATTERN)) or (folder / CSV_FILE).is_file()
 
 
 def read_record(folder: Path | None) -> dict[str, Any]:
@@ -122,16 +119,16 @@ def find_checkpoints(
     """Returns the checkpoints that the command line names, each once, in its order.
 
     Words are checkpoint files, folders of runs (a checkpoint of each run below it, see ``which``)
-    or patterns; ``key`` is the option that has them, for messages.
+    or patterns, of whose runs those without a checkpoint are left out with a warning if others
+    remain; ``key`` is the option that has them, for messages.
 
     Raises:
         ValueError: if a word leads to no checkpoint, one is damaged, or a run has no best one.
     """
     found: dict[Path, Checkpoint] = {}
-    for path in (path for word in words for path in _paths(word, key)):
-        for place in _logs_below(path) or [path]:
-            checkpoint = _checkpoint_at(place, key, which)
-            found.setdefault(checkpoint.path.resolve(), checkpoint)
+    for place in (run for word in words for run in started_runs(_paths(word, key))):
+        checkpoint = _checkpoint_at(place, key, which)
+        found.setdefault(checkpoint.path.resolve(), checkpoint)
     return list(found.values())
 
 
@@ -184,19 +181,6 @@ def _paths(word: str, key: str) -> list[Path]:
         hint = is_near_meant(place)
         raise ValueError(f"{key} ({word}): there is no such file or folder{hint}")
     return found
-
-
-def _logs_below(path: Path) -> list[Path]:
-    """Returns ``path`` if it has logs itself, else the folders of runs below it.
-
-    Those are folders with logs, or with checkpoints and a config, as of runs that log elsewhere.
-    """
-    path = path.resolve()
-    if has_log(path):
-        return [path]
-    logged = {f.parent for name in (PATTERN, CSV_FILE) for f in path.rglob(name)}
-    saved = {f.parent.parent for f in path.rglob("checkpoints/*.ckpt")}
-    return sorted(logged | {folder for folder in saved if (folder / "config.yaml").is_file()})
 
 
 def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
@@ -452,8 +436,7 @@ def _places(word: str) -> list[tuple[str | None, Path]]:
     """
     row, text = split_name(word)
     path = place_of(text, "runs")
-    places = [place for found in matching(path) for place in (_logs_below(found) or [found])]
-    return [(row, place) for place in places or [path]]
+    return [(row, place) for place in started_runs(matching(path)) or [path]]
 
 
 def _names(places: Sequence[tuple[Path, type]]) -> list[str]:

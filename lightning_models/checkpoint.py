@@ -223,6 +223,7 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
         )
     if path.is_dir() and not is_model_folder(path):
         last = newest_checkpoint([path])
+        started_runs([path])  # names the starts that it has passed over
         found = last if which == "last" else best_checkpoint(last, "which=best")
         return replace(found, which=which)
     if not path.exists():
@@ -335,6 +336,50 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
         f"there is no whole checkpoint below {places}; give the folder of the run or the path of a "
         f"checkpoint, or leave it out to start again{hint}"
     )
+
+
+LOGS = ("events.out.tfevents.*", "metrics.csv")
+"""Names of the files that a run logs to."""
+
+
+def has_log(folder: Path) -> bool:
+    """Whether a folder holds what a run has logged."""
+    return any(path for name in LOGS for path in folder.glob(name))
+
+
+def started_runs(paths: Iterable[Path]) -> list[Path]:
+    """Returns the runs at or below each path; a path without any stands for itself.
+
+    A run is a folder with logs, or with checkpoints and a config, as one that logs elsewhere. A
+    start that failed leaves a folder without a checkpoint: where there are other runs, it is named
+    in a warning and left out.
+    """
+    found = list(dict.fromkeys(run for path in paths for run in _runs_below(path) or [path]))
+    failed = [path for path in found if path.is_dir() and not _has_checkpoint(path)]
+    if not failed or len(failed) == len(found):
+        return found
+    more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+    warnings.warn(
+        f"skipping {', '.join(map(str, failed[:3]))}{more}: no checkpoint is in there, as after a "
+        "start that failed; delete it if it is of no use",
+        stacklevel=3,
+    )
+    return [path for path in found if path not in failed]
+
+
+def _runs_below(path: Path) -> list[Path]:
+    path = path.resolve()
+    if has_log(path):
+        return [path]
+    logged = {file.parent for name in LOGS for file in path.rglob(name)}
+    saved = {file.parent.parent for file in path.rglob("checkpoints/*.ckpt")}
+    runs = sorted(logged | {folder for folder in saved if (folder / "config.yaml").is_file()})
+    apart = not any(map(_has_checkpoint, runs)) and _has_checkpoint(path)
+    return [] if apart else runs  # apart: checkpoints lie outside the folders of the logs
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return is_model_folder(folder) or any(_files(folder))
 
 
 def best_checkpoint(last: Checkpoint, asked: str) -> Checkpoint:

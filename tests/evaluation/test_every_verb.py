@@ -109,6 +109,23 @@ def test_results_have_their_provenance_and_come_again(
     assert_close(numbers(again, "set"), numbers(result, "set"))
 
 
+@pytest.mark.parametrize("verb", VERBS, ids=str)
+def test_a_start_that_failed_is_skipped_with_a_word(
+    verb, evaluates, fails, named_path, verb_files, tmp_path
+):
+    runs = tmp_path / "runs"
+    saved, failed = (runs / f"version_{number}" for number in (0, 1))
+    (saved / "checkpoints").mkdir(parents=True)
+    shutil.copy(named_path, saved / "checkpoints" / "last.ckpt")
+    failed.mkdir()
+    for folder in (saved, failed):
+        (folder / "metrics.csv").write_text("step,val/loss\n0,5.5\n")
+    ask = fails if verb.name == "reason" else evaluates  # it finds nothing to ask in a text
+    with pytest.warns(UserWarning, match=rf"skipping {failed}: no checkpoint is in there"):
+        said = ask(*verb.command(runs, verb_files))
+    assert verb.name != "reason" or "has no questions with one right answer" in said
+
+
 @pytest.mark.parametrize("verb", BATCHED, ids=str)
 def test_the_size_of_batches_changes_nothing(verb, result_of, named_path):
     few = ("--limit_batches", 1000) if "--limit_batches" in verb.words else ()

@@ -70,6 +70,27 @@ def test_runs_that_log_elsewhere_are_found_by_config_and_checkpoints(runs):
     assert found == [a / "checkpoints" / "last.ckpt", b / "checkpoints" / "last.ckpt"]
 
 
+def test_starts_that_failed_are_skipped_with_a_word(runs):
+    kept = [runs / name / "X" / "version_0" / "checkpoints" / "last.ckpt" for name in "ab"]
+    named = str(runs / "c" / "X" / "version_0")
+    for word in (runs, runs / "*", runs / "*" / "X" / "version_*", runs / "*" / "*"):
+        with pytest.warns(UserWarning, match="no checkpoint is in there") as warned:
+            assert [c.path for c in find_checkpoints([str(word)])] == kept
+        assert named in str(warned[0].message)
+        with pytest.warns(UserWarning, match="no checkpoint is in there"):
+            found, left_out = find_compared([str(word)], skip=False)
+        assert ([run.checkpoint.path for run in found], left_out) == (kept, {})
+    with pytest.raises(ValueError, match="there is no whole checkpoint below"):
+        find_checkpoints([named, str(runs / "a")])  # named by itself
+
+
+def test_checkpoints_may_lie_outside_the_folders_of_the_logs(runs):
+    kept = runs / "c" / "kept.ckpt"
+    shutil.copy(runs / "a" / "X" / "version_0" / "checkpoints" / "last.ckpt", kept)
+    assert [c.path for c in find_checkpoints([str(runs / "c")])] == [kept]
+    assert read_checkpoint(runs / "c").path == kept
+
+
 def test_names_are_what_differs(tmp_path):
     paths = [tmp_path / "x" / name / "X" / "version_0" for name in ("p/a", "b")]
     assert short_names(paths) == ["p/a", "b"]
