@@ -163,8 +163,9 @@ class AnswerAccuracy(EvaluationHooks):
 
     The model writes greedily, thinking in its own way; right is what the data take for right. It is
     logged as ``val/accuracy`` (or ``test/accuracy``), over all ranks, and where there are several
-    groups of questions as ``val/accuracy/<group>_<g>``, too. Each rank asks those of its own
-    batches, so with more ranks more questions are asked. Training is not touched: random states and
+    groups of questions as ``val/accuracy/<group>_<g>``, too; questions of the split that are longer
+    than block_size are not asked, and counted in ``val/accuracy/left_out``. Each rank asks those of
+    its own batches, so with more ranks more questions are asked. Training is not touched: random states and
     modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the
     checkpoint that answers best.
     """
@@ -245,6 +246,10 @@ class AnswerAccuracy(EvaluationHooks):
         if self.by_group and len(asked) > 1:
             label = getattr(_data_of(trainer), "group_name", "group")
             values |= {f"{name}/{label}_{g}": right[g] / asked[g] for g in sorted(asked)}
+        data = _data_of(trainer)
+        left_out = data.left_out(data.validation_split if stage == "val" else "test")
+        if left_out:
+            values[f"{name}/left_out"] = float(left_out)
         for key, value in values.items():
             pl_module.log(key, value, prog_bar=key == name, rank_zero_only=False)
 

@@ -38,8 +38,8 @@ class AnswerDataModule(TextDataModule):
         **kwargs: See `TextDataModule`.
 
     Raises:
-        ValueError: An argument is out of its range; in `setup`: a question is longer than
-            block_size.
+        ValueError: An argument is out of its range; in `setup`: a question of the training is
+            longer than block_size.
     """
 
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {"loss_on"}
@@ -99,18 +99,24 @@ class AnswerDataModule(TextDataModule):
         """Opens the text store.
 
         Raises:
-            ValueError: It is missing or damaged, or block_size is too short for a question.
+            ValueError: It is missing or damaged, or block_size is too short for a question of the
+                training.
         """
         super().setup(stage)
-        for split in SPLITS:
-            start, _, end = _spans(self.stream(split))
-            longest = int((end - start - 1).max(initial=0))  # without the EOS in the middle
-            if longest > self.block_size:
-                raise ValueError(
-                    f"block_size={self.block_size} is too short: a question of the {split} split "
-                    f"has {longest} tokens with its answer. Set block_size={longest} or above; "
-                    "rows are only as wide as their split needs."
-                )
+        lengths = {split: self._lengths(split) for split in SPLITS}
+        longest = int(lengths["train"].max(initial=0))
+        if longest > self.block_size and stage in (None, "fit"):
+            raise ValueError(
+                f"block_size={self.block_size} is too short: a question of the train split has "
+                f"{longest} tokens with its answer. Set block_size={longest} or above; rows are "
+                "only as wide as their split needs."
+            )
+        self._leave_out(lengths)
+
+    def _lengths(self, split: Split) -> np.ndarray:
+        """Returns the tokens of each question with its answer, int64."""
+        start, _, end = _spans(self.stream(split))
+        return end - start - 1  # without the EOS in the middle
 
     def training_source(self) -> "AnswerSource":
         """Returns the training batches of this rank by number."""
@@ -119,8 +125,10 @@ class AnswerDataModule(TextDataModule):
     def evaluation_source(self, split: Split) -> "AnswerSource":
         """Returns the batches of this rank that have every question of a split once, in order.
 
+        Questions longer than block_size are left out; see `left_out`.
+
         Raises:
-            ValueError: The split is empty.
+            ValueError: The split is empty, or all of its questions are too long.
         """
         self._refuse_empty(split, len(self.stream(split)))
         return self._source(split, self.eval_batch_size, None)
@@ -132,6 +140,7 @@ class AnswerDataModule(TextDataModule):
             groups=self.groups(split, np.arange(len(stream.document_ends) // 2)),
             order=order,
             seed=self.seed,
+            kept=self._fitting(split) if order is None else None,
             loss_on=self.loss_on,
             eos_id=self.tokenizer.eos_id,
             token_bytes=self.tokenizer.token_bytes,
@@ -161,6 +170,7 @@ class AnswerSource(RowSource):
         groups: Group of each question, int64 (number of questions,).
         order: Which question is row n; see `RowOrder`.
         seed: The same.
+        kept: Evaluation: numbers of the questions that are taken; None: all.
         loss_on: See `AnswerDataModule`.
         eos_id: The token before a question, and at padded inputs.
         token_bytes: UTF-8 bytes of each id, (V,) int64.
@@ -177,6 +187,7 @@ class AnswerSource(RowSource):
         groups: np.ndarray,
         order: Order | None,
         seed: int,
+        kept: np.ndarray | None = None,
         loss_on: LossOn,
         eos_id: int,
         token_bytes: Tensor,
@@ -186,9 +197,10 @@ class AnswerSource(RowSource):
         self._stream, self._groups, self._loss_on = stream, groups, loss_on
         self._eos_id, self._token_bytes = eos_id, token_bytes
         self._start, self._middle, self._end = _spans(stream)
-        self._width = int((self._end - self._start).max(initial=1))
+        widths = self._end - self._start
+        self._width = int((widths if kept is None else widths[kept]).max(initial=1))
         self._order = RowOrder(
-            len(self._end), order=order, rows_per_batch=self._rows_per_batch, seed=seed
+            len(widths), order=order, rows_per_batch=self._rows_per_batch, seed=seed, kept=kept
         )
 
     def __len__(self) -> int:
@@ -214,7 +226,7 @@ class AnswerSource(RowSource):
         rows[(positions >= end) | (which < 0)[:, None]] = IGNORE
         return answer_batch(
             rows,
-            numbers,
+            self._order.sequence_ids(numbers),
             first_answers=first_answers[:, 0],
             groups=np.where(which < 0, NO_GROUP, self._groups[which]),
             loss_on=self._loss_on,

@@ -390,6 +390,7 @@ class LanguageDataModule(TextCorpus):
         self.num_workers = num_workers
         self.predict_file = predict_file
         self.validation_split: Split = validation_split
+        self._lengths_of_rows: dict[Split, np.ndarray] = {}  # of splits with rows too long
         refuse(self._problems())
 
     def _problems(self) -> list[str]:
@@ -443,6 +444,42 @@ class LanguageDataModule(TextCorpus):
         """Raises a ValueError if there is nothing to score in a split of that size."""
         if not size:
             raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
+        lengths = self._lengths_of_rows.get(split)
+        if lengths is not None and lengths.min() > self.block_size:
+            raise ValueError(
+                f"block_size={self.block_size} is too short: the shortest question of the {split} "
+                f"split has {lengths.min()} tokens with its answer, the longest {lengths.max()}. "
+                f"Set block_size={lengths.max()} or above."
+            )
+
+    # Questions that are too long
+
+    def _leave_out(self, lengths: Mapping[Split, np.ndarray]) -> None:
+        """Leaves rows that are longer than block_size out of evaluation, and warns of them.
+
+        Args:
+            lengths: Tokens of each row (N,), of splits whose rows cannot be cut.
+        """
+        too_long = {
+            split: rows for split, rows in lengths.items() if (rows > self.block_size).any()
+        }
+        self._lengths_of_rows = too_long
+        for split, rows in too_long.items():
+            rank_zero_warn(
+                f"{self.left_out(split)} of {len(rows)} questions of the {split} split are longer "
+                f"than block_size={self.block_size} and left out: accuracies and losses are those "
+                f"of the rest. To have all, set block_size={rows.max()}."
+            )
+
+    def _fitting(self, split: Split) -> np.ndarray | None:
+        """Returns the numbers of the rows that are evaluated, None for all."""
+        lengths = self._lengths_of_rows.get(split)
+        return None if lengths is None else np.flatnonzero(lengths <= self.block_size)
+
+    def left_out(self, split: Split) -> int:
+        """Returns how many questions of a split are too long for block_size to be evaluated."""
+        lengths = self._lengths_of_rows.get(split)
+        return 0 if lengths is None else int((lengths > self.block_size).sum())
 
     @abstractmethod
     def prompt_source(self, prompts: Sequence[str]) -> BatchSource:

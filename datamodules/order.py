@@ -202,6 +202,7 @@ class RowOrder:
             as they are stored, once (evaluation).
         rows_per_batch: Rows of a batch of all ranks; an epoch of training has a multiple of that.
         seed: Non-negative.
+        kept: Evaluation: numbers of the examples that are taken, ascending; None: all.
 
     Attributes:
         batches: Batches of all ranks that an epoch has.
@@ -212,9 +213,17 @@ class RowOrder:
     """
 
     def __init__(
-        self, count: int, *, order: Order | None, rows_per_batch: int, seed: int = 0
+        self,
+        count: int,
+        *,
+        order: Order | None,
+        rows_per_batch: int,
+        seed: int = 0,
+        kept: np.ndarray | None = None,
     ) -> None:
-        self._count, self._order, self._seed = count, order, seed
+        assert order is None or kept is None
+        self._total, count = count, count if kept is None else len(kept)
+        self._count, self._order, self._seed, self._kept = count, order, seed, kept
         batches = -(-count // rows_per_batch) if order is None else count // rows_per_batch
         if order is not None and not batches:
             raise ValueError(
@@ -235,8 +244,10 @@ class RowOrder:
 
     def examples(self, rows: np.ndarray) -> np.ndarray:
         """Returns the number of the example of each row (B,), int64; -1 for rows too many."""
-        if self._order is None:
+        if self._order is None and self._kept is None:
             return np.where(rows < self._count, rows, -1)
+        if self._order is None:
+            return np.where(rows < self._count, self._kept[np.minimum(rows, self._count - 1)], -1)
         if self._order == "random":
             return (draws(rows, seed=self._seed) % np.uint64(self._count)).astype(np.int64)
         epochs, places = np.divmod(rows, len(self))
@@ -245,6 +256,13 @@ class RowOrder:
             here = epochs == epoch
             out[here] = self._permutation(int(epoch))[places[here]]
         return out
+
+    def sequence_ids(self, rows: np.ndarray) -> np.ndarray:
+        """Returns a number for each row (B,) that no other row has; in evaluation its example's."""
+        if self._kept is None:
+            return rows
+        which = self.examples(rows)
+        return np.where(which < 0, rows + self._total - self._count, which)
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._permutations:

@@ -376,12 +376,17 @@ def trained_on(checkpoint: Checkpoint) -> str | None:
 
 
 def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split) -> dict[str, Any]:
-    """Returns what rebuilds the data, and the fingerprints of theirs and the training's text."""
+    """Returns what rebuilds the data, and the fingerprints of theirs and the training's text.
+
+    ``left_out`` counts the questions that are too long for block_size, if there are any.
+    """
+    left_out = data.left_out(split)
     return {
         "recipe": data.recipe(),
         "split": split,
         "fingerprint": data.fingerprint,
         "trained_on": trained_on(checkpoint),
+        **({"left_out": left_out} if left_out else {}),
     }
 
 

@@ -11,7 +11,7 @@ all tensors int64:
 | ``step_lengths`` | (B, R) | tokens of each step; 0: there is no such step |
 | ``step_places`` | (B, R) | index in ``query`` of the token that each belongs to, else -1 |
 | ``targets`` | (B, A) | the answer and an EOS, -100 after them |
-| ``sequence_id`` | (B,) | number of the row |
+| ``sequence_id`` | (B,) | number of the row; in evaluation that of its example |
 | ``group`` | (B,) | what accuracies are grouped by |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
 | ``epochs`` | a float | training: epochs of the trainer that precede this batch |
@@ -108,7 +108,7 @@ class ReasoningSource(RowSource):
         batch = reasoning_batch(
             self._examples,
             self._order.examples(rows),
-            rows,
+            self._order.sequence_ids(rows),
             eos_id=self._eos_id,
             token_bytes=self._token_bytes,
         )
@@ -125,7 +125,7 @@ def reasoning_batch(
     Args:
         examples: Of one split, at least one.
         which: Number of the example of each row (B,), -1: none.
-        rows: Number of each row (B,).
+        rows: Number of each row (B,), its ``sequence_id``.
         eos_id: Stands before queries, after answers, and in padding.
         token_bytes: UTF-8 bytes of each id, (V,) int64.
     """

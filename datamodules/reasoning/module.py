@@ -143,7 +143,8 @@ class ReasoningDataModule(LanguageDataModule):
         train_windows: 'packed' has each example once an epoch, in a new order; 'random' draws
             examples with replacement.
         max_length: Training examples with more tokens than this, counted as for block_size, are
-            left out and counted; null: all are kept. Examples of other splits are never left out.
+            left out and counted; null: all are kept. Examples of other splits are left out only
+            where they are longer than block_size.
         answer_prefix: Fixed text before every answer, unscored and given at inference too. The
             state after the last chunk of a query enters here (methods of one latent state a
             chunk), so it must not be empty.
@@ -153,7 +154,8 @@ class ReasoningDataModule(LanguageDataModule):
         **kwargs: See `LanguageDataModule` and `TextCorpus`.
 
     Raises:
-        ValueError: An argument is out of its range; in `setup`: a row is longer than block_size.
+        ValueError: An argument is out of its range; in `setup`: a row of the training is longer
+            than block_size.
     """
 
     rows: ClassVar[str] = "reasoning"
@@ -292,18 +294,23 @@ class ReasoningDataModule(LanguageDataModule):
         """Opens the store.
 
         Raises:
-            ValueError: It is missing or damaged, or block_size is too short for a row.
+            ValueError: It is missing or damaged, or block_size is too short for a row of training.
         """
         super().setup(stage)
-        for split in SPLITS:
-            longest = self._store.longest(split)
-            if longest > self.block_size:
-                cure = " or max_length, to leave out such examples" if split == "train" else ""
-                raise ValueError(
-                    f"block_size={self.block_size} is too short: an example of the {split} split "
-                    f"has {longest} tokens with its steps and its answer. Set "
-                    f"block_size={longest} or above{cure}; batches are only as wide as they need."
-                )
+        longest = {split: self._store.longest(split) for split in SPLITS}
+        if longest["train"] > self.block_size and stage in (None, "fit"):
+            raise ValueError(
+                f"block_size={self.block_size} is too short: an example of the train split has "
+                f"{longest['train']} tokens with its steps and its answer. Set "
+                f"block_size={longest['train']} or above or max_length, to leave out such "
+                "examples; batches are only as wide as they need."
+            )
+        lengths = {
+            split: self.stored(split).row_lengths(self.wording())
+            for split, tokens in longest.items()
+            if tokens > self.block_size
+        }
+        self._leave_out(lengths)
 
     @cached_property
     def _store(self) -> ExampleStore:
@@ -360,8 +367,10 @@ class ReasoningDataModule(LanguageDataModule):
     def evaluation_source(self, split: Split) -> ReasoningSource:
         """Returns the batches of this rank that have every example of a split once, in order.
 
+        Examples longer than block_size are left out; see `left_out`.
+
         Raises:
-            ValueError: The split is empty.
+            ValueError: The split is empty, or all of its examples are too long.
         """
         self._refuse_empty(split, len(self.stored(split)))
         return self._source(split, self.eval_batch_size, training=False)
@@ -373,6 +382,7 @@ class ReasoningDataModule(LanguageDataModule):
             order=self.train_windows if training else None,
             rows_per_batch=batch_size * ranks["world_size"],
             seed=self.seed,
+            kept=None if training else self._fitting(split),
         )
         return ReasoningSource(
             examples,

@@ -236,6 +236,17 @@ class Examples:
         (_, queries), (_, answers) = self.queries(everything), self.answers(everything)
         return float((queries + answers + 2).mean())
 
+    def row_lengths(self, wording: Wording) -> np.ndarray:
+        """Returns the tokens of each row (N,), int64; see `EncodedExample.row_length`."""
+        everything = np.arange(len(self))
+        if not len(everything):
+            return np.empty(0, dtype=np.int64)
+        first, last = self._firsts[:-1], self._firsts[1:] - 1
+        steps = self.num_steps(everything)
+        stored = self.stream.ends(last) - self.stream.starts(first)  # with an EOS after each text
+        texts = stored - (steps + 2) + steps * len(wording.step_separator)
+        return np.asarray(1 + texts + len(wording.answer_prefix) + 1)
+
     def crossings(self, chunk_size: int) -> int:
         """Returns how many examples have a step that was moved out of its marker's chunk.
 

@@ -54,6 +54,7 @@ from evaluation.reason.contestants import (
     check_same_questions,
     check_task,
     pick_baseline,
+    same_batches,
     with_baseline,
     with_question_first,
     with_task,
@@ -133,7 +134,9 @@ def measure_reason(
     rows = [_rows(*pair, data.tokenizer) for pair in zip(contestants, first, strict=True)]
     again: list[list[dict[str, Any]] | None] = [None] * len(contestants)
     if question_first is not None:
-        other, _ = asked_batches(question_first, split, limit_batches)
+        fewer = data.left_out(split) > 0  # which fit into the longer rows of the other data
+        other, _ = asked_batches(question_first, split, None if fewer else limit_batches)
+        other = same_batches(batches, other) if fewer else other
         check_same_questions(batches, other)
         turned = dataclasses.replace(asking, data=question_first)
         replies = [turned.replies(one, other, context) for one in contestants]

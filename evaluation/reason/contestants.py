@@ -145,6 +145,17 @@ def asked_batches(data: Any, split: Split, limit: int | None) -> tuple[list[list
     return asked, len(source)
 
 
+def same_batches(
+    first: Sequence[Sequence[Question]], second: Sequence[Sequence[Question]]
+) -> list[list[Question]]:
+    """Returns the questions of ``second`` that ``first`` has, by number, in the same batches."""
+    by_number = {question.number: question for batch in second for question in batch}
+    return [
+        [by_number[question.number] for question in batch if question.number in by_number]
+        for batch in first
+    ]
+
+
 def check_same_questions(
     first: Sequence[Sequence[Question]], second: Sequence[Sequence[Question]]
 ) -> None:

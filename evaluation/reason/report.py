@@ -197,6 +197,8 @@ def _notes(content: Mapping[str, Any]) -> Iterator[str]:
     results, settings, data = content["results"], content["settings"], content["data"]
     count, candidates = results[0]["questions"], results[0].get("candidates")
     yield f"{count:,} questions of the {data['split']} split, on {settings['device']}"
+    if data.get("left_out"):
+        yield f"{data['left_out']:,} more are longer than block_size, and left out"
     if candidates is not None:
         yield (
             f"the likeliest of {candidates} possible answers is taken; by chance "

@@ -95,6 +95,23 @@ def test_only_the_first_batches_are_asked_and_short_texts_are_wrong(data, make_t
     assert logged["val/accuracy"] == 0
 
 
+def test_a_training_goes_on_without_the_questions_that_are_too_long(make_reasoning, make_trainer):
+    """A row has an EOS, its texts, and an EOS, of a token a byte."""
+    long, expected = make_reasoning(test_operations=[2, 20]), 0
+    long.prepare_data()
+    for one in long.examples("test"):
+        texts = (one.query, *(f"\n{step}" for step in one.steps), " Final values:", one.answer)
+        expected += 2 + sum(map(len, texts)) > 96
+    assert 0 < expected < 6
+    trainer = make_trainer(AnswerAccuracy(), max_steps=1, **ALL)
+    with pytest.warns(UserWarning, match=rf"{expected} of 6 questions of the test split"):
+        trainer.fit(build(), long)
+    assert trainer.global_step == 1
+    (logged,) = trainer.test(build(), long, verbose=False)
+    assert logged["test/accuracy/left_out"] == expected > 0
+    assert "val/accuracy/left_out" not in logged
+
+
 def test_models_of_windows_are_asked(make_model, make_trainer, tmp_path):
     """As ``evaluate.py reason --mode generate`` asks them."""
     sizes = {"train_stories": 4, "val_stories": 5, "test_stories": 0, "hops": [2, 3]}

@@ -96,6 +96,26 @@ def test_answers_are_those_to_single_questions(reason, reasoners, data):
     assert "s/question" not in printed
 
 
+def test_questions_that_are_too_long_are_left_out_and_counted(reason, data):
+    """A row has an EOS, its texts, and an EOS."""
+    sizes = []
+    for example in data.examples("test"):
+        steps = (text for step in example.steps for text in (data.step_separator, step))
+        texts = (example.query, *steps, data.answer_prefix, example.answer)
+        sizes.append(2 + sum(len(data.tokenizer.encode(text)) for text in texts))
+    block_size = sorted(sizes)[6]
+    fitting = [number for number, size in enumerate(sizes) if size <= block_size]
+    assert len(fitting) < 9
+    with pytest.warns(UserWarning, match=f"{9 - len(fitting)} of 9 questions of the test split"):
+        result, rows, printed = reason(
+            *UNTIMED, "--data.block_size", block_size, "--question_first", ckpts=("ts",)
+        )
+    assert [row["number"] for row in rows] == fitting * 2
+    assert result["data"]["left_out"] == 9 - len(fitting)
+    assert result["results"][0]["questions"] == len(fitting)
+    assert f"{9 - len(fitting)} more are longer than block_size, and left out" in printed
+
+
 def test_thoughts_are_those_of_the_model(reason, reasoners, data):
     """Recorded again, one query at a time."""
     result, rows, _ = reason(*UNTIMED, ckpts=("ts",))

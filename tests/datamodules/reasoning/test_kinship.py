@@ -282,8 +282,31 @@ def test_bad_arguments_are_named(options, message):
         Kinship(**options)
 
 
-def test_a_story_that_does_not_fit_says_what_would(make):
-    longest = max(len(q + a) + 1 for q, a in make().questions("test"))
-    with pytest.raises(ValueError, match=f"test split has {longest} tokens .* Set block_size"):
+def test_stories_that_do_not_fit_are_left_out_and_counted(make):
+    sizes = [len(q + a) + 1 for q, a in make().questions("test")]  # with an EOS
+    answers = [a for _, a in make().questions("test")]
+    block_size = max(max(len(q + a) + 1 for q, a in make().questions("train")), min(sizes))
+    longer = sum(size > block_size for size in sizes)
+    assert 0 < longer < len(sizes)
+    with pytest.warns(UserWarning, match=f"{longer} of {len(sizes)} questions of the test split"):
+        data = make(block_size=block_size)
+    assert (data.left_out("test"), data.left_out("train")) == (longer, 0)
+    source = data.evaluation_source("test")
+    batches = [source.batch(n) for n in range(len(source))]
+    asked = [
+        (number, bytes(targets[targets >= 0].tolist()[:-1]).decode())
+        for batch in batches
+        for number, targets in zip(batch["sequence_id"].tolist(), batch["targets"], strict=True)
+        if (targets >= 0).any()
+    ]
+    assert asked == [
+        (number, answers[number]) for number, size in enumerate(sizes) if size <= block_size
+    ]
+    assert max(batch["tokens"].shape[1] for batch in batches) <= block_size
+
+
+def test_a_story_of_the_training_that_does_not_fit_says_what_would(make):
+    longest = max(len(q + a) + 1 for q, a in make().questions("train"))
+    with pytest.raises(ValueError, match=f"train split has {longest} tokens .* Set block_size"):
         make(block_size=longest - 1)
     assert make(block_size=longest).block_size == longest

@@ -162,11 +162,31 @@ def test_long_training_examples_can_be_left_out(make):
     assert shorter.fingerprint != data.fingerprint
     with pytest.raises(ValueError, match="all 5 are longer than max_length"):
         make(max_length=5)
-    wide = task(val=[("v" * 100, [], " 1")])
-    with pytest.raises(
-        ValueError, match="val split has 118 tokens .* Set block_size=118 or above;"
+
+
+def test_questions_of_other_splits_that_are_too_long_are_left_out_and_counted(make):
+    """Two of five have 118 and 119 tokens: EOS, 100 or 101 bytes, 14 of the prefix, 2, EOS."""
+    val = [("Val<T> one", ["v"], " 1"), ("v" * 100, [], " 2"), ("Val two", [], " 3")]
+    val += [("w" * 101, [], " 4"), ("Val<T> three", ["u"], " 5")]
+    with pytest.warns(
+        UserWarning, match=r"2 of 5 questions of the val split are longer than b.*119"
     ):
-        make(wide, block_size=117, max_length=100)
+        data = make(task(val=val), block_size=117)
+    assert [data.left_out(split) for split in SPLITS] == [0, 2, 0]
+    source = data.evaluation_source("val")
+    batches = [source.batch(n) for n in range(len(source))]
+    assert [batch["targets"][:, 1].tolist() for batch in batches] == [[49, 51], [53, -100]]
+    assert [batch["sequence_id"].tolist() for batch in batches] == [[0, 2], [4, 5]]  # 5: no row
+    assert make(task(val=val), block_size=119).left_out("val") == 0
+    train = task(train=[*OWN["train"], ("v" * 100, [], " 2")])
+    with pytest.raises(ValueError, match="train split has 118 tokens .* max_length"):
+        make(train, block_size=117, max_length=998)
+    seen = train(cache_dir=data.cache_dir, block_size=117, max_length=998)
+    seen.prepare_data()
+    seen.setup("validate")  # a command that evaluates trains on nothing
+    assert seen.left_out("train") == 1
+    with pytest.raises(ValueError, match="shortest question of the val split has 118 tokens"):
+        make(task(val=val[1:2]), block_size=117, max_length=999).evaluation_source("val")
 
 
 def test_what_a_task_notices_is_counted_once_for_each_split(make):
