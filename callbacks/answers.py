@@ -133,9 +133,8 @@ def write(
         tokenizer=data.tokenizer,
         max_new_tokens=max_new_tokens,
         temperature=0,
-        # Numbers in a batch are consecutive, filling rows being last: where a model draws latent
-        # vectors, each question has its own stream, whatever the batch size.
-        first_row=questions[0].number,
+        # Where a model draws latent vectors, each question has its stream, whatever the batch.
+        streams=[question.number for question in questions],
     )
     return written
 
@@ -165,9 +164,9 @@ class AnswerAccuracy(EvaluationHooks):
     logged as ``val/accuracy`` (or ``test/accuracy``), over all ranks, and where there are several
     groups of questions as ``val/accuracy/<group>_<g>``, too; questions of the split that are longer
     than block_size are not asked, and counted in ``val/accuracy/left_out``. Each rank asks those of
-    its own batches, so with more ranks more questions are asked. Training is not touched: random states and
-    modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the
-    checkpoint that answers best.
+    its own batches, so with more ranks more questions are asked. Training is not touched: random
+    states and modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode max``
+    keeps the checkpoint that answers best.
     """
 
     def __init__(

@@ -244,10 +244,9 @@ class RowOrder:
 
     def examples(self, rows: np.ndarray) -> np.ndarray:
         """Returns the number of the example of each row (B,), int64; -1 for rows too many."""
-        if self._order is None and self._kept is None:
-            return np.where(rows < self._count, rows, -1)
         if self._order is None:
-            return np.where(rows < self._count, self._kept[np.minimum(rows, self._count - 1)], -1)
+            which = rows if self._kept is None else self._kept[np.minimum(rows, self._count - 1)]
+            return np.where(rows < self._count, which, -1)
         if self._order == "random":
             return (draws(rows, seed=self._seed) % np.uint64(self._count)).astype(np.int64)
         epochs, places = np.divmod(rows, len(self))

@@ -1,6 +1,7 @@
 """The one decode loop of every method, and sampling."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -99,7 +100,8 @@ def generate_steps(
     """Yields each new token id as it is chosen, with the number of its prompt from 0.
 
     Rows that are not ready (a method still thinking) wait for their logits; finished rows leave
-    the batch. Gradients are off inside only.
+    the batch. Gradients are off inside only. A warning says once if a row outgrows the context of
+    the training, as rotary positions allow; learned ones are refused by the model.
 
     Args:
         model: in eval mode.
@@ -129,6 +131,7 @@ def generate_steps(
     numbers = range(first_row, first_row + len(prompts)) if streams is None else streams
     keys = [(sampling.seed, number) for number in numbers]
     cache = model.init_cache(padded, lengths, max_new_tokens, keys)
+    limit = getattr(model, "context_limit", None)
     sampler = Sampler(sampling, numbers)
     out: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each remaining row belongs to
@@ -140,6 +143,9 @@ def generate_steps(
         tokens = torch.where(ready, chosen, tokens)
         for row, token, is_ready in zip(rows, tokens.tolist(), ready.tolist(), strict=True):
             if is_ready:
+                if limit is not None and len(prompts[row]) + len(out[row]) > limit:
+                    _warn_past(limit)
+                    limit = None
                 out[row].append(token)
                 yield row, token
         keep = [
@@ -155,6 +161,16 @@ def generate_steps(
             index = torch.tensor(keep, dtype=torch.int64, device=device)
             cache.select(index)
             tokens, rows = tokens[index], [rows[i] for i in keep]
+
+
+def _warn_past(limit: int) -> None:
+    """Warns that a model reads more than in training; the default filter shows a text once."""
+    warnings.warn(
+        f"prompt and continuation are longer than the {limit} tokens of the model's training "
+        "(block_size): rotary positions go on, but what is written there was never trained; lower "
+        "max_new_tokens or shorten the prompt",
+        stacklevel=1,
+    )
 
 
 class Sampler:
@@ -245,6 +261,7 @@ class ContinuesText:
         tokenizer: Any,
         max_new_tokens: int,
         first_row: int = 0,
+        streams: Sequence[int] | None = None,
         **sampling: Any,
     ) -> list[list[int]]:
         """Returns the new token ids of each prompt, the stop token included where it was reached.
@@ -257,6 +274,7 @@ class ContinuesText:
                 vocabulary.
             max_new_tokens: as ``generate_text`` has it.
             first_row: as ``generate_text`` has it.
+            streams: as ``generate_steps`` has it.
             **sampling: as ``generate_text`` has it.
 
         Raises:
@@ -273,4 +291,5 @@ class ContinuesText:
                 vocab_size=tokenizer.vocab_size,
                 device=model.device,
                 first_row=first_row,
+                streams=streams,
             )

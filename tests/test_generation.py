@@ -1,9 +1,11 @@
 """The one decode loop, on models small enough to know every answer."""
 
 import math
+import warnings
 
 import pytest
 import torch
+from methods import METHODS
 
 from datamodules.tokenizers import BytesTokenizer
 from lightning_models import TransformerConfig, TransformerLM
@@ -113,6 +115,27 @@ def test_learned_positions_serve_every_position_and_none_more():
         generate(model, [prompt], max_new_tokens=2, sampling=GREEDY)
     mine = generate(model, [prompt], max_new_tokens=1, sampling=GREEDY, vocab_size=40)
     assert mine == [without_cache(model, prompt, 1)]
+
+
+ROTARY = {method.name: method for method in METHODS if "gestalt" not in method.name}
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_rotary_positions_past_the_training_say_so_once(name):
+    model = ROTARY[name].build().eval()
+    if model.config.position_limit is not None:
+        pytest.skip("positions are learned, and refuse")
+    size = model.config.block_size
+    prompts = [[1] * (size - 3), [2] * 3]
+    how = {"sampling": GREEDY, "vocab_size": model.config.vocab_size}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        generate(model, prompts, max_new_tokens=4, **how)  # the last token is not read again
+        assert not [one for one in said if "longer than" in str(one.message)]
+        for _ in range(2):
+            generate(model, prompts, max_new_tokens=6, **how)
+    (one,) = [str(one.message) for one in said if "longer than" in str(one.message)]
+    assert f"longer than the {size} tokens of the model's training (block_size)" in one
 
 
 # ---- sampling

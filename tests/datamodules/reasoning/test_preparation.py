@@ -168,9 +168,7 @@ def test_questions_of_other_splits_that_are_too_long_are_left_out_and_counted(ma
     """Two of five have 118 and 119 tokens: EOS, 100 or 101 bytes, 14 of the prefix, 2, EOS."""
     val = [("Val<T> one", ["v"], " 1"), ("v" * 100, [], " 2"), ("Val two", [], " 3")]
     val += [("w" * 101, [], " 4"), ("Val<T> three", ["u"], " 5")]
-    with pytest.warns(
-        UserWarning, match=r"2 of 5 questions of the val split are longer than b.*119"
-    ):
+    with pytest.warns(UserWarning, match="2 of 5 questions of the val split .* block_size=119"):
         data = make(task(val=val), block_size=117)
     assert [data.left_out(split) for split in SPLITS] == [0, 2, 0]
     source = data.evaluation_source("val")
