@@ -16,7 +16,8 @@
 | | `StateTracking`: Parity and Vars; `ReasoningGSM8K`; `TwoHop`; `Kinship` |
 | `sentences/` | `Sentences`, `SentenceWindows`: another corpus, cut into sentences |
 | `hub` | files of a split on the hub, at one commit, fetched into its cache |
-| `readers` | documents of one file: compression, encodings, broken lines, separators |
+| `files` | files of the user's: formats, patterns, compression, encodings |
+| `readers` | documents of files: separators, lines and arrays of JSON, columns, broken rows |
 | `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
 | `prepare` | `prepare_store`: parts, shared by processes and machines; the final name |
 | `journals` | files that survive a kill: whole writes, durable appends, one writer |

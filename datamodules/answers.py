@@ -44,6 +44,7 @@ class AnswerDataModule(TextDataModule):
 
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {"loss_on"}
     may_overlap: ClassVar[bool] = False
+    repeats_leak: ClassVar[bool] = False  # answers recur
     group_name: ClassVar[str] = "group"
     """What ``group`` counts, in results."""
 

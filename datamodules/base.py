@@ -23,12 +23,14 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.corpus import TextCorpus
+from datamodules.files import format_of
 from datamodules.prepare import unchanged
-from datamodules.readers import read_lines, read_rows
+from datamodules.readers import read_lines, read_rows, read_table
 from datamodules.recipe import build
 from datamodules.store import Split
 
@@ -258,18 +260,24 @@ class BatchLoader:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Returns the prompts in a txt file (one a line, blank lines skipped) or a jsonl file.
+    """Returns the prompts in a txt file (one a line, blank lines skipped), jsonl or parquet file.
+
+    A file with the suffix of no format is a txt file; txt and jsonl may be compressed.
 
     Raises:
-        ValueError: The file is missing, empty or not UTF-8, or a jsonl line has no text in its
-            field ``prompt``, or text that is not UTF-8.
+        ValueError: The file is missing, empty or not UTF-8, or a row has no text in its field
+            ``prompt``, or text that is not UTF-8.
     """
     if not path.is_file():
         raise ValueError(f"there is no prompts file {path}")
-    if path.suffix == ".jsonl":
+    kind = format_of(path, "text")
+    if kind == "text":
+        prompts = [line for line in read_lines(path) if line.strip()]
+    elif kind == "jsonl":
         prompts = [_prompt(row, where) for where, row in read_rows(path)]
     else:
-        prompts = [line for line in read_lines(path) if line.strip()]
+        rows = enumerate(read_table(path), start=1)
+        prompts = [_prompt(row, f"{path}, row {number}") for number, row in rows]
     if not prompts:
         raise ValueError(f"the prompts file {path} is empty")
     return prompts
@@ -352,7 +360,8 @@ class LanguageDataModule(TextCorpus):
         seed: Seed of the data order, non-negative; the splits do not depend on it.
         num_workers: Processes that build batches ahead of training; 0 builds them in the training
             process.
-        predict_file: Prompts for `predict`: txt, one a line, or jsonl with the field ``prompt``.
+        predict_file: Prompts for `predict`: txt, one a line, or jsonl or parquet with the field
+            ``prompt``.
         validation_split: Documents that training validates on: those of ``val``, or of ``test``
             where ``val`` is kept for a report that must not have been tuned on.
         **kwargs: See `TextCorpus`.
@@ -518,7 +527,13 @@ class LanguageDataModule(TextCorpus):
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Returns the validation loader; an empty list where there is no such split by choice."""
         split = self.validation_split
-        return self._evaluation_loader(split) if self.expects(split) else []
+        training = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
+        if self.expects(split) or not training:
+            return self._evaluation_loader(split)
+        if self.trainer is not None:
+            cure = self.how_to_get(split)
+            rank_zero_info(f"Training without validation: there is no {split} split. {cure}")
+        return []
 
     def test_dataloader(self) -> BatchLoader:
         """Returns the loader of the test split.

@@ -21,14 +21,16 @@ from tqdm import tqdm
 
 from datamodules.base import none_of, refuse
 from datamodules.corpus import split_documents
+from datamodules.files import PARQUET_SUFFIXES, format_of
 from datamodules.hub import HubFiles, HubSplit, check_revision
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import shuffled
 from datamodules.readers import (
-    PARQUET_SUFFIXES,
-    format_of,
+    Reading,
+    has_text,
     read_column,
     read_documents,
+    read_files,
     read_lines,
     read_rows,
     text_of,
@@ -101,12 +103,12 @@ class HubCorpus(TextDataModule):
         """Returns where the hub has a split, None where it has none."""
 
     def read_file(self, path: Path) -> Iterator[str]:
-        """Yields the documents of one of your files."""
+        """Yields the documents of one of your files, those without text too."""
         return read_documents(path, lone_surrogates=True)
 
     def read_hub(self, files: Iterable[Path]) -> Iterator[str]:
         """Yields the documents of a split on the hub, whose files are fetched as they are read."""
-        return chain.from_iterable(map(self.read_file, files))
+        return read_files(files, self.read_file)
 
     def check_file(self, path: Path) -> None:
         """Raises a ValueError if a file's name shows that it cannot be read."""
@@ -214,7 +216,7 @@ class HubCorpus(TextDataModule):
     def read(self, split: Split) -> Iterator[str]:
         """Yields the documents of the files, or of the place on the hub, of a split."""
         if self.is_local:
-            return chain.from_iterable(map(self.read_file, self.files[split]))
+            return read_files(self.files[split], self.read_file)
         return self.read_hub(self._paths(split))
 
     def _paths(self, split: Split) -> Iterable[Path]:
@@ -349,7 +351,10 @@ class OpenWebText(HubCorpus):
     def _file_counts(self) -> list[int]:
         """The documents of each file: the end of the last one is known only when all are read."""
         files = tqdm(self._paths("train"), desc="counting documents", unit=" files", disable=None)
-        return [sum(1 for _ in self.read_file(path)) for path in files]
+        reading = Reading()
+        counts = [sum(1 for _ in reading.texts(path, self.read_file(path))) for path in files]
+        reading.finish()
+        return counts
 
     def _between(self, first: int, end: int | None) -> Iterator[str]:
         """Yields the documents with the numbers from `first` up to `end`, from their files."""
@@ -357,7 +362,7 @@ class OpenWebText(HubCorpus):
         for path, count in zip(self._paths("train"), self._file_counts, strict=True):
             begin, stop = max(first - base, 0), count if end is None else min(end - base, count)
             if begin < stop:
-                yield from islice(self.read_file(path), begin, stop)
+                yield from islice(filter(has_text, self.read_file(path)), begin, stop)
             base += count
 
 
@@ -491,6 +496,12 @@ class Pile(HubCorpus):
         """Yields the documents of one of your files that are in the chosen collections."""
         return super().read_file(path) if self._sets is None else self._chosen(path, self._sets)
 
+    def read(self, split: Split) -> Iterator[str]:
+        """Yields the documents of a split; a file need not have any of the chosen collections."""
+        if self._sets is None:
+            return super().read(split)
+        return filter(has_text, chain.from_iterable(map(self.read_file, self.files[split])))
+
     @staticmethod
     def _chosen(path: Path, names: frozenset[str]) -> Iterator[str]:
         for where, row in read_rows(path, lone_surrogates=True):
@@ -502,7 +513,7 @@ class Pile(HubCorpus):
                     f"{where}: there is no meta.pile_set_name to choose by. Set data.pile_sets to "
                     "null, or use the Pile's original files."
                 )
-            if name in names and text and not text.isspace():
+            if name in names:
                 yield text
 
 

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,6 +62,8 @@ class TextCorpus(L.LightningDataModule, ABC):
     not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir", "num_proc"})
     # Arguments that are objects: a corpus that has some notes their recipes in hparams itself.
     object_arguments: ClassVar[tuple[str, ...]] = ()
+    # Whether a document in two splits is a text that is trained on and scored.
+    repeats_leak: ClassVar[bool] = False
     # Arguments that name text files of the user's.
     path_arguments: ClassVar[frozenset[str]] = frozenset({"data_files", "val_files", "test_files"})
 
@@ -89,6 +91,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         self.num_proc = num_proc
         self._spec = parse_tokenizer(tokenizer)
         self._noted = False
+        self._repeats: Repeats | None = None  # of the documents that are being prepared
         self._name = type(self).__name__  # in messages
 
     # What a corpus writes
@@ -105,7 +108,11 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     def stored_documents(self, first: int = 0) -> Iterator[tuple[Split, str]]:
         """Yields what goes into the store: `labelled_documents` from the number `first` on."""
-        return islice(self.labelled_documents(), first, None)
+        documents = self.labelled_documents()
+        if self.repeats_leak:
+            self._repeats = Repeats()
+            documents = self._repeats.watch(documents)
+        return islice(documents, first, None)
 
     @property
     def train_tokens(self) -> int | None:
@@ -235,6 +242,10 @@ class TextCorpus(L.LightningDataModule, ABC):
             train_tokens=self.train_tokens,
             num_proc=self.num_proc,
         )
+        repeated = None if self._repeats is None else self._repeats.warning()
+        self._repeats = None
+        if repeated is not None:
+            rank_zero_warn(f"{self._name}: {repeated}")
         self._log_sizes()
 
     def _log_sizes(self) -> None:
@@ -342,6 +353,53 @@ def split_documents(
     """Yields each document with its split, in the given order."""
     for index, text in enumerate(documents):
         yield split_of(index, val_fraction=val_fraction, test_fraction=test_fraction), text
+
+
+# Texts in several splits
+
+_MOST_HASHES = 2**19  # some 50 MB
+
+
+class Repeats:
+    """Finds the documents that stand in several splits, but for outer white space.
+
+    Memory is bounded: of more than 2**19 different documents only those are kept whose hash is a
+    multiple of 2, 4, 8 and so on. Equal documents have equal hashes, so the same share of the
+    repeated ones stays, and their number is estimated from it.
+    """
+
+    def __init__(self) -> None:
+        self._splits: dict[int, int] = {}  # a bit for each split, by 64-bit hash
+        self._every = 1
+
+    def watch(self, documents: Iterable[tuple[Split, str]]) -> Iterator[tuple[Split, str]]:
+        """Yields the documents with their splits, unchanged."""
+        for split, text in documents:
+            key = hash(text.strip())
+            if key % self._every == 0:
+                self._splits[key] = self._splits.get(key, 0) | 1 << SPLITS.index(split)
+                if len(self._splits) > _MOST_HASHES:
+                    self._every *= 2
+                    kept = self._splits.items()
+                    self._splits = {k: bits for k, bits in kept if k % self._every == 0}
+            yield split, text
+
+    def warning(self) -> str | None:
+        """Returns how many texts stand in which splits, and the cure; null if there are none."""
+        parts = []
+        for one, other in combinations(SPLITS, 2):
+            both = 1 << SPLITS.index(one) | 1 << SPLITS.index(other)
+            count = self._every * sum(bits & both == both for bits in self._splits.values())
+            if count:
+                about = "about " if self._every > 1 else ""
+                noun = "text is" if count == 1 else "texts are"
+                parts.append(f"{about}{count:,} {noun} in {one} and in {other}")
+        if not parts:
+            return None
+        return (
+            f"{'; '.join(parts)}: scores on texts that are trained on say nothing about new ones. "
+            "Remove repeated texts from the files."
+        )
 
 
 # How much text each split got

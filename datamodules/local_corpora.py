@@ -8,13 +8,17 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_warn
+
+from datamodules.base import none_of, refuse
 from datamodules.corpus import split_documents
-from datamodules.readers import expand, format_of, read_documents
+from datamodules.files import Format, expand, format_of
+from datamodules.readers import Separator, read_documents, read_files
 from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
@@ -30,7 +34,8 @@ FILE_KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test"
 class LocalText(TextDataModule):
     """Your txt (one document a file, or cut by `separator`), jsonl or parquet files (one a row).
 
-    The txt and jsonl files may be compressed as .gz or .zst. Splits are explicit (`val_files`,
+    The txt and jsonl files may be compressed as .gz or .zst; a .json file may be one array. A file
+    of several names (links) is read once. Splits are explicit (`val_files`,
     `test_files`) or shares of the documents of `data_files` (`val_fraction`, `test_fraction`); each
     split chooses for itself. A single txt file, from which documents are to be held out, is cut
     into about 50 passages at ends of paragraphs: they are its documents.
@@ -45,6 +50,8 @@ class LocalText(TextDataModule):
         text_field: Field (jsonl) or column (parquet) that holds the text.
         separator: Regular expression that cuts txt files into documents, e.g. three line ends;
             null takes a file as one document, but for a single file that is cut into passages.
+        format: Format of files whose endings name none (Changes.old.gz): 'text', 'jsonl' or
+            'parquet'; null refuses them.
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -60,14 +67,17 @@ class LocalText(TextDataModule):
         test_files: str | list[str] | None = None,
         text_field: str = "text",
         separator: str | None = None,
+        format: Format | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if format is not None:
+            refuse(none_of(("text", "jsonl", "parquet"), format=format))
         self._patterns: Patterns = {"train": data_files, "val": val_files, "test": test_files}
         self._text_field = text_field
-        self._separator = separator
-        if separator is not None:
-            _check_pattern(separator)
+        self._separator = None if separator is None else Separator(separator).expression
+        self._written_separator = separator
+        self._format = format
         if data_files is None and val_files is None and test_files is None:
             raise ValueError("data_files (null) names no text: set data.data_files to your files.")
         # Held-out shares of data_files, for the splits without files of their own.
@@ -84,7 +94,10 @@ class LocalText(TextDataModule):
         Raises:
             ValueError: A file is missing, of unknown format, or in two splits.
         """
-        return files_of_splits(self._patterns)
+        return files_of_splits(self._patterns, self._format_of)
+
+    def _format_of(self, path: Path) -> Format:
+        return format_of(path, self._format)
 
     def source(self) -> dict[str, Any]:
         """Returns name, size and hash of every file, and how they are read; not their folders."""
@@ -96,6 +109,7 @@ class LocalText(TextDataModule):
             "text_field": self._text_field,
             "separator": self._separator,
             **({"passages": _PASSAGES} if self._is_one_book else {}),
+            **({} if self._format is None else {"format": self._format}),
             **self._shares,
         }
 
@@ -103,7 +117,7 @@ class LocalText(TextDataModule):
     def _is_one_book(self) -> bool:
         """Whether one txt file has to serve several splits, which takes passages."""
         files = self.files["train"]
-        uncut = self._separator is None and len(files) == 1 and format_of(files[0]) == "text"
+        uncut = self._separator is None and len(files) == 1 and self._format_of(files[0]) == "text"
         return uncut and any(share > 0 for share in self._shares.values())
 
     def notes(self) -> list[str]:
@@ -126,7 +140,8 @@ class LocalText(TextDataModule):
 
     def smaller_splits(self) -> str:
         """Returns what gives smaller held-out splits, for messages."""
-        uncut = self._separator is None and any(format_of(p) == "text" for p in self.files["train"])
+        files = self.files["train"]
+        uncut = self._separator is None and any(self._format_of(p) == "text" for p in files)
         cut = " (data.separator cuts txt files)" if uncut else ""
         return f"more documents{cut}, files of their own (data.val_files, data.test_files)"
 
@@ -152,11 +167,19 @@ class LocalText(TextDataModule):
                 yield split, text
 
     def _read(self, split: Split) -> Iterator[str]:
-        for path in self.files[split]:
-            texts = read_documents(path, text_field=self._text_field, separator=self._separator)
-            if split == "train" and self._is_one_book:
-                texts = (part for text in texts for part in passages(text) if part.strip())
-            yield from texts
+        cut = None if self._written_separator is None else Separator(self._written_separator)
+        read = partial(
+            read_documents,
+            text_field=self._text_field,
+            separator=cut,
+            default_format=self._format,
+        )
+        texts = read_files(self.files[split], read)
+        if split == "train" and self._is_one_book:
+            texts = (part for text in texts for part in passages(text) if part.strip())
+        yield from texts
+        if cut is not None and (warning := cut.warning()) is not None:
+            rank_zero_warn(warning)
 
 
 def passages(text: str) -> list[str]:
@@ -175,15 +198,6 @@ def passages(text: str) -> list[str]:
         pieces.append(text[start:stop])
         start = stop
     return [*pieces, text[start:]]
-
-
-def _check_pattern(separator: str) -> None:
-    try:
-        re.compile(separator)
-    except re.error as error:
-        raise ValueError(
-            f"separator={separator!r} is not a regular expression ({error})."
-        ) from error
 
 
 def files_of_splits(

@@ -1,149 +1,208 @@
-"""The documents of one file: txt, jsonl or parquet, the first two also as .gz or .zst.
+"""The documents of files: txt, jsonl (or one JSON array) and parquet.
 
 All readers stream: memory holds one document (or one parquet batch), not the file. Errors are
-ValueErrors that name the file and the place: a line or a row.
+ValueErrors that name the file and the place: a line, an item or a row.
 """
 
+import codecs
 import contextlib
-import glob
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO
 
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from datamodules.files import CHUNK, HEAD, Format, format_of, not_utf8, open_text
 from datamodules.tokenizers import first_line
 
-TEXT_SUFFIXES = (".txt", ".text", ".md")
-JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
-PARQUET_SUFFIXES = (".parquet",)
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # suffix: what pyarrow calls it
-
-_Part = TypeVar("_Part")
-
-_CHUNK = 2**20  # bytes read at once
 # Characters kept before and awaited after a separator match: as far as a pattern may look around
 # itself.
 _LOOK_AHEAD, _LOOK_BACK = 4096, 256
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped, maybe one of a pair
 
 
-def format_of(path: Path) -> str:
-    """Returns ``"text"``, ``"jsonl"`` or ``"parquet"``, by the suffix.
+# ---- documents
+
+
+class Separator:
+    r"""A regular expression between the documents of text files, which watches how it fares.
+
+    Line ends are read as ``\n``, so ``\r\n`` in the expression stands for ``\n``.
+
+    Args:
+        expression: Regular expression, as the user wrote it.
+
+    Attributes:
+        expression: The expression that is searched for.
 
     Raises:
-        ValueError: Another suffix.
+        ValueError: It is not a regular expression.
     """
-    suffixes = [s.lower() for s in path.suffixes]
-    compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
-    suffix = suffixes[-2] if compressed and len(suffixes) > 1 else (suffixes or [""])[-1]
-    if suffix in TEXT_SUFFIXES:
-        return "text"
-    if suffix in JSONL_SUFFIXES:
-        return "jsonl"
-    if suffix in PARQUET_SUFFIXES and not compressed:
-        return "parquet"
-    raise ValueError(
-        f"{path}: the suffix decides the format, which must be one of "
-        f"{', '.join(TEXT_SUFFIXES + JSONL_SUFFIXES)} (also followed by "
-        f"{' or '.join(COMPRESSIONS)}) or {PARQUET_SUFFIXES[0]}. Rename or convert the file."
-    )
+
+    _SHORT, _MANY = 3, 0.1  # characters of a document; share of such documents that is reported
+
+    def __init__(self, expression: str) -> None:
+        self._written = expression
+        # An escaped backslash is passed over together with the backslash that escapes it.
+        self.expression = re.sub(r"(\\\\)|\\r\\n|\r\n", lambda found: found[1] or r"\n", expression)
+        try:
+            self._pattern = re.compile(self.expression)
+        except re.error as error:
+            raise ValueError(
+                f"separator={expression!r} is not a regular expression ({error})."
+            ) from error
+        self._documents = self._short = self._matches = 0
+
+    def split(self, read: Callable[[int], str]) -> Iterator[str]:
+        """Yields the documents of a text that are not white space alone; see `split_text`."""
+        for number, piece in enumerate(split_text(read, self._pattern)):
+            self._matches += number > 0
+            if piece and not piece.isspace():
+                self._documents += 1
+                self._short += len(piece.strip()) < self._SHORT
+                yield piece
+
+    def warning(self) -> str | None:
+        """Returns what looks wrong about the documents so far, with the cure, or null."""
+        if self._documents and not self._matches:
+            what = "matches nothing: each file is one document"
+        elif self._short > self._MANY * self._documents:
+            what = (
+                f"leaves {self._short:,} of {self._documents:,} documents with fewer than "
+                f"{self._SHORT} characters"
+            )
+        else:
+            return None
+        literal = re.escape(self._written)
+        cure = "Check the regular expression."
+        if re.search(r"[|*+?.^$(){}\[\]]", self._written) and "\\" not in self._written:
+            cure = f"It is a regular expression; to match it letter by letter, write '{literal}'"
+        return f"separator={self._written!r} {what}. {cure}"
 
 
 def read_documents(
     path: Path,
     *,
     text_field: str = "text",
-    separator: str | None = None,
+    separator: str | Separator | None = None,
     lone_surrogates: bool = False,
+    default_format: Format | None = None,
 ) -> Iterator[str]:
-    """Yields the documents of a file; those of white space alone are left out.
+    """Yields the documents of a file; a row of null is an empty one (see `read_files`).
 
     Args:
         path: File to read; its suffix names the format.
         text_field: Field (jsonl) or column (parquet) with the text.
-        separator: Regular expression that cuts a text file into documents; None: the file is one
-            document.
+        separator: Regular expression that cuts a text file into documents. Null takes the file as
+            one document.
         lone_surrogates: See `read_rows`.
+        default_format: Format of a file whose suffix names none.
 
     Raises:
-        ValueError: The file has no document, is not UTF-8, or a line, field or column is not as
-            expected.
+        ValueError: The file is not UTF-8, or a line, field or column is not as expected.
     """
-    kind = format_of(path)
+    kind = format_of(path, default_format)
     if kind == "text":
-        texts = _read_text(path, separator)
+        yield from _read_text(path, separator)
     elif kind == "jsonl":
-        rows = read_rows(path, lone_surrogates=lone_surrogates)
-        texts = (text_of(row, text_field, where) for where, row in rows)
+        for where, row in read_rows(path, lone_surrogates=lone_surrogates):
+            yield text_of(row, text_field, where)
     else:
-        texts = read_column(path, text_field)
-    empty = True
-    for text in texts:
-        if text and not text.isspace():
-            empty = False
-            yield text
-    if empty:
-        raise ValueError(
-            f"{path} is empty: it holds no text. Remove it from the files, or fill it."
-        )
+        yield from read_column(path, text_field)
 
 
-def _open(path: Path) -> BinaryIO:
-    """Returns the decompressed bytes of a file."""
-    compression = COMPRESSIONS.get(path.suffix.lower())
-    if compression is None:
-        return path.open("rb")
-    import pyarrow as pa
-
-    # Unlike the readers of gzip and zstandard it notices every cut, between frames and in them.
-    stream = pa.input_stream(str(path), compression=compression, buffer_size=_CHUNK)
-    return cast(BinaryIO, io.BufferedReader(stream, buffer_size=_CHUNK))
+def has_text(text: str) -> bool:
+    """Returns whether a text is more than white space."""
+    return bool(text) and not text.isspace()
 
 
-def _reading(path: Path, parts: Callable[[BinaryIO], Iterator[_Part]]) -> Iterator[_Part]:
-    """Yields what `parts` reads from the file.
+class Reading:
+    """Passes on the texts of files, without empty ones, and says at the end what was left out."""
 
-    Raises:
-        ValueError: The compressed data are damaged, or text is not UTF-8.
-    """
-    with _open(path) as file:
-        try:
-            yield from parts(file)
-        except UnicodeDecodeError as error:
-            raise not_utf8(path) from error
-        except OSError as error:
-            if error.errno is not None:  # of the disk, not of the decompression
-                raise
-            raise ValueError(
-                f"{path}: the compressed data are damaged or cut off ({error}). Get it again."
-            ) from error
+    def __init__(self) -> None:
+        self._paths: list[Path] = []
+        self._empty: list[Path] = []
+        self._texts = self._blank = 0
+
+    def texts(self, path: Path, documents: Iterable[str]) -> Iterator[str]:
+        """Yields the documents of a file that are more than white space."""
+        before = self._texts - self._blank
+        for text in documents:
+            self._texts += 1
+            if has_text(text):
+                yield text
+            else:
+                self._blank += 1
+        self._paths.append(path)
+        if self._texts - self._blank == before:
+            self._empty.append(path)
+
+    def finish(self) -> None:
+        """Logs how many texts, and warns which files, were left out.
+
+        Raises:
+            ValueError: No file has text.
+        """
+        total = len(self._paths)
+        if self._empty and len(self._empty) == total:
+            if total == 1:
+                what = f"{self._paths[0]} is empty: it holds no text. Remove it from the files"
+            else:
+                what = f"All {total} files are empty: none holds text ({self._named()}). Check them"
+            raise ValueError(f"{what}, or fill it." if total == 1 else f"{what}.")
+        if self._empty:
+            rank_zero_warn(
+                f"{len(self._empty)} of {total} files hold no text and are skipped: {self._named()}"
+            )
+        if self._blank:
+            place = str(self._paths[0]) if total == 1 else f"{total} files"
+            rank_zero_info(
+                f"{place}: {self._blank:,} of {self._texts:,} texts are empty or null and are left "
+                "out."
+            )
+
+    def _named(self) -> str:
+        shown = ", ".join(map(str, self._empty[:5]))
+        more = len(self._empty) - 5
+        return f"{shown} and {more} more" if more > 0 else shown
 
 
-def not_utf8(place: object) -> ValueError:
-    """Returns the error for bytes that are not UTF-8.
+def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
+    """Yields the documents of files in turn, without those of white space alone.
+
+    Says at the end how many those were, and which files have no document at all.
 
     Args:
-        place: The file, or the file and the line.
+        paths: Files, in reading order.
+        read: Returns the documents of a file.
+
+    Raises:
+        ValueError: No file has a document.
     """
-    return ValueError(
-        f"{place} is not UTF-8. Convert it, e.g. with: iconv -f latin1 -t utf-8 (if it is Latin-1)."
-    )
+    reading = Reading()
+    for path in paths:
+        yield from reading.texts(path, read(path))
+    reading.finish()
 
 
-def _read_text(path: Path, separator: str | None) -> Iterator[str]:
+# ---- text
+
+
+def _read_text(path: Path, separator: str | Separator | None) -> Iterator[str]:
     """Yields the documents of a text file, with Unix line ends and without a byte order mark."""
-
-    def parts(file: BinaryIO) -> Iterator[str]:
-        """Yields the documents of an open file."""
+    with open_text(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig")
         if separator is None:
-            yield text.read()
+            whole = text.read()
+            if has_text(whole):
+                yield whole
         else:
-            yield from split_text(text.read, re.compile(separator))
-
-    return _reading(path, parts)
+            cut = Separator(separator) if isinstance(separator, str) else separator
+            yield from cut.split(text.read)
 
 
 def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterator[str]:
@@ -160,7 +219,7 @@ def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterat
     while not at_end:
         kept = max(0, start - _LOOK_BACK)
         more = read(
-            max(_CHUNK, len(text) - kept)
+            max(CHUNK, len(text) - kept)
         )  # doubling: a long document is not scanned over and over
         text, start, at_end = text[kept:] + more, start - kept, not more
         for match in separator.finditer(text, start):
@@ -178,26 +237,26 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises:
         ValueError: A line is not UTF-8.
     """
-    return (line.rstrip("\r\n") for _, line in _numbered_lines(path))
+    with open_text(path) as file:
+        for _, line in _numbered_lines(path, file):
+            yield line.rstrip("\r\n")
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields (place for messages, line with its end) of a text file, which may be compressed."""
+def _numbered_lines(path: Path, file: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """Yields (place for messages, line with its end) of an open text file."""
+    for number, line in enumerate(file, start=1):
+        where = f"{path}, line {number}"
+        try:
+            yield where, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise not_utf8(path, where) from error
 
-    def parts(file: BinaryIO) -> Iterator[tuple[str, str]]:
-        """Yields lines, each with its place."""
-        for number, line in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            try:
-                yield where, line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise not_utf8(where) from error
 
-    return _reading(path, parts)
+# ---- JSON
 
 
 def read_rows(path: Path, *, lone_surrogates: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yields (place for messages, row) of a jsonl file.
+    """Yields (place for messages, row) of a jsonl file, or of a file that is one JSON array.
 
     Args:
         path: File to read.
@@ -205,9 +264,20 @@ def read_rows(path: Path, *, lone_surrogates: bool = False) -> Iterator[tuple[st
             nobody can change.
 
     Raises:
-        ValueError: A line is not UTF-8 or not JSON, or its text is not UTF-8.
+        ValueError: A line or an item is not UTF-8 or not JSON, or its text is not UTF-8.
     """
-    for where, line in _numbered_lines(path):
+    with open_text(path) as file:
+        head = file.peek(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
+        read = _array_items if head.startswith(b"[") else _line_values
+        for where, text, row in read(path, file):
+            if not lone_surrogates and _SURROGATE.search(text):
+                check_utf8(row, where)
+            yield where, row
+
+
+def _line_values(path: Path, file: BinaryIO) -> Iterator[tuple[str, str, Any]]:
+    """Yields (place for messages, text, value) of the lines of a jsonl file."""
+    for where, line in _numbered_lines(path, file):
         if not line.strip():
             continue
         try:
@@ -217,9 +287,86 @@ def read_rows(path: Path, *, lone_surrogates: bool = False) -> Iterator[tuple[st
                 f"{where} is not JSON ({error}). Each line must be one JSON object; correct or "
                 "remove the line."
             ) from error
-        if not lone_surrogates and _SURROGATE.search(line):
-            check_utf8(row, where)
-        yield where, row
+        yield where, line, row
+
+
+def _array_items(path: Path, file: BinaryIO) -> Iterator[tuple[str, str, Any]]:
+    """Yields (place for messages, text, value) of the items of a JSON array."""
+    text = _JsonText(io.TextIOWrapper(file, encoding="utf-8-sig").read)
+    sign = text.sign()  # the opening bracket
+    if text.sign(take=False) == "]":
+        sign = text.sign()
+    for number in itertools.count(1):
+        if sign == "]":
+            break
+        where = f"{path}, item {number}"
+        try:
+            source, value = text.value()
+        except ValueError as error:
+            raise ValueError(f"{where} is not JSON ({error}). Correct or remove it.") from error
+        yield where, source, value
+        sign = text.sign()
+        if sign not in (",", "]"):
+            after = repr(sign) if sign else "nothing"
+            raise ValueError(f"{where} is followed by {after}, where a comma or ] must stand.")
+    if sign := text.sign():
+        raise ValueError(
+            f"{path}: after the JSON array stands {sign!r}. The file must be one array, or have "
+            "one JSON object a line."
+        )
+
+
+class _JsonText:
+    """A JSON text that is read as far as it is needed."""
+
+    _SPACE = re.compile(r"[ \t\r\n]*")
+    # A value that the end of what was read cuts goes wrong within so many characters of that end,
+    # unless it is a string: for "-Infinity" and escaped surrogate pairs.
+    _CUT = 16
+
+    def __init__(self, read: Callable[[int], str]) -> None:
+        self._read, self._text, self._at = read, "", 0
+        self._decoder = json.JSONDecoder()
+
+    def _more(self) -> bool:
+        """Reads on; returns whether there was anything."""
+        rest = self._text[self._at :]
+        more = self._read(max(CHUNK, len(rest)))
+        self._text, self._at = rest + more, 0
+        return bool(more)
+
+    def sign(self, *, take: bool = True) -> str:
+        """Returns the next character that is no space, and passes over it; empty at the end."""
+        while True:
+            self._at = self._SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                sign = self._text[self._at]
+                self._at += take
+                return sign
+            if not self._more():
+                return ""
+
+    def value(self) -> tuple[str, Any]:
+        """Returns the next value, after its text.
+
+        Raises:
+            ValueError: It is not JSON, is nested too deeply, or has a number of too many digits.
+        """
+        self.sign(take=False)
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                near = error.pos > len(self._text) - self._CUT
+                if (near or error.msg.startswith("Unterminated")) and self._more():
+                    continue
+                raise ValueError(error.msg) from error
+            except RecursionError as error:
+                raise ValueError("nested too deeply") from error
+            if end == len(self._text) and self._more():  # digits may follow
+                continue
+            source, self._at = self._text[self._at : end], end
+            return source, value
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -264,6 +411,8 @@ def check_utf8(value: Any, where: str) -> None:
 def text_of(row: Any, field: str, where: str) -> str:
     """Returns the text field of a row.
 
+    Null is an empty text.
+
     Raises:
         ValueError: `row` has no such field, or it is not text.
     """
@@ -276,6 +425,8 @@ def text_of(row: Any, field: str, where: str) -> str:
             f"{where}: there is no field {field!r}, the fields are {', '.join(map(repr, row))}. "
             "Set text_field to one of them."
         )
+    if row[field] is None:
+        return ""
     if not isinstance(row[field], str):
         raise ValueError(
             f"{where}: the field {field!r} holds {type(row[field]).__name__}, not text. Set "
@@ -338,36 +489,3 @@ def read_column(path: Path, field: str) -> Iterator[str]:
             for value in values:
                 row += 1
                 yield text_of({field: value}, field, f"{path}, row {row}")
-
-
-def expand(patterns: str | Iterable[str]) -> list[Path]:
-    """Returns the files that paths and globs name, in that order, those of a glob sorted.
-
-    Raises:
-        ValueError: A path is missing or a folder, or a glob matches nothing.
-    """
-    paths: dict[Path, None] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        paths.update(dict.fromkeys(_expand_one(pattern)))
-    return list(paths)
-
-
-def _expand_one(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        raise ValueError(
-            f"{pattern} is a folder. Name its files with a glob, e.g. {pattern.rstrip('/')}/*.txt "
-            "or /**/*.jsonl."
-        )
-    if not glob.has_magic(pattern):
-        raise ValueError(
-            f"{pattern}: there is no such file (looked from {Path.cwd()}). Check the path."
-        )
-    found = [p for p in map(Path, sorted(glob.glob(str(path), recursive=True))) if p.is_file()]
-    if not found:
-        raise ValueError(
-            f"{pattern}: no file matches (looked from {Path.cwd()}). Check the pattern."
-        )
-    return found

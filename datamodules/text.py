@@ -396,6 +396,7 @@ class TextDataModule(LanguageDataModule):
     """
 
     may_overlap: ClassVar[bool] = True
+    repeats_leak: ClassVar[bool] = True
     not_in_source: ClassVar[frozenset[str]] = LanguageDataModule.not_in_source | {
         "block_size",
         "train_windows",

@@ -35,9 +35,10 @@ from typing import Any, Literal, NoReturn
 
 from datamodules import detokenizers
 from datamodules.detokenizers import Detokenizer
+from datamodules.files import expand, format_of
 from datamodules.hub import CONVERSION, HubFiles, check_revision
 from datamodules.local_corpora import identify
-from datamodules.readers import expand, format_of, read_documents
+from datamodules.readers import read_documents, read_files
 from datamodules.store import Split
 from datamodules.text import TextDataModule
 
@@ -234,11 +235,13 @@ class ZeroShotText(TextDataModule):
         """Yields the documents, detokenised, in the order of the files; none but for ``val``."""
         if split != "val":
             return
+        paths = self.files if self._hub is None else self._hub
+        yield from map(self._set.document, read_files(paths, self._read_file))
+
+    def _read_file(self, path: Path) -> Iterator[str]:
         separator = "\n" if self._set.by_line else None
-        for path in self.files if self._hub is None else self._hub:
-            field = fitting_field(path, self._fields)
-            for row in read_documents(path, text_field=field, separator=separator):
-                yield self._set.document(row)
+        field = fitting_field(path, self._fields)
+        return read_documents(path, text_field=field, separator=separator)
 
     def source(self) -> dict[str, Any]:
         """Returns the set, how its rows become text, and its files by content or its place."""
@@ -295,6 +298,6 @@ def fitting_field(path: Path, fields: Sequence[str]) -> str:
     if format_of(path) != "text":
         for field in fields:
             with contextlib.suppress(ValueError):  # the reading that follows names what is wrong
-                next(read_documents(path, text_field=field))
+                next(read_documents(path, text_field=field), None)
                 return field
     return fields[0]

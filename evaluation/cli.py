@@ -102,7 +102,7 @@ def _run(argv: Sequence[str]) -> None:
     except ArgumentError as error:
         from training.errors import condense, with_options  # takes seconds, as above
 
-        raise ArgumentError(None, with_options(condense(str(error)), parser)) from error
+        raise ArgumentError(None, with_options(condense(str(error)), parser, None, argv)) from error
     from evaluation.arguments import check_numbers  # the command has imported it, --help has not
 
     module, _ = COMMANDS[settings.command]

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
+from datamodules.readers import read_lines
 from evaluation.arguments import add_file_arguments, add_model_arguments, load_with_tokenizer
 from evaluation.cost import Cost, GeneratedSteps, cost_cells, price
 from evaluation.figures import make_panels, write_picture
@@ -70,8 +71,8 @@ def read_names(file: str | None) -> list[str]:
     if file is None:
         return list(NAMES)
     try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = list(read_lines(Path(file).expanduser()))
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"names ({file}): cannot be read ({error}); give a text file, one name a line"
         ) from error

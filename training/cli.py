@@ -279,7 +279,7 @@ class LatentCLI(LightningCLI):
                 _check_first_word(args)
             self._explain_class(given)
             if isinstance(error, ArgumentError):
-                message = with_options(condense(str(error)), parser, self._classes(given))
+                message = with_options(condense(str(error)), parser, self._classes(given), args)
                 raise UserError(message) from error
             raise
         verb = self.config.get("subcommand")

@@ -285,6 +285,7 @@ def with_options(
     message: str,
     parser: argparse.ArgumentParser,
     classes: Mapping[str, type] | None = None,
+    argv: Sequence[str] = (),
 ) -> str:
     """Returns a parser's message, with the names that an unknown option may be short for.
 
@@ -292,11 +293,14 @@ def with_options(
         message: in one line.
         parser: whose options are known.
         classes: of ``model`` and ``data``, whose arguments are known, too; None: there are none.
+        argv: the command line, for a word that follows the value of another option.
     """
     classes = classes or {}
     known = list(_of_class(message, classes)) or [*_options(parser), *class_options(classes)]
     options = {o.replace(".init_args", ""): o for o in known if not o.endswith("+")}
     if (positional := _POSITIONAL.search(message)) is not None:
+        if (listed := _unquoted_files(argv, positional["word"])) is not None:
+            return listed
         flag = next((o for o in ("--config", "--ckpt") if o in options), None)
         return f"{message}; write {flag} {positional['word']}" if flag else message
     if (missing := _MISSING.search(message)) is not None:
@@ -316,6 +320,22 @@ def with_options(
         return f"{message}; write {' or '.join(options[o] for o in longer[:3])} in full"
     near = _nearest(asked, list(options))
     return message + is_meant([options[o] for o in near])
+
+
+def _unquoted_files(argv: Sequence[str], word: str) -> str | None:
+    """Returns the message for a word that is a second file of an option, null where it is not."""
+    before = list(argv[: argv.index(word)]) if word in argv else []
+    last = next((i for i in reversed(range(len(before))) if before[i].startswith("-")), None)
+    if last is None:
+        return None
+    option, _, value = before[last].partition("=")
+    files = [*filter(None, [value]), *before[last + 1 :], word]
+    if len(files) < 2 or re.search(r"files(\.\w+)?$", option) is None:
+        return None
+    return (
+        f"{option} takes one word, and {word} is a second one; write {option} "
+        f"'[{', '.join(files)}]', or a pattern in quotes, such as '*{Path(word).suffix}'"
+    )
 
 
 def _of_class(message: str, classes: Mapping[str, type]) -> Iterator[str]:

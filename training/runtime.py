@@ -259,6 +259,8 @@ UNHELPFUL_WARNINGS = (
     r".*It is recommended to use `self.log\(.*sync_dist=True\)`.*",
     # A model may move batches in its own way; our data modules have none.
     r".*You have overridden `transfer_batch_to_device` in `LightningModule`.*",
+    # Training without a validation split, of which the data modules say what to do about it.
+    r"Total length of `list` across ranks is zero.*",
     # Batches are built by slicing a memory map; workers are a choice (data.num_workers).
     r".*does not have many workers.*",
 )

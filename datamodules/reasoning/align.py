@@ -21,9 +21,9 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from tqdm import tqdm
 
+from datamodules.files import expand
 from datamodules.gsm8k import fetch_problems
 from datamodules.journals import write_whole
-from datamodules.readers import expand
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.gsm8k import CURE, Solved, check_format, read_all, solved
 from datamodules.reasoning.placement import Placing, counts_of

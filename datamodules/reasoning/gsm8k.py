@@ -21,6 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
+from datamodules.files import format_of
 from datamodules.gsm8k import (
     ANNOTATION,
     RESULT,
@@ -33,7 +34,7 @@ from datamodules.gsm8k import (
 )
 from datamodules.local_corpora import FILE_KEYS, identify
 from datamodules.numbers import same_number
-from datamodules.readers import format_of, read_lines, read_rows
+from datamodules.readers import read_lines, read_rows
 from datamodules.reasoning.examples import MARKER, Example
 from datamodules.reasoning.module import FileSplits, ReasoningDataModule
 from datamodules.reasoning.placement import At, Placing, counts_of

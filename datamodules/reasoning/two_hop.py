@@ -37,8 +37,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from datamodules.base import none_of, outside, refuse
+from datamodules.files import open_text
 from datamodules.local_corpora import identify
-from datamodules.readers import not_utf8, read_rows
+from datamodules.readers import read_rows
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.kinship import NAMES, Draws
 from datamodules.reasoning.module import FileSplits, ReasoningDataModule
@@ -275,10 +276,8 @@ def read_chains(path: Path) -> Iterator[Chain]:
     Raises:
         ValueError: It is not UTF-8, has other columns, no rows, or a row lacks a value.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise not_utf8(path) from error
+    with open_text(path) as file:
+        text = file.read().decode("utf-8-sig")
     csv.field_size_limit(_LONGEST_FIELD)
     rows = csv.DictReader(io.StringIO(text, newline=""))
     columns = _format(path, rows.fieldnames or ())

@@ -26,8 +26,9 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from tqdm import tqdm
 
+from datamodules.files import expand
 from datamodules.journals import append_durably, only_writer
-from datamodules.readers import expand, parse_json
+from datamodules.readers import parse_json
 from datamodules.reasoning.two_hop import Chain, Hop, check_csv, read_chains
 from evaluation.arguments import add_device_arguments
 from evaluation.load import Pretrained, pick_device

@@ -4,6 +4,7 @@ The environment variable ``DATA`` names the folder; ``docs/tasks.md`` shows what
 harness calls ``load`` (it does not expand variables in YAML).
 """
 
+import contextlib
 import os
 import zipfile
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import IO, Any
 import pyarrow as pa
 from datasets import Dataset
 from pyarrow import json as arrow_json
+
+from datamodules.files import files_like, open_bytes, open_text
 
 LAYOUT = "see docs/tasks.md for what lies in that folder"
 
@@ -108,14 +111,15 @@ def _hellaswag(path: Path) -> Dataset:
 
 def _piqa(place: Path) -> Dataset:
     """Returns the rows with labels, or those of the two published files."""
-    joined, fields = sorted(place.glob("*labeled*.jsonl")), dict(_FIELDS["piqa"])
+    joined, fields = files_like(place, "*labeled*.jsonl"), dict(_FIELDS["piqa"])
     if joined:
         return _rows(joined[0], fields)
     fields.pop("label")
     rows, labels = _rows(_only(place, "valid.jsonl"), fields), _only(place, "valid-labels.lst")
     try:
-        numbers = labels.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
+        with open_text(labels) as file:
+            numbers = file.read().decode().split()
+    except (OSError, ValueError) as error:
         raise TaskDataError(f"{labels} cannot be read ({error}); get it again") from error
     if len(numbers) != len(rows) or not set(numbers) <= {"0", "1"}:
         raise TaskDataError(
@@ -128,7 +132,8 @@ def _paradigm(place: Path, name: str) -> Dataset:
     """Returns a paradigm of BLiMP: of the published archive, or else of a file of that name."""
     archive, fields = place / "BLiMP.zip", _FIELDS["blimp"]
     if not archive.is_file():
-        found = sorted(place.rglob(f"{name}.jsonl"))
+        folders = [place, *sorted(path for path in place.rglob("*") if path.is_dir())]
+        found = [path for folder in folders for path in files_like(folder, f"{name}.jsonl")]
         if not found:
             raise TaskDataError(f"{place} has neither BLiMP.zip nor {name}.jsonl; {LAYOUT}")
         return _rows(found[0], fields)
@@ -147,7 +152,7 @@ def _paradigm(place: Path, name: str) -> Dataset:
 
 
 def _only(place: Path, pattern: str) -> Path:
-    found = sorted(place.glob(pattern))
+    found = files_like(place, pattern)
     if len(found) != 1:
         named = ", ".join(path.name for path in found) or "none"
         raise TaskDataError(f"{place} must have one file {pattern}, not {named}; {LAYOUT}")
@@ -178,15 +183,17 @@ def _table(file: Path | IO[bytes], source: str | Path, fields: dict[str, pa.Data
         TaskDataError: if the file cannot be read, or a field has another type.
     """
     try:
-        table = arrow_json.read_json(
-            str(file) if isinstance(file, Path) else file,
-            arrow_json.ReadOptions(block_size=_BLOCK),
-            arrow_json.ParseOptions(
-                explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"
-            ),
-        )
+        opened = open_bytes(file) if isinstance(file, Path) else contextlib.nullcontext(file)
+        with opened as content:
+            table = arrow_json.read_json(
+                content,
+                arrow_json.ReadOptions(block_size=_BLOCK),
+                arrow_json.ParseOptions(
+                    explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"
+                ),
+            )
         table.validate(full=True)  # its texts are UTF-8
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise TaskDataError(f"{source} does not hold rows as JSON ({reason}); {LAYOUT}") from error
     return table

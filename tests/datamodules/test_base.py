@@ -1,5 +1,6 @@
 """Data modules under a trainer, their loaders, and prompts."""
 
+import gzip
 import json
 import multiprocessing
 import signal
@@ -10,8 +11,10 @@ from itertools import chain
 from types import SimpleNamespace
 
 import lightning as L
+import pandas as pd
 import pytest
 import torch
+import zstandard
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 
@@ -351,13 +354,35 @@ def test_both_formats_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("P.JSONL", bytes),
+        ("p.ndjson", bytes),
+        ("p.jsonl.gz", gzip.compress),
+        ("p.JSONL.zst", zstandard.ZstdCompressor().compress),
+    ],
+)
+def test_prompts_are_read_by_the_kind_of_their_file(tmp_path, name, pack):
+    rows = "".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS)
+    (tmp_path / name).write_bytes(pack(rows.encode()))
+    assert read_prompts(tmp_path / name) == PROMPTS
+    (tmp_path / "p.json").write_text(json.dumps([{"prompt": p} for p in PROMPTS]))
+    assert read_prompts(tmp_path / "p.json") == PROMPTS
+    pd.DataFrame({"prompt": PROMPTS}).to_parquet(tmp_path / "p.parquet")
+    assert read_prompts(tmp_path / "p.parquet") == PROMPTS
+    (tmp_path / "p.1.gz").write_bytes(gzip.compress(b"one\n\ntwo"))
+    assert read_prompts(tmp_path / "p.1.gz") == ["one", "two"]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("p.txt", b"\n\n", "is empty"),
-        ("p.txt", b"\xff\xfe", "not UTF-8"),
+        ("p.txt", b"a\xff\xfe", r"not UTF-8 \(byte 1: ff\)"),
+        ("p.jsonl", b'{"prompt": null}\n', "line 1: expected"),
         ("p.jsonl", b'{"prompt": "a"}\n{oops\n', "line 2 is not JSON"),
         ("p.jsonl", b'{"text": "a"}\n', "line 1: expected"),
-        ("p.jsonl", b"[" * 100_000, "line 1 is not JSON .*nested too deeply"),
+        ("p.jsonl", b"[" * 100_000, "item 1 is not JSON .*nested too deeply"),
         ("p.jsonl", b'{"prompt": "a\\udc00"}\n', "line 1: .*\\\\ud...', half a surrogate pair"),
     ],
 )

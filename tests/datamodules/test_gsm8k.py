@@ -49,7 +49,7 @@ def test_problems_of_a_file(tmp_path):
         (None, r"files\.test \(.*\): there is no such file"),
         (b"\n", r"files\.test \(.*\) is empty"),
         (b"nonsense", "line 1 is not JSON"),
-        (b'["a"]', "line 1: expected an object with the texts 'question' and 'answer'"),
+        (b'["a"]', "item 1: expected an object with the texts 'question' and 'answer'"),
         (b'\n{"text": "a"}', "line 2: expected an object"),
         (b'{"question": "a", "answer": 3}', "line 1: expected an object"),
         (b'{"question": " ", "answer": "#### 3"}', "line 1: expected an object"),

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules import LocalText, OpenWebText, PythonDocs, local_corpora, readers
+from datamodules.corpus import Repeats
+from datamodules.files import expand
 from datamodules.local_corpora import module_document, passages, topics
-from datamodules.readers import expand, read_documents, split_text
+from datamodules.readers import read_documents, read_files, split_text
 from datamodules.store import SPLITS
 
 TEXTS = ["first", "zweites, \u00e4hnlich", "third\nwith two lines"]
@@ -24,7 +26,7 @@ JSONL = "".join(json.dumps({"text": t, "n": 1}) + "\n" for t in TEXTS).encode()
 
 
 def read(path: Path, **options) -> list[str]:
-    return list(read_documents(path, **options))
+    return list(read_files([path], lambda p: read_documents(p, **options)))
 
 
 def zst_of_two_frames(data: bytes) -> bytes:
@@ -51,6 +53,71 @@ def test_text_plain_and_compressed(tmp_path, name, pack):
     path.write_bytes(pack("\ufeffein \u00e4\r\nzwei\r\n\r\ndrei\r".encode()))
     assert read(path) == ["ein \u00e4\nzwei\n\ndrei\n"]
     assert read(path, separator=r"\n\n") == ["ein \u00e4\nzwei", "drei\n"]
+
+
+def piped(data: bytes, window_log: int = 20) -> bytes:
+    """A zstd frame without the size of its content, as `zstd --long` writes what is piped to it."""
+    options = zstandard.ZstdCompressionParameters.from_level(
+        3, window_log=window_log, enable_ldm=True
+    )
+    frame = zstandard.ZstdCompressor(compression_params=options).compressobj()
+    return frame.compress(data) + frame.flush()
+
+
+SKIPPABLE = b"\x50\x2a\x4d\x18\x05\0\0\0hello"  # a frame of the user's, of 5 bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl.zst", piped(JSONL, window_log=31)),
+        ("a.jsonl.zst", piped(b"") + piped(JSONL[:50]) + SKIPPABLE + piped(JSONL[50:], 31)),
+        ("a.jsonl.gz", gzip.compress(JSONL) + bytes(512)),  # from a tape
+        ("a.jsonl.gz", gzip.compress(JSONL[:9]) + gzip.compress(JSONL[9:]) + bytes(1)),
+        ("A.JSONL.GZ", gzip.compress(JSONL)),
+        ("A.NDJSON", JSONL),
+    ],
+)
+def test_whole_files_as_other_programs_write_them(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert read(path) == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("suffix", "first", "second"),
+    [
+        (".gz", gzip.compress(JSONL), gzip.compress(JSONL)),
+        (".zst", piped(JSONL), piped(JSONL, window_log=31)),
+    ],
+)
+def test_every_cut_is_noticed(tmp_path, suffix, first, second):
+    """All but the one between the two, which leaves a whole file."""
+    path, whole = tmp_path / f"a.jsonl{suffix}", first + second
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        if size == len(first):
+            assert read(path) == TEXTS
+            continue
+        with pytest.raises(ValueError, match="cut off"):
+            read(path)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.fixed_dictionaries({"text": st.text(min_size=1).filter(lambda t: t.strip())})),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+    st.integers(1, 9),
+)
+def test_a_json_array_is_read_item_by_item(tmp_path_factory, rows, indent, ascii, size):
+    path = tmp_path_factory.mktemp("array") / "a.json"
+    text = json.dumps(rows, indent=indent, ensure_ascii=ascii)
+    path.write_bytes(b"\xef\xbb\xbf" + f" \n{text}\n".encode("utf-8", "replace"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "CHUNK", size)  # values are cut anywhere
+        found = [row for _, row in readers.read_rows(path, lone_surrogates=True)]
+    assert found == json.loads(path.read_text(encoding="utf-8-sig"))
 
 
 def test_parquet_and_text_field(tmp_path):
@@ -87,7 +154,7 @@ def test_cutting_holds_one_document_at_a_time():
 
 
 def test_long_matches_and_look_around_across_chunks(monkeypatch):
-    monkeypatch.setattr(readers, "_CHUNK", 16)
+    monkeypatch.setattr(readers, "CHUNK", 16)
     text = "a" * 5000 + "\n" * 50 + "b" * 5000
     parts = [text[i : i + 16] for i in range(0, len(text), 16)]
     pieces = list(
@@ -110,18 +177,40 @@ def parquet(text: bytes, *, damage: bool = False) -> bytes:
     [
         ("a.txt", b"", "is empty"),
         ("a.jsonl", b'{"text": "  "}\n', "is empty"),
-        ("a.txt", b"abc \xff", "not UTF-8"),
-        ("a.txt", b"\xc3\xa4 \xc3", "not UTF-8"),
-        ("a.txt", b"x" * 2**20 + b"\xc3(", "not UTF-8"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "line 2 is not UTF-8"),
+        ("a.txt", b"abc \xff", r"not UTF-8 \(byte 4: ff\)"),
+        ("a.txt", b"\xc3\xa4 \xc3", r"not UTF-8 \(byte 3: c3\)"),
+        ("a.txt", b"x" * 2**20 + b"\xc3(", r"not UTF-8 \(byte 1048576: c3\)"),
+        ("a.txt", b"x" * (2**20 - 1) + b"\xe4\xbd", r"not UTF-8 \(byte 1048575: e4 bd\)"),
+        ("a.txt.gz", gzip.compress(b"\xef\xbb\xbfabc\xff"), r"\(decompressed byte 6: ff\)"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": "\xff"}\n',
+            r"line 2 is not UTF-8 \(byte 24: ff\)",
+        ),
+        ("a.txt", "Latin \xe4".encode("utf-16"), "is UTF-16, not UTF-8"),
+        ("a.txt", "Latin \xe4".encode("utf-16-be"), "is UTF-16, not UTF-8"),
+        ("a.jsonl", JSONL.decode().encode("utf-16-le"), "is UTF-16, not UTF-8"),
+        ("a.jsonl.zst", zst_of_two_frames("abcdefghijkl".encode("utf-32")), "is UTF-32, not"),
+        ("a.jsonl", gzip.compress(JSONL), "is compressed with gzip. Rename"),
+        ("a.txt", zst_of_two_frames(JSONL), "is compressed with zstd. Rename"),
+        ("a.txt.gz", b"", "cut off"),
+        ("a.jsonl.zst", b"", "cut off"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "line 3 is not JSON"),
         (
             "a.jsonl",
             b'{"body": "a", "id": 1}\n',
             "line 1: there is no field 'text', .*'body', 'id'",
         ),
-        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "line 2: the field 'text' holds NoneType"),
-        ("a.jsonl", b"[1]\n", "line 1: expected an object with the field 'text', found list"),
+        ("a.jsonl", b'{"text": null}\n', "is empty"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 5}\n', "line 2: the field 'text' holds int"),
+        ("a.jsonl", b"[1]\n", "item 1: expected an object with the field 'text', found int"),
+        ("a.json", b'[{"text": "a"} {"text": "b"}]', "item 1 is followed by '{'"),
+        ("a.json", b'[{"text": "a"}, {"text": "b"}', "item 2 is followed by nothing"),
+        ("a.json", b'[{"text": "a"}, {"text": "b', "item 2 is not JSON"),
+        ("a.json", b'[{"text": "a"}, oops, {"text": "b"}]', "item 2 is not JSON"),
+        ("a.json", b'[{"text": "a"}]\n{"text": "b"}', "after the JSON array stands '{'"),
+        ("a.json", b'[{"text": "b\\ud800"}]', "item 1: .*half a surr"),
+        ("a.json", b"[" * 100_000, "item 1 is not JSON .*nested too deeply"),
         ("a.jsonl.gz", gzip.compress(JSONL, mtime=0)[:-9], "damaged or cut off"),
         ("a.jsonl.gz", b"no gzip", "damaged or cut off"),
         ("a.txt.zst", zst_of_two_frames(JSONL)[:-3], "damaged or cut off"),
@@ -183,6 +272,143 @@ def test_globs(tmp_path):
         expand(f"{tmp_path}/none.txt")
     with pytest.raises(ValueError, match=r"is a folder.*glob"):
         expand(str(tmp_path))
+
+
+def test_a_file_of_several_names_counts_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.txt").write_text("b")
+    (tmp_path / "a.txt").symlink_to("b.txt")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    assert expand([f"{tmp_path}/*.txt", "b.txt", "folder/*.txt", "./a.txt"]) == [tmp_path / "a.txt"]
+
+
+@pytest.mark.parametrize("folder", ["da ta [v2]", "what?", "[a-c]"])
+def test_folders_named_like_patterns(tmp_path, folder):
+    for name in (folder, "b", "da ta v"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "[1].txt").write_text("text")
+    own = tmp_path / folder / "deep" / "[1].txt"
+    for pattern in ("deep/[1].txt", "deep/*.txt", "*/*.txt", "**/*.txt", "deep/[[]1].txt"):
+        assert expand(f"{tmp_path / folder}/{pattern}") == [own]
+
+
+def test_a_pattern_stays_one_where_no_folder_has_its_name(tmp_path):
+    for name in ("a", "b", "z"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "c.txt").write_text("text")
+    assert [path.parent.name for path in expand(f"{tmp_path}/[a-c]/*.txt")] == ["a", "b"]
+
+
+def test_a_file_under_two_names_leaks_nothing_into_validation(corpus, lines, tmp_path):
+    once = corpus()
+    (tmp_path / "link.jsonl").symlink_to(lines)
+    twice = corpus(data_files=f"{tmp_path}/*.jsonl")
+    assert sum(twice.counts(s).documents for s in SPLITS) == 60
+    assert not set(twice.documents("train")) & set(twice.documents("val"))
+    assert twice.counts("train") == once.counts("train")
+
+
+def test_equal_texts_in_two_splits_are_warned_of(corpus, tmp_path, recwarn):
+    def write(name: str, texts) -> str:
+        (tmp_path / name).write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+        return f"{tmp_path}/{name}"
+
+    files = {
+        "data_files": write("train.jsonl", [f"text {i}" for i in range(100)]),
+        "val_files": write("val.jsonl", [f" text {i}\n" for i in range(97, 120)] * 2),
+        "test_files": write("test.jsonl", [f"text {i}" for i in range(119, 140)]),
+    }
+    corpus(**files)
+    (message,) = [str(w.message) for w in recwarn if "in train" in str(w.message)]
+    assert "LocalText: 3 texts are in train and in val; 1 text is in val and in test:" in message
+
+
+def test_repeated_texts_are_counted_in_bounded_memory(monkeypatch):
+    monkeypatch.setattr("datamodules.corpus._MOST_HASHES", 512)
+    repeats = Repeats()
+    for _ in repeats.watch(("train", f"text {i}") for i in range(20_000)):
+        assert len(repeats._splits) <= 512
+    assert repeats.warning() is None
+    for _ in repeats.watch(("val", f"text {i}") for i in range(10_000, 30_000)):
+        assert len(repeats._splits) <= 512
+    count = re.fullmatch(r"about ([\d,]+) texts are in train and in val: .*", repeats.warning())[1]
+    assert abs(int(count.replace(",", "")) - 10_000) < 5_000  # 6 times the standard deviation
+
+
+def test_rows_without_text_are_counted_and_files_without_text_are_skipped(
+    tmp_path, caplog, recwarn
+):
+    column = ["First text.", None, " \n", "Fourth text."]
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in column))
+    (tmp_path / "c.txt").touch()
+    (tmp_path / "d.txt").write_text(" \n")
+    paths = expand(f"{tmp_path}/*")
+    with caplog.at_level("INFO"):
+        texts = list(read_files(paths, read_documents))
+    assert texts == ["First text.", "Fourth text."] * 2
+    assert "4 files: 4 of 8 texts are empty or null and are left out." in caplog.text
+    (message,) = [str(w.message) for w in recwarn]
+    assert message.startswith("2 of 4 files hold no text and are skipped: ")
+    assert message.endswith("c.txt, " + str(tmp_path / "d.txt"))
+    with pytest.raises(ValueError, match=r"All 2 files are empty.*c.txt"):
+        list(read_files(paths[2:], read_documents))
+
+
+def test_files_without_a_known_ending_need_a_format(corpus, tmp_path):
+    (tmp_path / "Changes.old.gz").write_bytes(gzip.compress(b"one\n\ntwo\n\nthree"))
+    (tmp_path / "bash.1").write_text("four\n\nfive\n\nsix")
+    files = {"data_files": [f"{tmp_path}/Changes.old.gz", f"{tmp_path}/bash.1"], "block_size": 2}
+    options = {"separator": "\n\n", "batch_size": 1, "val_fraction": 0.2, "test_fraction": 0.2}
+    with pytest.raises(ValueError, match=r"suffix decides the format.*data.format"):
+        corpus(**files, **options)
+    data = corpus(format="text", **files, **options)
+    texts = [text for split in SPLITS for text in data.documents(split)]
+    assert sorted(texts) == sorted(["one", "two", "three", "four", "five", "six"])
+    (tmp_path / "rows.log").write_bytes(JSONL)
+    rows = corpus(format="jsonl", data_files=f"{tmp_path}/rows.log", batch_size=1, block_size=2)
+    assert sum(rows.counts(s).documents for s in SPLITS) == 3
+    with pytest.raises(ValueError, match="format"):
+        LocalText(data_files="a", format="csv")
+
+
+STORIES = "\n<|endoftext|>\n".join(f"Story {i} is told." for i in range(20))
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "words"),
+    [
+        (STORIES, r"\n<\|endoftext\|>\n", []),
+        # Each of the 19 separators leaves its two bars as documents.
+        (STORIES, "<|endoftext|>", ["leaves 38 of 58 documents", r"write '<\|endoftext\|>'"]),
+        (STORIES, "[end]{9}", ["matches nothing", r"write '\[end\]\{9\}'"]),
+        (STORIES, "\t", ["matches nothing: each file is one document. Check"]),
+        (STORIES + "\n\n\n", r"\n{3}", []),
+    ],
+)
+def test_a_separator_that_goes_wrong_is_warned_of(tmp_path, recwarn, text, separator, words):
+    (tmp_path / "a.txt").write_text(text)
+    list(LocalText(data_files=f"{tmp_path}/a.txt", separator=separator).documents("train"))
+    warnings = [str(warning.message) for warning in recwarn]
+    assert len(warnings) == bool(words)
+    assert all(word in warnings[0] for word in words)
+
+
+@pytest.mark.parametrize("separator", [r"\r\n\r\n", "\r\n\r\n", r"(?:\r\n){2}", r"\r?\n\r?\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_line_ends_of_separators_match_all_line_ends(tmp_path, separator, end):
+    path = tmp_path / "a.txt"
+    path.write_bytes(end.join(["one", "", "two", "", "three"]).encode())
+    assert read(path, separator=separator) == ["one", "two", "three"]
+    data = LocalText(data_files=str(path), separator=separator)
+    # A store that was prepared with a separator that could not match is not taken.
+    assert "\\r\\n" not in data.source()["separator"]
+
+
+def test_an_escaped_backslash_before_r_and_n_stays(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(r"one\r\ntwo")
+    assert read(path, separator=r"\\r\\n") == ["one", "two"]
 
 
 def test_fractional_splits_hold_every_document_once(corpus, lines):

@@ -1,11 +1,13 @@
 """Local copies of data sets: the forms they come in, and how others are refused."""
 
+import gzip
 import json
 import shutil
 import zipfile
 
 import pytest
 from task_data import lines, pair, write_folder
+from zstandard import ZstdCompressor
 
 from evaluation.tasks.local_data import TaskDataError, load
 
@@ -24,6 +26,27 @@ def test_splits_are_data_sets_of_the_harness_columns(folder):
     assert load("arc_easy")["test"][1]["choices"]["label"] == ["1", "2", "3"]
     assert load("piqa")["validation"]["label"] == [1, 0]
     assert load("blimp", paradigm="wh_island")["train"].num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack"),
+    [(".jsonl.gz", gzip.compress), (".JSONL", bytes), (".jsonl.zst", ZstdCompressor().compress)],
+)
+def test_compressed_copies_are_the_same_data_sets(folder, ending, pack):
+    calls = [("lambada", {}), ("piqa", {}), ("blimp", {"paradigm": "wh_island"}), ("arc_easy", {})]
+    plain = [load(name, **options) for name, options in calls]
+    for path in list(folder.rglob("*.jsonl")):
+        path.with_suffix(ending).write_bytes(pack(path.read_bytes()))
+        path.unlink()
+    for (name, options), splits in zip(calls, plain, strict=True):
+        found = load(name, **options)
+        assert {k: v.to_list() for k, v in found.items()} == {
+            k: v.to_list() for k, v in splits.items()
+        }
+    path = folder / f"lambada/lambada_test{ending}"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(TaskDataError, match="lambada_test.* does not hold rows as JSON"):
+        load("lambada")
 
 
 @pytest.mark.parametrize("digit", [str, int])

@@ -201,3 +201,19 @@ def test_a_fit_without_config_and_model_says_what_it_trains(
     assert "-c configs/" in line
     assert main([*common, "--trainer.max_steps=1", "--model=TransformerLM"]) == 0
     assert said == [line]
+
+
+def test_training_without_a_validation_split_says_so_in_one_line(tmp_path):
+    write(tmp_path / "a.yaml", {"model": {"init_args": {"config": {"dim": 16, "num_layers": 1}}}})
+    common = ["--trainer.accelerator=cpu", f"--data.cache_dir={tmp_path}/cache"]
+    options = ["--data.val_fraction=0", "--data.block_size=16", "--trainer.max_steps=2"]
+    options += ["--model.config.num_heads=2", f"--trainer.default_root_dir={tmp_path}"]
+    done = run(TRAIN, "fit", f"--config={tmp_path}/a.yaml", *options, *common)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert said.count("Training without validation: there is no val split. ") == 1
+    assert "Total length of" not in said
+    checkpoint = next(tmp_path.rglob("last.ckpt"))
+    refused = run(TRAIN, "validate", f"--ckpt_path={checkpoint}", *common)
+    assert refused.returncode == 2
+    assert "error: The val split is empty." in refused.stderr

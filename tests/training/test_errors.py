@@ -21,6 +21,8 @@ MISTAKES = {
     "--model=thoughtbubbles": "is ThoughtbubblesLM meant?",
     "--data=LocalTxt": "is LocalText meant?",
     "--config=configs/transformer/tyny.yaml": "is configs/transformer/tiny.yaml",
+    "--data=LocalText --data.data_files a.txt b.txt c.txt": "write --data.data_files '[a.txt, b.txt]', or a pattern",
+    "--data=LocalText --data.data_files=a.txt b.txt": "write --data.data_files '[a.txt, b.txt]', or a pattern",
     "configs/transformer/tiny.yaml": "write --config configs/transformer/tiny.yaml",
 }
 IN_FILES = {
@@ -31,6 +33,7 @@ IN_FILES = {
 VERBS = {
     ("perplexity", "--checkpoint=x"): "is --ckpt meant?",
     ("perplexity", "runs/x"): "write --ckpt runs/x",
+    ("zero_shot", "--ckpt=x", "--files.ptb", "a.txt", "b.txt"): "--files.ptb '[a.txt, b.txt]'",
     ("perplexity",): "the option --ckpt is missing",
     ("perplexity", "--ckpt"): "--ckpt: expected at least one argument",
     ("compare",): "the argument runs is missing",
@@ -47,7 +50,7 @@ def message_of(program, arguments, capsys):
 
 @pytest.mark.parametrize("argument", MISTAKES)
 def test_an_option_of_another_name_is_answered_by_ours(argument, capsys):
-    assert MISTAKES[argument] in message_of(main, ["fit", argument], capsys)
+    assert MISTAKES[argument] in message_of(main, ["fit", *argument.split()], capsys)
 
 
 @pytest.mark.parametrize("content", IN_FILES)
