@@ -33,7 +33,7 @@ def books(tmp_path):
     """Four books of 1,208 bytes, of two chapters each."""
     (tmp_path / "books").mkdir()
     for number in range(4):
-        chapters = f"Book {number}".ljust(602, "."), "The end".ljust(603, ".")
+        chapters = f"Book {number}".ljust(602, "."), f"The end of {number}".ljust(603, ".")
         (tmp_path / "books" / f"{number}.txt").write_text("\n\n\n".join(chapters))
     return {"data_files": f"{tmp_path}/books/*.txt", "cache_dir": str(tmp_path / "cache")}
 

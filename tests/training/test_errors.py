@@ -21,8 +21,8 @@ MISTAKES = {
     "--model=thoughtbubbles": "is ThoughtbubblesLM meant?",
     "--data=LocalTxt": "is LocalText meant?",
     "--config=configs/transformer/tyny.yaml": "is configs/transformer/tiny.yaml",
-    "--data=LocalText --data.data_files a.txt b.txt c.txt": "write --data.data_files '[a.txt, b.txt]', or a pattern",
-    "--data=LocalText --data.data_files=a.txt b.txt": "write --data.data_files '[a.txt, b.txt]', or a pattern",
+    "--data=LocalText --data.data_files a.txt b.txt c.txt": "--data.data_files '[a.txt, b.txt]'",
+    "--data=LocalText --data.data_files=a.txt b.txt": "'[a.txt, b.txt]', or a pattern in quotes",
     "configs/transformer/tiny.yaml": "write --config configs/transformer/tiny.yaml",
 }
 IN_FILES = {
