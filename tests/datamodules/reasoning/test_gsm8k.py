@@ -81,7 +81,7 @@ def test_problems_of_both_formats(tmp_path):
         ("a.txt", "Why?||<<1=1>>", "line 1: expected 'question"),
         ("a.txt", "\n", r"files \(.*a\.txt\) is empty"),
         ("a.txt", None, "there is no such file"),
-        ("a.jsonl", '{"question": "a"}', "line 1: expected an object with the texts 'question'"),
+        ("a.jsonl", '{"question": "a"}', "(line|item) 1: expected an object with the texts 'question'"),
         ("a.parquet", "", "not from parquet"),
     ],
 )
@@ -161,7 +161,7 @@ def test_an_aligned_file_that_places_nothing_is_an_error(make, tmp_path):
     [["a"], {"query": "a"}, {"query": 1, "thinking": []}, {"query": "a", "thinking": [1]}],
 )
 def test_lines_that_are_no_alignments(tmp_path, row):
-    with pytest.raises(ValueError, match="line 1: expected an object with the text 'query'"):
+    with pytest.raises(ValueError, match="(line|item) 1: expected an object with the text 'query'"):
         MarkedProblems(Path(write(tmp_path / "a.jsonl", [row])))
 
 
