@@ -104,10 +104,14 @@ def _run(argv: Sequence[str]) -> None:
 
         raise ArgumentError(None, with_options(condense(str(error)), parser, None, argv)) from error
     from evaluation.arguments import check_numbers  # the command has imported it, --help has not
+    from lightning_models.runtime import choose_kernels
 
     module, _ = COMMANDS[settings.command]
-    check_numbers(settings[settings.command])
-    importlib.import_module(f"evaluation.{module}").run(settings[settings.command])
+    options = settings[settings.command]
+    check_numbers(options)
+    if "cudnn_attention" in options:  # commands that run models
+        choose_kernels(cudnn_attention=options.cudnn_attention)
+    importlib.import_module(f"evaluation.{module}").run(options)
 
 
 def _parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
