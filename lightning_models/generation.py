@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_models.runtime import in_eval_mode, seeded_generator
+from lightning_models.runtime import in_eval_mode, seeded_generator, uncompiled
 
 
 class Decoder(Protocol):
@@ -281,7 +281,12 @@ class ContinuesText:
             ValueError: if a prompt is empty.
         """
         model: Any = self
-        with in_eval_mode(model), model.gathered(), model.precision_context():
+        with (
+            in_eval_mode(model),
+            model.gathered(),
+            model.precision_context(),
+            uncompiled(model.compile_network),  # a cache has another length for each token
+        ):
             return generate(
                 model,
                 prompts,
