@@ -4,14 +4,14 @@ A generator's stream depends on what it is for, not on what was drawn before.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -45,6 +45,20 @@ def choose_kernels(
     torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
     if matmul_precision is not None:
         torch.set_float32_matmul_precision(matmul_precision)
+
+
+def on_device(
+    values: Tensor | float | Sequence[float], device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Returns numbers of the host, or a tensor, on the device, and does not wait for its queue.
+
+    A plain copy waits until the device has done all that was asked of it before.
+    """
+    if isinstance(values, int | float):
+        return torch.full((), values, dtype=dtype, device=device)
+    tensor = values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=dtype)
+    leaves = tensor.device.type == "cpu"  # in the other direction values would not be there yet
+    return tensor.to(device, dtype, non_blocking=leaves)
 
 
 @contextlib.contextmanager
