@@ -19,7 +19,6 @@ from callbacks.hooks import (
     log_interval,
     unscaled,
 )
-from lightning_models.runtime import on_device
 
 SHOWN_IDS = 16
 SETTINGS = ("lr", "weight_decay")
@@ -266,17 +265,18 @@ def _agree(trainer: L.Trainer, values: list[Tensor], losses: int) -> tuple[float
         losses: how many of them, from the first, are losses.
     """
     if trainer.world_size == 1:
-        numbers = torch.stack(values).tolist() if values else []
-        finite = all(map(math.isfinite, numbers))
-        return sum(numbers[:losses]) / losses if losses and finite else 0.0, finite
-    asking = [callback for callback in trainer.callbacks if isinstance(callback, AsksAllRanks)]
+        here = torch.stack(values).tolist() if values else []
+        finite = all(map(math.isfinite, here))
+        return sum(here[:losses]) / losses if losses and finite else 0.0, finite
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    asking = [callback for callback in callbacks if isinstance(callback, AsksAllRanks)]
     questions = [callback.question() for callback in asking]
     device = trainer.strategy.root_device
     numbers = torch.stack(values) if values else torch.zeros(1, device=device)
     loss = numbers[:losses].mean() if losses else numbers.new_zeros(())
     own = torch.stack((loss / trainer.world_size, (~numbers.isfinite()).any().to(loss.dtype)))
-    asked = on_device(list(itertools.chain(*questions)), device, own.dtype)
-    found = torch.cat((own, asked))
+    asked = torch.tensor(list(itertools.chain(*questions)), dtype=own.dtype)
+    found = torch.cat((own, asked.to(device, non_blocking=True)))  # the list is not waited for
     dist.all_reduce(found)  # Lightning's own reduction would wait at a barrier first
     total, refused, *answers = found.tolist()
     remaining = iter(answers)

@@ -48,7 +48,9 @@ def choose_kernels(
 
 
 def on_device(
-    values: Tensor | float | Sequence[float], device: torch.device, dtype: torch.dtype | None = None
+    values: Tensor | float | Sequence[float],
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Returns numbers of the host, or a tensor, on the device, and does not wait for its queue.
 
