@@ -203,10 +203,10 @@ class TextCorpus(L.LightningDataModule, ABC):
         """
         if self._spec.kind in ("bytes", "tiktoken"):
             return load_tokenizer(self._spec.name)
-        stored = self._store.tokenizer_json() if self.store_dir.exists() else None
+        stored = self._store.tokenizer(self._spec.name) if self.store_dir.exists() else None
         if stored is not None:
             try:
-                return check_vocab_size(JsonTokenizer(self._spec.name, stored), self._spec)
+                return check_vocab_size(stored, self._spec)
             except ValueError as error:
                 raise damaged(self.store_dir, f"tokenizer.json: {error}") from error
         if self._spec.kind == "bpe":
@@ -271,7 +271,10 @@ class TextCorpus(L.LightningDataModule, ABC):
     def _make_tokenizer(self) -> Tokenizer:
         if self._spec.kind == "bpe":
             return train_bpe(self._spec.name, self.tokenizer_text())
-        return load_tokenizer(self._spec.name)
+        tokenizer = load_tokenizer(self._spec.name)
+        if isinstance(tokenizer, JsonTokenizer):
+            rank_zero_info(f"{self._name}: {tokenizer.description}")
+        return tokenizer
 
     def _check_counts(self, counts: Mapping[Split, Counts]) -> None:
         total = sum(c.documents for c in counts.values())
@@ -306,7 +309,8 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     def stream(self, split: Split) -> TokenStream:
         """Returns the tokens of a split of the prepared corpus."""
-        return self._store.stream(split)
+        self._store.check_tokenizer(self.tokenizer)
+        return self._store.stream(split, self.tokenizer.token_bytes.numpy())
 
     # For checkpoints
 

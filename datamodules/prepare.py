@@ -19,7 +19,7 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +35,7 @@ from datamodules.journals import full_disk_named, sync, write_whole
 from datamodules.readers import parse_json
 from datamodules.store import (
     FORMAT,
+    SIZE,
     SPLITS,
     BlockChecksums,
     Counts,
@@ -101,6 +102,8 @@ class EncodedChunk:
         sizes: UTF-8 bytes of each document, int64.
         lengths: Tokens of each document, its EOS included, int64.
         tokens: All documents in order, each followed by EOS, in the store's type.
+        token_sizes: UTF-8 bytes of text that each token covers, uint32; None where each id stands
+            for a fixed number.
         place: See `Place`.
     """
 
@@ -108,15 +111,18 @@ class EncodedChunk:
     sizes: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
+    token_sizes: np.ndarray | None = None
     place: Place = field(default_factory=Place)
 
     def until(self, document: int) -> "EncodedChunk":
         """Returns the chunk, ending the corpus, without its documents from `document` on."""
+        stop = int(self.lengths[:document].sum())
         return EncodedChunk(
             splits=self.splits[:document],
             sizes=self.sizes[:document],
             lengths=self.lengths[:document],
-            tokens=self.tokens[: int(self.lengths[:document].sum())],
+            tokens=self.tokens[:stop],
+            token_sizes=None if self.token_sizes is None else self.token_sizes[:stop],
             place=replace(self.place, ends=True, last=True),
         )
 
@@ -128,12 +134,16 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+class Continuation(str):
+    """A document that continues the one before it, e.g. an answer: no BOS, no dummy prefix."""
+
+
 def as_utf8(text: str) -> tuple[str, int]:
     """Returns `text` with lone surrogates replaced by U+FFFD, and the number of its UTF-8 bytes."""
     try:
         return text, len(text.encode("utf-8"))
     except UnicodeEncodeError:
-        clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        clean = type(text)(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         return clean, len(clean.encode("utf-8"))
 
 
@@ -167,20 +177,51 @@ def chunks(documents: Iterable[tuple[Split, str]], start: Place | None = None) -
 
 
 def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
-    """Returns the tokens of a chunk."""
-    ids = tokenizer.encode_arrays(chunk.texts)
-    lengths = np.array([len(document) + 1 for document in ids], dtype="<i8")
+    """Returns the tokens of a chunk: of each document BOS where there is one, its ids, EOS."""
+    measured = _encoded(tokenizer, chunk.texts)
+    bos_id = tokenizer.text_bos_id
+    begins = [bos_id is not None and not isinstance(t, Continuation) for t in chunk.texts]
+    lengths = np.array(
+        [begin + len(ids) + 1 for begin, (ids, _) in zip(begins, measured, strict=True)],
+        dtype="<i8",
+    )
     ends = np.cumsum(lengths)
     tokens = np.full(int(lengths.sum()), tokenizer.eos_id, dtype=token_dtype(tokenizer.vocab_size))
-    for document, end in zip(ids, ends, strict=True):
-        tokens[end - 1 - len(document) : end - 1] = document
+    covered = None if tokenizer.exact_bytes else np.zeros(len(tokens), dtype=SIZE)
+    rows = zip(measured, ends - lengths, ends, begins, chunk.sizes, strict=True)
+    for (ids, sizes), start, end, begin, size in rows:
+        if begin:
+            tokens[start] = bos_id
+        tokens[start + begin : end - 1] = ids
+        if covered is not None:
+            covered[start + begin : end - 1] = sizes
+            covered[end - 1] = size - sizes.sum()  # a text that normalises to nothing
     return EncodedChunk(
         splits=chunk.splits,
         sizes=np.array(chunk.sizes, dtype="<i8"),
         lengths=lengths,
         tokens=tokens,
+        token_sizes=covered,
         place=chunk.place,
     )
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns ids and bytes of each text; no bytes where each id stands for a fixed number."""
+    continued = [isinstance(text, Continuation) for text in texts]
+    if tokenizer.exact_bytes:
+        # without a dummy prefix, so that continuations are texts like any other
+        return [(ids, _NO_SIZES) for ids in tokenizer.encode_arrays(texts)]
+    later = iter(
+        tokenizer.measure_continuations([t for t, c in zip(texts, continued, strict=True) if c])
+    )
+    first = iter(
+        tokenizer.encode_measured([t for t, c in zip(texts, continued, strict=True) if not c])
+    )
+    return [next(later if c else first) for c in continued]
+
+
+_NO_SIZES = np.empty(0, dtype=np.int64)
 
 
 class WorkerDiedError(ValueError):
@@ -284,16 +325,17 @@ class SectionWriter:
 
     def add(self, chunk: EncodedChunk) -> None:
         """Appends the documents of a chunk."""
-        starts = np.cumsum(chunk.lengths) - chunk.lengths
         for split in dict.fromkeys(chunk.splits):
             here = np.array([s == split for s in chunk.splits])
-            if here.all():
-                tokens = chunk.tokens
-            else:
-                spans = zip(starts[here], chunk.lengths[here], strict=True)
-                tokens = np.concatenate([chunk.tokens[a : a + n] for a, n in spans])
+            tokens, sizes = chunk.tokens, chunk.token_sizes
+            if not here.all():
+                inside = np.repeat(here, chunk.lengths)
+                tokens = tokens[inside]
+                sizes = None if sizes is None else sizes[inside]
             before = self.counts.get(split, Counts())
             self._append(split, "tokens", tokens)
+            if sizes is not None:
+                self._append(split, "sizes", sizes)
             ends = before.tokens + np.cumsum(chunk.lengths[here], dtype="<i8")
             self._append(split, "ends", ends)
             self.counts[split] = before + Counts(
@@ -329,6 +371,13 @@ class SectionWriter:
 # The store
 
 
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the files of a tokenizer that is not known by name alone, tokenizer.json last."""
+    if isinstance(tokenizer, JsonTokenizer):
+        for name, text in reversed(tokenizer.files().items()):
+            write_whole(folder / name, text)
+
+
 def write_meta(
     folder: Path,
     description: Mapping[str, Any],
@@ -351,6 +400,8 @@ def write_meta(
         "vocab_size": tokenizer.vocab_size,
         "eos_id": tokenizer.eos_id,
         "dtype": token_dtype(tokenizer.vocab_size).str,
+        **({} if tokenizer.text_bos_id is None else {"bos_id": tokenizer.text_bos_id}),
+        **({} if tokenizer.exact_bytes else {"sizes": True}),
         "splits": splits,
         "checksums": all_checksums(folder, checksums),
     }
@@ -477,12 +528,10 @@ class _Partial:
 
     def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
         """Returns the tokenizer that the finished shards were written with, or a new one."""
-        path = self.folder / "tokenizer.json"
-        if path.is_file():
-            return JsonTokenizer.from_file(path.name, path)
+        if (self.folder / "tokenizer.json").is_file():
+            return JsonTokenizer.from_store("tokenizer.json", self.folder)
         tokenizer = make()
-        if isinstance(tokenizer, JsonTokenizer):
-            write_whole(path, tokenizer.json_text)
+        write_tokenizer(tokenizer, self.folder)
         return tokenizer
 
     # Records of finished parts
@@ -645,7 +694,7 @@ class _Partial:
         }
         known = {name: sums for r in records.values() for name, sums in r["checksums"].items()}
         for path in self.folder.iterdir():  # of a part that the cap left out, or of a killed one
-            if path.suffix in (".tokens", ".ends") and path.name not in known:
+            if path.suffix in (".tokens", ".ends", ".sizes") and path.name not in known:
                 path.unlink()
         write_meta(self.folder, description, tokenizer, splits, known)
         Store(self.folder)

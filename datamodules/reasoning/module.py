@@ -320,7 +320,8 @@ class ReasoningDataModule(LanguageDataModule):
 
     def stored(self, split: Split) -> Examples:
         """Returns the tokenised examples of a split of the prepared data."""
-        return self._store.examples(split)
+        self._store.check_tokenizer(self.tokenizer)
+        return self._store.examples(split, self.tokenizer.token_bytes.numpy())
 
     def report(self) -> dict[Split, dict[str, int]]:
         """Returns, for each split, what was read, kept, left out and why, and what was noticed."""
@@ -338,7 +339,8 @@ class ReasoningDataModule(LanguageDataModule):
         return self._wording(self.tokenizer)
 
     def _wording(self, tokenizer: Tokenizer) -> Wording:
-        prefix, separator = tokenizer.encode_batch([self.answer_prefix, self.step_separator])
+        fixed = (self.answer_prefix, self.step_separator)
+        prefix, separator = (tokenizer.encode_continuation(text) for text in fixed)
         return Wording(tuple(prefix), tuple(separator))
 
     # Batches
@@ -389,7 +391,7 @@ class ReasoningDataModule(LanguageDataModule):
             order,
             batch_size=batch_size,
             eos_id=self.tokenizer.eos_id,
-            token_bytes=self.tokenizer.token_bytes,
+            start_id=self.tokenizer.start_id,
             counter=self._counter() if training else None,
             epoch_batches=self._epoch_batches(order.batches) if training else None,
             **ranks,

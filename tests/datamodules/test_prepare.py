@@ -370,7 +370,7 @@ def test_one_that_gives_up_leaves_the_folder_to_others(tmp_path, bpe):
         yield from DOCUMENTS[first:]
 
     store = prepare(tmp_path / "s", beside_a_failure, bpe)
-    assert store.tokenizer_json() == bpe.json_text
+    assert store.tokenizer("bpe").json_text == bpe.json_text
     with pytest.raises(ConnectionError):
         prepare(tmp_path / "t", failing_at(0), bpe)
     assert not (tmp_path / "t.partial").exists()

@@ -30,7 +30,7 @@ def content(stream) -> np.ndarray:
 
 
 def source(order, **options) -> WindowSource:
-    defaults = {"batch_size": 2, "eos_id": EOS, "token_bytes": torch.ones(2**20, dtype=torch.int64)}
+    defaults = {"batch_size": 2, "eos_id": EOS}
     return WindowSource(order, **{**defaults, **options})
 
 
@@ -178,10 +178,10 @@ def test_two_ranks_share_the_rows_of_one(make_stream, kind):
 
 
 def test_batch_dtypes_and_bytes(make_stream):
-    sizes = torch.arange(2**20)
-    sizes[EOS] = 0
-    order = PackedWindows(make_stream([9, 9]), block_size=5, eos_id=EOS, seed=0)
-    batch = source(order, token_bytes=sizes).batch(1)
+    stream = make_stream([9, 9])
+    stream.token_bytes = np.arange(2**20)
+    stream.token_bytes[EOS] = 0
+    batch = source(PackedWindows(stream, block_size=5, eos_id=EOS, seed=0)).batch(1)
     dtypes = {key: value.dtype for key, value in batch.items()}
     assert dtypes == {
         "tokens": torch.int64,

@@ -1,0 +1,564 @@
+"""Tokenizers of the ``tokenizers`` library: published tokenizer.json files and ``bpe:N``.
+
+Three things that such a file leaves open are settled here:
+
+- Special tokens. Texts begin with BOS where the file's post-processor puts one there. EOS comes
+  from generation_config.json (the first of a list ends documents, generation stops at each),
+  config.json and tokenizer_config.json next to the file, and from well-known names as the last
+  resort.
+- Bytes of tokens. Only a plain byte-level vocabulary has tokens of a fixed size; elsewhere the
+  library's offsets say which characters of the text each token covers.
+- Continuations. SentencePiece vocabularies put a space before a text ("dummy prefix"), which a text
+  that continues another one must not get, and their decoders take one away.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.tokenizer_base import Tokenizer, first_line
+
+EOS_TEXT = "<|endoftext|>"
+MIN_BPE_ENTRIES = 257  # one entry a byte value, and EOS
+# Names of the end-of-text token, tried in this order where no config names one.
+_EOS_CANDIDATES = (EOS_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+SPECIAL_TOKENS_FILE = "special_tokens.json"
+"""Keeps `SpecialTokens` next to a tokenizer.json that a text store or a checkpoint wrote."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The special tokens of a tokenizer.json by their text.
+
+    Attributes:
+        bos: Begins every text; None where texts begin with their first character.
+        eos: Tokens at which generation stops, at least one; the first one ends documents.
+    """
+
+    bos: str | None
+    eos: tuple[str, ...]
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "SpecialTokens":
+        """Rebuilds the tokens from `state`."""
+        return cls(state["bos"], tuple(state["eos"]))
+
+    def state(self) -> dict[str, Any]:
+        """Returns the tokens as JSON values."""
+        return {"bos": self.bos, "eos": list(self.eos)}
+
+
+class _Names:
+    """The token texts of a parsed tokenizer.json."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        added = data.get("added_tokens") or []
+        vocab = data.get("model", {}).get("vocab") or {}
+        ordinary = vocab if isinstance(vocab, dict) else {v[0]: i for i, v in enumerate(vocab)}
+        self.special = [token["content"] for token in added if token.get("special")]
+        self._ids = {**ordinary, **{token["content"]: token["id"] for token in added}}
+
+    def __contains__(self, text: object) -> bool:
+        return text in self._ids
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        return {i: text for text, i in self._ids.items()}
+
+    def known(self, values: Iterable[Any]) -> tuple[str, ...]:
+        """Returns the texts of the tokens that exist, given as ids, texts or AddedToken dicts."""
+        plain = [v.get("content") if isinstance(v, Mapping) else v for v in values]
+        texts = [self._texts.get(v) if isinstance(v, int) else v for v in plain]
+        return tuple(dict.fromkeys(t for t in texts if isinstance(t, str) and t in self))
+
+
+def legacy_special_tokens(data: Mapping[str, Any]) -> SpecialTokens | None:
+    """Returns the tokens that versions before special_tokens.json chose, by name alone."""
+    names = _Names(data)
+    eos = next((text for text in _EOS_CANDIDATES if text in names), None)
+    return None if eos is None else SpecialTokens(None, (eos,))
+
+
+def find_special_tokens(
+    name: str, data: Mapping[str, Any], folder: Path | None = None
+) -> SpecialTokens:
+    """Finds the special tokens of a tokenizer.json.
+
+    Args:
+        name: The tokenizer's name, for messages.
+        data: The parsed tokenizer.json.
+        folder: A folder that may hold generation_config.json, config.json and
+            tokenizer_config.json of the same model. Default: names alone decide.
+
+    Raises:
+        ValueError: No config names an end-of-text token and no well-known name is there.
+    """
+    names = _Names(data)
+    configs = {} if folder is None else _configs(folder)
+    saved = configs.get(SPECIAL_TOKENS_FILE)
+    if saved is not None and {"bos", "eos"} <= saved.keys():
+        return SpecialTokens.from_state(saved)
+    eos = next((found for values in _eos_values(configs) if (found := names.known(values))), ())
+    if not eos:
+        listed = [text for text in _EOS_CANDIDATES if text in names]
+        # a special token first: "</s>" may be an HTML tag among the ordinary ones
+        eos = tuple(sorted(listed, key=lambda text: text not in names.special)[:1])
+    if not eos:
+        special = ", ".join(sorted(names.special)[:10])
+        more = f" and {len(names.special) - 10} more" if len(names.special) > 10 else ""
+        raise ValueError(
+            f"tokenizer={name!r} has no end-of-text token: looked for "
+            f"{', '.join(_EOS_CANDIDATES)}; its special tokens are: {special or 'none'}{more}. Put "
+            "a tokenizer_config.json with eos_token next to it, or add one of those names to its "
+            "added_tokens."
+        )
+    return SpecialTokens(_leading_token(data, configs, names), eos)
+
+
+CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
+"""Files next to a tokenizer.json that name its special tokens."""
+
+
+def _configs(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Reads the configs in a folder; files that are missing or no JSON objects are left out."""
+    configs = {}
+    for file in (SPECIAL_TOKENS_FILE, *CONFIGS):
+        try:
+            value = json.loads((folder / file).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            configs[file] = value
+    return configs
+
+
+def _eos_values(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[list[Any]]:
+    """Yields what each config names as end of text, the most specific config first."""
+    for file, key in (
+        ("generation_config.json", "eos_token_id"),
+        ("config.json", "eos_token_id"),
+        ("tokenizer_config.json", "eos_token"),
+    ):
+        config = configs.get(file, {})
+        inner = config.get("text_config")  # of a model that also reads images
+        value = config.get(key, inner.get(key) if isinstance(inner, Mapping) else None)
+        yield value if isinstance(value, list) else [value]
+
+
+def _leading_token(
+    data: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], names: _Names
+) -> str | None:
+    """Returns the special token that the post-processor puts before a text."""
+    config = configs.get("tokenizer_config.json", {})
+    if "add_bos_token" in config and config.get("bos_token") is not None:
+        # transformers rebuilds the post-processor from this flag
+        named = names.known([config["bos_token"]])
+        return named[0] if config["add_bos_token"] and named else None
+    post = data.get("post_processor")
+    parts = post.get("processors", [post]) if isinstance(post, Mapping) else []
+    for part in parts:
+        if part.get("type") == "TemplateProcessing":
+            first = (part.get("single") or [{}])[0]
+            if "SpecialToken" in first:
+                return str(first["SpecialToken"]["id"])
+        elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
+            return str(part["cls"][0])
+    return None
+
+
+def chosen_special_tokens(name: str, path: Path) -> SpecialTokens | None:
+    """Returns the special tokens of a file; None where names alone give the same and no BOS."""
+    tokenizer = JsonTokenizer.from_file(name, path)
+    return tokenizer.special if SPECIAL_TOKENS_FILE in tokenizer.files() else None
+
+
+class JsonTokenizer(Tokenizer):
+    """A tokenizer of the ``tokenizers`` library, rebuilt from the text of its ``tokenizer.json``.
+
+    Args:
+        name: The name it was asked for by.
+        json_text: Content of the file.
+        special: Its special tokens. Default: EOS by name and no BOS, the meaning of checkpoints and
+            text stores of versions before special_tokens.json.
+
+    Raises:
+        ValueError: The file is broken or has no known end-of-text token.
+    """
+
+    def __init__(self, name: str, json_text: str, special: SpecialTokens | None = None) -> None:
+        # A process that forks after a parallel encode would otherwise print a warning per
+        # data-loading worker.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        self.name = name
+        self.json_text = json_text
+        data = _parsed(name, json_text)
+        legacy = legacy_special_tokens(data)
+        self._is_legacy = special is None or special == legacy
+        self.special = special = special or legacy or find_special_tokens(name, data)
+        self._inner = self._build(json_text)
+        self._vocab: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(self._vocab.values()) + 1
+        self.eos_id, *_ = self.stop_ids = tuple(self._vocab[text] for text in special.eos)
+        self.text_bos_id = None if special.bos is None else self._vocab[special.bos]
+        kinds = {k for part in ("pre_tokenizer", "decoder") for k in _types(data.get(part))}
+        self.byte_level = "ByteLevel" in kinds
+        self._splits_at_spaces = "WhitespaceSplit" in kinds
+        self.exact_bytes = self.byte_level and _keeps_text(data)
+        plain = [text for text in special.eos if self._becomes_special(text)]
+        self._escaped = re.compile("|".join(map(re.escape, plain))) if plain else None
+
+    @classmethod
+    def from_file(cls, name: str, path: Path) -> "JsonTokenizer":
+        """Reads a tokenizer.json and the configs next to it.
+
+        Raises:
+            ValueError: It is not UTF-8, or as in `__init__`.
+        """
+        text = _read(name, path)
+        return cls(name, text, find_special_tokens(name, _parsed(name, text), path.parent))
+
+    @classmethod
+    def from_store(cls, name: str, folder: Path) -> "JsonTokenizer":
+        """Reads the tokenizer of a text store, which may be one of an older version."""
+        text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        path = folder / SPECIAL_TOKENS_FILE
+        if not path.is_file():
+            return cls(name, text)
+        return cls(name, text, SpecialTokens.from_state(json.loads(path.read_text())))
+
+    def files(self) -> dict[str, str]:
+        """Returns the text of each file that a text store keeps of this tokenizer, by name."""
+        files = {"tokenizer.json": self.json_text}
+        if not self._is_legacy or self.special != self.by_names:
+            files[SPECIAL_TOKENS_FILE] = json.dumps(self.special.state())
+        return files
+
+    @cached_property
+    def by_names(self) -> SpecialTokens | None:
+        """The special tokens that the file alone gives, without configs; None where it has none."""
+        try:
+            return find_special_tokens(self.name, _parsed(self.name, self.json_text))
+        except ValueError:
+            return None
+
+    def _build(self, json_text: str) -> Any:
+        import tokenizers
+
+        try:
+            inner = tokenizers.Tokenizer.from_str(json_text)
+        except Exception as error:
+            raise _unreadable(self.name, error) from error
+        # marks them special where the file did not; their ids stay
+        bos = [] if self.special.bos is None else [self.special.bos]
+        inner.add_special_tokens([*self.special.eos, *bos])
+        inner.encode_special_tokens = True  # special-token text in documents is ordinary text
+        inner.no_padding()
+        inner.no_truncation()
+        return inner
+
+    @cached_property
+    def _continuing(self) -> Any:
+        """The same tokenizer without a dummy prefix, for texts that continue another one."""
+        data = json.loads(self.json_text)
+        changed = _without_prefix(data)
+        return self._inner if changed == data else self._build(json.dumps(changed))
+
+    # Text to ids
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of `text` alone; special-token text is ordinary text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text, on all cores."""
+        if self._escaped is None:
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+        return [[int(i) for i in ids] for ids, _ in self.encode_measured(texts)]
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Returns the ids of a text that continues another one: it gets no dummy prefix."""
+        return [int(i) for i in self.measure_continuations([text])[0][0]]
+
+    def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns ids and the UTF-8 bytes of `text` that each covers, both int64."""
+        if self.exact_bytes:
+            return super().encode_measured(texts)
+        return self._measured(texts, continues=False)
+
+    def measure_continuations(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns `encode_measured` of texts that continue another one."""
+        if self.exact_bytes:
+            return super().encode_measured(texts)
+        return self._measured(texts, continues=True)
+
+    def _measured(
+        self, texts: Sequence[str], *, continues: bool
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        parts = [self._around_special(text) for text in texts]
+        flat = [(part, continues or k > 0) for split in parts for k, part in enumerate(split)]
+        measured: list[tuple[np.ndarray, np.ndarray]] = [None] * len(flat)  # type: ignore[list-item]
+        for inner in {id(t): t for t in (self._inner, self._continuing)}.values():
+            which = [
+                i for i, (part, later) in enumerate(flat) if self._reader(part, later) is inner
+            ]
+            encodings = inner.encode_batch([flat[i][0] for i in which], add_special_tokens=False)
+            for i, encoding in zip(which, encodings, strict=True):
+                ids = np.array(encoding.ids, dtype=np.int64)
+                measured[i] = ids, covered_bytes(flat[i][0], encoding.offsets)
+        found = iter(measured)
+        joined = []
+        for split in parts:
+            ids, sizes = zip(*(next(found) for _ in split), strict=True)
+            joined.append((np.concatenate(ids), np.concatenate(sizes)))
+        return joined
+
+    def _reader(self, text: str, continues: bool) -> Any:
+        # where pieces are cut at spaces, the prefix stands for the space that a text begins with
+        keeps_prefix = self._splits_at_spaces and text[:1].isspace()
+        return self._continuing if continues and not keeps_prefix else self._inner
+
+    def _around_special(self, text: str) -> list[str]:
+        """Cuts a text within each special-token text, whose id it must not become."""
+        if self._escaped is None:
+            return [text]
+        cuts = [match.start() + 1 for match in self._escaped.finditer(text)]
+        return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    def _becomes_special(self, text: str) -> bool:
+        """Whether the model makes the token `text` of ordinary text, as Unigram models do."""
+        ids = self._inner.encode(f"a{text}b {text}", add_special_tokens=False).ids
+        return self._vocab[text] in ids
+
+    def use_one_core(self) -> None:
+        """Keeps batches on the calling thread, in this whole process."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Returns what rebuilds this tokenizer in another process."""
+        return JsonTokenizer, (self.name, self.json_text, self.special)
+
+    # Ids to text
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""
+        return str(self._inner.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids` after other text: a leading space stays."""
+        if self.byte_level:
+            return self.decode(ids)
+        before = self._anchor
+        return self.decode([*before, *ids])[len(self.decode(before)) :]
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """Ids of a short text to decode a continuation after."""
+        return next(ids for text in ("a", ".", "0", " ") if (ids := self.encode(text)))
+
+    def state(self) -> dict[str, Any]:
+        """Returns the whole ``tokenizer.json``, so that a checkpoint needs no other file."""
+        state: dict[str, Any] = {"kind": "json", "name": self.name, "json": self.json_text}
+        return state if self._is_legacy else {**state, "special": self.special.state()}
+
+    @property
+    def text_changes(self) -> str | None:
+        """How encoding changes texts, by a probe."""
+        if self.byte_level and self.exact_bytes:
+            return None
+        changed = [what for what, text in _PROBES if self.decode(self.encode(text)) != text]
+        return f"does not give back {', '.join(changed)}" if changed else None
+
+    @property
+    def description(self) -> str:
+        """The chosen special tokens with their ids, and how encoding changes texts, in one line."""
+        bos = self.special.bos
+        begins = "no BOS" if bos is None else f"BOS {bos!r} ({self.text_bos_id})"
+        stops = zip(self.special.eos, self.stop_ids, strict=True)
+        eos = ", ".join(f"{text!r} ({i})" for text, i in stops)
+        changes = "" if self.text_changes is None else f"; it {self.text_changes}"
+        return f"tokenizer={self.name!r} has {begins}, EOS {eos}{changes}."
+
+    def _byte_counts(self) -> Sequence[int]:
+        counts = [0] * self.vocab_size
+        count = _piece_counter(self.byte_level)
+        for piece, i in self._vocab.items():
+            counts[i] = count(piece)
+        for i, added in self._inner.get_added_tokens_decoder().items():
+            counts[i] = 0 if added.special else len(added.content.encode("utf-8"))
+        return counts
+
+
+# Texts that lossy tokenizers change, by what they stand for.
+_PROBES = (
+    ("case", "The Cat"),
+    ("spaces", "one  two\n\tthree "),
+    ("punctuation", 'He said: "don\'t (stop), 3.5%!"'),
+    ("accents", "caf\u00e9 na\u00efve"),
+    ("decomposed accents", "cafe\u0301"),
+    ("compatibility characters", "\ufb01ne \uff21 \u00bd"),
+    ("other scripts", "\u4f60\u597d \u043c\u0438\u0440"),
+    ("emoji", "\U0001f642"),
+)
+
+
+def _read(name: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"tokenizer={name!r} is not UTF-8 text ({error.reason} at byte {error.start} of "
+            f"{path}), so it is no tokenizer.json. Name another file."
+        ) from error
+
+
+def _parsed(name: str, json_text: str) -> dict[str, Any]:
+    """Returns the parsed tokenizer.json.
+
+    Raises:
+        ValueError: It is no JSON object.
+    """
+    try:
+        data = json.loads(json_text)
+    except ValueError as error:
+        raise _unreadable(name, error) from error
+    if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
+        raise _unreadable(name, ValueError("it has no model"))
+    return data
+
+
+def _unreadable(name: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"tokenizer={name!r} is not a readable tokenizer.json ({first_line(error)}). Save it again "
+        "with tokenizers.Tokenizer.save."
+    )
+
+
+def covered_bytes(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Returns the UTF-8 bytes of `text` that each token covers, int64, which add up to the text.
+
+    Characters that no token covers (dropped by a normaliser) count for the token after them, and
+    at the end for the last one; where tokens share a character the last one has its bytes.
+
+    Args:
+        text: The text.
+        offsets: Where each token begins and ends in `text`, in characters.
+    """
+    if not offsets:
+        return np.empty(0, dtype=np.int64)
+    spans = np.array(offsets, dtype=np.int64)
+    ends = np.append(np.minimum(spans[:-1, 1], spans[1:, 0]), len(text))
+    ends = np.maximum.accumulate(ends)
+    if not text.isascii():
+        code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        sizes = 1 + (code > 0x7F).astype(np.int64) + (code > 0x7FF) + (code > 0xFFFF)
+        ends = np.concatenate([[0], np.cumsum(sizes)])[ends]
+    return np.diff(ends, prepend=0)
+
+
+def _keeps_text(data: Mapping[str, Any]) -> bool:
+    """Whether neither a normaliser nor a dummy prefix changes the text."""
+    prefixed = [part for part in _parts(data.get("pre_tokenizer")) if part.get("add_prefix_space")]
+    return data.get("normalizer") is None and not prefixed
+
+
+def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a tokenizer.json that adds no space before a text."""
+    changed = json.loads(json.dumps(data))
+    for part in _parts(changed.get("pre_tokenizer")):
+        if part.get("type") == "Metaspace":
+            part["prepend_scheme"] = "never"
+            part.pop("add_prefix_space", None)
+        elif part.get("add_prefix_space"):
+            part["add_prefix_space"] = False
+    normalizer = changed.get("normalizer")
+    if isinstance(normalizer, dict) and normalizer.get("type") == "Prepend":
+        changed["normalizer"] = None
+    elif isinstance(normalizer, dict) and "normalizers" in normalizer:
+        kept = [part for part in normalizer["normalizers"] if part.get("type") != "Prepend"]
+        normalizer["normalizers"] = kept
+    return dict(changed)
+
+
+def _piece_counter(is_byte_level: bool) -> Callable[[str], int]:
+    """Returns a function from a vocabulary piece to the UTF-8 bytes that it stands for."""
+    if is_byte_level:
+        return len  # each character of a piece stands for one byte
+
+    def count(piece: str) -> int:
+        """Returns the bytes that a piece of the vocabulary stands for."""
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
+            return 1
+        return len(piece.removeprefix("##").replace("\u2581", " ").encode("utf-8"))
+
+    return count
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """Yields every object with a ``"type"`` in a part of a tokenizer.json, nested ones included."""
+    if isinstance(part, dict):
+        if "type" in part:
+            yield part
+        for value in part.values():
+            yield from _parts(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _parts(value)
+
+
+def _types(part: Any) -> Iterator[str]:
+    """Yields every ``"type"`` in a part of a tokenizer.json."""
+    return (found["type"] for found in _parts(part))
+
+
+# Tokenizers trained on the corpus
+
+
+def bpe_size(name: str) -> int:
+    """Returns N of ``bpe:N``.
+
+    Raises:
+        ValueError: No number, or too small.
+    """
+    digits = name.removeprefix("bpe:")
+    if not digits.isdecimal() or int(digits) < MIN_BPE_ENTRIES:
+        raise ValueError(
+            f"tokenizer={name!r}: write 'bpe:' and a number of entries, at least {MIN_BPE_ENTRIES} "
+            "(256 byte values and EOS), e.g. 'bpe:1024'."
+        )
+    return int(digits)
+
+
+def train_bpe(name: str, texts: Iterable[str]) -> JsonTokenizer:
+    """Returns a byte-level BPE of exactly N entries, trained on `texts`; `name` is ``bpe:N``.
+
+    Raises:
+        ValueError: The text is too small for that many entries.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    size = bpe_size(name)
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[EOS_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    if inner.get_vocab_size() != size:
+        raise ValueError(
+            f"tokenizer={name!r}: the train split yields only {inner.get_vocab_size()} entries. "
+            f"Pass 'bpe:{inner.get_vocab_size()}' or fewer, or 'bytes'."
+        )
+    return JsonTokenizer(name, inner.to_str())

@@ -1,0 +1,129 @@
+"""The interface of tokenizers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class TokenizerUnavailableError(ValueError):
+    """A tokenizer that could not be fetched; the message says what to pass or set instead."""
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, at most 200 characters."""
+    return (str(error).strip().splitlines() or ["no message"])[0][:200]
+
+
+class Tokenizer(ABC):
+    """Maps text to ids and back.
+
+    Attributes:
+        name: The name it was asked for by, e.g. ``"gpt2"`` or ``"bpe:1024"``.
+        vocab_size: V, the largest id plus one.
+        eos_id: The id that ends every stored document.
+        stop_ids: Ids after which a generated text ends.
+        text_bos_id: The id that begins every text (BOS); None where texts begin without one.
+        exact_bytes: Whether each id stands for a fixed number of bytes of any text (`token_bytes`).
+            Elsewhere `encode_measured` counts them.
+        byte_level: Whether each id stands for a fixed number of bytes of the normalised text.
+        gains_from_processes: Whether tokenising costs more than passing text between processes.
+    """
+
+    gains_from_processes: bool = True
+
+    name: str
+    vocab_size: int
+    eos_id: int
+    stop_ids: tuple[int, ...]
+    text_bos_id: int | None = None
+    exact_bytes: bool = True
+    byte_level: bool = True
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of `text`, without BOS and EOS; special-token text is ordinary text."""
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Returns the ids of a text that continues another one: it gets no dummy prefix."""
+        return self.encode(text)
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""
+
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids` after other text: a leading space stays."""
+        return self.decode(ids)
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Returns plain values from which `tokenizer_from_state` rebuilds this tokenizer."""
+
+    @property
+    def start_id(self) -> int:
+        """The id that a model reads before a text: BOS, or the EOS of a text before."""
+        return self.eos_id if self.text_bos_id is None else self.text_bos_id
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Ids that are no text: targets among them are no lexical ones."""
+        return (self.eos_id,) if self.text_bos_id is None else (self.eos_id, self.text_bos_id)
+
+    @property
+    def text_changes(self) -> str | None:
+        """How encoding changes texts, e.g. by normalisation; None where `decode` restores them."""
+        return None
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Returns the ids that a model reads before it continues `text`, `start_id` first."""
+        return [self.start_id, *self.encode(text)]
+
+    def measured_prompt(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `prompt_ids`, and the UTF-8 bytes that each of them covers, both int64."""
+        ids, sizes = self.encode_measured([text])[0]
+        return np.append(self.start_id, ids), np.append(0, sizes)
+
+    def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
+        """Returns `prompt_ids` of a text whose sentences are known; they join to that text."""
+        return self.prompt_ids("".join(sentences))
+
+    @abstractmethod
+    def _byte_counts(self) -> Sequence[int]:
+        """Returns the UTF-8 bytes of each id, V entries."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text, in parallel where the library can."""
+        return [self.encode(text) for text in texts]
+
+    def use_one_core(self) -> None:
+        """Keeps batches on the calling thread, for a process that is one of many."""
+        return  # most have no threads of their own
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the ids of each text as int64 or smaller arrays (what the text store writes)."""
+        return [np.asarray(ids, dtype=np.int64) for ids in self.encode_batch(texts)]
+
+    def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns ids and the UTF-8 bytes of the text that each covers, for each text.
+
+        The bytes, int64, add up to the UTF-8 bytes of the text if it has any ids.
+        """
+        sizes = self.token_bytes.numpy()
+        return [(ids, sizes[ids]) for ids in self.encode_arrays(texts)]
+
+    def measure_continuations(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns `encode_measured` of texts that continue another one."""
+        return self.encode_measured(texts)
+
+    @cached_property
+    def token_bytes(self) -> Tensor:
+        """UTF-8 bytes that each id stands for, (V,) int64; 0 for EOS, special and unused ids.
+
+        With `exact_bytes`; else the bytes of the visible piece, an estimate.
+        """
+        return torch.tensor(self._byte_counts(), dtype=torch.int64)
