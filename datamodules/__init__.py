@@ -18,7 +18,9 @@
 | `hub` | files of a split on the hub, at one commit, fetched into its cache |
 | `files` | files of the user's: formats, patterns, compression, encodings |
 | `readers` | documents of files: separators, lines and arrays of JSON, columns, broken rows |
-| `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
+| `tokenizers` | a tokenizer by its name: bytes, tiktoken, tokenizer.json or a trained BPE |
+| `tokenizer_base` | the interface of tokenizers |
+| `json_tokenizer` | published tokenizer.json files: special tokens, bytes, continuations |
 | `prepare` | `prepare_store`: parts, shared by processes and machines; the final name |
 | `journals` | files that survive a kill: whole writes, durable appends, one writer |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |

@@ -225,7 +225,8 @@ class AnswerSource(RowSource):
         offsets = np.arange(self._width) - 1  # from the first token after the EOS
         positions = start + offsets + (offsets >= first_answers)  # without the inner EOS
         places = np.clip(positions, 0, len(self._stream) - 1)
-        rows, sizes = self._stream.gather(places), self._stream.bytes_at(places)
+        rows = self._stream.gather(places)
+        sizes = self._stream.bytes_at(places, rows)
         rows[:, 0] = self._start_id
         rows[(positions >= end) | (which < 0)[:, None]] = IGNORE
         return answer_batch(

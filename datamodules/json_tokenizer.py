@@ -128,7 +128,7 @@ CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
 
 def _configs(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Reads the configs in a folder; files that are missing or no JSON objects are left out."""
-    configs = {}
+    configs: dict[str, Mapping[str, Any]] = {}
     for file in (SPECIAL_TOKENS_FILE, *CONFIGS):
         try:
             value = json.loads((folder / file).read_text(encoding="utf-8"))

@@ -515,10 +515,10 @@ class TokenStream:
             raise damaged(self._shards[0].parent, what)
         return tokens
 
-    def bytes_at(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the UTF-8 bytes of text that the tokens at `positions` cover, int64."""
+    def bytes_at(self, positions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Returns the UTF-8 bytes of text that the `tokens` at `positions` cover, int64."""
         if self.token_bytes is not None:
-            return self.token_bytes[self.gather(positions)]
+            return self.token_bytes[tokens]
         return self._gathered(self._sizes, positions)
 
     @cached_property

@@ -82,9 +82,11 @@ class WindowOrder(ABC):
         tokens[positions == NOWHERE] = IGNORE
         return tokens
 
-    def bytes_at(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the UTF-8 bytes of the tokens at `positions`, 0 outside the stream."""
-        return np.where(positions >= 0, self._stream.bytes_at(np.maximum(positions, 0)), 0)
+    def bytes_at(self, positions: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Returns the UTF-8 bytes of the tokens `rows` at `positions`, 0 outside the stream."""
+        inside = positions >= 0
+        sizes = self._stream.bytes_at(np.maximum(positions, 0), np.where(inside, rows, 0))
+        return np.where(inside, sizes, 0)
 
 
 NOWHERE = -2  # position of filler in rows; -1 is the EOS before the stream
@@ -353,9 +355,10 @@ class WindowSource(RowSource):
         """
         numbers = self._numbers(n)
         positions = self._order.positions(numbers)
+        rows = self._order.cut(positions)
         batch = as_batch(
-            self._order.cut(positions),
-            self._order.bytes_at(positions),
+            rows,
+            self._order.bytes_at(positions, rows),
             numbers,
             eos_id=self._eos_id,
             context=self._context,
@@ -530,11 +533,15 @@ class TextDataModule(LanguageDataModule):
         stream = self.stream(split)
         self._refuse_empty(split, len(stream))
         stride = self.eval_stride or self.block_size
-        marks = {"eos_id": self.tokenizer.eos_id, "bos_id": self.tokenizer.text_bos_id}
+        eos_id, bos_id = self.tokenizer.eos_id, self.tokenizer.text_bos_id
+        windows = EvaluationWindows(
+            stream, block_size=self.block_size, eos_id=eos_id, stride=stride, bos_id=bos_id
+        )
         return WindowSource(
-            EvaluationWindows(stream, block_size=self.block_size, stride=stride, **marks),
+            windows,
             batch_size=self.eval_batch_size,
-            **marks,
+            eos_id=eos_id,
+            bos_id=bos_id,
             special_ids=self.tokenizer.special_ids if self.report == "lexical" else (),
             context=self.block_size - stride,
             **self._ranks(),

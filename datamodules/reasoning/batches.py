@@ -135,7 +135,8 @@ def reasoning_batch(
     lengths = np.where(real, lengths + 1, 0)  # an EOS is stored after it
     targets = torch.from_numpy(_padded(examples, starts, lengths, IGNORE))
     positions, inside = _positions(starts, lengths)
-    sizes = np.where(inside, examples.stream.bytes_at(positions), 0)
+    tokens = np.where(inside, targets.numpy(), 0)
+    sizes = np.where(inside, examples.stream.bytes_at(positions, tokens), 0)
     groups = np.where(real, examples.groups(numbers), NO_GROUP)
     return {
         "query": torch.from_numpy(query),

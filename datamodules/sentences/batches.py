@@ -101,7 +101,7 @@ def stored_batch(
     is_last = (places == sentences[:, None] - 1) & index.ends_document(stop)[:, None]
     parts = (tokens, lengths, is_last, sequence_id)
     batch = grid_batch(*(torch.from_numpy(part) for part in parts))
-    return with_bytes(batch, index.stream.bytes_at(positions)) if count_bytes else batch
+    return with_bytes(batch, index.stream.bytes_at(positions, tokens)) if count_bytes else batch
 
 
 def written_batch(

@@ -122,7 +122,7 @@ def make_stream(tmp_path_factory: pytest.TempPathFactory) -> MakeStream:
                 documents=lambda first: documents[first:],
                 make_tokenizer=lambda: tokenizer,
             )
-        return Store(folder).stream("train", np.ones(2**20, dtype=np.int64))
+        return Store(folder).stream("train")
 
     return make
 

@@ -31,6 +31,8 @@ def content(stream) -> np.ndarray:
 
 def source(order, **options) -> WindowSource:
     defaults = {"batch_size": 2, "eos_id": EOS}
+    if order._stream.token_bytes is None:
+        order._stream.token_bytes = np.ones(2**20, dtype=np.int64)
     return WindowSource(order, **{**defaults, **options})
 
 
