@@ -2,10 +2,11 @@
 
 Three things that such a file leaves open are settled here:
 
-- Special tokens. Texts begin with BOS where the file's post-processor puts one there. EOS comes
-  from generation_config.json (the first of a list ends documents, generation stops at each),
-  config.json and tokenizer_config.json next to the file, and from well-known names as the last
-  resort.
+- Special tokens. Texts begin with BOS where the file's post-processor puts one there, whatever
+  add_bos_token in tokenizer_config.json says: transformers reads that only without a
+  tokenizer.json. EOS comes from generation_config.json (the first of a list ends documents,
+  generation stops at each), config.json, tokenizer_config.json and special_tokens_map.json next to
+  the file, and from well-known names as the last resort.
 - Bytes of tokens. Only a plain byte-level vocabulary has tokens of a fixed size; elsewhere the
   library's offsets say which characters of the text each token covers.
 - Continuations. SentencePiece vocabularies put a space before a text ("dummy prefix"), which a text
@@ -18,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +96,11 @@ def find_special_tokens(
     Args:
         name: The tokenizer's name, for messages.
         data: The parsed tokenizer.json.
-        folder: A folder that may hold generation_config.json, config.json and
-            tokenizer_config.json of the same model. Default: names alone decide.
+        folder: A folder that may hold the model's `CONFIGS`. Default: names alone decide.
 
     Raises:
-        ValueError: No config names an end-of-text token and no well-known name is there.
+        ValueError: No config names an end-of-text token and no well-known name is there, or texts
+            begin with several special tokens.
     """
     names = _Names(data)
     configs = {} if folder is None else _configs(folder)
@@ -119,10 +121,17 @@ def find_special_tokens(
             "a tokenizer_config.json with eos_token next to it, or add one of those names to its "
             "added_tokens."
         )
-    return SpecialTokens(_leading_token(data, configs, names), eos)
+    bos = _leading_token(name, data, names)
+    # where EOS begins texts too, the EOS of the document before does that
+    return SpecialTokens(None if bos == eos[0] else bos, eos)
 
 
-CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
+CONFIGS = (
+    "generation_config.json",
+    "config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 """Files next to a tokenizer.json that name its special tokens."""
 
 
@@ -145,32 +154,38 @@ def _eos_values(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[list[Any]]
         ("generation_config.json", "eos_token_id"),
         ("config.json", "eos_token_id"),
         ("tokenizer_config.json", "eos_token"),
+        ("special_tokens_map.json", "eos_token"),
     ):
         config = configs.get(file, {})
         inner = config.get("text_config")  # of a model that also reads images
-        value = config.get(key, inner.get(key) if isinstance(inner, Mapping) else None)
+        value = config.get(key)
+        if value is None and isinstance(inner, Mapping):
+            value = inner.get(key)
         yield value if isinstance(value, list) else [value]
 
 
-def _leading_token(
-    data: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], names: _Names
-) -> str | None:
-    """Returns the special token that the post-processor puts before a text."""
-    config = configs.get("tokenizer_config.json", {})
-    if "add_bos_token" in config and config.get("bos_token") is not None:
-        # transformers rebuilds the post-processor from this flag
-        named = names.known([config["bos_token"]])
-        return named[0] if config["add_bos_token"] and named else None
+def _leading_token(name: str, data: Mapping[str, Any], names: _Names) -> str | None:
+    """Returns the special token that the post-processor puts before a text.
+
+    Raises:
+        ValueError: It puts several there, or one that the vocabulary lacks.
+    """
     post = data.get("post_processor")
-    parts = post.get("processors", [post]) if isinstance(post, Mapping) else []
-    for part in parts:
+    leading: list[Any] = []
+    for part in post.get("processors", [post]) if isinstance(post, Mapping) else []:
         if part.get("type") == "TemplateProcessing":
-            first = (part.get("single") or [{}])[0]
-            if "SpecialToken" in first:
-                return str(first["SpecialToken"]["id"])
+            first = takewhile(lambda piece: "SpecialToken" in piece, part.get("single") or [])
+            kinds = [part.get("special_tokens", {}).get(p["SpecialToken"]["id"]) for p in first]
+            leading = [i for kind in kinds for i in (kind or {}).get("ids", [None])] + leading
         elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
-            return str(part["cls"][0])
-    return None
+            leading = [part["cls"][1], *leading]
+    known = names.known(leading)
+    if len(leading) > 1 or len(known) < len(leading):
+        raise ValueError(
+            f"tokenizer={name!r} begins texts with the ids {leading}, where only one token of its "
+            "vocabulary can begin a text. Change the post_processor of its tokenizer.json."
+        )
+    return known[0] if known else None
 
 
 def chosen_special_tokens(name: str, path: Path) -> SpecialTokens | None:
@@ -211,8 +226,8 @@ class JsonTokenizer(Tokenizer):
         self.byte_level = "ByteLevel" in kinds
         self._splits_at_spaces = "WhitespaceSplit" in kinds
         self.exact_bytes = self.byte_level and _keeps_text(data)
-        plain = [text for text in special.eos if self._becomes_special(text)]
-        self._escaped = re.compile("|".join(map(re.escape, plain))) if plain else None
+        self._spelled = self._find_spelled()
+        self._unk = _unknown_token(data["model"])
 
     @classmethod
     def from_file(cls, name: str, path: Path) -> "JsonTokenizer":
@@ -278,7 +293,7 @@ class JsonTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text, on all cores."""
-        if self._escaped is None:
+        if not self._spelled:
             encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
             return [encoding.ids for encoding in encodings]
         return [[int(i) for i in ids] for ids, _ in self.encode_measured(texts)]
@@ -302,40 +317,55 @@ class JsonTokenizer(Tokenizer):
     def _measured(
         self, texts: Sequence[str], *, continues: bool
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        parts = [self._around_special(text) for text in texts]
-        flat = [(part, continues or k > 0) for split in parts for k, part in enumerate(split)]
-        measured: list[tuple[np.ndarray, np.ndarray]] = [None] * len(flat)  # type: ignore[list-item]
+        measured: list[Any] = [None] * len(texts)
         for inner in {id(t): t for t in (self._inner, self._continuing)}.values():
-            which = [
-                i for i, (part, later) in enumerate(flat) if self._reader(part, later) is inner
-            ]
-            encodings = inner.encode_batch([flat[i][0] for i in which], add_special_tokens=False)
+            which = [i for i, t in enumerate(texts) if self._reader(t, continues) is inner]
+            encodings = inner.encode_batch([texts[i] for i in which], add_special_tokens=False)
             for i, encoding in zip(which, encodings, strict=True):
-                ids = np.array(encoding.ids, dtype=np.int64)
-                measured[i] = ids, covered_bytes(flat[i][0], encoding.offsets)
-        found = iter(measured)
-        joined = []
-        for split in parts:
-            ids, sizes = zip(*(next(found) for _ in split), strict=True)
-            joined.append((np.concatenate(ids), np.concatenate(sizes)))
-        return joined
+                first, *rest = self._parts(texts[i], encoding, continues)
+                if rest:
+                    pairs = self._measured([first], continues=continues)
+                    pairs += self._measured(rest, continues=True)
+                    ids, sizes = zip(*pairs, strict=True)
+                    measured[i] = np.concatenate(ids), np.concatenate(sizes)
+                else:
+                    ids = np.array(encoding.ids, dtype=np.int64)
+                    measured[i] = ids, covered_bytes(first, encoding.offsets)
+        return measured
 
     def _reader(self, text: str, continues: bool) -> Any:
         # where pieces are cut at spaces, the prefix stands for the space that a text begins with
         keeps_prefix = self._splits_at_spaces and text[:1].isspace()
         return self._continuing if continues and not keeps_prefix else self._inner
 
-    def _around_special(self, text: str) -> list[str]:
-        """Cuts a text within each special-token text, whose id it must not become."""
-        if self._escaped is None:
-            return [text]
-        cuts = [match.start() + 1 for match in self._escaped.finditer(text)]
+    def _parts(self, text: str, encoding: Any, continues: bool) -> list[str]:
+        """Cuts a text into parts that must be encoded apart, of which all but the first continue.
+
+        No text may become a special token: it is cut within each place that did. Where words are
+        cut at spaces, every word gets a prefix for the space before it, which only the first word
+        of a continuation lacks.
+        """
+        word = _WORD.match(text) if continues and self._splits_at_spaces else None
+        cuts = [] if word is None else [word.end()]
+        if self._spelled and not cuts:
+            cuts = [
+                a + 1
+                for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)
+                if i in self._spelled
+                and b - a > 1
+                and (i != self._unk[0] or text[a:b] == self._unk[1])
+            ]
         return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
-    def _becomes_special(self, text: str) -> bool:
-        """Whether the model makes the token `text` of ordinary text, as Unigram models do."""
-        ids = self._inner.encode(f"a{text}b {text}", add_special_tokens=False).ids
-        return self._vocab[text] in ids
+    def _find_spelled(self) -> frozenset[int]:
+        """Ids of special tokens that the model makes of ordinary text, as Unigram models do."""
+        added = self._inner.get_added_tokens_decoder().values()
+        texts = [token.content for token in added if token.special and len(token.content) > 1]
+        texts = [text for text in texts if self._inner.model.token_to_id(text) is not None]
+        probes = [f"a{text}b {text}" for text in texts]
+        encodings = self._inner.encode_batch(probes, add_special_tokens=False)
+        pairs = zip(texts, encodings, strict=True)
+        return frozenset(i for text, e in pairs if (i := self._vocab[text]) in e.ids)
 
     def use_one_core(self) -> None:
         """Keeps batches on the calling thread, in this whole process."""
@@ -396,14 +426,15 @@ class JsonTokenizer(Tokenizer):
         return counts
 
 
+_WORD = re.compile(r"\S+(?=\s)")
 # Texts that lossy tokenizers change, by what they stand for.
 _PROBES = (
     ("case", "The Cat"),
     ("spaces", "one  two\n\tthree "),
-    ("punctuation", 'He said: "don\'t (stop), 3.5%!"'),
+    ("punctuation", 'he said: "don\'t (stop), 3.5%!"'),
     ("accents", "caf\u00e9 na\u00efve"),
     ("decomposed accents", "cafe\u0301"),
-    ("compatibility characters", "\ufb01ne \uff21 \u00bd"),
+    ("compatibility characters", "\ufb01ne \uff41 \u00bd"),
     ("other scripts", "\u4f60\u597d \u043c\u0438\u0440"),
     ("emoji", "\U0001f642"),
 )
@@ -461,6 +492,15 @@ def covered_bytes(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
         sizes = 1 + (code > 0x7F).astype(np.int64) + (code > 0x7FF) + (code > 0xFFFF)
         ends = np.concatenate([[0], np.cumsum(sizes)])[ends]
     return np.diff(ends, prepend=0)
+
+
+def _unknown_token(model: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Returns the id and text of the token for unknown characters, as far as a model has one."""
+    vocab, text = model.get("vocab") or {}, model.get("unk_token")
+    if isinstance(vocab, dict):
+        return vocab.get(text), text
+    i = model.get("unk_id")
+    return (None, None) if i is None else (i, vocab[i][0])
 
 
 def _keeps_text(data: Mapping[str, Any]) -> bool:
