@@ -270,9 +270,12 @@ class JsonTokenizer(Tokenizer):
             inner = tokenizers.Tokenizer.from_str(json_text)
         except Exception as error:
             raise _unreadable(self.name, error) from error
-        # marks them special where the file did not; their ids stay
+        # marks them special where the file did not; their ids stay. An ordinary piece, e.g. a line
+        # end, that ends answers but not documents stays text.
+        added = {token.content for token in inner.get_added_tokens_decoder().values()}
+        eos, *stops = self.special.eos
         bos = [] if self.special.bos is None else [self.special.bos]
-        inner.add_special_tokens([*self.special.eos, *bos])
+        inner.add_special_tokens([eos, *(text for text in stops if text in added), *bos])
         inner.encode_special_tokens = True  # special-token text in documents is ordinary text
         inner.no_padding()
         inner.no_truncation()

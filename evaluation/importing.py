@@ -9,7 +9,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules import PythonDocs
 from datamodules.tokenizers import JsonTokenizer, Tokenizer, parse_tokenizer
@@ -183,6 +183,8 @@ def import_checkpoint(
     if data.vocab_size < rows:
         # Rows without a token stay as padding, which the softmax sees and sampling never chooses.
         model = build(vocab_size=data.vocab_size, vocab_multiple=rows)
+    if isinstance(data.tokenizer, JsonTokenizer):
+        rank_zero_info(data.tokenizer.description)
     content = checkpoint_content(model, data)
     write_atomically(target, lambda path: torch.save(content, path))
     return model
@@ -200,7 +202,7 @@ def own_tokenizer(source: str) -> str:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ValueError(f"{folder} has no tokenizer.json; name the tokenizer with --tokenizer")
-    return str(path.resolve())
+    return str(folder.resolve() / path.name)  # the file may be a link, away from its configs
 
 
 def write_without_added(tokenizer: Tokenizer, rows: int, path: Path) -> None:
