@@ -231,13 +231,14 @@ class JsonTokenizer(Tokenizer):
 
     @classmethod
     def from_file(cls, name: str, path: Path) -> "JsonTokenizer":
-        """Reads a tokenizer.json and the configs next to it.
+        """Reads a tokenizer.json and the configs next to it; a file of another name stands alone.
 
         Raises:
             ValueError: It is not UTF-8, or as in `__init__`.
         """
         text = _read(name, path)
-        return cls(name, text, find_special_tokens(name, _parsed(name, text), path.parent))
+        folder = path.parent if path.name == "tokenizer.json" else None
+        return cls(name, text, find_special_tokens(name, _parsed(name, text), folder))
 
     @classmethod
     def from_store(cls, name: str, folder: Path) -> "JsonTokenizer":

@@ -43,6 +43,7 @@ __all__ = [
     "MIN_BPE_ENTRIES",
     "BytesTokenizer",
     "JsonTokenizer",
+    "SpecialTokens",
     "TiktokenTokenizer",
     "Tokenizer",
     "TokenizerSpec",

@@ -153,7 +153,7 @@ def test_an_added_entry_without_a_row_is_left_out(
         evaluates("import", "--hf", folder, "--output", checkpoint)
     own = {key: value for key, value in corpus.items() if key != "tokenizer"}
     result = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
-    written = tmp_path / "imported.tokenizer.json"
+    written = tmp_path / "imported.tokenizer" / "tokenizer.json"
     published = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     ours = tokenizers.Tokenizer.from_file(str(written))
     text = "a token of thought, <pad> and memory\n"
@@ -162,11 +162,11 @@ def test_an_added_entry_without_a_row_is_left_out(
     assert 270 in published.encode(text).ids
     assert ours.decode(ours.encode(text).ids) == text
     assert max(ours.encode(text).ids) < 270
-    data = LocalText(**own, tokenizer=str(written))
+    data = LocalText(**own, tokenizer=str(written.parent))
     data.prepare_data()
     assert result["nats_per_token"] == pytest.approx(transformers_nats(model, data), rel=1e-6)
-    # The file may go: the checkpoint has the tokenizer.
-    written.unlink()
+    # The folder may go: the checkpoint has the tokenizer.
+    shutil.rmtree(written.parent)
     again = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
     assert again["nats_per_token"] == result["nats_per_token"]
 
@@ -204,6 +204,7 @@ def test_an_end_of_text_without_a_row_is_named(gpt2_folder, fails, tmp_path, mon
     tokenizer_file(folder)
     content = (folder / "tokenizer.json").read_text().replace("<|endoftext|>", "<|other|>")
     (folder / "tokenizer.json").write_text(content)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 270}')
     line = fails("import", "--hf", folder, "--output", tmp_path / "imported.ckpt")
     assert "its end-of-text token (id 270) is one without a row" in line
 
