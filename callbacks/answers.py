@@ -24,7 +24,7 @@ class Question:
     """A question of a batch, as tokens.
 
     Attributes:
-        query: EOS and what is asked.
+        query: BOS or EOS, and what is asked.
         answer: The right answer, without EOS.
         steps: The reasoning steps that the data know; none in windows.
         group: What accuracies are grouped by.
@@ -150,10 +150,10 @@ def judge(model: Any, data: Any, question: Question, written: list[int]) -> Repl
     """
     tokenizer = data.tokenizer
     answer = model.answer_tokens(written) if hasattr(model, "answer_tokens") else written
-    text = tokenizer.decode([i for i in answer if i != tokenizer.stop_id])
-    right = bool(data.is_right(text, tokenizer.decode(question.answer)))
+    text = tokenizer.decode_continuation([i for i in answer if i not in tokenizer.stop_ids])
+    right = bool(data.is_right(text, tokenizer.decode_continuation(question.answer)))
     if data.rows == "windows":  # the beginning of an answer may be one, too: son, son-in-law
-        right = right and written[-1:] == [tokenizer.stop_id]
+        right = right and bool(written) and written[-1] in tokenizer.stop_ids
     return Reply(question, written, text, right)
 
 

@@ -113,7 +113,7 @@ class Replay(L.Callback):
         counted = (batch["targets"] >= 0).flatten(1)
         nats = (scores.log_prob.flatten(1).double().sum(1) + scores.sequence_term).neg()
         nats /= scores.num_targets.clamp(min=1)
-        decode = trainer.datamodule.tokenizer.decode  # type: ignore[attr-defined]
+        decode = trainer.datamodule.tokenizer.decode_continuation  # type: ignore[attr-defined]
         ids = [
             row[mask].tolist()
             for row, mask in zip(batch["targets"].flatten(1), counted, strict=True)

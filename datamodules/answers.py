@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datamodules.base import Batch, RowSource, none_of, refuse
 from datamodules.order import NO_GROUP, Order, RowOrder
@@ -220,24 +221,33 @@ class AnswerSource(RowSource):
         """Returns batch `n` of this rank; see `answer_batch`."""
         numbers = self._numbers(n)
         which = self._order.examples(numbers)  # -1 in rows too many
-        start, end = self._start[which, None], self._end[which, None]
-        first_answers = self._middle[which, None] - 1 - start
-        offsets = np.arange(self._width) - 1  # from the first token after the EOS
-        positions = start + offsets + (offsets >= first_answers)  # without the inner EOS
-        places = np.clip(positions, 0, len(self._stream) - 1)
+        positions, places = self._places(which)
         rows = self._stream.gather(places)
         sizes = self._stream.bytes_at(places, rows)
         rows[:, 0] = self._start_id
-        rows[(positions >= end) | (which < 0)[:, None]] = IGNORE
+        rows[(positions >= self._end[which, None]) | (which < 0)[:, None]] = IGNORE
         return answer_batch(
             rows,
             sizes,
             self._order.sequence_ids(numbers),
-            first_answers=first_answers[:, 0],
+            first_answers=self._middle[which] - 1 - self._start[which],
             groups=np.where(which < 0, NO_GROUP, self._groups[which]),
             loss_on=self._loss_on,
             eos_id=self._eos_id,
         )
+
+    def target_sizes(self, n: int) -> Tensor:
+        """Returns the UTF-8 bytes of each target of batch `n`, (B, T) int64."""
+        _, places = self._places(self._order.examples(self._numbers(n)))
+        return torch.from_numpy(self._stream.bytes_at(places)[:, 1:])
+
+    def _places(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where the tokens of rows lie in the stream (B, T+1), and the same within it."""
+        start = self._start[which, None]
+        offsets = np.arange(self._width) - 1  # from the first token after the EOS
+        # without the EOS between question and answer
+        positions = start + offsets + (offsets >= self._middle[which, None] - 1 - start)
+        return positions, np.clip(positions, 0, len(self._stream) - 1)
 
 
 def answer_batch(

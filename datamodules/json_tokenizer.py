@@ -402,6 +402,13 @@ class JsonTokenizer(Tokenizer):
         state: dict[str, Any] = {"kind": "json", "name": self.name, "json": self.json_text}
         return state if self._is_legacy else {**state, "special": self.special.state()}
 
+    @cached_property
+    def byte_pieces(self) -> frozenset[int]:
+        """Ids of byte-fallback pieces, of which a run decodes to U+FFFD if any of it is broken."""
+        if self.byte_level:
+            return frozenset()
+        return frozenset(i for piece, i in self._vocab.items() if _BYTE_PIECE.fullmatch(piece))
+
     @property
     def text_changes(self) -> str | None:
         """How encoding changes texts, by a probe."""
@@ -431,6 +438,7 @@ class JsonTokenizer(Tokenizer):
 
 
 _WORD = re.compile(r"\S+(?=\s)")
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 # Texts that lossy tokenizers change, by what they stand for.
 _PROBES = (
     ("case", "The Cat"),
@@ -538,7 +546,7 @@ def _piece_counter(is_byte_level: bool) -> Callable[[str], int]:
 
     def count(piece: str) -> int:
         """Returns the bytes that a piece of the vocabulary stands for."""
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
+        if _BYTE_PIECE.fullmatch(piece):
             return 1
         return len(piece.removeprefix("##").replace("\u2581", " ").encode("utf-8"))
 

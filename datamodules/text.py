@@ -369,6 +369,11 @@ class WindowSource(RowSource):
             batch["lexical"] = (targets != IGNORE) & ~torch.isin(targets, self._special_ids)
         return batch
 
+    def target_sizes(self, n: int) -> Tensor:
+        """Returns the UTF-8 bytes of each target of batch `n`, (B, T) int64."""
+        positions = self._order.positions(self._numbers(n))
+        return torch.from_numpy(self._order.bytes_at(positions)[:, 1:])
+
 
 def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:
     """Returns how many batches of all ranks the rows of an epoch make.

@@ -75,6 +75,11 @@ class Tokenizer(ABC):
         return (self.eos_id,) if self.text_bos_id is None else (self.eos_id, self.text_bos_id)
 
     @property
+    def byte_pieces(self) -> frozenset[int]:
+        """Ids of byte-fallback pieces, of which a run decodes to U+FFFD if any of it is broken."""
+        return frozenset()
+
+    @property
     def text_changes(self) -> str | None:
         """How encoding changes texts, e.g. by normalisation; None where `decode` restores them."""
         return None

@@ -8,6 +8,7 @@ generate``, ``score`` reads texts as ``evaluate.py tasks``, ``think`` shows what
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
@@ -29,7 +30,7 @@ from evaluation.scoring import Totals, score_batch
 from evaluation.tasks.readers import Piece, Reader, label, reader_of
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Which
-from lightning_models.generation import SamplingConfig, generate_steps
+from lightning_models.generation import SamplingConfig, generate_steps, written_text
 from lightning_models.outputs import Likelihood
 
 ANALYSES: tuple[Callable[[], Analysis], ...] = (
@@ -188,7 +189,8 @@ class LoadedModel:
             text: the prompt; an empty one starts a document.
             max_new_tokens: longest continuation, in tokens.
             stream: whether to return an iterator of pieces, as they are written, that join to the
-                text. A character of several tokens comes with the last of them.
+                text. A character of several tokens comes with the last of them; of byte-fallback
+                pieces, all in a row come together.
             **sampling: fields of ``SamplingConfig``: temperature (0: the likeliest token), top_k,
                 top_p, seed.
 
@@ -217,23 +219,27 @@ class LoadedModel:
             [self.tokenizer.prompt_ids(text)],
             max_new_tokens=max_new_tokens,
             sampling=sampling,
-            eos_id=self.tokenizer.stop_id,
+            stop_ids=self.tokenizer.stop_ids,
             vocab_size=self.tokenizer.vocab_size,
             device=self.model.device,
         )
+        text_of = partial(written_text, self.tokenizer, begins=not text)
         ids: list[int] = []
         shown = 0
         while True:
             with autocast(self.model.device, self.precision):  # not while the caller has its turn
-                _, token = next(steps, (0, self.tokenizer.stop_id))
-            if token == self.tokenizer.stop_id:
+                token = next(steps, (0, None))[1]
+            if token is None:
                 break
             ids.append(token)
-            whole = self.tokenizer.decode(ids)
+            # Byte pieces in a row are decoded together: a broken one changes those before it.
+            if token in self.tokenizer.byte_pieces or not written_text(self.tokenizer, [token]):
+                continue
+            whole = text_of(ids)
             if len(whole) > shown and not whole.endswith(REPLACEMENT):
                 yield whole[shown:]
                 shown = len(whole)
-        rest = self.tokenizer.decode(ids)[shown:]
+        rest = text_of(ids)[shown:]
         if rest:
             yield rest
 
@@ -249,7 +255,9 @@ class LoadedModel:
             text: at least one token. Of a model that answers questions the answer; its end is
                 scored, too.
             context: text before it, which is given and not scored; none: ``text`` starts a
-                document. Of a model that answers questions the question.
+                document. Both are encoded alone, so that what is scored is exactly ``text`` even
+                where the tokenizer would join them in one token. Of a model that answers questions
+                the question.
             mode: 'blockwise' reads the text in one pass; 'autoregressive' scores each token from
                 its prefix alone, which makes a difference for models that are not causal.
 
@@ -265,6 +273,10 @@ class LoadedModel:
             )
         check_utf8(context, f"context {context!a}")
         parts = reader.pieces(context, text)
+        if not parts:
+            raise ValueError(
+                f"text ({text!a}) has no tokens in {self.tokenizer.name}; give at least one token"
+            )
         from_prefixes = mode == "autoregressive" and not self.model.causal
         if from_prefixes:
             parts = [prefix for part in parts for prefix in part.prefixes()]
@@ -280,14 +292,15 @@ class LoadedModel:
             if is_scored
         ]
         marked = isinstance(self.tokenizer, SentenceTokenizer)  # marks have nats, not known here
+        texts = pieces(self.tokenizer, ids, begins=not context)
         totals = Totals(
             nats.sum().item() + of_text,
             len(ids),
-            None if marked else int(self.tokenizer.token_bytes[ids].sum()),
+            None if marked else len(text.encode()),
             all_nats=math.nan if marked else None,
             sequence_nats=of_text,
         )
-        columns = {"place": range(len(ids)), "id": ids, "text": pieces(self.tokenizer, ids)}
+        columns = {"place": range(len(ids)), "id": ids, "text": texts}
         tokens = pd.DataFrame({**columns, "nats": nats.numpy()})
         return TextScore(totals.nats_per_token, likelihood, causal, totals, tokens)
 

@@ -344,6 +344,7 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
     notes = {
         SEVERAL_SEEDS if max(rows.size()) > 1 else ONE_SEED: True,
         **{note: True for note in doubled if note},
+        **dict.fromkeys(_text_changes(runs), True),
         BOUND: "lower_bound" in kinds,
         NOT_CAUSAL: "noncausal" in kinds,
         OTHER_TEXT: len({str(_held_out(one)) for one in runs["scored"]}) > 1,
@@ -358,6 +359,18 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
         COUNTED: True,
     }
     return [note for note, holds in notes.items() if holds]
+
+
+def _text_changes(runs: pd.DataFrame) -> list[str]:
+    """Returns a note for each row whose tokenizer cannot give its text back."""
+    if "text_changes" not in runs:
+        return []
+    changed = runs.dropna(subset=["text_changes"]).groupby("label", sort=False)
+    return [
+        f"{label}: the tokenizer {row['text_changes'].iloc[0]}, so the model reads a changed text; "
+        "bits per byte divide by the bytes of the text before that."
+        for label, row in changed
+    ]
 
 
 def _same_seeds(label: str, seeds: Sequence[str]) -> str:

@@ -357,7 +357,7 @@ def test_sampled_texts_do_not_depend_on_the_batch(method):
     assert all(0 <= token < options["vocab_size"] for row in whole for token in row)
     stop = whole[0][3]
     expected = [row[: row.index(stop) + 1] if stop in row else row for row in whole]
-    assert generate(model, prompts, eos_id=stop, **options) == expected
+    assert generate(model, prompts, stop_ids=(stop,), **options) == expected
     for row, prompt in enumerate(prompts):
-        (alone,) = generate(model, [prompt], eos_id=stop, first_row=row, **options)
+        (alone,) = generate(model, [prompt], stop_ids=(stop,), first_row=row, **options)
         assert alone == expected[row]

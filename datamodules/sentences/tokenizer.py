@@ -66,6 +66,11 @@ class SentenceTokenizer(Tokenizer):
         return (self.inner.eos_id, self.bos_id, self.eos_id, self.eod_id)
 
     @property
+    def byte_pieces(self) -> frozenset[int]:
+        """Byte-fallback pieces of the inner tokenizer."""
+        return self.inner.byte_pieces
+
+    @property
     def text_changes(self) -> str | None:
         """How the inner tokenizer changes texts."""
         return self.inner.text_changes
@@ -134,6 +139,20 @@ class SentenceTokenizer(Tokenizer):
         """Returns `prompt_sentences`, each with the UTF-8 bytes that its words cover."""
         ids, sizes, ends = self._sentences([text])[0]
         return list(zip(np.split(ids, ends[:-1]), np.split(sizes, ends[:-1]), strict=True))
+
+    def continued_sentences(self, context: str, text: str) -> tuple[list[list[int]], int]:
+        """Returns the words of each sentence of a text after its context, and the context's words.
+
+        Both are tokenised apart, so that no word spans the join; sentences are those of the whole.
+        """
+        parts = [*self.inner.encode_measured([context]), *self.inner.measure_continuations([text])]
+        ids, sizes = (np.concatenate(part) for part in zip(*parts, strict=True))
+        if isinstance(self.splitter, SpanSplitter):
+            ends = self.splitter.token_ends(len(ids))
+        else:
+            whole = context + text
+            ends = self._cut([whole], [(ids, sizes)], self.splitter.ends([whole]))[0][2]
+        return [words.tolist() for words in np.split(ids, ends[:-1])], len(parts[0][0])
 
     def _marked(
         self, ids: np.ndarray, sizes: np.ndarray, ends: np.ndarray

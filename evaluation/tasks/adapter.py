@@ -264,7 +264,7 @@ class HarnessModel(LM):
         given = kind == "loglikelihood"
         found: list[Any] = [None] * len(requests)
         texts = [request.args if given else ("", *request.args) for request in requests]
-        cuts = [self._pieces(*pair) for pair in texts]
+        cuts = [self._pieces(*pair, given=given) for pair in texts]
         for number, total in self._sums(cuts, requests, given=given):
             self._label(total.facts, given=given)
             if given:
@@ -274,11 +274,15 @@ class HarnessModel(LM):
             self.cache_hook.add_partial(kind, requests[number].args, found[number])
         return found
 
-    def _pieces(self, context: str, continuation: str) -> list[Piece]:
+    def _pieces(self, context: str, continuation: str, *, given: bool) -> list[Piece]:
         """Returns what is read for a request; nothing where there is nothing to score."""
         if not continuation and not context[len(context.rstrip()) :]:
             return []
-        pieces = self.reader.pieces(context, continuation)
+        pieces = (
+            self.reader.pieces(context, continuation)
+            if given
+            else self.reader.rolling_pieces(continuation)
+        )
         if self.mode == "blockwise" or self.model.causal:
             return pieces
         return [prefix for piece in pieces for prefix in piece.prefixes()]
