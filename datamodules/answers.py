@@ -239,7 +239,8 @@ class AnswerSource(RowSource):
     def target_sizes(self, n: int) -> Tensor:
         """Returns the UTF-8 bytes of each target of batch `n`, (B, T) int64."""
         _, places = self._places(self._order.examples(self._numbers(n)))
-        return torch.from_numpy(self._stream.bytes_at(places)[:, 1:])
+        sizes = self._stream.bytes_at(places, self._stream.gather(places))
+        return torch.from_numpy(sizes[:, 1:])
 
     def _places(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns where the tokens of rows lie in the stream (B, T+1), and the same within it."""

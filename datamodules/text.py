@@ -372,7 +372,8 @@ class WindowSource(RowSource):
     def target_sizes(self, n: int) -> Tensor:
         """Returns the UTF-8 bytes of each target of batch `n`, (B, T) int64."""
         positions = self._order.positions(self._numbers(n))
-        return torch.from_numpy(self._order.bytes_at(positions)[:, 1:])
+        rows = self._order.cut(positions)
+        return torch.from_numpy(self._order.bytes_at(positions, rows)[:, 1:])
 
 
 def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:

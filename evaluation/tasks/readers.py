@@ -95,10 +95,14 @@ class Reader(ABC):
         limit: Most tokens that the model reads at once; None: any number.
         documents: Whether contexts begin documents, after BOS or the end-of-text token as in
             training, and continuations are encoded alone; the harness' contexts stand alone.
+
+    Attributes:
+        spanned: Requests so far in which a token spans the join of context and continuation.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit: int | None, *, documents: bool = False) -> None:
         self.tokenizer, self.limit, self.documents = tokenizer, limit, documents
+        self.spanned = 0
 
     @abstractmethod
     def piece(self, context: str, continuation: str) -> Piece:
@@ -199,6 +203,7 @@ class WindowReader(Reader):
         kept = context.rstrip()
         whole = self.tokenizer.encode(kept + context[len(kept) :] + continuation)
         given = list(self._encoded(kept)) if kept else []
+        self.spanned += whole[: len(given)] != given
         if len(given) < len(whole):
             return given, whole[len(given) :]
         return whole[:-1], whole[-1:]  # the continuation is part of the context's last token

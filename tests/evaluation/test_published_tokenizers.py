@@ -1,19 +1,26 @@
 """Scores, streams and answers with tokenizers of the kinds that are published."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from datamodules import LocalText
+from callbacks.answers import judge, questions_in
+from datamodules import Kinship, LocalText
 from datamodules.sentences.splitters import parse_splitter
 from datamodules.sentences.tokenizer import SentenceTokenizer
 from evaluation.api import LoadedModel
+from evaluation.autoregressive import draw_targets
+from evaluation.compare import compare_runs
 from evaluation.importing import import_checkpoint
 from evaluation.perplexity import measure_perplexity, perplexity_table
+from evaluation.quality import documents
+from evaluation.reason.asking import rank
 from evaluation.tasks.readers import SentenceReader, WindowReader
 from evaluation.tasks.writing import WritingRequest, write
-from lightning_models import TransformerConfig, TransformerLM
+from lightning_models import Scores, TransformerConfig, TransformerLM
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.generation import written_text
 from tests.tokenizer_kinds import KINDS, byte_level, sentencepiece, word_piece
@@ -97,6 +104,14 @@ def test_tasks_keep_the_space_of_a_continuation(monkeypatch):
     assert texts() == [" cat ate", "cat ate"]
     assert texts(" cat") == ["", "cat ate"]
     assert texts(" ate") == [" cat", "cat"]
+
+
+def test_judges_of_quality_read_spaces():
+    tokenizer = sentencepiece()
+    bos, eos = tokenizer.text_bos_id, tokenizer.eos_id
+    within, start = tokenizer.encode_continuation(" cat"), tokenizer.encode("the cat")
+    assert documents([*within, eos, bos, *start], tokenizer) == [" cat", "the cat"]
+    assert documents([bos, *start, eos], tokenizer) == ["the cat", ""]
 
 
 # ---- scores
@@ -231,3 +246,84 @@ def test_writing_stops_at_each_end():
     lm.tokenizer.stop_ids = (lm.tokenizer.eos_id, second)
     (ended,) = lm.model.generate_ids([[1]], tokenizer=lm.tokenizer, **options)
     assert ended == free[: free.index(second) + 1]
+
+
+# ---- results
+
+
+@pytest.fixture
+def lossy(tmp_path, train_checkpoint, text_file):
+    """A checkpoint with a tokenizer that loses case and spaces."""
+    file = tmp_path / "word_pieces.json"
+    file.write_text(word_piece().json_text)
+    options = {"block_size": 16, "batch_size": 4, "cache_dir": str(tmp_path / "cache")}
+    data = LocalText(data_files=str(text_file), val_fraction=0.2, tokenizer=str(file), **options)
+    return train_checkpoint(tmp_path / "lossy.ckpt", data)
+
+
+def test_compare_says_that_a_tokenizer_changes_texts(lossy, checkpoint_path):
+    notes = compare_runs([f"lossy={lossy}", f"plain={checkpoint_path}"]).report.notes
+    (note,) = [note for note in notes if "does not give back" in note]
+    assert note.startswith("lossy: the tokenizer does not give back case, spaces")
+
+
+def test_results_that_counted_bytes_of_tokens_are_not_taken_over(lossy, evaluates, tmp_path):
+    file = tmp_path / "result.json"
+    printed = evaluates("perplexity", "--ckpt", lossy, "--output", file)
+    assert "the tokenizer does not give back case, spaces" in printed
+    result = json.loads(file.read_text())
+
+    def bits(**changes):
+        file.write_text(json.dumps({**result, "bits_per_byte": 99.0, **changes}))
+        (value,) = compare_runs([str(lossy)], results=[str(file)]).runs["bits_per_byte"]
+        return value
+
+    assert bits() == 99.0
+    del result["text_changes"]
+    assert bits() == pytest.approx(
+        result["nats_per_token"] * result["tokens"] / 0.6931471805599453 / result["bytes"], rel=1e-6
+    )
+
+
+# ---- answers
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "word pieces", "byte level, BOS"])
+def test_answers_are_ranked_as_the_data_store_them(kind, tmp_path, monkeypatch):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(KINDS[kind]().json_text)
+    sizes = {"train_stories": 6, "val_stories": 4, "test_stories": 6, "test_hops": [3]}
+    sizes["loss_on"] = "all"
+    data = Kinship(
+        tokenizer=str(file), block_size=2048, batch_size=2, cache_dir=str(tmp_path), **sizes
+    )
+    data.prepare_data()
+    data.setup()
+    source, seen = data.evaluation_source("test"), []
+    questions = [q for n in range(len(source)) for q in questions_in(source.batch(n))]
+    golds = [answer for _, answer in data.questions("test")]
+    drawn = draw_targets(source, batches=len(source), positions=None, seed=0)
+    texts = [text for pair in data.questions("test") for text in pair]
+    assert drawn.num_bytes.sum() == sum(len(text.encode()) for text in texts)
+    start = data.tokenizer.start_id
+    assert all(question.query[0] == start for question in questions)
+
+    def score_batch(model, batch, precision):
+        seen.append(batch)
+        count = (batch["targets"] >= 0).sum(dim=1)
+        return Scores(torch.zeros(batch["targets"].shape), torch.zeros(len(count)), count, "exact")
+
+    monkeypatch.setattr("evaluation.reason.asking.score_batch", score_batch)
+    candidates = data.candidates()
+    rank(None, data, questions, "32", SimpleNamespace(recording=nullcontext, watch=iter))
+    num_bytes = torch.cat([batch["num_bytes"] for batch in seen]).tolist()
+    assert num_bytes == [len(text.encode()) for text in candidates] * len(questions)
+    stored = data.tokenizer.measure_continuations(candidates)
+    by_text = {text: ids.tolist() for text, (ids, _) in zip(candidates, stored, strict=True)}
+    model = SimpleNamespace()
+    for question, gold in zip(questions, golds, strict=True):
+        assert question.answer == by_text[gold]
+        written = [*question.answer, data.tokenizer.eos_id]
+        assert judge(model, data, question, written).right
+        if kind != "word pieces":
+            assert judge(model, data, question, written).text == gold

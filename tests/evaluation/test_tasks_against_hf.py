@@ -155,7 +155,8 @@ def test_requests_with_bos(both_bos):
     theirs, ours = both_bos
     pairs = [request(*pair) for pair in PAIRS]
     expected = theirs.loglikelihood(pairs, disable_tqdm=True)
-    found = ours.loglikelihood(pairs)
+    with pytest.warns(UserWarning, match="in 1 of 6 requests a token spans the join"):
+        found = ours.loglikelihood(pairs)
     assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], abs=1e-4)
     assert [one[1] for one in found] == [one[1] for one in expected]
     texts = [request(text) for text in ("the cat ate", "He \u2603. ", "the cat ate it. " * 12)]
