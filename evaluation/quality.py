@@ -315,7 +315,6 @@ def write_texts(
                 prompts[first : first + config.batch_size],
                 max_new_tokens=new_tokens,
                 sampling=sampling,
-                eos_id=None,
                 vocab_size=tokenizer.vocab_size,
                 device=model.device,
                 first_row=first,
