@@ -92,6 +92,9 @@ class RowSource:
 class TrainingSource:
     """A source whose batches carry ``step_normalisers``: the counts of the whole optimiser step.
 
+    A run that is resumed with another accumulation may begin in the middle of a group of batches:
+    its first step, from batch `first` on, then has fewer micro-batches.
+
     Args:
         source: Builds batch n and counts it over all ranks.
         epoch_batches: Batches per epoch of the trainer, its limit included.
@@ -111,6 +114,8 @@ class TrainingSource:
         self._epoch_batches = epoch_batches
         self._accumulate = accumulate
         self._repeat = repeat
+        self.first = 0
+        """First batch of the optimiser step in which a resumed run goes on."""
 
     def __len__(self) -> int:
         """Returns the batches of one rank per epoch, before the trainer's limit."""
@@ -118,14 +123,20 @@ class TrainingSource:
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` with ``step_normalisers``, a dict of floats."""
-        if self._repeat:
-            n %= self._epoch_batches
-        group = accumulation_group(n, self._epoch_batches, self._accumulate)
+        group = self.group(n)
         totals = {"micro_batches": float(len(group))}
         for m in group:
-            for name, count in self._source.counts(m).items():
+            for name, count in self._source.counts(self._number(m)).items():
                 totals[name] = totals.get(name, 0.0) + count
-        return {**self._source.batch(n), "step_normalisers": totals}
+        return {**self._source.batch(self._number(n)), "step_normalisers": totals}
+
+    def group(self, n: int) -> range:
+        """Returns the batch numbers that share the optimiser step of batch `n`."""
+        group = accumulation_group(n, self._epoch_batches, self._accumulate)
+        return range(self.first, group.stop) if group.start < self.first <= n else group
+
+    def _number(self, n: int) -> int:
+        return n % self._epoch_batches if self._repeat else n
 
 
 def accumulation_group(n: int, epoch_batches: int, accumulate: int) -> range:
@@ -400,6 +411,7 @@ class LanguageDataModule(TextCorpus):
         self.predict_file = predict_file
         self.validation_split: Split = validation_split
         self._lengths_of_rows: dict[Split, np.ndarray] = {}  # of splits with rows too long
+        self._training: TrainingSource | None = None
         refuse(self._problems())
 
     def _problems(self) -> list[str]:
@@ -516,13 +528,18 @@ class LanguageDataModule(TextCorpus):
             return self._loader(TrainingSource(source, epoch_batches=len(source)), start=None)
         _refuse_scheduled_accumulation(trainer)
         epoch_batches = limited_batches(len(source), trainer.limit_train_batches)
-        training = TrainingSource(
+        self._training = training = TrainingSource(
             source,
             epoch_batches=epoch_batches,
             accumulate=trainer.accumulate_grad_batches,
             repeat=getattr(trainer, "overfit_batches", 0) > 0,  # set by Trainer, not declared
         )
         return self._loader(training, start=self._batches_processed, epoch_batches=epoch_batches)
+
+    def begin_step(self, n: int) -> None:
+        """Has the optimiser step of a resumed run begin with training batch `n`."""
+        if self._training is not None:
+            self._training.first = n
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Returns the validation loader; an empty list where there is no such split by choice."""
