@@ -18,14 +18,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datamodules.tokenizer_base import Tokenizer, first_line
+from datamodules.long_texts import members, sure_cuts
+from datamodules.tokenizer_base import Row, Tokenizer, first_line
 
 EOS_TEXT = "<|endoftext|>"
 MIN_BPE_ENTRIES = 257  # one entry a byte value, and EOS
@@ -307,51 +308,90 @@ class JsonTokenizer(Tokenizer):
         return [int(i) for i in self.measure_continuations([text])[0][0]]
 
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns ids and the UTF-8 bytes of `text` that each covers, both int64."""
+        """Returns ids and the UTF-8 bytes of the text that each covers, for each text."""
         if self.exact_bytes:
             return super().encode_measured(texts)
-        return self._measured(texts, continues=False)
+        return self._pairs(self._in_parts(texts, self._beginning))
 
     def measure_continuations(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns `encode_measured` of texts that continue another one."""
         if self.exact_bytes:
             return super().encode_measured(texts)
-        return self._measured(texts, continues=True)
+        continued = partial(self._measured, continues=True)
+        return self._pairs(self._in_parts(texts, self._beginning, continued))
 
-    def _measured(
-        self, texts: Sequence[str], *, continues: bool
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        measured: list[Any] = [None] * len(texts)
+    def _beginning(self, texts: Sequence[str]) -> list[Row]:
+        return self._measured(texts, continues=False)
+
+    @staticmethod
+    def _pairs(rows: Sequence[Row]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(ids, sizes) for ids, sizes in rows]
+
+    def _measured(self, texts: Sequence[str], *, continues: bool) -> list[Row]:
+        """Returns ids and the bytes that each covers, of whole texts."""
+        parts = [self._parts(text, continues) for text in texts]
+        flat = [part for split in parts for part in split]
+        measured: list[Row] = [()] * len(flat)
         for inner in {id(t): t for t in (self._inner, self._continuing)}.values():
-            which = [i for i, t in enumerate(texts) if self._reader(t, continues) is inner]
-            encodings = inner.encode_batch([texts[i] for i in which], add_special_tokens=False)
-            for i, encoding in zip(which, encodings, strict=True):
-                first, *rest = self._parts(texts[i], encoding, continues)
-                if rest:
-                    pairs = self._measured([first], continues=continues)
-                    pairs += self._measured(rest, continues=True)
-                    ids, sizes = zip(*pairs, strict=True)
-                    measured[i] = np.concatenate(ids), np.concatenate(sizes)
-                else:
-                    ids = np.array(encoding.ids, dtype=np.int64)
-                    measured[i] = ids, covered_bytes(first, encoding.offsets)
-        return measured
+            which = [i for i, (_, reader) in enumerate(flat) if reader is inner]
+            rows = self._rows([flat[i][0] for i in which], inner)
+            for i, row in zip(which, rows, strict=True):
+                measured[i] = row
+        found = iter(measured)
+        return [
+            _joined([next(found) for _ in split], [part for part, _ in split]) for split in parts
+        ]
 
-    def _reader(self, text: str, continues: bool) -> Any:
-        # where pieces are cut at spaces, the prefix stands for the space that a text begins with
-        keeps_prefix = self._splits_at_spaces and text[:1].isspace()
-        return self._continuing if continues and not keeps_prefix else self._inner
+    def _rows(self, parts: Sequence[str], reader: Any) -> list[Row]:
+        """Returns ids and bytes of parts; no text in them becomes a special token."""
+        encodings = reader.encode_batch(parts, add_special_tokens=False)
+        rows: list[Row] = []
+        for part, encoding in zip(parts, encodings, strict=True):
+            first, *rest = self._around_special(part, encoding)
+            if rest:
+                pieces = [*self._rows([first], reader), *self._measured(rest, continues=True)]
+                rows.append(_joined(pieces, [first, *rest]))
+            else:
+                ids = np.array(encoding.ids, dtype=np.int64)
+                rows.append((ids, covered_bytes(part, encoding.offsets)))
+        return rows
 
-    def _parts(self, text: str, encoding: Any, continues: bool) -> list[str]:
-        """Cuts a text into parts that must be encoded apart, of which all but the first continue.
+    def _parts(self, text: str, continues: bool) -> list[tuple[str, Any]]:
+        """Returns the parts in which a text is encoded, and the reader of each."""
+        if not continues:
+            return [(text, self._inner)]
+        head = self._before_prefixes.match(text).end()  # type: ignore[union-attr]
+        parts = [(text[:head], self._continuing)] if head or not text else []
+        return parts + ([(text[head:], self._inner)] if text[head:] else [])
 
-        No text may become a special token: it is cut within each place that did. Where words are
-        cut at spaces, every word gets a prefix for the space before it, which only the first word
-        of a continuation lacks.
+    @cached_property
+    def _before_prefixes(self) -> re.Pattern[str]:
+        """Matches the beginning of a continued text up to where the next prefix is right again.
+
+        Words have a prefix each where white space splits them, and some files put one after every
+        added token.
         """
-        word = _WORD.match(text) if continues and self._splits_at_spaces else None
-        cuts = [] if word is None else [word.end()]
-        if self._spelled and not cuts:
+        if self._continuing is self._inner:
+            return re.compile("(?s:.*)")
+        if self._splits_at_spaces:
+            return re.compile(r"\S*")
+        data = json.loads(self.json_text)
+        once = any(p.get("prepend_scheme") == "first" for p in _parts(data.get("pre_tokenizer")))
+        # normalisers see a text up to added tokens that are looked for before they act
+        early = "Prepend" in _types(data.get("normalizer"))
+        added = [t.content for t in self._added if not once and not (early and t.normalized)]
+        ends = "|".join([*map(re.escape, sorted(added, key=len, reverse=True)), r"\Z"])
+        return re.compile(f"(?s:.*?)(?:{ends})")
+
+    @property
+    def _added(self) -> list[Any]:
+        """The added tokens that ordinary text can become."""
+        return [t for t in self._inner.get_added_tokens_decoder().values() if not t.special]
+
+    def _around_special(self, text: str, encoding: Any) -> list[str]:
+        """Cuts a text within each place that became a special token, which no text may."""
+        cuts = []
+        if self._spelled:
             cuts = [
                 a + 1
                 for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)
@@ -370,6 +410,56 @@ class JsonTokenizer(Tokenizer):
         encodings = self._inner.encode_batch(probes, add_special_tokens=False)
         pairs = zip(texts, encodings, strict=True)
         return frozenset(i for text, e in pairs if (i := self._vocab[text]) in e.ids)
+
+    # Long texts
+
+    @cached_property
+    def sure_cuts(self) -> re.Pattern[str] | None:
+        """The places where a text may be cut without changing its tokens; None where unknown."""
+        if any(token.rstrip for token in self._added):  # they take the white space after them
+            return None
+        texts = [
+            *(token.content for token in self._added),
+            *self.special.eos,
+            self.special.bos or "",
+        ]
+
+        def allowed(letters: str, mark: str) -> bool:
+            """Whether no added token, which is found before anything splits, crosses the place."""
+            across = re.compile(f"[{letters}]{re.escape(mark)}")
+            return not any(across.search(text) for text in texts)
+
+        return sure_cuts(self._pre_tokens, allowed=allowed, apart=self._never_joined)
+
+    def _pre_tokens(self, text: str) -> list[str]:
+        """Returns the parts of a text that the model sees one by one."""
+        inner = self._inner
+        text = text if inner.normalizer is None else inner.normalizer.normalize_str(text)
+        if inner.pre_tokenizer is None:
+            return [text]
+        return [part for part, _ in inner.pre_tokenizer.pre_tokenize_str(text)]
+
+    def _never_joined(self, letters: str, firsts: set[str]) -> bool:
+        """Whether no piece of the vocabulary has such a letter directly before one of those."""
+        pieces = self._independent_pieces
+        # Characters without a piece would be unknown together with those before them.
+        if pieces is None or not firsts <= self._vocab.keys():
+            return False
+        every = "".join(self._pre_tokens("".join(members(letters))))
+        if not re.fullmatch(f"\u2581?[{letters}]*", every):  # normalised to others
+            return False
+        return not re.search(f"[{letters}][{re.escape(''.join(firsts))}]", pieces)
+
+    @cached_property
+    def _independent_pieces(self) -> str | None:
+        """All pieces of a vocabulary; None unless tokens can only influence what they touch."""
+        model = json.loads(self.json_text)["model"]
+        by_place = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+        is_unigram = model.get("type") == "Unigram"
+        is_bpe = model.get("type", "BPE" if "merges" in model else None) == "BPE"
+        if is_unigram or (is_bpe and not any(map(model.get, by_place))):
+            return "\0".join(self._vocab)
+        return None
 
     def use_one_core(self) -> None:
         """Keeps batches on the calling thread, in this whole process."""
@@ -437,7 +527,6 @@ class JsonTokenizer(Tokenizer):
         return counts
 
 
-_WORD = re.compile(r"\S+(?=\s)")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 # Texts that lossy tokenizers change, by what they stand for.
 _PROBES = (
@@ -484,6 +573,21 @@ def _unreadable(name: str, error: Exception) -> ValueError:
     )
 
 
+def _joined(rows: Sequence[Row], parts: Sequence[str]) -> Row:
+    """Returns ids and bytes of parts that follow each other; ones without ids count for the last.
+
+    Args:
+        rows: Ids and bytes of each part.
+        parts: The text of each part.
+    """
+    ids, sizes = (np.concatenate(values) for values in zip(*rows, strict=True))
+    ends = np.cumsum([len(row[0]) for row in rows])
+    for text, row, end in zip(parts, rows, ends, strict=True):
+        if not len(row[0]) and end:
+            sizes[end - 1] += len(text.encode("utf-8"))
+    return ids, sizes
+
+
 def covered_bytes(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
     """Returns the UTF-8 bytes of `text` that each token covers, int64, which add up to the text.
 
@@ -522,7 +626,7 @@ def _keeps_text(data: Mapping[str, Any]) -> bool:
 
 
 def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tokenizer.json that adds no space before a text."""
+    """Returns a tokenizer.json that neither adds nor takes away spaces before a text."""
     changed = json.loads(json.dumps(data))
     for part in _parts(changed.get("pre_tokenizer")):
         if part.get("type") == "Metaspace":
@@ -530,6 +634,9 @@ def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
             part.pop("add_prefix_space", None)
         elif part.get("add_prefix_space"):
             part["add_prefix_space"] = False
+    for part in _parts(changed.get("normalizer")):
+        if part.get("type") == "Strip":
+            part["strip_left"] = False
     normalizer = changed.get("normalizer")
     if isinstance(normalizer, dict) and normalizer.get("type") == "Prepend":
         changed["normalizer"] = None

@@ -1,13 +1,19 @@
 """The interface of tokenizers."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from datamodules import long_texts
+
+Row = tuple[np.ndarray, ...]  # of one text: its ids, and more values for each of them
 
 
 class TokenizerUnavailableError(ValueError):
@@ -110,20 +116,83 @@ class Tokenizer(ABC):
         return  # most have no threads of their own
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text as int64 or smaller arrays (what the text store writes)."""
+        """Returns the ids of each text as int64 or smaller arrays (what the text store writes).
+
+        Long texts are encoded in parts that have the tokens of the whole, where there are any.
+        """
+        return [row[0] for row in self._in_parts(texts, self._id_rows)]
+
+    def _id_rows(self, texts: Sequence[str]) -> list[Row]:
+        return [(ids,) for ids in self._arrays(texts)]
+
+    def _arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the ids of each text, which is encoded whole."""
         return [np.asarray(ids, dtype=np.int64) for ids in self.encode_batch(texts)]
 
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns ids and the UTF-8 bytes of the text that each covers, for each text.
 
-        The bytes, int64, add up to the UTF-8 bytes of the text if it has any ids.
+        The bytes, int32 or int64, add up to the UTF-8 bytes of the text if it has any ids.
         """
         sizes = self.token_bytes.numpy()
+        if any(len(text) > long_texts.PART for text in texts):
+            sizes = sizes.astype(np.int32)
         return [(ids, sizes[ids]) for ids in self.encode_arrays(texts)]
 
     def measure_continuations(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns `encode_measured` of texts that continue another one."""
         return self.encode_measured(texts)
+
+    # Long texts
+
+    @cached_property
+    def sure_cuts(self) -> re.Pattern[str] | None:
+        """The places where a text may be cut without changing its tokens; None where unknown."""
+        return None
+
+    def _in_parts(
+        self,
+        texts: Sequence[str],
+        encode: Callable[[Sequence[str]], Sequence[Row]],
+        begin: Callable[[Sequence[str]], Sequence[Row]] | None = None,
+    ) -> list[Row]:
+        """Returns the row of each text; long texts are encoded in parts.
+
+        Args:
+            texts: The texts.
+            encode: Encodes whole texts.
+            begin: The same for the first part of each text. Default: `encode`.
+        """
+        begin = begin or encode
+        is_long = [len(text) > long_texts.PART for text in texts]
+        if not any(is_long):
+            return list(begin(texts))
+        short = iter(begin([t for t, long in zip(texts, is_long, strict=True) if not long]))
+        return [
+            self._long_row(text, encode, begin) if long else next(short)
+            for text, long in zip(texts, is_long, strict=True)
+        ]
+
+    def _long_row(
+        self,
+        text: str,
+        encode: Callable[[Sequence[str]], Sequence[Row]],
+        begin: Callable[[Sequence[str]], Sequence[Row]],
+    ) -> Row:
+        spans = long_texts.parts_of(text, self.sure_cuts, self.name)
+        start, stop = next(spans)
+        (first,) = begin([text[start:stop]])
+        # Ids take as little room as they can, and nothing is held twice.
+        types = [np.min_scalar_type(self.vocab_size - 1), *[np.dtype(np.int32)] * (len(first) - 1)]
+        columns = [bytearray(a.astype(t).tobytes()) for a, t in zip(first, types, strict=True)]
+        while group := list(islice(spans, long_texts.TOGETHER)):
+            # The letter before a part comes with it, so that no part begins a text.
+            letters = [text[start - 1] for start, _ in group]
+            rows = encode([*letters, *(text[start - 1 : stop] for start, stop in group)])
+            for alone, row in zip(rows[: len(group)], rows[len(group) :], strict=True):
+                for column, values, dtype in zip(columns, row, types, strict=True):
+                    column += values[len(alone[0]) :].astype(dtype).tobytes()
+        return tuple(np.frombuffer(c, dtype=t) for c, t in zip(columns, types, strict=True))
 
     @cached_property
     def token_bytes(self) -> Tensor:

@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ from datamodules.json_tokenizer import (
     chosen_special_tokens,
     train_bpe,
 )
+from datamodules.long_texts import sure_cuts
 from datamodules.tokenizer_base import Tokenizer, TokenizerUnavailableError, first_line
 
 __all__ = [
@@ -125,8 +127,7 @@ class TiktokenTokenizer(Tokenizer):
         """Returns the ids of each text, on all cores."""
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=self._threads)
 
-    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text as uint32 arrays, on all cores."""
+    def _arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         if self._threads == 1:
             return [self._array(text) for text in texts]
         with ThreadPoolExecutor(self._threads) as pool:
@@ -135,6 +136,14 @@ class TiktokenTokenizer(Tokenizer):
     def _array(self, text: str) -> np.ndarray:
         """Returns the ids of `text` as the library lays them down, without a list between."""
         return self._encoding.encode_to_numpy(text, disallowed_special=())
+
+    @cached_property
+    def sure_cuts(self) -> re.Pattern[str] | None:
+        """Between the matches of the encoding's pattern, which tokens do not cross."""
+        import regex  # tiktoken itself does without, but needs it
+
+        pattern = regex.compile(self._encoding._pat_str)
+        return sure_cuts(lambda text: [match.group() for match in pattern.finditer(text)])
 
     def use_one_core(self) -> None:
         """Keeps batches on the calling thread."""
@@ -145,8 +154,12 @@ class TiktokenTokenizer(Tokenizer):
         return TiktokenTokenizer, (self.name,)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""
-        return self._encoding.decode([int(i) for i in ids if int(i) not in self._special_ids])
+        """Returns the text of `ids`; special and unused ids vanish, broken UTF-8 becomes U+FFFD."""
+        return self._encoding.decode([int(i) for i in ids if int(i) not in self._textless_ids])
+
+    @cached_property
+    def _textless_ids(self) -> frozenset[int]:
+        return frozenset(i for i, count in enumerate(self._byte_counts()) if count == 0)
 
     def state(self) -> dict[str, str]:
         """Returns the encoding's name."""

@@ -194,4 +194,5 @@ def test_tiktoken_encoding(monkeypatch):
     assert tokenizer.eos_id not in tokenizer.encode(f"the {EOS}")
     assert tokenizer.decode([257, 260, 97]) == "thea"
     assert tokenizer.token_bytes[255:].tolist() == [1, 2, 3, 0, 0, 0]  # 258, 259 are unused
+    assert tokenizer.decode([257, 258, 259, 97]) == "thea"
     assert tokenizer.encode_batch(["the", "\u00e9"]) == [[257], [195, 169]]
