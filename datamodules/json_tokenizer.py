@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.long_texts import members, sure_cuts
+from datamodules.long_texts import members, sure_cuts, word_parts
 from datamodules.tokenizer_base import Row, Tokenizer, first_line
 
 EOS_TEXT = "<|endoftext|>"
@@ -714,7 +714,8 @@ def train_bpe(name: str, texts: Iterable[str]) -> JsonTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    inner.train_from_iterator(texts, trainer)
+    # The trainer only counts words, but holds those of a text with their places.
+    inner.train_from_iterator(word_parts(texts, inner.pre_tokenizer, name), trainer)
     if inner.get_vocab_size() != size:
         raise ValueError(
             f"tokenizer={name!r}: the train split yields only {inner.get_vocab_size()} entries. "

@@ -17,8 +17,9 @@ any of them is not used.
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 PART = 2**17
 """Longer texts are encoded in parts of about so many characters."""
@@ -160,3 +161,18 @@ def parts_of(text: str, cuts: re.Pattern[str] | None, name: str) -> Iterator[tup
             )
         yield start, stop
         start = stop
+
+
+def word_parts(texts: Iterable[str], pre_tokenizer: Any, name: str) -> Iterator[str]:
+    """Yields texts, long ones in parts that have the same pre-tokens.
+
+    Args:
+        texts: The texts.
+        pre_tokenizer: A pre-tokenizer of the ``tokenizers`` library.
+        name: The tokenizer's name, for messages.
+    """
+    cuts = None
+    for text in texts:
+        if len(text) > PART and cuts is None:
+            cuts = sure_cuts(lambda text: [p for p, _ in pre_tokenizer.pre_tokenize_str(text)])
+        yield from (text[start:stop] for start, stop in parts_of(text, cuts, name))

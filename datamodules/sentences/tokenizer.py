@@ -114,7 +114,11 @@ class SentenceTokenizer(Tokenizer):
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns the marked documents, and the UTF-8 bytes that each token covers."""
         marked = (self._marked(*parts) for parts in self._sentences(texts))
-        return [(np.append(ids, self.eod_id), np.append(sizes, 0)) for ids, sizes in marked]
+        # not np.append, which widens
+        return [
+            (np.insert(ids, len(ids), self.eod_id), np.insert(sizes, len(sizes), 0))
+            for ids, sizes in marked
+        ]
 
     def prompt_ids(self, text: str) -> list[int]:
         """Returns the marked sentences of `text`, the last one open; of no text only BOS."""
@@ -176,7 +180,7 @@ class SentenceTokenizer(Tokenizer):
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns `_sentences` of texts whose sentences end at those characters."""
         return [
-            (ids, sizes, self._cap(ids, _token_ends(text, np.cumsum(sizes), characters)))
+            (ids, sizes, self._cap(ids, _token_ends(text, _running(sizes), characters)))
             for text, (ids, sizes), characters in zip(texts, measured, ends, strict=True)
         ]
 
@@ -185,14 +189,12 @@ class SentenceTokenizer(Tokenizer):
         most, lengths = self.max_sentence_tokens, np.diff(ends, prepend=0)
         if lengths.max(initial=0) <= most:
             return ends
-        places = np.arange(1, len(ids) + 1)
-        # After the last punctuation up to each word; 0 where there is none.
-        after = np.maximum.accumulate(np.where(self._punctuation[ids], places, 0))
         more = []
         for end, length in zip(ends[lengths > most], lengths[lengths > most], strict=True):
             start = end - length
-            while end - start > most:
-                cut = after[start + most - 1]
+            after = np.append(start, np.flatnonzero(self._punctuation[ids[start:end]]) + start + 1)
+            while end - start > most:  # after the last punctuation that is near enough
+                cut = after[np.searchsorted(after, start + most, side="right") - 1]
                 start = cut if cut > start else start + most
                 more.append(start)
         return np.sort(np.append(ends, more))
@@ -225,13 +227,13 @@ class SentenceTokenizer(Tokenizer):
 
 def _with_marks(values: np.ndarray, ends: np.ndarray, marks: tuple[int, int]) -> np.ndarray:
     """Returns values of words with a mark before each sentence and one after all but the last."""
-    sentence = np.arange(len(ends))
-    out = np.empty(len(values) + 2 * len(ends) - 1, dtype=np.int64)
-    lengths = np.diff(ends, prepend=0)
-    out[np.arange(len(values)) + np.repeat(2 * sentence + 1, lengths)] = values
-    out[ends - lengths + 2 * sentence] = marks[0]
-    out[(ends + 2 * sentence + 1)[:-1]] = marks[1]
-    return out
+    narrow = values.dtype.itemsize < 8  # those of a long text take no more room than they must
+    starts = np.append(0, ends[:-1])
+    places = np.repeat(starts, 2)[1:]  # one begins where the one before ends
+    between = np.tile(marks[::-1], len(ends) - 1)
+    return np.insert(
+        values.astype(np.int32 if narrow else np.int64), places, np.append(marks[0], between)
+    )
 
 
 def check_length(splitter: Splitter | SpanSplitter, max_sentence_tokens: int) -> None:
@@ -245,6 +247,12 @@ def check_length(splitter: Splitter | SpanSplitter, max_sentence_tokens: int) ->
         )
 
 
+def _running(sizes: np.ndarray) -> np.ndarray:
+    """Returns the running sum of sizes, which are of 32 bits for texts of up to 2 GB."""
+    total = int(sizes.sum(dtype=np.int64))
+    return np.cumsum(sizes, dtype=np.int32 if total < 2**31 else np.int64)
+
+
 def _token_ends(text: str, sizes: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Returns where sentences end in tokens.
 
@@ -253,8 +261,8 @@ def _token_ends(text: str, sizes: np.ndarray, ends: np.ndarray) -> np.ndarray:
         sizes: UTF-8 bytes up to the end of each token.
         ends: Where sentences end in characters.
     """
-    raw = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
-    if len(raw) != len(text):  # from characters to bytes, of which each has one that begins it
-        ends = np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(raw))[ends]
-    cuts = np.searchsorted(sizes, ends) + 1
+    if not text.isascii():
+        starts = [0, *ends[:-1]]
+        ends = np.cumsum([len(text[a:b].encode()) for a, b in zip(starts, ends, strict=True)])
+    cuts = np.searchsorted(sizes, ends.astype(sizes.dtype)) + 1
     return np.unique(np.minimum(cuts, len(sizes))) if len(ends) else np.zeros(1, dtype=np.int64)

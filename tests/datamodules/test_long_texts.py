@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from datamodules import long_texts
-from datamodules.tokenizers import BytesTokenizer, JsonTokenizer, TiktokenTokenizer, Tokenizer
+from datamodules.tokenizers import (
+    BytesTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+    train_bpe,
+)
 
 CORPUS = [
     "The cat sat on the mat. It's 1234 o'clock,\n\nthe caf\u00e9 is closed; we'll see the end.",
@@ -295,6 +301,16 @@ def test_memory_of_a_long_text_does_not_grow_with_its_tokens():
     growth, tokens = map(float, output.split())
     assert tokens > 1e6
     assert growth < 25
+
+
+def test_training_on_a_long_text_counts_the_words_of_the_whole(monkeypatch):
+    text = " ".join(CORPUS)
+    inner, trainer = bpe(320, special=["<|endoftext|>"])
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer.initial_alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner.train_from_iterator([text], trainer)
+    monkeypatch.setattr(long_texts, "PART", 40)
+    assert train_bpe("bpe:320", [text]).encode(text) == inner.encode(text).ids
 
 
 def test_ids_take_as_little_room_as_the_vocabulary_allows(monkeypatch):
