@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from datamodules import long_texts
 from datamodules.sentences.splitters import SpanSplitter, Splitter, parse_splitter, tidy
 from datamodules.tokenizers import Tokenizer, tokenizer_from_state
 
@@ -227,12 +228,12 @@ class SentenceTokenizer(Tokenizer):
 
 def _with_marks(values: np.ndarray, ends: np.ndarray, marks: tuple[int, int]) -> np.ndarray:
     """Returns values of words with a mark before each sentence and one after all but the last."""
-    narrow = values.dtype.itemsize < 8  # those of a long text take no more room than they must
+    is_long = len(values) > long_texts.PART  # takes no more room than it must
     starts = np.append(0, ends[:-1])
     places = np.repeat(starts, 2)[1:]  # one begins where the one before ends
     between = np.tile(marks[::-1], len(ends) - 1)
     return np.insert(
-        values.astype(np.int32 if narrow else np.int64), places, np.append(marks[0], between)
+        values.astype(np.int32 if is_long else np.int64), places, np.append(marks[0], between)
     )
 
 
