@@ -132,7 +132,7 @@ def _probes(letters: str, mark: str) -> tuple[tuple[str, str], ...]:
         (some(9) + draw.choice(known), mark + draw.choice(("", " ", mark)) + some(9))
         for _ in range(_PROBES)
     )
-    within = tuple((f" {a}{known[0]}", f"{mark}b{b} ") for a, b in _BRACKETS)
+    within = tuple((f" {pair[0]}{known[0]}", f"{mark}b{pair[1]} ") for pair in _BRACKETS)
     return mixed + within
 
 
