@@ -20,7 +20,9 @@
 | `readers` | documents of files: separators, lines and arrays of JSON, columns, broken rows |
 | `tokenizers` | a tokenizer by its name: bytes, tiktoken, tokenizer.json or a trained BPE |
 | `tokenizer_base` | the interface of tokenizers |
-| `json_tokenizer` | published tokenizer.json files: special tokens, bytes, continuations |
+| `json_tokenizer` | published tokenizer.json files: bytes of tokens, continuations; ``bpe:N`` |
+| `long_texts` | where a long text may be cut without changing its tokens |
+| `special_tokens` | BOS and EOS of those files |
 | `prepare` | `prepare_store`: parts, shared by processes and machines; the final name |
 | `journals` | files that survive a kill: whole writes, durable appends, one writer |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |

@@ -40,8 +40,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from datamodules.json_tokenizer import SPECIAL_TOKENS_FILE, JsonTokenizer
+from datamodules.json_tokenizer import JsonTokenizer
 from datamodules.readers import parse_json
+from datamodules.special_tokens import SPECIAL_TOKENS_FILE
 from datamodules.tokenizer_base import Tokenizer
 
 Split = Literal["train", "val", "test"]

@@ -28,16 +28,14 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.json_tokenizer import (
-    CONFIGS,
-    EOS_TEXT,
     MIN_BPE_ENTRIES,
     JsonTokenizer,
-    SpecialTokens,
     bpe_size,
     chosen_special_tokens,
     train_bpe,
 )
 from datamodules.long_texts import sure_cuts
+from datamodules.special_tokens import CONFIGS, EOS_TEXT, SpecialTokens
 from datamodules.tokenizer_base import Tokenizer, TokenizerUnavailableError, first_line
 
 __all__ = [

@@ -19,7 +19,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 
-from datamodules.json_tokenizer import SPECIAL_TOKENS_FILE
+from datamodules.special_tokens import SPECIAL_TOKENS_FILE
 from datamodules.tokenizers import (
     EOS_TEXT,
     BytesTokenizer,

@@ -1,6 +1,6 @@
 """Small tokenizer.json files with the structure of published ones, as `tokenizers.Tokenizer`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -9,10 +9,21 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:?!'\
 SPACE = "\u2581"
 
 
-def byte_level(*specials: str, normalizer=None) -> tokenizers.Tokenizer:
-    """GPT-2's kind: one id a byte; Qwen's with ``NFC``."""
+def merges_of(words: Iterable[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Adds words to a vocabulary and returns the merges that make them, letter by letter."""
+    merges = {}
+    for word in words:
+        for end in range(2, len(word) + 1):
+            merges[word[: end - 1], word[end - 1]] = None
+            vocab.setdefault(word[:end], len(vocab))
+    return list(merges)
+
+
+def byte_level(*specials: str, normalizer=None, words: Iterable[str] = ()) -> tokenizers.Tokenizer:
+    """GPT-2's kind: one id a byte, or a word; Qwen's with ``NFC``."""
     vocab = {sign: i for i, sign in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    merges = merges_of([*("\u0120" + word for word in words), *words], vocab)
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     if normalizer is not None:
@@ -29,18 +40,17 @@ def begun(inner: tokenizers.Tokenizer, bos: str) -> tokenizers.Tokenizer:
     return inner
 
 
-def pieces(*, space: bool = True) -> tokenizers.Tokenizer:
+def pieces(*, space: bool = True, words: Iterable[str] = ("the",)) -> tokenizers.Tokenizer:
     """Llama 2's and Mistral's kind: a dummy space, byte fallback, no pre-tokenizer.
 
     Args:
         space: Whether the vocabulary has a piece for the space; without it, spaces are bytes.
+        words: Words with a piece of their own.
     """
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{b:02X}>": 3 + b for b in range(256)}}
     for sign in LETTERS + SPACE * space:
         vocab[sign] = len(vocab)
-    merges = [(SPACE, "t"), (SPACE + "t", "h"), (SPACE + "th", "e")] * space
-    for left, right in merges:
-        vocab[left + right] = len(vocab)
+    merges = merges_of([SPACE + word for word in words] if space else words, vocab)
     model = models.BPE(
         vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True
     )
@@ -77,7 +87,7 @@ def unigram() -> tokenizers.Tokenizer:
 
 def word_pieces() -> tokenizers.Tokenizer:
     """BERT's kind: lower case, no accents, spaces dropped, unknown words one token."""
-    words = ["the", "page", "says", "word", "of", "it", "he", "ran", "document", "mr", "smith"]
+    words = ["the", "page", "says", "word", "of", "it", "he", "ran", "cat", "ate", "mr", "smith"]
     signs = LETTERS[:26] + "0123456789"
     parts = ["[UNK]", "[CLS]", "[SEP]", *words, *signs, ".", "!", *(f"##{sign}" for sign in signs)]
     vocab = {piece: i for i, piece in enumerate(parts)}

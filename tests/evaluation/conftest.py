@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from datamodules import LocalText, StateTracking
+from datamodules.tokenizers import load_tokenizer
 from lightning_models import (
     CoconutLM,
     CoTLM,
@@ -228,18 +229,19 @@ def tiny_gpt2(save_gpt2):
 @pytest.fixture(scope="session")
 def save_llama(tmp_path_factory):
     """A random LLaMA whose tokenizer begins texts with <s>: it, both tokenizers, its folder."""
+    from tokenizer_files import begun, byte_level
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from tests.tokenizer_kinds import byte_level
-
-    folder, tokenizer = tmp_path_factory.mktemp("llama"), byte_level(bos=True)
+    folder = tmp_path_factory.mktemp("llama")
+    inner = begun(byte_level("<s>", "</s>", words=("the", "cat", "he", "ate")), "<s>")
+    inner.save(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(folder))
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3}
     ids = {"bos_token_id": tokenizer.text_bos_id, "eos_token_id": tokenizer.eos_id}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocab_size, **sizes, **ids)).eval()
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(tokenizer.json_text)
     fast = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
     )

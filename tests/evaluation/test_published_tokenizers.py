@@ -5,12 +5,14 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import tokenizer_files
 import torch
 
 from callbacks.answers import judge, questions_in
 from datamodules import Kinship, LocalText
 from datamodules.sentences.splitters import parse_splitter
 from datamodules.sentences.tokenizer import SentenceTokenizer
+from datamodules.tokenizers import JsonTokenizer, SpecialTokens
 from evaluation.api import LoadedModel
 from evaluation.autoregressive import draw_targets
 from evaluation.compare import compare_runs
@@ -23,9 +25,37 @@ from evaluation.tasks.writing import WritingRequest, write
 from lightning_models import Scores, TransformerConfig, TransformerLM
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.generation import written_text
-from tests.tokenizer_kinds import KINDS, byte_level, sentencepiece, word_piece
 
 TEXT = "The cat ate. He na\u00efve \u2603, the end"
+WORDS = ("the", "cat", "he", "ate")
+
+
+def read(inner, bos, eos):
+    """The tokenizer of a file."""
+    return JsonTokenizer("written here", inner.to_str(), SpecialTokens(bos, (eos,)))
+
+
+def byte_level():
+    return read(tokenizer_files.byte_level("</s>", words=WORDS), None, "</s>")
+
+
+def sentencepiece():
+    return read(tokenizer_files.pieces(words=WORDS), "<s>", "</s>")
+
+
+def word_piece():
+    return read(tokenizer_files.word_pieces(), None, "[SEP]")
+
+
+KINDS = {
+    "byte level": byte_level,
+    "byte level, BOS": lambda: read(tokenizer_files.PUBLISHED["byte_level_bos"](), "<s>", "</s>"),
+    "sentencepiece": sentencepiece,
+    "sentencepiece without a space piece": lambda: read(
+        tokenizer_files.pieces(space=False, words=WORDS), None, "</s>"
+    ),
+    "word pieces": word_piece,
+}
 every = pytest.mark.parametrize("kind", KINDS)
 
 
