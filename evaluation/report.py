@@ -451,15 +451,15 @@ def report_text(report: ComparisonReport) -> str:
 
 def report_markdown(report: ComparisonReport) -> str:
     """Returns the report as Markdown; the figure is a file next to it."""
-    safe, checks = escape_markdown, report.checks.itertuples()
+    safe, checks, tables = escape_markdown, report.checks.itertuples(), report.tables.items()
     parts = [
-        f"# {report.title}",
-        *([report.introduction] if report.introduction else []),
-        *(f"## {heading}\n\n{as_markdown(table)}" for heading, table in report.tables.items()),
+        f"# {safe(report.title)}",
+        *([html.escape(report.introduction, quote=False)] if report.introduction else []),
+        *(f"## {safe(heading)}\n\n{as_markdown(table)}" for heading, table in tables),
         "\n".join(f"- {safe(note)}" for note in report.notes),
         *([f"## Curves\n\n![{ALT}]({FIGURE})\n\n{CAPTION}"] if report.has_figure else []),
         "## What the runs have in common",
-        "\n".join(f"- **{state}**: {what}: {safe(detail)}" for what, state, detail in checks),
+        "\n".join(f"- **{state}**: {safe(what)}: {safe(detail)}" for what, state, detail in checks),
         f"## Every run\n\n{as_markdown(report.runs)}",
     ]
     if report.left_out:
