@@ -433,6 +433,13 @@ class LanguageDataModule(TextCorpus):
         """Returns how many tokens a row has when a split is scored, on average; here a window's."""
         return self.block_size
 
+    def micro_batch(self) -> tuple[int, str, int]:
+        """Returns the size of a device's training batch, what it counts, and its tokens.
+
+        Rows are of `row_tokens` each; where they differ in length, the tokens are an average.
+        """
+        return self.batch_size, "rows", self.batch_size * self.row_tokens("train")
+
     may_overlap: ClassVar[bool] = False
     """Whether rows of an evaluation can overlap (`eval_stride`)."""
 

@@ -414,6 +414,10 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         counts = self.counts(split)
         return -(-counts.tokens // max(1, counts.documents))
 
+    def micro_batch(self) -> tuple[int, str, int]:
+        """Returns the most lexical tokens of a device's training batch; see the base."""
+        return self.batch_tokens, "lexical tokens", self.batch_tokens
+
     def sentences(self, split: Split) -> SentenceIndex:
         """Returns where the sentences of a split of the prepared corpus are."""
         return SentenceIndex(self.stream(split), self.tokenizer.eos_id)
