@@ -135,7 +135,18 @@ class SaveCheckpoints(ModelCheckpoint):
             self.save_in_validation(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ranks this validation's checkpoint; writes the ``last.ckpt`` that is due again."""
+        """Ranks this validation's checkpoint; writes the ``last.ckpt`` that is due again.
+
+        Raises:
+            ValueError: if nothing has logged ``monitor``. Values of training may come later.
+        """
+        names = trainer.callback_metrics
+        monitors = self.save_top_k != 0 and not trainer.sanity_checking
+        if monitors and self.monitor not in (None, *names) and not _of_training(self.monitor):
+            raise ValueError(
+                f"checkpoint.monitor ({self.monitor}) was not logged by the first validation; "
+                f"choose one of {', '.join(sorted(names))}, or null"
+            )
         super().on_validation_end(trainer, pl_module)
         if self._deferred and not trainer.sanity_checking:
             self._deferred = False
@@ -248,6 +259,10 @@ class SaveCheckpoints(ModelCheckpoint):
         passed = time.monotonic() - self._last_time_checked
         up = passed >= self.train_time_interval.total_seconds()
         return bool(trainer.strategy.broadcast(up))
+
+
+def _of_training(monitor: str | None) -> bool:
+    return monitor is not None and monitor.startswith("train/")
 
 
 def _is_torn_or_of_run(path: Path, run: str | None) -> bool:

@@ -1,6 +1,7 @@
 """Parts that callbacks share: evaluation hooks, the trainer's state, evaluation mid-training."""
 
 import dataclasses
+import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -336,3 +337,20 @@ def dialled(model: nn.Module, name: str, value: Any) -> Iterator[None]:
     finally:
         for holder in holders:
             holder.config = config
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file under another name and renames it: it is the old one or the new one.
+
+    Raises:
+        OSError: if it cannot be written; ``filename`` is the path, on a full disk too.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        os.replace(part, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        part.unlink(missing_ok=True)

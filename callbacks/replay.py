@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from callbacks.hooks import gather, undisturbed, unscaled
+from callbacks.hooks import gather, undisturbed, unscaled, write_whole
 from callbacks.nonfinite import total_norm
 
 SHOWN = 3
@@ -88,7 +88,7 @@ class Replay(L.Callback):
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps(_plain(found), indent=1, ensure_ascii=False)
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
         raise Replayed(_summary(found, path))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -7,7 +7,7 @@ generate``, ``score`` reads texts as ``evaluate.py tasks``, ``think`` shows what
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -52,6 +52,20 @@ def _check_choice(name: str, value: str, choices: Any) -> None:
         raise ValueError(f"{name} ({value}) must be one of {', '.join(get_args(choices))}")
 
 
+def _check_type(kind: Any, wanted: str, **values: Any) -> None:
+    """Raises a ValueError that names the argument; jsonargparse does so for the commands."""
+    for name, value in values.items():
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{name} ({value!r}) must be {wanted}")
+
+
+def _check_count(least: int, **values: Any) -> None:
+    _check_type(int, "a whole number", **values)
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} ({value}) must be at least {least}")
+
+
 def load(
     path: str | Path,
     *,
@@ -79,6 +93,14 @@ def load(
     Raises:
         ValueError: if the checkpoint cannot be read or rebuilt, or the tokenizer does not fit.
     """
+    _check_type((str, Path), "a path", path=path)
+    _check_choice("device", device, Device)
+    _check_choice("precision", precision, Precision)
+    _check_type((Mapping, type(None)), "a mapping of fields to values, or None", changes=changes)
+    _check_type((str, type(None)), "the name of a tokenizer, or None", tokenizer=tokenizer)
+    _check_type((tuple, list), "a tuple of names", packages=packages)
+    for name in packages:
+        _check_type(str, "names of packages", packages=name)
     settings = Namespace(
         ckpt=str(path),
         which=which,
@@ -198,6 +220,15 @@ class LoadedModel:
             ValueError: if an option is out of its range, or prompt and continuation do not fit the
                 model's context.
         """
+        _check_type(str, "text (str)", text=text)
+        _check_count(0, max_new_tokens=max_new_tokens)
+        _check_type(bool, "True or False", stream=stream)
+        unknown = sampling.keys() - {each.name for each in fields(SamplingConfig)}
+        if unknown:
+            raise ValueError(
+                f"{min(unknown)} is no option of sampling; there are "
+                f"{', '.join(each.name for each in fields(SamplingConfig))}"
+            )
         check_utf8(text, f"prompt {text!a}")
         config = SamplingConfig(**sampling)
         if stream:
@@ -265,6 +296,7 @@ class LoadedModel:
             ValueError: if there is nothing to score, or no question where the model needs one.
         """
         _check_choice("mode", mode, Mode)
+        _check_type(str, "text (str)", text=text, context=context)
         reader = self._reader(text)
         if self.model.reads == "reasoning" and not context:
             raise ValueError(
@@ -349,6 +381,7 @@ class LoadedModel:
         Raises:
             ValueError: if the method records nothing to show, or the text is too long.
         """
+        _check_type(str, "text (str)", text=text)
         reader = self._reader(text)
         piece = reader.document(text)
         if reader.limit is not None and len(piece.tokens) - 1 > reader.limit:
@@ -385,6 +418,8 @@ class LoadedModel:
             kind: of scoring in one pass, of a training step, or of a generated token.
         """
         _check_choice("kind", kind, Compute)
+        if context is not None:
+            _check_count(1, context=context)
         tokens = self.model.config.block_size if context is None else context
         if kind == "generation":
             return self.model.generation_flops(tokens)

@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
@@ -47,6 +48,17 @@ MOVED = {
     "table": "compare FILE ... --view results",
 }
 """Former commands, and what has taken their place."""
+
+
+class ExactParser(ArgumentParser):
+    """A parser that takes no prefix for an option.
+
+    Nor do the parsers that jsonargparse makes for the arguments of a class: they are of the same
+    type and get no ``allow_abbrev``.
+    """
+
+    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=allow_abbrev, **kwargs)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -130,15 +142,14 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
     """Returns the parser; only the command that ``argv`` names is imported and has its options."""
     set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
     chosen = command_in(argv)
-    parser = ArgumentParser(
+    parser = ExactParser(
         prog="evaluate.py",
         description="Evaluates a checkpoint; needs nothing but the checkpoint.",
         exit_on_error=False,
-        allow_abbrev=False,
     )
     commands = parser.add_subcommands(dest="command", required=True)
     for name, (module, summary) in COMMANDS.items():
-        command = ArgumentParser(description=summary, exit_on_error=False)
+        command = ExactParser(description=summary, exit_on_error=False)
         if name == chosen:
             importlib.import_module(f"evaluation.{module}").add_arguments(command, argv)
             command.add_argument(

@@ -33,7 +33,7 @@ from evaluation.load import build_model, build_tokenizer
 from evaluation.output import (
     check_target,
     format_table,
-    write_atomically,
+    write_checkpoint,
     write_folder,
     write_text,
 )
@@ -273,7 +273,7 @@ def run(settings: Namespace) -> None:
 
 def _write_file(checkpoint: Checkpoint, target: Path) -> dict[str, str]:
     content = read_whole(checkpoint.path)
-    write_atomically(target, lambda path: torch.save(content, path))
+    write_checkpoint(target, content)
     resumes = bool(content.get("optimizer_states"))
     rest = "with optimiser and data order" if resumes else "weights, without an optimiser"
     return {"format": "one checkpoint file", "step": f"{checkpoint.step:,}", "holds": rest}

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules import PythonDocs
 from datamodules.tokenizers import JsonTokenizer, SpecialTokens, Tokenizer, parse_tokenizer
-from evaluation.output import check_target, format_table, write_atomically, write_text
+from evaluation.output import check_target, format_table, write_checkpoint, write_text
 from lightning_models import LanguageModel, LoopedLM, PauseLM, PonderLM1, PonderLM2
 from lightning_models.layers.blocks import embedding_scale
 from lightning_models.ponderlm import LoopedConfig, PauseConfig, PonderLM1Config, PonderLM2Config
@@ -186,7 +186,7 @@ def import_checkpoint(
     if isinstance(data.tokenizer, JsonTokenizer):
         rank_zero_info(data.tokenizer.description)
     content = checkpoint_content(model, data)
-    write_atomically(target, lambda path: torch.save(content, path))
+    write_checkpoint(target, content)
     return model
 
 

@@ -46,7 +46,16 @@ class SamplingConfig:
     """Row r draws from a stream of (seed, r): results do not depend on batching."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
+        """Checks types, which Python callers may get wrong, and ranges."""
+        optional = {"top_k", "top_p"}
+        for key in ("temperature", "top_k", "top_p", "seed"):
+            value = getattr(self, key)
+            whole = key in ("top_k", "seed")
+            kinds = (int,) if whole else (int, float)
+            if value is None and key in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise ValueError(f"{key} ({value!r}) must be a {'whole ' if whole else ''}number")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(
                 f"temperature ({self.temperature}) must be 0 (greedy) or above, and finite"

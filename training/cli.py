@@ -77,6 +77,7 @@ from training.errors import (
     explain,
     lost_process,
     nearest_names,
+    was_restoring,
     with_options,
 )
 from training.help import FULL_FLAG, VERBS, TrainingParser, public_classes, short_help, verbs_help
@@ -101,6 +102,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     # Inference by gradient needs autograd in validate and test too; inference mode would refuse it.
     "inference_mode": False,
 }
+
+AUTO = (None, "auto")
+"""Values of trainer options that leave the choice to Lightning."""
 
 CALLBACKS: dict[str, type[L.Callback]] = {
     "checkpoint": SaveCheckpoints,
@@ -436,7 +440,26 @@ class LatentCLI(LightningCLI):
         callbacks = self._callbacks(config)
         if replay is not None:  # before NonFinite, which may refuse the step
             callbacks.insert(0, Replay(replay, Path(config["default_root_dir"])))
-        return self._instantiate_trainer(config, callbacks)
+        try:
+            return self._instantiate_trainer(config, callbacks)
+        except ImportError as error:  # of an optional package of Lightning
+            keys = ("accelerator", "strategy", "precision", "profiler")
+            chosen = [f"trainer.{key} ({config[key]})" for key in keys if config[key] not in AUTO]
+            names = ", ".join(chosen) or "trainer"
+            raise UserError(f"{names}: {' '.join(str(error).split())}") from error
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs the verb; says which checkpoint it is that cannot be restored."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception as error:
+            if self._saved_run is None or not was_restoring(error) or explain(error) is not None:
+                raise
+            raise UserError(
+                f"{self._saved_run.path} cannot be restored ({type(error).__name__}: "
+                f"{' '.join(str(error).split())}): it is damaged, or of another model or version; "
+                "take another checkpoint"
+            ) from error
 
     def _check_places(self, root: Path) -> None:
         """Tries the folders of the run now, not after the data have been tokenised."""
@@ -447,8 +470,11 @@ class LatentCLI(LightningCLI):
         name = self._get(self.config, "name")
         if name is None:
             return
-        if not name or Path(name).name != name or name.startswith("."):
-            raise UserError(f"name ({name!r}) must be the name of a folder, without slashes")
+        if not name.isprintable() or Path(name).name != name or name.startswith("."):
+            raise UserError(
+                f"name ({name!r}) must be the name of a folder, of printable characters, without "
+                "slashes"
+            )
         writes = not self._continues and self._get(self.config, "replay") is None
         if writes and any((root / name).glob("config*.yaml")):
             raise UserError(

@@ -13,6 +13,8 @@ from typing import get_type_hints
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
+from datamodules.journals import no_room
+
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lightning_models", "datamodules", "callbacks", "training", "evaluation")
 
@@ -64,6 +66,9 @@ def explain(error: BaseException) -> str | None:
         return _one_line(str(error))
     if isinstance(error, ValueError) and _raised_by(error, "lightning", "trainer", "loops"):
         return _one_line(str(error))
+    if (full := no_room(error)) is not None:
+        name = getattr(error, "filename", None) or "the log, or another file of the run"
+        return f"{name} cannot be written ({full}); make room, or choose another place"
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or type(error).__name__
         return f"{error.filename}: {reason}. Check the path, or choose another one"
@@ -88,6 +93,14 @@ def lost_process(error: BaseException) -> bool:
         and LOST.search(str(cause)) is not None
         and _raised_by(cause, "torch")
         for cause in _causes(error)
+    )
+
+
+def was_restoring(error: BaseException) -> bool:
+    """Whether Lightning raised an error while it restored the state of a checkpoint."""
+    return any(
+        Path(frame.filename).name == "checkpoint_connector.py" and "restore" in frame.name
+        for frame in traceback.extract_tb(error.__traceback__)
     )
 
 

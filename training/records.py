@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 
-from callbacks.hooks import log_text
+from callbacks.hooks import log_text, write_whole
 from lightning_models.checkpoint import Checkpoint
 from training.errors import PROJECT
 from training.loggers import MLFlowRun, WandbRun
@@ -79,7 +79,7 @@ class SaveRunRecord(SaveConfigCallback):
         )
         path = free_path(Path(log_dir), self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_whole(path, text)
         for logger in trainer.loggers:
             block = "\n".join("    " + line for line in text.splitlines())
             log_text(logger, "config", block, self.step)
