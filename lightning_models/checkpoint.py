@@ -6,7 +6,6 @@ A checkpoint is a file of ``torch.save``, such a file with its tensors in parts
 
 import contextlib
 import difflib
-import hashlib
 import json
 import math
 import pickle
@@ -520,7 +519,7 @@ def write_model_folder(folder: Path, content: Mapping[str, Any]) -> None:
     weights = {key: tensor.contiguous() for key, tensor in content["state_dict"].items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     plain_values = {key: value for key, value in kept.items() if key not in strange}
-    plain_values[_SUM] = _digest(folder / WEIGHTS)
+    plain_values[_SUM] = shards.digest(folder / WEIGHTS)
     text = json.dumps(plain_values, indent=2, allow_nan=False)
     (folder / RECIPE).write_text(f"{text}\n", encoding="utf-8")
 
@@ -551,16 +550,11 @@ def _load_folder(path: Path) -> dict[str, Any]:
 def _check_weights(path: Path) -> None:
     """Raises a CheckpointError if the weights are not those that the recipe was written with."""
     expected = json.loads((path / RECIPE).read_text(encoding="utf-8")).get(_SUM)
-    if expected is not None and expected != _digest(path / WEIGHTS):
+    if expected is not None and expected != shards.digest(path / WEIGHTS):
         raise CheckpointError(
             f"{path / WEIGHTS} is damaged, or not the file that {RECIPE} was written with (another "
             f"{_SUM}); copy both again"
         )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_json(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import errno
 import glob
 import os
 import shutil
@@ -205,6 +206,7 @@ class ShardWriter:
             if reason is None:
                 raise
             raise UserError(_not_written(path, reason)) from error
+        rest[shards.KEY]["sums"] = self._sums(folder, path)
         failure: list[str | None] = [None]
         if torch.distributed.get_rank() == 0:
             try:
@@ -214,6 +216,21 @@ class ShardWriter:
         torch.distributed.broadcast_object_list(failure, group=self._group)
         if failure[0] is not None:
             raise UserError(failure[0])
+
+    def _sums(self, folder: Path, path: Path) -> dict[str, str]:
+        """Returns the digests of all parts; each rank reads its share of them.
+
+        Raises:
+            UserError: if one cannot be read; on all ranks.
+        """
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        own = shards.sums_of(folder, shards.names_of_parts(folder)[rank::world])
+        of_ranks: list[Any] = [None] * world
+        torch.distributed.all_gather_object(of_ranks, own, group=self._group)
+        sums = {name: value for each in of_ranks for name, value in each.items()}
+        if not all(sums.values()):
+            raise UserError(_not_written(path, OSError(errno.EIO, f"{folder} cannot be read back")))
+        return sums
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
