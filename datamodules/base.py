@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.corpus import TextCorpus
 from datamodules.files import format_of
-from datamodules.prepare import unchanged
+from datamodules.prepare import most_workers, unchanged
 from datamodules.readers import read_lines, read_rows, read_table
 from datamodules.recipe import build
 from datamodules.store import Split
@@ -418,7 +418,8 @@ class LanguageDataModule(TextCorpus):
         """Returns a clause for every argument outside its range."""
         return [
             *outside(1, batch_size=self.batch_size, eval_batch_size=self.eval_batch_size),
-            *outside(0, seed=self.seed, num_workers=self.num_workers),
+            *outside(0, seed=self.seed),
+            *outside(0, most_workers(), num_workers=self.num_workers),
             *none_of(("val", "test"), validation_split=self.validation_split),
         ]
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from datamodules.prepare import prepare_store
+from datamodules.prepare import most_workers, prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
     SPLITS,
@@ -88,6 +88,8 @@ class TextCorpus(L.LightningDataModule, ABC):
             )
         if num_proc is not None and num_proc < 1:
             raise ValueError(f"num_proc={num_proc} must be at least 1, or null for one a core.")
+        if num_proc is not None and num_proc > most_workers():
+            raise ValueError(f"num_proc={num_proc} must be at most {most_workers()} here.")
         self.num_proc = num_proc
         self._spec = parse_tokenizer(tokenizer)
         self._noted = False

@@ -134,6 +134,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def most_workers() -> int:
+    """Returns how many processes may be asked for: 8 a usable core, and 256 on any machine."""
+    return max(256, 8 * usable_cores())
+
+
 class Continuation(str):
     """A document that continues the one before it, e.g. an answer: no BOS, no dummy prefix."""
 

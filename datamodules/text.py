@@ -493,6 +493,16 @@ class TextDataModule(LanguageDataModule):
             )
         return problems
 
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the store, and compares the sizes of batches with it before a model is built.
+
+        Raises:
+            ValueError: The train split is too small for one batch.
+        """
+        super().setup(stage)
+        if stage == "fit" and self.trainer is not None:  # a corpus of sentences has none
+            self.training_source()
+
     @property
     def block_size(self) -> int:
         """T, the length of a window in tokens."""

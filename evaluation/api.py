@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from jsonargparse import Namespace
 from lightning.fabric.utilities import move_data_to_device
+from tqdm import tqdm
 
 from callbacks import ForkAnalysis, GateAnalysis, PosteriorAnalysis, StepAllocation, ThoughtTrace
 from callbacks.analysis.base import Analysis, NothingToAnalyseError
@@ -341,7 +342,8 @@ class LoadedModel:
     ) -> tuple[torch.Tensor, float, Likelihood]:
         """Returns float64 nats of all scored tokens (N,), those of whole texts, and their kind."""
         nats, of_texts, kind = [], 0.0, self.model.likelihood
-        for start in range(0, len(parts), ROWS):
+        hidden = None if len(parts) > ROWS else True  # None: hidden where stderr is no terminal
+        for start in tqdm(range(0, len(parts), ROWS), desc="scoring", disable=hidden):
             group = parts[start : start + ROWS]
             batch = reader.whole_batch(group) if whole else reader.batch(group)
             scores = score_batch(self.model, batch, self.precision)

@@ -7,6 +7,7 @@ models of ``transformers``. The ``describe_`` functions return the provenance of
 import dataclasses
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -32,6 +33,14 @@ from datamodules.tokenizers import JsonTokenizer
 from evaluation.output import write_text
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
+from lightning_models.memory import (
+    TooLargeError,
+    bounded_weights,
+    check_batch,
+    check_layers,
+    host_memory,
+    weights_size,
+)
 from lightning_models.recipe import resolve_class
 from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
 
@@ -72,6 +81,10 @@ def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None
         CheckpointError: if recipe or weights do not fit this version's classes.
     """
     model = _without_network(checkpoint, changes)
+    try:
+        weights_size(model, host_memory())
+    except TooLargeError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
     with torch.random.fork_rng(devices=[]):
         model.configure_model()
     model.on_load_checkpoint(dict(checkpoint.content))
@@ -90,7 +103,7 @@ def build_outline(
         CheckpointError: if the recipe does not fit this version's classes.
     """
     model = _without_network(checkpoint, changes)
-    with torch.device("meta"):
+    with torch.device("meta"), bounded_weights(math.inf):
         model.configure_model()
     return model.eval()
 
@@ -111,6 +124,7 @@ def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) 
         )
     try:
         model: LanguageModel = kind(**arguments)
+        check_layers(dataclasses.asdict(model.config), "model.config.")
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint.path}: cannot rebuild {kind.__name__}: {error}"
@@ -286,6 +300,7 @@ def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
             values.
     """
     model.check_data(data)
+    check_batch(data)
     config = model.config
     if data.vocab_size != config.vocab_size:
         raise ValueError(

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 
 from lightning_models import shards
+from lightning_models.memory import host_memory, weights_size
 from lightning_models.recipe import check_arguments, check_recipe, plain, public_path, resolve_class
 
 Recipe = dict[str, Any]
@@ -634,6 +635,7 @@ class RestoresItself:
             raise CheckpointError(f"{checkpoint.path} is refused: {error}") from error
         build: Any = cls
         model = build(**{**arguments, **kwargs})
+        weights_size(model, host_memory())
         model.configure_model()
         model.on_load_checkpoint(checkpoint.content)
         model.load_state_dict(checkpoint.content["state_dict"], strict=strict is not False)

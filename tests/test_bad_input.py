@@ -103,10 +103,24 @@ RANGES = {
     "large seed of the data": ("--data.seed=99999999999999999999", "must be below 2**63"),
     "root folder of nobody": ("--trainer.default_root_dir=~nobodyhere/x", "user that there is not"),
     "data of nobody": ("--data.data_files=~nobodyhere/x.txt", "user that there is not"),
-    "large model": (
-        "--model.config.dim=1099511627776",
-        "lower the batch size or the sizes",
+    "wide model": ("--model.config.dim=1099511627776", "model.config.dim (1099511627776)"),
+    "model wider than memory": ("--model.config.dim=1048576", "model.config.dim (1048576)"),
+    "deep model": ("--model.config.num_layers=1000000000000", "config.num_layers (1000000000000)"),
+    "deep model of thin layers": ("--model.config.num_layers=9999", "config.num_layers (9999)"),
+    "window longer than memory": (
+        "--data.block_size=1000000000000",
+        "data.block_size (1000000000000)",
     ),
+    "window longer than the text": ("--data.block_size=100000000", "block_size=100000000 is"),
+    "rows beyond memory": ("--data.batch_size=1000000000000", "data.batch_size (1000000000000)"),
+    "rows to score beyond memory": (
+        "--data.eval_batch_size=1000000000000",
+        "data.eval_batch_size (1000000000000)",
+    ),
+    "many processes": ("--trainer.devices=999", "trainer.devices (999)"),
+    "many workers": ("--data.num_workers=100000", "num_workers=100000 must be at most"),
+    "many processes to tokenise": ("--data.num_proc=100000", "num_proc=100000 must be at most"),
+    "large vocabulary": ("--data.tokenizer=bpe:1000000000000", "vocab_size (1000000000000)"),
     "width of the weights nan": ("--model.config.init_std=.nan", "model.config.init_std (nan)"),
     "vocabulary of the data": (
         "--model.init_args.config.vocab_size=5",
@@ -243,7 +257,6 @@ RESTORED = {
     "another number of groups": ("fit", _without("optimizer_states", 0, "param_groups", 0)),
     "no state of the schedule": ("fit", _without("lr_schedulers")),
     "no place in the training": ("fit", _without("loops", "fit_loop")),
-    "half a place in the training": ("fit", _without("loops", "fit_loop", "epoch_progress")),
     "no loop of validate": ("validate", _without("loops", "validate_loop")),
     "no loop of test": ("test", _without("loops", "test_loop")),
     "no loop of predict": ("predict", _without("loops", "predict_loop")),
@@ -488,6 +501,18 @@ EVALUATE = {
         ("perplexity", *CKPT, "--limit_batch", "1"),
         "write --limit_batches in full",
     ),
+    "rows beyond memory": (
+        ("perplexity", *CKPT, "--batch_size", "1000000000000"),
+        "batch_size (1000000000000)",
+    ),
+    "window beyond memory": (
+        ("perplexity", *CKPT, "--data.block_size", "1000000000000"),
+        "block_size (1000000000000)",
+    ),
+    "layers beyond anything": (
+        ("perplexity", *CKPT, "--set.num_layers", "1000000000000"),
+        "num_layers (1000000000000)",
+    ),
     "prefix of a data field": (("perplexity", *CKPT, "--data.block_siz", "16"), "block_siz "),
     "model option nan": (("perplexity", *CKPT, "--set.init_std", ".nan"), "init_std (nan) must be"),
     "typed prompt not UTF-8": (
@@ -561,3 +586,26 @@ def test_import_of_damaged_folders(refused, place, case):
     (place / "gpt2" / name).write_text(content)
     options = ("--tokenizer", "bytes", "--output", "a.ckpt")
     assert "gpt2" in refused(evaluate_main, "import", "--hf", "gpt2", *options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("n_layer", 10**9), ("n_layer", 9999), ("n_embd", 10**9), ("vocab_size", 10**12)],
+)
+def test_import_of_endless_models(refused, place, key, value):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 257}
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained("gpt2")
+    config = json.loads((place / "gpt2/config.json").read_text())
+    (place / "gpt2/config.json").write_text(json.dumps({**config, key: value}))
+    options = ("--tokenizer", "bytes", "--output", "a.ckpt")
+    assert "'gpt2': config.json: " in refused(evaluate_main, "import", "--hf", "gpt2", *options)
+
+
+def test_sizes_are_no_matter_of_printing_a_config(place, capsys):
+    huge = ("--model.config.num_layers=1000000000000", "--data.batch_size=1000000000000")
+    with pytest.raises(SystemExit) as end:
+        train_main([*FIT, *huge, "--print_config"])
+    assert end.value.code == 0
+    assert "num_layers: 1000000000000" in capsys.readouterr().out

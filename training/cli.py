@@ -89,6 +89,7 @@ from training.runtime import (
     silence,
     was_interrupt,
 )
+from training.sizes import check_sizes
 
 SEED = 1234
 DEFAULT_MODEL = "lightning_models.TransformerLM"
@@ -399,6 +400,8 @@ class LatentCLI(LightningCLI):
         super().instantiate_classes()
         check_linked(self._typed, self._saved, self.datamodule)
         self.model.check_data(self.datamodule)
+        trains = self.subcommand in (None, "fit")
+        check_sizes(self.trainer, self.model, self.datamodule, trains=trains)
         if self._saved_run is None:
             if self.subcommand in EVALUATION_CALLBACKS:
                 rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")

@@ -1,6 +1,7 @@
 """The text that each token stands for."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 EOS = "\N{END OF PROOF}"
@@ -24,19 +25,25 @@ def pieces(tokenizer: Any, ids: Iterable[int], *, begins: bool = True) -> list[s
         ids: The sequence.
         begins: Whether it begins a document. Elsewhere a space before its first token stays.
     """
+
+    def cached(read: Callable[[list[int]], str]) -> Callable[..., str]:
+        # a long text repeats pairs of tokens
+        return lru_cache(maxsize=2**16)(lambda *parts: str(read(list(parts))))
+
     out = []
     ends = (tokenizer.eos_id, tokenizer.text_bos_id)
-    decode = tokenizer.decode if begins else tokenizer.decode_continuation
+    beginning = cached(tokenizer.decode)
+    decode = beginning if begins else cached(tokenizer.decode_continuation)
     context: list[int] = []  # some tokenizers drop the space before a text's first token
     pending: list[int] = []
     shown = ""
     for i in ids:
         if i in ends:
             out.append(EOS)
-            context, pending, shown, decode = [], [], "", tokenizer.decode
+            context, pending, shown, decode = [], [], "", beginning
             continue
         pending.append(int(i))
-        text = decode(context + pending)[len(decode(context)) :]
+        text = decode(*context, *pending)[len(decode(*context)) :]
         sound = text.rstrip(REPLACEMENT)
         broken = len(pending) > MOST_BYTES  # nothing will complete it
         new = (text if broken else sound)[len(shown) :]

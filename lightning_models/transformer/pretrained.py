@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from lightning_models.memory import TooLargeError, bounded_weights, check_layers, host_memory
+
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Files that name the shards of a model's weights."""
 
@@ -30,10 +32,14 @@ def read_pretrained(
     folder = Path(source).expanduser()
     place = str(folder) if folder.is_dir() else source
     try:
+        if what == "model":
+            _check_layers(folder)
         # Lightning builds networks under the device of training. transformers would take that for
         # a device map, which needs accelerate.
-        with torch.device("cpu"):
+        with torch.device("cpu"), bounded_weights(host_memory()):
             return kind.from_pretrained(place, trust_remote_code=False, **options)
+    except TooLargeError as error:
+        raise ValueError(f"{named}: config.json: {error}; pass {other}") from error
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{named} is refused: its pickled weights contain more than tensors, which could "
@@ -46,6 +52,19 @@ def read_pretrained(
         raise ValueError(
             f"{named}: the {what} cannot be read ({reason}); get it again, or pass {other}"
         ) from error
+
+
+def _check_layers(folder: Path) -> None:
+    """Raises a TooLargeError if the folder's config.json names more layers than can be built.
+
+    transformers lists the kinds of all layers before anything else.
+    """
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return  # for transformers to complain of
+    if isinstance(content, dict):
+        check_layers(content, "")
 
 
 def _absence(folder: Path, what: str) -> str:

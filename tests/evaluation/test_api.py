@@ -122,6 +122,16 @@ def test_a_long_text_is_scored_in_windows():
     assert found.tokens["nats"][:limit].tolist() == pytest.approx(start.tolist(), rel=1e-5)
 
 
+def test_texts_of_tokens_are_decoded_once(monkeypatch):
+    """A long text repeats itself; decoding each token took as long as scoring it."""
+    lm = opened("transformer")
+    calls, decode = [], lm.tokenizer.decode
+    monkeypatch.setattr(lm.tokenizer, "decode", lambda ids: calls.append(ids) or decode(ids))
+    text = "abcdefg " * 99
+    assert "".join(lm.score(text).tokens["text"]) == text
+    assert len(calls) < len(text) / 10
+
+
 def test_prefixes_make_a_score_causal():
     lm = opened("thoughtbubbles", noise=0.3)
     whole, prefixes = lm.score(TEXT), lm.score(TEXT, mode="autoregressive")
