@@ -473,7 +473,8 @@ class LatentCLI(LightningCLI):
         name = self._get(self.config, "name")
         if name is None:
             return
-        if not name.isprintable() or Path(name).name != name or name.startswith("."):
+        sound = name.isprintable() and Path(name).name == name and not name.startswith(".")
+        if not name or not sound:
             raise UserError(
                 f"name ({name!r}) must be the name of a folder, of printable characters, without "
                 "slashes"
