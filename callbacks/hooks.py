@@ -92,6 +92,12 @@ def check_least(name: str, value: float | None, least: int) -> None:
         raise ValueError(f"{name} ({value}) must be at least {least}")
 
 
+class AgreedEnd(Exception):  # noqa: N818 - some are no errors
+    """An end of the program that every rank raises at the same place; rank 0 reports it."""
+
+    exit_code: int
+
+
 # ---- the trainer's state that Lightning does not declare
 
 

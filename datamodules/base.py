@@ -160,13 +160,13 @@ class _ByNumber(Dataset[Batch]):
         return self._source.batch(n)
 
 
-_ENDS = (signal.SIGTERM, signal.SIGINT)
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORES_ENDS = hasattr(signal, "sigwaitinfo")  # not on macOS: torch's own handling stays there
 
 
 @contextmanager
 def _ends_deferred() -> Iterator[None]:
-    """Holds back SIGTERM and SIGINT; workers started meanwhile begin with both blocked."""
+    """Holds back the signals of ``_ENDS``; workers started meanwhile begin with them blocked."""
     if not _IGNORES_ENDS:
         yield
         return
@@ -178,7 +178,7 @@ def _ends_deferred() -> Iterator[None]:
 
 
 def _end_with_parent_only(parent: int, worker_id: int) -> None:
-    """Has a worker ignore SIGTERM and SIGINT, unless the SIGTERM is sent by its parent.
+    """Has a worker ignore the signals of ``_ENDS``, but for a SIGTERM that its parent sends.
 
     Schedulers, ``timeout`` and terminals signal all processes of a run at once, but training needs
     its workers until the checkpoint. torch stops workers by SIGTERM where joining them fails; once
