@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from callbacks.hooks import (
+    AgreedEnd,
     in_accumulation,
     log_interval,
     run_id,
@@ -72,7 +73,8 @@ class SaveCheckpoints(ModelCheckpoint):
             save_last: whether to keep ``last.ckpt``.
             every_n_train_steps: optimiser steps between two ``last.ckpt``; null: no such trigger.
             train_time_interval: time between two ``last.ckpt``; null: no such trigger.
-            save_on_exception: whether to write where an error ends the run.
+            save_on_exception: whether to write where an error ends the run. Of several processes
+                only an error that all of them raise is one they can write a checkpoint after.
             save_weights_only: whether to leave out all that a resumed run needs besides weights.
             auto_insert_metric_name: whether ``{step}`` becomes ``step=7``; false for templates with
                 names that hold a slash, such as ``{val/loss:.2f}``.
@@ -215,7 +217,10 @@ class SaveCheckpoints(ModelCheckpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Writes where an error ends the run, if asked to and if the weights are finite."""
-        if self._should_save_on_exception(trainer) and weights_are_finite(trainer):
+        # All ranks write together, and one that did not raise is not here: waiting would hang both.
+        together = trainer.world_size == 1 or isinstance(exception, AgreedEnd)
+        writes = together and self._should_save_on_exception(trainer)
+        if writes and weights_are_finite(trainer):
             super().on_exception(trainer, pl_module, exception)
 
     def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:

@@ -9,7 +9,14 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from callbacks.hooks import checkpoint_to_resume, gather, has_scaler, log_interval, unscaled
+from callbacks.hooks import (
+    AgreedEnd,
+    checkpoint_to_resume,
+    gather,
+    has_scaler,
+    log_interval,
+    unscaled,
+)
 
 SHOWN_IDS = 16
 SETTINGS = ("lr", "weight_decay")
@@ -18,7 +25,7 @@ SPIKE_MEMORY = 100
 _IS_LOSS = "the loss of batch"
 
 
-class NonFiniteError(Exception):
+class NonFiniteError(AgreedEnd):
     """Training that has left the numbers; the message says where, and how to go on."""
 
     exit_code = 3

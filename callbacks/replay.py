@@ -9,14 +9,14 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from callbacks.hooks import gather, undisturbed, unscaled, write_whole
+from callbacks.hooks import AgreedEnd, gather, undisturbed, unscaled, write_whole
 from callbacks.nonfinite import total_norm
 
 SHOWN = 3
 """Rows that the message names."""
 
 
-class Replayed(Exception):  # noqa: N818 - it is no error
+class Replayed(AgreedEnd):
     """A replay that has reached its step; the message says what was found, and where it is."""
 
     exit_code = 0

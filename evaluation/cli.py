@@ -12,6 +12,10 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning_models.recipe import import_public_classes, prints_descriptions
 
 DEBUG_FLAG = "--debug"
+ONE_PROCESS = (
+    "torchrun has started several processes, but evaluate.py is one; start it with python. Several "
+    "score a corpus with torchrun ... train.py validate | test --ckpt_path CKPT"
+)
 
 COMMANDS = {
     "perplexity": ("perplexity", "Score a corpus: perplexity and bits per byte."),
@@ -68,6 +72,10 @@ def main(args: Sequence[str] | None = None) -> int:
         args: the command line; None: that of the process.
     """
     argv = sys.argv[1:] if args is None else list(args)
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if os.environ.get("RANK") == "0":
+            print(f"error: {ONE_PROCESS}", file=sys.stderr)
+        return 2
     return run_with_clear_errors(lambda: _run(argv), argv)
 
 
@@ -115,8 +123,12 @@ def _run(argv: Sequence[str]) -> None:
         from training.errors import condense, with_options  # takes seconds, as above
 
         raise ArgumentError(None, with_options(condense(str(error)), parser, None, argv)) from error
-    from evaluation.arguments import check_numbers  # the command has imported it, --help has not
+    from lightning.pytorch.utilities import rank_zero_only  # the command has imported both
 
+    from evaluation.arguments import check_numbers
+
+    # whatever RANK or SLURM_PROCID say
+    rank_zero_only.rank = 0  # type: ignore[attr-defined]
     module, _ = COMMANDS[settings.command]
     check_numbers(settings[settings.command])
     importlib.import_module(f"evaluation.{module}").run(settings[settings.command])

@@ -314,7 +314,7 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
     Raises:
         CheckpointError: if there is none.
     """
-    found = {path.resolve(): path for folder in folders for path in _files(folder)}
+    found = {path.resolve(): path for folder in folders for path in checkpoint_files(folder)}
     files = sorted(found.values(), key=_time, reverse=True)
     while files:
         newest = next(iter(_whole(files, _open)), None)
@@ -379,7 +379,7 @@ def _runs_below(path: Path) -> list[Path]:
 
 
 def _has_checkpoint(folder: Path) -> bool:
-    return is_model_folder(folder) or any(_files(folder))
+    return is_model_folder(folder) or any(checkpoint_files(folder))
 
 
 def best_checkpoint(last: Checkpoint, asked: str) -> Checkpoint:
@@ -418,7 +418,8 @@ def _best_path(checkpoint: Checkpoint) -> Path | None:
     return None
 
 
-def _files(folder: Path) -> Iterable[Path]:
+def checkpoint_files(folder: Path) -> Iterable[Path]:
+    """Returns the checkpoint files below a folder, in the order of their names."""
     return (path for path in sorted(folder.expanduser().rglob("*.ckpt")) if path.is_file())
 
 

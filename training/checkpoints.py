@@ -21,6 +21,7 @@ from lightning_models.checkpoint import (
     Checkpoint,
     CheckpointError,
     best_checkpoint,
+    checkpoint_files,
     is_model_folder,
     newest_checkpoint,
     place_of,
@@ -29,22 +30,30 @@ from lightning_models.checkpoint import (
 )
 from training.errors import UserError
 
+AUTO = "auto"
+"""Value of ``--ckpt_path`` for the last checkpoint, and a new run where there is none yet."""
 
-def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
-    """Returns the checkpoint that ``--ckpt_path`` names.
+
+def find_checkpoint(asked: str, folders: Sequence[Path], verb: str = "fit") -> Checkpoint | None:
+    """Returns the checkpoint that ``--ckpt_path`` names; None where ``auto`` begins a new run.
 
     Args:
         asked: a path; ``last``: the furthest whole checkpoint of the newest run below ``folders``;
-            ``best``: the best one of that run.
+            ``best``: the best one of that run; ``auto``: ``last``, if there is a checkpoint file.
         folders: searched with all their subfolders.
+        verb: of the command line; only ``fit`` can begin a run.
 
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    if asked not in ("last", "best"):
+    if asked == AUTO and verb == "fit":
+        if not any(path for folder in folders for path in checkpoint_files(folder)):
+            return None
+        asked = "last"
+    if asked not in ("last", "best", AUTO):
         return read_checkpoint(place_of(asked, "ckpt_path"))
     last = newest_checkpoint(folders)
-    return last if asked == "last" else best_checkpoint(last, "ckpt_path=best")
+    return best_checkpoint(last, "ckpt_path=best") if asked == "best" else last
 
 
 def checkpoint_before(last: Checkpoint, step: int) -> Checkpoint:
