@@ -109,7 +109,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "inference_mode": False,
 }
 
-AUTO = (None, "auto")
+NOT_CHOSEN = (None, "auto")
 """Values of trainer options that leave the choice to Lightning."""
 
 CALLBACKS: dict[str, type[L.Callback]] = {
@@ -465,7 +465,9 @@ class LatentCLI(LightningCLI):
             trainer = self._instantiate_trainer(config, callbacks)
         except ImportError as error:  # of an optional package of Lightning
             keys = ("accelerator", "strategy", "precision", "profiler")
-            chosen = [f"trainer.{key} ({config[key]})" for key in keys if config[key] not in AUTO]
+            chosen = [
+                f"trainer.{key} ({config[key]})" for key in keys if config[key] not in NOT_CHOSEN
+            ]
             names = ", ".join(chosen) or "trainer"
             raise UserError(f"{names}: {' '.join(str(error).split())}") from error
         settle_processes(trainer)
