@@ -8,6 +8,7 @@ last resort.
 """
 
 import json
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,8 +37,19 @@ class SpecialTokens:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "SpecialTokens":
-        """Rebuilds the tokens from `state`."""
-        return cls(state["bos"], tuple(state["eos"]))
+        """Rebuilds the tokens from `state`.
+
+        Raises:
+            ValueError: It names no EOS, or its values have other types.
+        """
+        bos, eos = state["bos"], state["eos"]
+        texts = isinstance(eos, list | tuple) and all(isinstance(text, str) for text in eos)
+        if not (bos is None or isinstance(bos, str)) or not texts or not eos:
+            raise ValueError(
+                f"bos={reprlib.repr(bos)}, eos={reprlib.repr(eos)}: bos must be the text of a "
+                "token or null, and eos a list of at least one."
+            )
+        return cls(bos, tuple(eos))
 
     def state(self) -> dict[str, Any]:
         """Returns the tokens as JSON values."""
@@ -86,14 +98,19 @@ def find_special_tokens(
         folder: A folder that may hold the model's `CONFIGS`. Default: names alone decide.
 
     Raises:
-        ValueError: No config names an end-of-text token and no well-known name is there, or texts
-            begin with several special tokens.
+        ValueError: No config names an end-of-text token and no well-known name is there, texts
+            begin with several special tokens, or special_tokens.json is broken.
     """
     names = _Names(data)
     configs = {} if folder is None else _configs(folder)
     saved = configs.get(SPECIAL_TOKENS_FILE)
     if saved is not None and {"bos", "eos"} <= saved.keys():
-        return SpecialTokens.from_state(saved)
+        try:
+            return SpecialTokens.from_state(saved)
+        except ValueError as error:
+            raise ValueError(
+                f"{SPECIAL_TOKENS_FILE} of tokenizer={name!r} has {error} Mend or delete it."
+            ) from error
     eos = next((found for values in _eos_values(configs) if (found := names.known(values))), ())
     if not eos:
         listed = [text for text in _EOS_CANDIDATES if text in names]
@@ -111,6 +128,19 @@ def find_special_tokens(
     bos = _leading_token(name, data, names)
     # where EOS begins texts too, the EOS of the document before does that
     return SpecialTokens(None if bos == eos[0] else bos, eos)
+
+
+def check_special_tokens(name: str, data: Mapping[str, Any], special: SpecialTokens) -> None:
+    """Raises a ValueError if the vocabulary of a tokenizer.json lacks a special token."""
+    names = _Names(data)
+    missing = [text for text in (special.bos, *special.eos) if text is not None]
+    missing = [text for text in missing if text not in names]
+    if missing:
+        listed = ", ".join(map(reprlib.repr, missing[:10]))
+        raise ValueError(
+            f"tokenizer={name!r} has no token {listed}, which {SPECIAL_TOKENS_FILE} names as BOS "
+            "or EOS. Mend or delete that file."
+        )
 
 
 CONFIGS = (

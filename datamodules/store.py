@@ -167,6 +167,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.meta = self._read_meta()
+        self._added_up: bool | None = None
         try:
             self._sizes = {name: count * kind.itemsize for name, count, kind in self._files()}
             self._checksums = self._read_checksums()
@@ -349,15 +350,31 @@ class Store:
 
         Raises:
             StoreError: An older version prepared the store, and its documents lack BOS, or the
-                bytes of its tokens are not known.
+                bytes of its tokens do not add up to those of the text.
         """
         lacks = None
         if tokenizer.text_bos_id != self.meta.get("bos_id"):
             lacks = "documents do not begin with the token that this tokenizer begins texts with"
-        elif not (tokenizer.exact_bytes or tokenizer.byte_level or self.meta.get("sizes")):
+        elif not (tokenizer.exact_bytes or self.meta.get("sizes") or self._adds_up(tokenizer)):
             lacks = "bytes per token were not stored, so bits per byte would be wrong"
         if lacks is not None:
             raise self._outdated(tokenizer.name, lacks)
+
+    def _adds_up(self, tokenizer: Tokenizer) -> bool:
+        """Returns whether the bytes of each shard's tokens add up to those of its text."""
+        if self._added_up is None:
+            token_bytes = tokenizer.token_bytes.numpy()
+            self._added_up = all(
+                self._bytes_of_tokens(shard["name"], token_bytes) == shard["utf8_bytes"]
+                for split in SPLITS
+                for shard in self.meta["splits"][split]["shards"]
+            )
+        return self._added_up
+
+    def _bytes_of_tokens(self, shard: str, token_bytes: np.ndarray) -> int:
+        tokens = _map(self.folder / shard, "tokens", self.meta["dtype"])
+        blocks = (tokens[i : i + BLOCK_BYTES] for i in range(0, len(tokens), BLOCK_BYTES))
+        return sum(int(token_bytes[block].sum()) for block in blocks)
 
     def _outdated(self, tokenizer: str, what: str) -> StoreError:
         return StoreError(

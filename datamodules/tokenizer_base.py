@@ -36,7 +36,6 @@ class Tokenizer(ABC):
         text_bos_id: The id that begins every text (BOS); None where texts begin without one.
         exact_bytes: Whether each id stands for a fixed number of bytes of any text (`token_bytes`).
             Elsewhere `encode_measured` counts them.
-        byte_level: Whether each id stands for a fixed number of bytes of the normalised text.
         gains_from_processes: Whether tokenising costs more than passing text between processes.
     """
 
@@ -48,7 +47,6 @@ class Tokenizer(ABC):
     stop_ids: tuple[int, ...]
     text_bos_id: int | None = None
     exact_bytes: bool = True
-    byte_level: bool = True
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -87,7 +85,7 @@ class Tokenizer(ABC):
 
     @property
     def text_changes(self) -> str | None:
-        """How encoding changes texts, e.g. by normalisation; None where `decode` restores them."""
+        """What of a text is lost on the way to ids and back, as a predicate; None if nothing is."""
         return None
 
     def prompt_ids(self, text: str) -> list[int]:

@@ -50,7 +50,7 @@ def perplexity_table(result: Mapping[str, Any]) -> str:
     if values.get("text_changes") is None:
         hidden.append("text_changes")
     else:
-        values["text_changes"] = f"the tokenizer {values['text_changes']}; bytes are of the text"
+        values["text_changes"] = f"the tokenizer {values['text_changes']}; bytes are of the source"
     shown = _flat({key: value for key, value in values.items() if key not in hidden})
     return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
 
@@ -98,8 +98,8 @@ def measure_perplexity(
     That is under the keys of the JSON file: those of ``Totals`` and ``PairedScores``;
     ``likelihood`` (exact, lower_bound, estimate or noncausal) and ``causal``; the cost of scoring
     in one pass, of a window or of a document of average length; ``parameters``, N, trainable
-    numbers without embeddings and output matrix; ``text_changes``, how the tokenizer changes texts
-    before the model reads them, None where it does not; ``train_tokens``, D, lexical tokens of the
+    numbers without embeddings and output matrix; ``text_changes``, what of a text the tokenizer
+    cannot give back, None where it gives back all; ``train_tokens``, D, lexical tokens of the
     text that the model was trained on, None where that is not known.
 
     Args:

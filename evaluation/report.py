@@ -367,8 +367,8 @@ def _text_changes(runs: pd.DataFrame) -> list[str]:
         return []
     changed = runs.dropna(subset=["text_changes"]).groupby("label", sort=False)
     return [
-        f"{label}: the tokenizer {row['text_changes'].iloc[0]}, so the model reads a changed text; "
-        "bits per byte divide by the bytes of the text before that."
+        f"{label}: the tokenizer {row['text_changes'].iloc[0]}; bits per byte divide by the bytes "
+        "of the source text."
         for label, row in changed
     ]
 

@@ -19,12 +19,14 @@ def merges_of(words: Iterable[str], vocab: dict[str, int]) -> list[tuple[str, st
     return list(merges)
 
 
-def byte_level(*specials: str, normalizer=None, words: Iterable[str] = ()) -> tokenizers.Tokenizer:
-    """GPT-2's kind: one id a byte, or a word; Qwen's with ``NFC``."""
+def byte_level(
+    *specials: str, normalizer=None, words: Iterable[str] = (), prefix: bool = False
+) -> tokenizers.Tokenizer:
+    """GPT-2's kind: one id a byte, or a word; Qwen's with ``NFC``, BLOOM's with a `prefix`."""
     vocab = {sign: i for i, sign in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = merges_of([*("\u0120" + word for word in words), *words], vocab)
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     inner.decoder = decoders.ByteLevel()
     if normalizer is not None:
         inner.normalizer = normalizer
@@ -103,6 +105,7 @@ PUBLISHED: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "byte_level": byte_level,
     "byte_level_bos": lambda: begun(byte_level("<s>", "</s>"), "<s>"),
     "byte_level_nfc": lambda: byte_level(normalizer=normalizers.NFC()),
+    "byte_level_prefix": lambda: byte_level(prefix=True),
     "pieces": pieces,
     "pieces_without_space": lambda: pieces(space=False),
     "unigram": unigram,

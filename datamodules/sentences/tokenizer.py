@@ -23,6 +23,8 @@ class SentenceTokenizer(Tokenizer):
     A marked document is ``BOS w.. EOS`` for each sentence, ``BOS w.. EOD EOS`` for the last. Its
     words are those of the whole document, tokenised once by the inner tokenizer: sentences are cut
     at the borders of tokens, and one that crosses the end of a sentence belongs to the earlier one.
+    Sentences thus decode to what the whole document decodes to, and change no text that the inner
+    tokenizer gives back.
     Sentences of more than `max_sentence_tokens` words are cut after the
     last punctuation that leaves a piece short enough, else at that many words.
 
@@ -55,7 +57,7 @@ class SentenceTokenizer(Tokenizer):
         self.bos_id, self.eos_id, self.eod_id = range(inner.vocab_size, inner.vocab_size + MARKERS)
         self.vocab_size = inner.vocab_size + MARKERS
         self.stop_ids = (self.eod_id,)
-        self.exact_bytes, self.byte_level = inner.exact_bytes, inner.byte_level
+        self.exact_bytes = inner.exact_bytes
         rules = isinstance(splitter, Splitter)  # splitting is work, too
         self.gains_from_processes = splitter.gains_from_processes and (
             rules or inner.gains_from_processes

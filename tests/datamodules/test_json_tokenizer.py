@@ -13,7 +13,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from datamodules import LocalText
 from datamodules.store import StoreError
-from datamodules.tokenizers import JsonTokenizer, load_tokenizer, parse_tokenizer
+from datamodules.tokenizers import (
+    JsonTokenizer,
+    load_tokenizer,
+    parse_tokenizer,
+    tokenizer_from_state,
+)
 
 EOT = "<|endoftext|>"
 TEXTS = ["the Cat sat.", "It paid 12,345:\n\tand  more", "caf\u00e9 \u4f60\u597d", "", "a"]
@@ -350,6 +355,31 @@ def test_a_continuation_of_several_words_keeps_its_spaces():
     assert tokenizer.decode([*tokenizer.encode("a </"), *ids]) == "a </s> the cat"
 
 
+# ---- special_tokens.json
+
+
+@pytest.mark.parametrize(
+    ("saved", "wrong"),
+    [
+        ({"bos": "<nope>", "eos": ["<a>"]}, "has no token '<nope>'"),
+        ({"bos": None, "eos": ["<a>", "x<gone>"]}, "has no token 'x<gone>'"),
+        ({"bos": None, "eos": []}, r"eos=\[\].*at least one"),
+        ({"bos": None, "eos": "<a>"}, "eos='<a>'.*a list"),
+        ({"bos": 3, "eos": ["<a>"]}, "bos=3.*text of a token"),
+    ],
+)
+def test_special_tokens_that_cannot_be_are_refused_by_name(write, saved, wrong):
+    folder = write(byte_level(*STOPS), special_tokens=saved)
+    with pytest.raises(ValueError, match=wrong) as refused:
+        load_tokenizer(str(folder))
+    assert re.search(wrong, str(refused.value))
+    assert repr(str(folder)) in str(refused.value)
+    assert "special_tokens.json" in str(refused.value)
+    state = {"kind": "json", "name": "broken", "json": byte_level(*STOPS).to_str()}
+    with pytest.raises(ValueError, match=wrong):
+        tokenizer_from_state({**state, "special": saved})
+
+
 # ---- normalisers
 
 
@@ -360,17 +390,24 @@ def test_a_continuation_of_several_words_keeps_its_spaces():
         (lambda: byte_level(normalizer=normalizers.Lowercase()), "case"),
         (lambda: byte_level(normalizer=normalizers.NFKC()),
          "decomposed accents, compatibility characters"),
-        (word_pieces, "case, spaces, punctuation, accents, decomposed accents, "
+        (lambda: byte_level(prefix=True), "leading spaces"),
+        (lambda: byte_level(normalizer=normalizers.Sequence(
+            [normalizers.NFD(), normalizers.StripAccents()])), "accents, decomposed accents"),
+        (lambda: byte_level(normalizer=normalizers.Replace("  ", " ")), "spaces"),
+        (lambda: pieces(space=False), "leading spaces, spaces"),
+        (unigram, "leading spaces, spaces, punctuation, accents, decomposed accents, "
+                  "compatibility characters, other scripts, emoji"),
+        (word_pieces, "leading spaces, case, spaces, punctuation, accents, decomposed accents, "
                       "compatibility characters, other scripts, emoji"),
         (pieces, None),
         (byte_level, None),
     ],
 )  # fmt: skip
-def test_what_a_normaliser_changes_is_said(build, changed):
+def test_what_does_not_come_back_is_said(build, changed):
     tokenizer = JsonTokenizer("lossy", build().to_str())
-    expected = None if changed is None else f"does not give back {changed}"
+    expected = None if changed is None else f"cannot give back {changed}"
     assert tokenizer.text_changes == expected
-    assert ("it does not give back" in tokenizer.description) == (changed is not None)
+    assert ("it cannot give back" in tokenizer.description) == (changed is not None)
 
 
 # ---- folders, and stores of older versions

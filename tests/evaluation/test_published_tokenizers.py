@@ -261,7 +261,7 @@ def test_perplexity_divides_by_the_bytes_of_the_text(kind, mode, tmp_path):
     assert result["bytes"] == sum(len(text.encode()) for text in texts)
     assert result["text_changes"] == tokenizer.text_changes
     shown = perplexity_table(result)
-    assert ("bytes are of the text" in shown) == (tokenizer.text_changes is not None)
+    assert ("bytes are of the source" in shown) == (tokenizer.text_changes is not None)
     nats = result["nats_per_token"] * result["tokens"]
     assert result["bits_per_byte"] == pytest.approx(
         nats / 0.6931471805599453 / result["bytes"], rel=1e-9
@@ -293,14 +293,14 @@ def lossy(tmp_path, train_checkpoint, text_file):
 
 def test_compare_says_that_a_tokenizer_changes_texts(lossy, checkpoint_path):
     notes = compare_runs([f"lossy={lossy}", f"plain={checkpoint_path}"]).report.notes
-    (note,) = [note for note in notes if "does not give back" in note]
-    assert note.startswith("lossy: the tokenizer does not give back case, spaces")
+    (note,) = [note for note in notes if "cannot give back" in note]
+    assert note.startswith("lossy: the tokenizer cannot give back leading spaces, case, spaces")
 
 
 def test_results_that_counted_bytes_of_tokens_are_not_taken_over(lossy, evaluates, tmp_path):
     file = tmp_path / "result.json"
     printed = evaluates("perplexity", "--ckpt", lossy, "--output", file)
-    assert "the tokenizer does not give back case, spaces" in printed
+    assert "the tokenizer cannot give back leading spaces, case, spaces" in printed
     result = json.loads(file.read_text())
 
     def bits(**changes):
