@@ -60,16 +60,76 @@ def scored_bytes(data, split):
     return sum(int(source.batch(n)["num_bytes"].sum()) for n in range(len(source)))
 
 
+def source_documents(data, split):
+    """The texts of a split as they were written."""
+    texts = [text for s, text in getattr(data, "corpus", data).labelled_documents() if s == split]
+    assert len(texts) > 5
+    assert set(texts) < set(TEXTS)
+    return texts
+
+
 @every
 @pytest.mark.parametrize("module", [LocalText, SentenceWindows, Sentences])
 def test_scored_bytes_are_those_of_the_text(file, corpus, module):
     data = corpus(file, module, **({} if module is Sentences else {"block_size": 7}))
-    held_out = [text for split, text in data.labelled_documents() if split == "val"]
-    assert len(held_out) > 5
+    held_out = source_documents(data, "val")
     assert scored_bytes(data, "val") == sum(len(text.encode()) for text in held_out)
 
 
-LOSSY = {"word_pieces", "pieces_without_space"}  # in which a question does not come back
+# ---- sentences
+
+
+class Capped(LocalText):
+    """Keeps the first documents only."""
+
+    @property
+    def train_tokens(self):
+        return 1500
+
+
+@every
+@pytest.mark.parametrize("inner", [LocalText, Capped])
+def test_sentences_hold_the_tokens_of_the_source(kind, file, tmp_path, inner):
+    texts = [text for document in TEXTS for text in ("", document)]  # no text is no document
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    corpus = inner(data_files=str(lines), tokenizer=file, cache_dir=str(tmp_path / "cache"))
+    data = Sentences(corpus=corpus)
+    data.prepare_data()
+    data.setup()
+    labelled = [(split, text) for split, text in corpus.labelled_documents() if text]
+    library = hf.Tokenizer.from_file(file)
+    library.encode_special_tokens = True
+    stored = 0
+    for split in SPLITS:
+        stream, words = data.stream(split), data.corpus.tokenizer.vocab_size
+        ids = stream.gather(np.arange(len(stream)))
+        documents = [part[part < words] for part in np.split(ids, stream.document_ends)[:-1]]
+        expected = [text for s, text in labelled if s == split][: len(documents)]
+        if kind != "unigram":  # whose library makes special tokens of text
+            encoded = [library.encode(text, add_special_tokens=False).ids for text in expected]
+            assert [part.tolist() for part in documents] == encoded
+        assert data.counts(split).utf8_bytes == sum(len(text.encode()) for text in expected)
+        assert list(data.documents(split)) == expected
+        stored += len(documents)
+    assert stored == sum(corpus.counts(split).documents for split in SPLITS)
+    assert (stored < len(TEXTS)) == (inner is Capped)
+
+
+def test_a_source_that_is_not_what_the_store_holds_is_refused(tmp_path):
+    path, text = tmp_path / "tokenizer.json", tmp_path / "texts.jsonl"
+    PUBLISHED["word_pieces"]().save(str(path))
+    text.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    corpus = LocalText(data_files=str(text), tokenizer=str(path), cache_dir=str(tmp_path / "c"))
+    data = Sentences(corpus=corpus)
+    corpus.prepare_data()
+    text.write_text("".join(json.dumps({"text": text + "!"}) + "\n" for text in TEXTS))
+    with pytest.raises(StoreError, match=r"split of the source has \d+ documents.*Delete"):
+        data.prepare_data()
+
+
+LOSSY = {"word_pieces", "pieces_without_space"}  # which do not give back a continuation
+PREFIXED = {"byte_level_prefix"}  # which gives back each text after a space
 SIZES = {
     Kinship: {"train_stories": 9, "val_stories": 9, "test_stories": 9},
     StateTracking: {
@@ -98,7 +158,7 @@ def questions(tmp_path):
 @every
 @pytest.mark.parametrize("module", SIZES)
 def test_scored_bytes_of_answers_are_those_of_their_text(file, questions, module, kind):
-    if module is StateTracking and kind in LOSSY:
+    if module is StateTracking and kind in LOSSY | PREFIXED:
         with pytest.raises(ValueError, match="does not give back the text"):
             questions(file, module)
         return
@@ -118,7 +178,7 @@ def test_documents_begin_with_bos_which_is_read_and_not_predicted(file, corpus):
     library, data = hf.Tokenizer.from_file(file), corpus(file, block_size=9)
     library.encode_special_tokens = True
     bos, eos = library.token_to_id("<s>"), library.token_to_id("</s>")
-    held_out = [text for split, text in data.labelled_documents() if split == "val"]
+    held_out = source_documents(data, "val")
     expected = [[*library.encode(text).ids, eos] for text in held_out]
     assert {ids[0] for ids in expected} == {bos}
     stream = data.stream("val")
@@ -161,7 +221,8 @@ def test_a_continuation_keeps_its_spaces(kind, text):
     before = "The function"
     ids = tokenizer.encode(before), tokenizer.encode_continuation(text)
     assert tokenizer.decode_continuation(ids[1]) == text
-    assert tokenizer.decode([*ids[0], *ids[1]]) == before + text
+    dummy = " " if kind in PREFIXED else ""
+    assert tokenizer.decode([*ids[0], *ids[1]]) == dummy + before + text
     ((_, sizes),) = tokenizer.measure_continuations([text])
     assert sizes.sum() == len(text.encode())
 
@@ -169,18 +230,45 @@ def test_a_continuation_keeps_its_spaces(kind, text):
 # ---- stores and checkpoints of older versions
 
 
-@pytest.mark.parametrize("kind", ["pieces", "byte_level_bos", "unigram"])
-def test_a_store_of_an_older_version_is_refused_by_name(file, corpus):
-    data = corpus(file, block_size=9)
-    folder, meta = data.store_dir, json.loads((data.store_dir / "meta.json").read_text())
+def make_old(folder):
+    """Turns a store into one of versions without sizes and special tokens."""
+    meta = json.loads((folder / "meta.json").read_text())
     for path in [*folder.glob("*.sizes"), folder / "special_tokens.json"]:
         path.unlink(missing_ok=True)
         meta["checksums"]["crc32"].pop(path.name, None)
     meta.pop("sizes", None)
     meta.pop("bos_id", None)
     (folder / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize(
+    "kind", ["pieces", "byte_level_bos", "unigram", "byte_level_nfc", "byte_level_prefix"]
+)
+def test_a_store_of_an_older_version_is_refused_by_name(file, corpus):
+    make_old(corpus(file, block_size=9).store_dir)
     with pytest.raises(StoreError, match=r"prepared by an older version.*Delete the folder"):
         corpus(file, block_size=9).evaluation_source("val")
+
+
+def test_a_store_of_an_older_version_whose_bytes_are_right_keeps_its_meaning(tmp_path):
+    path, text = tmp_path / "tokenizer.json", tmp_path / "texts.jsonl"
+    PUBLISHED["byte_level_nfc"]().save(str(path))
+    texts = [f"The caf\u00e9 {i}." for i in range(30)]  # which NFC keeps
+    text.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = {"tokenizer": str(path), "cache_dir": str(tmp_path / "c"), "val_fraction": 0.3}
+
+    def make():
+        data = LocalText(data_files=str(text), block_size=9, **options)
+        data.prepare_data()
+        data.setup()
+        return data
+
+    make_old(make().store_dir)
+    data = make()
+    held_out = [text for split, text in data.labelled_documents() if split == "val"]
+    assert set(held_out) < set(texts)
+    assert scored_bytes(data, "val") == sum(len(text.encode()) for text in held_out)
+    assert not list(data.store_dir.glob("*.sizes"))
 
 
 @every
