@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Options, compare, status_bytes
 from datamodules import LocalText, PythonDocs
-from datamodules.prepare import usable_cores
+from datamodules.encoding import usable_cores
 from datamodules.store import TokenStream
 from datamodules.text import PackedWindows
 from datamodules.tokenizers import Tokenizer, TokenizerUnavailableError, load_tokenizer, train_bpe

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from datamodules.base import Batch, RowSource, none_of, refuse
+from datamodules.encoding import Continuation
 from datamodules.order import NO_GROUP, Order, RowOrder
-from datamodules.prepare import Continuation
 from datamodules.store import SPLITS, Split, TokenStream
 from datamodules.text import IGNORE, TextDataModule, as_batch, target_bytes
 

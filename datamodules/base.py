@@ -28,9 +28,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.corpus import TextCorpus
-from datamodules.files import format_of
-from datamodules.prepare import most_workers, unchanged
-from datamodules.readers import read_lines, read_rows, read_table
+from datamodules.encoding import most_workers, unchanged
+from datamodules.readers import read_prompts
 from datamodules.recipe import build
 from datamodules.store import Split
 
@@ -268,36 +267,6 @@ class BatchLoader:
 
 
 # Prompts for `predict`
-
-
-def read_prompts(path: Path) -> list[str]:
-    """Returns the prompts in a txt file (one a line, blank lines skipped), jsonl or parquet file.
-
-    A file with the suffix of no format is a txt file; txt and jsonl may be compressed.
-
-    Raises:
-        ValueError: The file is missing, empty or not UTF-8, or a row has no text in its field
-            ``prompt``, or text that is not UTF-8.
-    """
-    if not path.is_file():
-        raise ValueError(f"there is no prompts file {path}")
-    kind = format_of(path, "text")
-    if kind == "text":
-        prompts = [line for line in read_lines(path) if line.strip()]
-    elif kind == "jsonl":
-        prompts = [_prompt(row, where) for where, row in read_rows(path)]
-    else:
-        rows = enumerate(read_table(path), start=1)
-        prompts = [_prompt(row, f"{path}, row {number}") for number, row in rows]
-    if not prompts:
-        raise ValueError(f"the prompts file {path} is empty")
-    return prompts
-
-
-def _prompt(row: Any, where: str) -> str:
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-        raise ValueError(f'{where}: expected {{"prompt": "text"}}')
-    return str(row["prompt"])
 
 
 class DealtPrompts(RowSource, ABC):

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from datamodules.prepare import most_workers, prepare_store
+from datamodules.encoding import most_workers
+from datamodules.prepare import prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
     SPLITS,

@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.prepare import usable_cores
+from datamodules.encoding import usable_cores
 from lightning_models.memory import as_gib, check_batch, host_memory, weights_size
 from training.errors import UserError
 from training.runtime import FullySharded

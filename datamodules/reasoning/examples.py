@@ -23,7 +23,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from datamodules.prepare import as_utf8
+from datamodules.encoding import as_utf8
 from datamodules.tokenizers import Tokenizer
 
 MARKER = "<T>"

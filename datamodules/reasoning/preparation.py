@@ -29,9 +29,9 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
+from datamodules.encoding import EncodedChunk
 from datamodules.journals import full_disk_named
 from datamodules.prepare import (
-    EncodedChunk,
     SectionWriter,
     shard_name,
     write_meta,

@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from datamodules import CorpusUnavailableError, OpenWebText, Pile, WikiText103, prepare
+from datamodules import CorpusUnavailableError, OpenWebText, Pile, WikiText103, encoding
 from datamodules import hub as reading
 from tests.datamodules.test_corpora import PAGES, prepared, texts_of, write_parquet
 
@@ -31,8 +31,8 @@ def write_files(repository, texts, number=6) -> None:
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of some twenty documents."""
-    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 7)
-    monkeypatch.setattr(prepare, "PART_BYTES", 500)
+    monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 7)
+    monkeypatch.setattr(encoding, "PART_BYTES", 500)
 
 
 @pytest.fixture

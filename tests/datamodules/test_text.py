@@ -211,11 +211,11 @@ def test_too_little_text_is_an_error_with_its_cure(make_stream):
 @few
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=9), st.data())
 def test_shards_read_as_one_stream(make_stream, lengths, data):
-    from datamodules import prepare
+    from datamodules import encoding
 
     whole = make_stream(lengths)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "CHUNK_DOCUMENTS", 1)
+        patch.setattr(encoding, "CHUNK_DOCUMENTS", 1)
         sharded = make_stream(lengths, part_bytes=4)
     assert content(whole).tolist() == content(sharded).tolist()
     assert whole.document_ends.tolist() == sharded.document_ends.tolist()

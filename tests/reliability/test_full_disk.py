@@ -102,7 +102,7 @@ def test_a_refused_write_leaves_no_store_of_examples(tmp_path):
 
 
 def test_a_full_file_system_keeps_finished_shards(small_disk, monkeypatch):
-    monkeypatch.setattr("datamodules.prepare.PART_BYTES", 500_000)
+    monkeypatch.setattr("datamodules.encoding.PART_BYTES", 500_000)
     with pytest.raises(StoreError, match=NO_ROOM.format("No space left on device")):
         prepare(small_disk / "s", 4_000_000)
     assert not (small_disk / "s").exists()
