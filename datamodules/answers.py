@@ -45,7 +45,7 @@ class AnswerDataModule(TextDataModule):
 
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {"loss_on"}
     may_overlap: ClassVar[bool] = False
-    repeats_leak: ClassVar[bool] = False  # answers recur
+    document_noun: ClassVar[str] = "question"
     group_name: ClassVar[str] = "group"
     """What ``group`` counts, in results."""
 

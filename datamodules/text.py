@@ -38,6 +38,7 @@ from datamodules.base import (
     none_of,
     outside,
 )
+from datamodules.corpus import REMOVE_REPEATS
 from datamodules.order import EpochOrder, draws, epoch_order
 from datamodules.store import Split, TokenStream
 from datamodules.tokenizers import Tokenizer
@@ -460,7 +461,6 @@ class TextDataModule(LanguageDataModule):
     """
 
     may_overlap: ClassVar[bool] = True
-    repeats_leak: ClassVar[bool] = True
     not_in_source: ClassVar[frozenset[str]] = LanguageDataModule.not_in_source | {
         "block_size",
         "train_windows",
@@ -492,6 +492,10 @@ class TextDataModule(LanguageDataModule):
                 f"eval_stride={self.eval_stride} must be between 1 and block_size={self.block_size}"
             )
         return problems
+
+    def repeats_cure(self) -> str | None:
+        """Returns the advice where several splits have a document."""
+        return REMOVE_REPEATS
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the store, and compares the sizes of batches with it before a model is built.

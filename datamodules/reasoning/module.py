@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.base import BatchSource, LanguageDataModule, limited_batches, none_of, outside
-from datamodules.corpus import split_of
+from datamodules.corpus import REMOVE_REPEATS, Repeats, split_of
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import RowOrder
 from datamodules.reasoning.batches import ReasoningSource
@@ -159,6 +159,7 @@ class ReasoningDataModule(LanguageDataModule):
     """
 
     rows: ClassVar[str] = "reasoning"
+    document_noun: ClassVar[str] = "question"
     group_name: ClassVar[str] = "group"
     """What ``group`` counts, in results."""
     not_in_source: ClassVar[frozenset[str]] = LanguageDataModule.not_in_source | {
@@ -205,6 +206,10 @@ class ReasoningDataModule(LanguageDataModule):
     def how_to_get(self, split: Split) -> str:
         """Returns what gives a split examples, for messages."""
         return f"{type(self).__name__} has no examples for it."
+
+    def repeats_cure(self) -> str | None:
+        """Returns the advice where several splits have a question; None: repeats are not sought."""
+        return REMOVE_REPEATS
 
     def is_right(self, text: str, answer: str) -> bool:
         """Returns whether a written answer is the right one; here: equal but for outer spaces.
@@ -260,6 +265,7 @@ class ReasoningDataModule(LanguageDataModule):
         """
         if not self.store_dir.exists():
             rank_zero_info(f"Preparing {self.store_dir}")
+        self._repeats = None if self.repeats_cure() is None else Repeats()
         wrote = prepare_examples(
             self.store_dir,
             description=self._pinned_description,
@@ -270,6 +276,7 @@ class ReasoningDataModule(LanguageDataModule):
             noticed=lambda: dict(self._noticed),
             check=self._check_reports,
         )
+        self._warn_of_repeats()
         if wrote:
             rank_zero_info(f"{type(self).__name__}: {in_words(self.report())}")
 
@@ -281,7 +288,10 @@ class ReasoningDataModule(LanguageDataModule):
     def _counted_examples(self, split: Split) -> Iterator[Example]:
         """Yields the examples of a split; what is noticed meanwhile is about it."""
         self._noticed.clear()  # a tokenizer may have been trained on the same examples
-        yield from self.examples(split)
+        for example in self.examples(split):
+            if self._repeats is not None:
+                self._repeats.add(split, example.query)
+            yield example
 
     def _check_reports(self, reports: Reports) -> None:
         for split in SPLITS:

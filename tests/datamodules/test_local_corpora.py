@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules import LocalText, OpenWebText, PythonDocs, local_corpora, readers
+from datamodules import AnswerDataModule, LocalText, OpenWebText, PythonDocs, local_corpora, readers
 from datamodules.corpus import Repeats
 from datamodules.files import expand
 from datamodules.local_corpora import module_document, passages, topics
@@ -328,6 +328,21 @@ def test_equal_texts_in_two_splits_are_warned_of(corpus, tmp_path, recwarn):
     corpus(**files)
     (message,) = [str(w.message) for w in recwarn if "in train" in str(w.message)]
     assert "LocalText: 3 texts are in train and in val; 1 text is in val and in test:" in message
+    assert message.endswith("Remove the repeats from all splits but one.")
+
+
+class Asked(AnswerDataModule):
+    """Questions whose answers, "yes" and "no", are in all splits."""
+
+    def questions(self, split):
+        for i in {"train": range(50), "val": range(48, 60), "test": range(60, 70)}[split]:
+            yield f"Is {i} even?", " yes" if i % 2 == 0 else " no"
+
+
+def test_equal_questions_in_two_splits_are_warned_of_but_not_their_answers(tmp_path, recwarn):
+    Asked(cache_dir=str(tmp_path), block_size=32, batch_size=2).prepare_data()
+    (message,) = [str(w.message) for w in recwarn if "in train" in str(w.message)]
+    assert message.startswith("Asked: 2 questions are in train and in val: scores on questions ")
 
 
 def test_repeated_texts_are_counted_in_bounded_memory(monkeypatch):
@@ -335,10 +350,10 @@ def test_repeated_texts_are_counted_in_bounded_memory(monkeypatch):
     repeats = Repeats()
     for _ in repeats.watch(("train", f"text {i}") for i in range(20_000)):
         assert len(repeats._splits) <= 512
-    assert repeats.warning() is None
+    assert repeats.found("text") is None
     for _ in repeats.watch(("val", f"text {i}") for i in range(10_000, 30_000)):
         assert len(repeats._splits) <= 512
-    count = re.fullmatch(r"about ([\d,]+) texts are in train and in val: .*", repeats.warning())[1]
+    count = re.fullmatch(r"about ([\d,]+) texts are in train and in val", repeats.found("text"))[1]
     assert abs(int(count.replace(",", "")) - 10_000) < 5_000  # 6 times the standard deviation
 
 
