@@ -37,7 +37,7 @@ class PlannedRun:
         row_tokens: Of a row.
         sentences: Of a row of sentences, else 0.
         tokens: Of the whole run; None: not known.
-        steps: Optimiser steps of the whole run; None: it counts epochs.
+        steps: Optimiser steps of the whole run, or None where it counts epochs.
     """
 
     model: LanguageModel

@@ -163,8 +163,8 @@ class AnswerAccuracy(EvaluationHooks):
     The model writes greedily, thinking in its own way; right is what the data take for right. It is
     logged as ``val/accuracy`` (or ``test/accuracy``), over all ranks, and where there are several
     groups of questions as ``val/accuracy/<group>_<g>``, too; questions of the split that are longer
-    than block_size are not asked, and counted in ``val/accuracy/left_out``. Each rank asks those of
-    its own batches, so with more ranks more questions are asked. Training is not touched: random
+    than block_size are not asked, and counted in ``val/accuracy/left_out``. Each rank asks the
+    questions of its batches, so with more ranks more questions are asked. Training is not touched: random
     states and modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode max``
     keeps the checkpoint that answers best.
     """

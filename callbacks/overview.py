@@ -1,4 +1,4 @@
-"""What is trained, before it trains: parameters by part, FLOPs per token, batch and tokens."""
+"""An overview of a run before it trains: parameters by part, FLOPs per token, batch and tokens."""
 
 import math
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ def batch_line(
     total: float | None,
     bound: str = "",
 ) -> str:
-    """Returns the batch of an optimiser step, its tokens and those of the run, in one line.
+    """Returns the batch of an optimiser step, its tokens and the run's tokens, in one line.
 
     Args:
         size: Size of the micro-batch of a device.

@@ -174,7 +174,7 @@ class AnswerSource(RowSource):
         groups: Group of each question, int64 (number of questions,).
         order: Which question is row n; see `RowOrder`.
         seed: The same.
-        kept: Evaluation: numbers of the questions that are taken; None: all.
+        kept: Numbers of the questions that an evaluation takes; all by default.
         loss_on: See `AnswerDataModule`.
         eos_id: The token at padded inputs, and before a question without BOS.
         bos_id: The token before a question; None where texts begin without BOS.

@@ -465,8 +465,8 @@ class LanguageDataModule(TextCorpus):
         for split, rows in too_long.items():
             rank_zero_warn(
                 f"{self.left_out(split)} of {len(rows)} questions of the {split} split are longer "
-                f"than block_size={self.block_size} and left out: accuracies and losses are those "
-                f"of the rest. To have all, set block_size={rows.max()}."
+                f"than block_size={self.block_size} and left out: accuracies and losses cover "
+                f"the rest. To have all, set block_size={rows.max()}."
             )
 
     def _fitting(self, split: Split) -> np.ndarray | None:

@@ -310,7 +310,6 @@ class JsonTokenizer(Tokenizer):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns what rebuilds this tokenizer in another process."""
         return JsonTokenizer, (self.name, self.json_text, self.special)
 
     # Ids to text
@@ -570,7 +569,7 @@ def train_bpe(name: str, texts: Iterable[str]) -> JsonTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # The trainer only counts words, but holds those of a text with their places.
+    # The trainer only counts words, but holds the words of a text with their places.
     inner.train_from_iterator(word_parts(texts, inner.pre_tokenizer, name), trainer)
     if inner.get_vocab_size() != size:
         raise ValueError(

@@ -67,7 +67,7 @@ class Separator:
                 yield piece
 
     def warning(self) -> str | None:
-        """Returns what looks wrong about the documents so far, with the cure, or null."""
+        """Warns of documents so far that look wrong, with the cure; null if none do."""
         if self._documents and not self._matches:
             what = "matches nothing: each file is one document"
         elif self._short > self._MANY * self._documents:
@@ -172,9 +172,9 @@ class Reading:
 
 
 def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
-    """Yields the documents of files in turn, without those of white space alone.
+    """Yields the documents of files in turn, except documents of white space alone.
 
-    Says at the end how many those were, and which files have no document at all.
+    Logs at the end how many were left out, and warns of files without any document.
 
     Args:
         paths: Files, in reading order.
@@ -284,8 +284,8 @@ def _line_values(path: Path, file: BinaryIO) -> Iterator[tuple[str, str, Any]]:
             row = parse_json(line)
         except ValueError as error:
             raise ValueError(
-                f"{where} is not JSON ({error}). Each line must be one JSON object; correct or "
-                "remove the line."
+                f"{where} is not JSON ({error}). The file must have one JSON object on each line "
+                "(jsonl), or be one JSON array; correct or remove the line."
             ) from error
         yield where, line, row
 

@@ -51,6 +51,11 @@ class SpecialTokens:
             )
         return cls(bos, tuple(eos))
 
+    def __str__(self) -> str:
+        """Returns the tokens in words, for messages."""
+        begins = "no BOS" if self.bos is None else f"BOS {self.bos!r}"
+        return f"{begins} and EOS {', '.join(map(repr, self.eos))}"
+
     def state(self) -> dict[str, Any]:
         """Returns the tokens as JSON values."""
         return {"bos": self.bos, "eos": list(self.eos)}

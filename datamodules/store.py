@@ -341,8 +341,10 @@ class Store:
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(self.folder, f"tokenizer.json: {error}") from error
         if SPECIAL_TOKENS_FILE in tokenizer.files().keys() - self._sizes.keys():
-            wrong = f"special tokens are {tokenizer.special}, this version takes"
-            raise self._outdated(name, f"{wrong} {tokenizer.by_names}")
+            raise self._outdated(
+                name,
+                f"{tokenizer.special}, where this version takes {tokenizer.by_names or 'none'}",
+            )
         return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -387,8 +389,8 @@ class Store:
 
         Args:
             split: The split.
-            token_bytes: UTF-8 bytes of each id, (V,) int64, for stores that do not hold those of
-                each token.
+            token_bytes: UTF-8 bytes of each id, (V,) int64, for stores that do not hold the
+                bytes of each token.
         """
         shards = [self.folder / shard["name"] for shard in self.meta["splits"][split]["shards"]]
         sizes = None if self.meta.get("sizes") else token_bytes

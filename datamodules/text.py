@@ -316,8 +316,8 @@ class WindowSource(RowSource):
             every rank has equally many.
         special_ids: Tokens that are not lexical; see `batch`.
         context: Targets at the beginning of every row but row 0 that are not predicted.
-        bos_id: A token that is not predicted, the BOS of documents; None: there is no such token.
-            Training predicts it, so that every row has T targets.
+        bos_id: The BOS of documents, if they have one. Evaluation does not predict it; training
+            does, so that every row has T targets.
         **rows: See `RowSource`.
 
     Raises:

@@ -232,8 +232,8 @@ def _spread(available: int, count: int, what: str) -> np.ndarray:
 def documents(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     """Returns the text of ``ids``, cut where documents end; other markers vanish.
 
-    What stands before the first end goes on with a document, unless it begins with BOS or
-    documents have marked sentences.
+    Text before the first end continues a document, unless it begins with BOS or documents have
+    marked sentences.
     """
     parts: list[list[int]] = [[]]
     for i in ids:

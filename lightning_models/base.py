@@ -340,7 +340,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Logs the learning rate, and loss, bits per byte, other terms and statistics of this step.
 
-        They are those of all ranks. A row of the log has no value for a mean of nothing, such as
+        They cover all ranks. A row of the log has no value for a mean of nothing, such as
         the loss of the ends of documents in a step without any.
         """
         interval = vars(self.trainer).get("log_every_n_steps")  # copied to the device each time

@@ -122,8 +122,8 @@ def generate_steps(
         device: where the model is.
         first_row: number of the first prompt's random stream, where prompts come in several calls.
         streams: numbers of the prompts' random streams, where they do not follow each other.
-        ended: whether a row ends, by its number and its new token ids; None: after stop tokens
-            alone.
+        ended: tells whether a row ends, from its number and its new token ids; by default only
+            stop tokens end rows.
 
     Raises:
         ValueError: if a prompt is empty.

@@ -1,4 +1,4 @@
-"""What networks and batches need of memory, known before any of it is allocated."""
+"""Memory that networks and batches need, known before any of it is allocated."""
 
 import contextlib
 import copy
@@ -16,7 +16,7 @@ from torch.nn.modules import module as hooks
 MOST_TENSORS = 20_000
 """Weight tensors of a network; a network of 1,000 layers has about 10,000."""
 USUAL = 1024
-"""What a size is compared with that has no default."""
+"""Stands in for the default of a size that has none."""
 
 
 class TooLargeError(ValueError):

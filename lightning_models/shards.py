@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 KEY = "shards"
-"""Of the checkpoint's content: the folder, its files' digests, each tensor's name, place, shape."""
+"""Key in a checkpoint of the folder, its files' digests, each tensor's name, place, shape."""
 
 Place = tuple[str | int, ...]
 """Keys from the content down to a tensor, e.g. ("optimizer_states", 0, "state", 3, "exp_avg")."""

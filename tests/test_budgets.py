@@ -1,4 +1,4 @@
-"""What runs at paper scale cost: rows of a step are the paper's, and validation is cheap.
+"""The cost of runs at paper scale: rows of a step are the paper's, and validation is cheap.
 
 Commands of the docs are read as a shell reads them; files and options are added up here.
 """
@@ -165,11 +165,11 @@ HELD_OUT = {
     "StateTracking": 1_000 / 20_000,
     "Questions": 0.05 / 0.90,  # where files have no validation split of their own
 }
-"""Rows of a validation against those of an epoch, where the whole split is read."""
+"""Rows of a validation against the rows of an epoch, where the whole split is read."""
 
 
 def validation_share(content, flops_ratio):
-    """FLOPs of validation against those of training."""
+    """FLOPs of validation as a share of the FLOPs of training."""
     limit, interval = (
         number(content.trainer, key) for key in ("limit_val_batches", "val_check_interval")
     )
@@ -188,7 +188,7 @@ def validation_share(content, flops_ratio):
 
 @cache
 def flops_ratio(file):
-    """FLOPs per token of training against those of scoring, by the method's own count."""
+    """FLOPs per token of training against FLOPs of scoring, by the method's own count."""
     model = training_parser().instantiate_classes(parse_training([f"--config={ROOT / file}"])).model
     with torch.device("meta"):
         model.configure_model()

@@ -1,4 +1,4 @@
-"""What a network needs is known on the meta device, and compared with the right memory."""
+"""The memory of a network is known on the meta device, and compared with the right memory."""
 
 import itertools
 import os

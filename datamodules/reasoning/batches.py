@@ -11,7 +11,7 @@ all tensors int64:
 | ``step_lengths`` | (B, R) | tokens of each step; 0: there is no such step |
 | ``step_places`` | (B, R) | index in ``query`` of the token that each belongs to, else -1 |
 | ``targets`` | (B, A) | the answer and an EOS, -100 after them |
-| ``sequence_id`` | (B,) | number of the row; in evaluation that of its example |
+| ``sequence_id`` | (B,) | number of the row; in evaluation its example's number |
 | ``group`` | (B,) | what accuracies are grouped by |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
 | ``epochs`` | a float | training: epochs of the trainer that precede this batch |

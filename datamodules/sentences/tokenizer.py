@@ -150,7 +150,7 @@ class SentenceTokenizer(Tokenizer):
     def continued_sentences(self, context: str, text: str) -> tuple[list[list[int]], int]:
         """Returns the words of each sentence of a text after its context, and the context's words.
 
-        Both are tokenised apart, so that no word spans the join; sentences are those of the whole.
+        Both are tokenised apart, so that no word spans the join; sentences are cut in the whole.
         """
         parts = [*self.inner.encode_measured([context]), *self.inner.measure_continuations([text])]
         ids, sizes = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -193,7 +193,7 @@ class WindowReader(Reader):
         return Piece((*given, *after), marks)
 
     def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Returns all tokens of the context, and those of the continuation alone."""
+        """Returns all tokens of the context, and the tokens of the continuation alone."""
         if not context:
             return [], self.tokenizer.encode(continuation)
         return list(self._encoded(context)), self.tokenizer.encode_continuation(continuation)
@@ -372,8 +372,8 @@ def split_words(
 ) -> tuple[list[int], list[int], int]:
     """Returns the words of both texts, where their sentences end, and how many are given.
 
-    Sentences are those of the whole text: a continuation may go on with the context's last one, or
-    begin another. Words are those of the whole text, too, and one that spans the join is scored;
+    Sentences are cut in the whole text: a continuation may go on with the context's last one, or
+    begin another. Words are cut in the whole text, too, and one that spans the join is scored;
     with ``apart`` both texts are tokenised alone.
     """
     if apart and context:

@@ -39,14 +39,15 @@ def read_pretrained(
         with torch.device("cpu"), bounded_weights(host_memory()):
             return kind.from_pretrained(place, trust_remote_code=False, **options)
     except TooLargeError as error:
-        raise ValueError(f"{named}: config.json: {error}; pass {other}") from error
+        joined = ", or" if str(error).endswith("lower it") else ";"
+        raise ValueError(f"{named}: config.json: {error}{joined} pass {other}") from error
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{named} is refused: its pickled weights contain more than tensors, which could "
             "run any code while loading. Use a model with .safetensors weights"
         ) from error
     except OSError as error:
-        raise ValueError(f"{named}: {_absence(folder, what)}; pass {other}") from error
+        raise ValueError(f"{named}: {_absence(folder, what)}pass {other}") from error
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
@@ -68,16 +69,16 @@ def _check_layers(folder: Path) -> None:
 
 
 def _absence(folder: Path, what: str) -> str:
-    """Says what a source lacks that could not be opened."""
+    """Says what a source lacks that could not be opened; goes on with the cure."""
     if not folder.is_dir():
-        return f"no {what} found (neither in a local folder of that name nor on the hub)"
+        return f"no {what} found (neither in a local folder of that name nor on the hub); "
     lost = _lost_shards(folder) if what == "model" else []
     if lost:
         return (
             f"{len(lost)} of the files that its index names are missing ({lost[0]}), so it is not "
-            "whole; get it again"
+            "whole; get it again, or "
         )
-    return f"no {what} found in this folder"
+    return f"no {what} found in this folder; "
 
 
 def _lost_shards(folder: Path) -> list[str]:

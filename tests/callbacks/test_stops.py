@@ -62,7 +62,7 @@ class At(L.Callback):
 
 
 class TimeIsUp(Timer):
-    """What ``max_time`` makes, whose time is up after so many batches."""
+    """The timer that ``max_time`` makes; its time is up after so many batches."""
 
     def __init__(self, batches):
         super().__init__(duration={"hours": 1}, interval="step", verbose=False)
@@ -190,7 +190,7 @@ def wholes():
 @pytest.mark.parametrize(("name", "kind", "places", "validation", "accumulate"), CASES, ids=str)
 def test_it_ends_as_if_never_stopped(train, wholes, name, kind, places, validation, accumulate):
     options = {**VALIDATIONS[validation], "accumulate_grad_batches": accumulate}
-    # the length of the run is that of its schedule: max_steps would change it
+    # the schedule has the length of the run: max_steps would change it
     schedule = "constant" if kind in ("max_steps", "limit") else "cosine"
     key = name, validation, accumulate, schedule
     if key not in wholes:
@@ -261,9 +261,9 @@ def as_older_versions(path):
 
 
 def test_another_accumulation_begins_with_a_shorter_step(make_model, make_data, tmp_path):
-    """Of steps of four, batches 2 and 3 remain: their mean, though the run is stopped in between.
+    """Batches 2 and 3 of four remain: the step is their mean, though a stop lies between them.
 
-    The gradients are compared with those of the mean over all targets of a step at once.
+    The gradients are compared with the gradient of the mean over all targets of a step.
     """
     seen = Gradients()
 

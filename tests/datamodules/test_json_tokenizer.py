@@ -58,7 +58,7 @@ def gemma():
 
 
 def around(inner, first, last):
-    """Puts special tokens around texts; None: none on that side."""
+    """Puts special tokens around texts, or only on one side of them."""
     special = [(text, inner.token_to_id(text)) for text in (first, last) if text]
     single = [part for part in (first, "$A", last) if part]
     inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)

@@ -247,7 +247,7 @@ def test_no_cut_where_tokens_may_cross():
 
 
 def test_a_continuation_lacks_only_its_first_prefix():
-    """The words after it are those of a text that contains it."""
+    """The words after it are the same as within a text that contains it."""
     t5 = old_t5()
     whole, later = t5.encode("a cat sat"), t5.encode_continuation("cat sat")
     assert t5.decode([*t5.encode("a"), *later]) == "acat sat"

@@ -1,6 +1,6 @@
 """Bytes of texts, BOS and continuations with the tokenizers that people have.
 
-Expected bytes are those of the text itself, expected ids those of the ``tokenizers`` library.
+Expected bytes are counted in the text itself, expected ids come from the ``tokenizers`` library.
 """
 
 import json
