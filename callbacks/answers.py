@@ -165,8 +165,8 @@ class AnswerAccuracy(EvaluationHooks):
     groups of questions as ``val/accuracy/<group>_<g>``, too; questions of the split that are longer
     than block_size are not asked, and counted in ``val/accuracy/left_out``. Each rank asks the
     questions of its batches, so with more ranks more questions are asked. Training is not touched:
-    random states and modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode max``
-    keeps the checkpoint that answers best.
+    random states and modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode
+    max`` keeps the checkpoint that answers best.
     """
 
     def __init__(

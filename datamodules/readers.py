@@ -67,7 +67,7 @@ class Separator:
                 yield piece
 
     def warning(self) -> str | None:
-        """Warns of documents so far that look wrong, with the cure; null if none do."""
+        """Returns a warning if the documents so far look wrong, with the cure, else None."""
         if self._documents and not self._matches:
             what = "matches nothing: each file is one document"
         elif self._short > self._MANY * self._documents:

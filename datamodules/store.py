@@ -341,10 +341,8 @@ class Store:
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(self.folder, f"tokenizer.json: {error}") from error
         if SPECIAL_TOKENS_FILE in tokenizer.files().keys() - self._sizes.keys():
-            raise self._outdated(
-                name,
-                f"{tokenizer.special}, where this version takes {tokenizer.by_names or 'none'}",
-            )
+            takes = f"this version takes {tokenizer.by_names or 'none'}"
+            raise self._outdated(name, f"special tokens are {tokenizer.special}, {takes}")
         return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
