@@ -231,7 +231,7 @@ def keeps_gradients(model: Any, batch: dict[str, Any]) -> bool:
         model.training_step(batch, 0).backward()
     before = local_gradients(model)
     resume, checkpoint = ResumeState(), {}
-    with mock.patch.object(resume_module, "in_accumulation", return_value=True):
+    with mock.patch.object(resume_module, "_place_in_step", return_value=[1, 2]):
         resume.on_save_checkpoint(model.trainer, model, checkpoint)
     model.zero_grad()
     resume.on_load_checkpoint(model.trainer, model, checkpoint)
