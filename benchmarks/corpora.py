@@ -4,6 +4,7 @@
     TIKTOKEN_CACHE_DIR=/path/to/cache python -m benchmarks.corpora    # with gpt2
 
 Memory: each size alone in a fresh process, its peak resident set and that of its largest worker.
+Document: the same peaks for 100 MB of text in one document, in MB.
 Preparation: a jsonl file to a finished store, against nothing but the tokenizer's own batch call on
 the same texts in memory; in turn, median ratio. Loading: batches out of the training loader, in one
 process. Order: what each of several processes keeps for itself, in bytes a document, to read packed
@@ -31,14 +32,14 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Options, compare, status_bytes
 from datamodules import LocalText, PythonDocs
-from datamodules.prepare import usable_cores
+from datamodules.encoding import usable_cores
 from datamodules.store import TokenStream
 from datamodules.text import PackedWindows
 from datamodules.tokenizers import Tokenizer, TokenizerUnavailableError, load_tokenizer, train_bpe
 
 MEGABYTE = 10**6
-TARGETS = {"memory": 1.1, "preparation": 0.8, "loading": 5e6, "order": 1.0}
-AT_MOST = ("memory", "order")
+TARGETS = {"memory": 1.1, "document": 1000.0, "preparation": 0.8, "loading": 5e6, "order": 1.0}
+AT_MOST = ("memory", "document", "order")
 
 Rows = Iterator[dict[str, Any]]
 
@@ -89,20 +90,33 @@ def peak_of_preparing(file: Path, tokenizer: str) -> dict[str, float]:
     return {"imports": imports, "process": status_bytes("VmHWM") / MEGABYTE, "worker": worker}
 
 
+def peaks_of_preparing(file: Path, tokenizer: str) -> dict[str, float]:
+    """Returns `peak_of_preparing` of a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.corpora", "--peak", str(file), tokenizer]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    peaks: dict[str, float] = json.loads(output.splitlines()[-1])
+    return peaks
+
+
+def document(file: Path, tokenizer: str) -> Rows:
+    """Yields the larger of the two peaks for a file that is one document."""
+    peaks = peaks_of_preparing(file, tokenizer)
+    measured = " / ".join(f"{peaks[kind]:.0f}" for kind in ("process", "worker"))
+    detail = f"{Path(tokenizer).name}, {file.stat().st_size / MEGABYTE:.0f} MB, process / worker"
+    largest = max(peaks["process"], peaks["worker"])
+    yield row("document", detail, f"{measured} MB (imports {peaks['imports']:.0f})", largest)
+
+
 def memory(files: dict[int, Path], tokenizer: str) -> Rows:
     """Yields the peaks for each size, and their ratio."""
-    peaks = {}
-    for size, file in files.items():
-        command = [sys.executable, "-m", "benchmarks.corpora", "--peak", str(file), tokenizer]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        peaks[size] = json.loads(output.splitlines()[-1])
+    peaks = {size: peaks_of_preparing(file, tokenizer) for size, file in files.items()}
     for kind in ("process", "worker"):
         small, large = (peaks[size][kind] for size in files)
         if large == 0:
             continue
         sizes = " / ".join(f"{size} MB" for size in files)
         name = Path(tokenizer).name
-        of = f" (imports {peaks[size]['imports']:.0f})" if kind == "process" else ""
+        of = f" (imports {peaks[max(files)]['imports']:.0f})" if kind == "process" else ""
         measured = f"{small:.0f} / {large:.0f} MB{of}"
         yield row("memory", f"{name}, {kind}, {sizes}", measured, large / small)
 
@@ -213,6 +227,9 @@ def tokenizers(folder: Path) -> list[tuple[Tokenizer, str]]:
     path = folder / "bpe1024.json"
     path.write_text(trained.json_text, encoding="utf-8")
     found: list[tuple[Tokenizer, str]] = [(load_tokenizer("bytes"), "bytes"), (trained, str(path))]
+    pieces = folder / "pieces.json"
+    pieces.write_text(sentence_pieces(documents(2)), encoding="utf-8")
+    found.append((load_tokenizer(str(pieces)), str(pieces)))
     try:
         found.append((load_tokenizer("gpt2"), "gpt2"))
     except TokenizerUnavailableError as error:
@@ -220,16 +237,40 @@ def tokenizers(folder: Path) -> list[tuple[Tokenizer, str]]:
     return found
 
 
+def sentence_pieces(texts: Iterator[str]) -> str:
+    """Returns a tokenizer.json as of SentencePiece BPE: spaces are letters, and nothing splits."""
+    import tokenizers as library
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+    inner = library.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=8000, special_tokens=special, show_progress=False)
+    inner.train_from_iterator(texts, trainer)
+    space = normalizers.Replace(" ", "\u2581")
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), space])
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    data = json.loads(inner.to_str())
+    return json.dumps({**data, "pre_tokenizer": None})
+
+
 def tables(folder: Path, options: Options) -> dict[str, harness.Table]:
     """Returns the measurements by name, of texts that are written to ``folder``."""
     files = {size: folder / f"{size}.jsonl" for size in (10, 100)}
     for size, path in files.items():
         write_jsonl(path, size)
+    single = folder / "single.txt"
+    with single.open("w", encoding="utf-8") as file:
+        file.writelines(documents(100))
     middle = folder / "middle.jsonl"
     write_jsonl(middle, options.megabytes)
     found, rounds = tokenizers(folder), options.rounds
+    names = [argument for _, argument in found]
     return {
-        "memory": lambda _: chain(*(memory(files, argument) for _, argument in found)),
+        "memory": lambda _: chain(*(memory(files, name) for name in names)),
+        "document": lambda _: chain(*(document(single, name) for name in [*names, "bpe:1024"])),
         "preparation": lambda _: chain(*(preparation(middle, *own, rounds) for own in found)),
         "loading": lambda _: chain(*(loading(files[100], k, rounds) for k in ("packed", "random"))),
         "order": lambda _: order(),

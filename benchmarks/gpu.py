@@ -283,7 +283,9 @@ def write_section(page: Path, blocks: Sequence[str]) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     pages = list(dict.fromkeys(line.page for line in LINES))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

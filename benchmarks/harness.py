@@ -198,7 +198,7 @@ def utilisation(flops_per_second: float, options: Options) -> float | None:
 def options_parser(doc: str | None, *, rounds: int = 5, **sizes: int) -> argparse.ArgumentParser:
     """Returns a parser with device, rounds, ``--output``, and an option for each of ``sizes``."""
     parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--device", default="cpu")
     for name, default in sizes.items():

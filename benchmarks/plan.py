@@ -288,8 +288,12 @@ def in_words(run: PlannedRun, plans: list[Plan], options: Options) -> str:
     """Returns what the run is, which strategy it gets and why, and what that costs."""
     gpu = GPUS[options.gpu]
     best = next((each for each in plans if each.fits(gpu)), None)
-    lines = [f"{plans[0].step.parameters:,} parameters; {cost(run, best, options)}"]
-    if plans[0].step.at_most:
+    first = plans[0]
+    lines = [
+        f"{first.step.parameters:,} parameters; {cost(run, best, options)}",
+        run.batch_line(first.micro_batch, first.accumulate, options.gpus),
+    ]
+    if first.step.at_most:
         lines.append(
             "Which states survive depends on weights: memory is that of the most that can."
         )

@@ -14,6 +14,7 @@ import torch
 
 from benchmarks import harness, sentences, thinking
 from benchmarks.harness import Options
+from callbacks.overview import batch_line
 from lightning_models import LanguageModel
 from lightning_models.thinking_states.backbone import KNOWN
 from training.listing import SENTENCE_SLOTS
@@ -21,6 +22,8 @@ from training.listing import SENTENCE_SLOTS
 ANSWER = 16
 STEPS = 8
 """Tokens of an answer and steps of a question's reasoning."""
+MARKERS = 2
+"""BOS and EOS, of the SENTENCE_SLOTS of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class PlannedRun:
         row_tokens: Of a row.
         sentences: Of a row of sentences, else 0.
         tokens: Of the whole run; None: not known.
+        steps: Optimiser steps of the whole run, or None where it counts epochs.
     """
 
     model: LanguageModel
@@ -42,6 +46,7 @@ class PlannedRun:
     row_tokens: int
     sentences: int
     tokens: float | None
+    steps: int | None = None
 
     def __str__(self) -> str:
         """Returns what the heading shows."""
@@ -59,6 +64,28 @@ class PlannedRun:
         if getattr(config, "inference", "amortised") == "amortised":
             return 0
         return getattr(config, "inner_steps", 0)
+
+    def batch_line(self, rows: int, accumulate: int, devices: int) -> str:
+        """Returns the batch of a step on several devices, as ``fit`` prints it.
+
+        Args:
+            rows: Of a device's micro-batch.
+            accumulate: Micro-batches of an optimiser step.
+            devices: How many.
+        """
+        size, unit, tokens, share = rows, "rows", rows * self.row_tokens, 1.0
+        if self.sentences:  # lexical tokens, without the markers that row_tokens counts
+            share = 1 - MARKERS / SENTENCE_SLOTS
+            size = tokens = round(tokens * share)
+            unit = "lexical tokens"
+        planned = self.tokens
+        if self.steps is not None:
+            planned = self.steps * accumulate * devices * rows * self.row_tokens
+        total = None if planned is None else planned * share
+        bound = "" if self.model.reads == "windows" else "about "
+        return batch_line(
+            size, unit, accumulate, devices, tokens, steps=self.steps, total=total, bound=bound
+        )
 
     def build(self, inner_steps: int | None = None) -> LanguageModel:
         """Returns another model with its network, in training mode.
@@ -139,9 +166,9 @@ def read_run(words: list[str], row_tokens: int | None, tokens: float | None) -> 
     if model.reads == "sentences":
         count = data.max_sentences
         length = count * SENTENCE_SLOTS
-        rows = min(rows, max(1, data.batch_tokens // (count * (SENTENCE_SLOTS - 2))))
+        rows = min(rows, max(1, data.batch_tokens // (count * (SENTENCE_SLOTS - MARKERS))))
     steps = trainer.max_steps
     accumulate = trainer.accumulate_grad_batches
     if tokens is None and steps > 0:
         tokens = float(steps * rows * accumulate * length)
-    return PlannedRun(model, rows, accumulate, length, count, tokens)
+    return PlannedRun(model, rows, accumulate, length, count, tokens, steps if steps > 0 else None)

@@ -24,7 +24,7 @@ class Question:
     """A question of a batch, as tokens.
 
     Attributes:
-        query: EOS and what is asked.
+        query: BOS or EOS, and what is asked.
         answer: The right answer, without EOS.
         steps: The reasoning steps that the data know; none in windows.
         group: What accuracies are grouped by.
@@ -150,10 +150,10 @@ def judge(model: Any, data: Any, question: Question, written: list[int]) -> Repl
     """
     tokenizer = data.tokenizer
     answer = model.answer_tokens(written) if hasattr(model, "answer_tokens") else written
-    text = tokenizer.decode([i for i in answer if i != tokenizer.stop_id])
-    right = bool(data.is_right(text, tokenizer.decode(question.answer)))
+    text = tokenizer.decode_continuation([i for i in answer if i not in tokenizer.stop_ids])
+    right = bool(data.is_right(text, tokenizer.decode_continuation(question.answer)))
     if data.rows == "windows":  # the beginning of an answer may be one, too: son, son-in-law
-        right = right and written[-1:] == [tokenizer.stop_id]
+        right = right and bool(written) and written[-1] in tokenizer.stop_ids
     return Reply(question, written, text, right)
 
 
@@ -163,10 +163,10 @@ class AnswerAccuracy(EvaluationHooks):
     The model writes greedily, thinking in its own way; right is what the data take for right. It is
     logged as ``val/accuracy`` (or ``test/accuracy``), over all ranks, and where there are several
     groups of questions as ``val/accuracy/<group>_<g>``, too; questions of the split that are longer
-    than block_size are not asked, and counted in ``val/accuracy/left_out``. Each rank asks those of
-    its own batches, so with more ranks more questions are asked. Training is not touched: random
-    states and modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode max``
-    keeps the checkpoint that answers best.
+    than block_size are not asked, and counted in ``val/accuracy/left_out``. Each rank asks the
+    questions of its batches, so with more ranks more questions are asked. Training is not touched:
+    random states and modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode
+    max`` keeps the checkpoint that answers best.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from callbacks.hooks import (
+    AgreedEnd,
     in_accumulation,
     log_interval,
     run_id,
@@ -72,7 +73,8 @@ class SaveCheckpoints(ModelCheckpoint):
             save_last: whether to keep ``last.ckpt``.
             every_n_train_steps: optimiser steps between two ``last.ckpt``; null: no such trigger.
             train_time_interval: time between two ``last.ckpt``; null: no such trigger.
-            save_on_exception: whether to write where an error ends the run.
+            save_on_exception: whether to write where an error ends the run. Of several processes
+                only an error that all of them raise is one they can write a checkpoint after.
             save_weights_only: whether to leave out all that a resumed run needs besides weights.
             auto_insert_metric_name: whether ``{step}`` becomes ``step=7``; false for templates with
                 names that hold a slash, such as ``{val/loss:.2f}``.
@@ -135,7 +137,18 @@ class SaveCheckpoints(ModelCheckpoint):
             self.save_in_validation(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ranks this validation's checkpoint; writes the ``last.ckpt`` that is due again."""
+        """Ranks this validation's checkpoint; writes the ``last.ckpt`` that is due again.
+
+        Raises:
+            ValueError: if nothing has logged ``monitor``. Values of training may come later.
+        """
+        names = trainer.callback_metrics
+        monitors = self.save_top_k != 0 and not trainer.sanity_checking
+        if monitors and self.monitor not in (None, *names) and not _of_training(self.monitor):
+            raise ValueError(
+                f"checkpoint.monitor ({self.monitor}) was not logged by the first validation; "
+                f"choose one of {', '.join(sorted(names))}, or null"
+            )
         super().on_validation_end(trainer, pl_module)
         if self._deferred and not trainer.sanity_checking:
             self._deferred = False
@@ -204,7 +217,10 @@ class SaveCheckpoints(ModelCheckpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Writes where an error ends the run, if asked to and if the weights are finite."""
-        if self._should_save_on_exception(trainer) and weights_are_finite(trainer):
+        # All ranks write together, and one that did not raise is not here: waiting would hang both.
+        together = trainer.world_size == 1 or isinstance(exception, AgreedEnd)
+        writes = together and self._should_save_on_exception(trainer)
+        if writes and weights_are_finite(trainer):
             super().on_exception(trainer, pl_module, exception)
 
     def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
@@ -248,6 +264,10 @@ class SaveCheckpoints(ModelCheckpoint):
         passed = time.monotonic() - self._last_time_checked
         up = passed >= self.train_time_interval.total_seconds()
         return bool(trainer.strategy.broadcast(up))
+
+
+def _of_training(monitor: str | None) -> bool:
+    return monitor is not None and monitor.startswith("train/")
 
 
 def _is_torn_or_of_run(path: Path, run: str | None) -> bool:

@@ -1,6 +1,7 @@
 """Parts that callbacks share: evaluation hooks, the trainer's state, evaluation mid-training."""
 
 import dataclasses
+import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -103,6 +104,12 @@ class AsksAllRanks(L.Callback):
 
     def answer(self, totals: list[float]) -> None:
         """Takes the sums of the numbers over all ranks, before the optimiser's step."""
+
+
+class AgreedEnd(Exception):  # noqa: N818 - some are no errors
+    """An end of the program that every rank raises at the same place; rank 0 reports it."""
+
+    exit_code: int
 
 
 # ---- the trainer's state that Lightning does not declare
@@ -350,3 +357,20 @@ def dialled(model: nn.Module, name: str, value: Any) -> Iterator[None]:
     finally:
         for holder in holders:
             holder.config = config
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file under another name and renames it: it is the old one or the new one.
+
+    Raises:
+        OSError: if it cannot be written; ``filename`` is the path, on a full disk too.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        os.replace(part, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        part.unlink(missing_ok=True)

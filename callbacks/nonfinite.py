@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from callbacks.hooks import (
+    AgreedEnd,
     AsksAllRanks,
     checkpoint_to_resume,
     gather,
@@ -27,7 +28,7 @@ SPIKE_MEMORY = 100
 _IS_LOSS = "the loss of batch"
 
 
-class NonFiniteError(Exception):
+class NonFiniteError(AgreedEnd):
     """Training that has left the numbers; the message says where, and how to go on."""
 
     exit_code = 3

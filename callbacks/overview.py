@@ -1,5 +1,6 @@
-"""What a model is made of, before it trains: parameters by part, FLOPs per token, context."""
+"""An overview of a run before it trains: parameters by part, FLOPs per token, batch and tokens."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,10 @@ COLUMNS = ("left", "right", "right")
 
 
 class ModelOverview(L.Callback):
-    """Prints a model's parameters by part and its FLOPs per token when ``fit`` begins.
+    """Prints a model's parameters by part, its FLOPs per token, and the batch of a step.
 
     In place of Lightning's summary, whose modules are not a method's parts and whose FLOPs know no
-    attention and no repeated pass; ``trainer.enable_model_summary: false`` leaves it out.
+    attention and no repeated pass; ``trainer.enable_model_summary: false`` leaves both out.
     """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -23,6 +24,64 @@ class ModelOverview(L.Callback):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             whole = getattr(data, "rows", "windows") != "windows"
             print(overview(pl_module, data.row_tokens("train") if whole else None), flush=True)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints the global batch on rank 0; all batches of an epoch are known by now."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if trainer.is_global_zero and hasattr(data, "micro_batch"):
+            print(_planned_batch(trainer, data), flush=True)
+
+
+def _planned_batch(trainer: Any, data: Any) -> str:
+    """Returns `batch_line` of a training that is about to begin or to go on."""
+    size, unit, tokens = data.micro_batch()
+    steps, accumulate = trainer.estimated_stepping_batches, trainer.accumulate_grad_batches
+    total = None
+    if not math.isinf(steps):
+        # The last step of an epoch takes the micro-batches that are left, which may be fewer.
+        epoch = trainer.num_training_batches
+        epochs, rest = divmod(steps, math.ceil(epoch / accumulate))
+        micro_batches = epochs * epoch + min(rest * accumulate, epoch)
+        total = micro_batches * tokens * trainer.world_size
+    bound = {"windows": "", "sentences": "at most "}.get(data.rows, "about ")
+    return batch_line(
+        size, unit, accumulate, trainer.world_size, tokens, steps=steps, total=total, bound=bound
+    )
+
+
+def batch_line(
+    size: int,
+    unit: str,
+    accumulate: int,
+    devices: int,
+    tokens: float,
+    *,
+    steps: float | None,
+    total: float | None,
+    bound: str = "",
+) -> str:
+    """Returns the batch of an optimiser step, its tokens and the run's tokens, in one line.
+
+    Args:
+        size: Size of the micro-batch of a device.
+        unit: What it counts, such as ``rows``.
+        accumulate: Micro-batches of an optimiser step.
+        devices: Processes that train.
+        tokens: Tokens of a micro-batch of one device.
+        steps: Optimiser steps of the run; None or infinity where the run does not say.
+        total: Tokens of the run; None where it is not known.
+        bound: What stands before the tokens where they are not exact, such as ``at most``.
+    """
+    parts = [
+        f"global batch {size * accumulate * devices:,} {unit} = {size:,} micro-batch x "
+        f"{accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
+        f"{bound}{round(tokens * accumulate * devices):,} tokens a step",
+    ]
+    if steps is not None:
+        parts.append("no last step" if math.isinf(steps) else f"{steps:,.0f} steps")
+    if total is not None:
+        parts.append(f"{bound}{round(total):,} tokens in all")
+    return ", ".join(parts)
 
 
 def overview(model: Any, row_tokens: int | None = None) -> str:

@@ -1,14 +1,13 @@
 """What ``predict`` writes: log-probabilities of each prompt, and a continuation."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 
 from callbacks.checkpointing import check_folder
-from callbacks.hooks import gather
+from callbacks.hooks import gather, write_whole
 
 
 class Predictions(L.Callback):
@@ -114,8 +113,5 @@ class Predictions(L.Callback):
         if not trainer.is_global_zero:
             return
         rows = {number: row for part in parts for number, row in part.items()}
-        whole = self.output.with_name(self.output.name + ".part")
-        with whole.open("w", encoding="utf-8") as file:
-            for number in sorted(rows):
-                file.write(json.dumps(rows[number], ensure_ascii=False) + "\n")
-        os.replace(whole, self.output)
+        lines = [json.dumps(rows[number], ensure_ascii=False) + "\n" for number in sorted(rows)]
+        write_whole(self.output, "".join(lines))

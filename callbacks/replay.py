@@ -9,14 +9,14 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from callbacks.hooks import gather, undisturbed, unscaled
+from callbacks.hooks import AgreedEnd, gather, undisturbed, unscaled, write_whole
 from callbacks.nonfinite import total_norm
 
 SHOWN = 3
 """Rows that the message names."""
 
 
-class Replayed(Exception):  # noqa: N818 - it is no error
+class Replayed(AgreedEnd):
     """A replay that has reached its step; the message says what was found, and where it is."""
 
     exit_code = 0
@@ -88,7 +88,7 @@ class Replay(L.Callback):
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps(_plain(found), indent=1, ensure_ascii=False)
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
         raise Replayed(_summary(found, path))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -113,7 +113,7 @@ class Replay(L.Callback):
         counted = (batch["targets"] >= 0).flatten(1)
         nats = (scores.log_prob.flatten(1).double().sum(1) + scores.sequence_term).neg()
         nats /= scores.num_targets.clamp(min=1)
-        decode = trainer.datamodule.tokenizer.decode  # type: ignore[attr-defined]
+        decode = trainer.datamodule.tokenizer.decode_continuation  # type: ignore[attr-defined]
         ids = [
             row[mask].tolist()
             for row, mask in zip(batch["targets"].flatten(1), counted, strict=True)

@@ -1,6 +1,7 @@
-"""Exact resumption: random states, unfinished steps, optimiser settings, learning rates."""
+"""Exact resumption: position, random states, unfinished steps, optimiser settings and rates."""
 
 import math
+import sys
 from typing import Any
 
 import lightning as L
@@ -15,6 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from callbacks.hooks import RandomState, gather, in_accumulation
 
 KEY = "resume_state"
+_EPOCHS, _BATCHES = "epoch_progress", "epoch_loop.batch_progress"
+_VALIDATION = "epoch_loop.val_loop.batch_progress"
 KERNEL_CHOICES = {"params", "fused", "foreach", "capturable", "differentiable", "maximize"}
 TOLERANCE = 0.01
 """Relative difference of learning rates up to which a schedule counts as the same."""
@@ -25,6 +28,8 @@ Settings = dict[str, Any]
 class ResumeState(L.Callback):
     """Makes a resumed run equal the uninterrupted one, and training independent of its breaks.
 
+    - The run goes on after the batches that it has processed, in the epoch that these are in:
+      Lightning takes an epoch that ``max_steps`` or ``max_time`` has cut for done.
     - The random states of all ranks (torch, CUDA, numpy, Python) are part of the checkpoint.
     - The state after one training batch is put back before the next one, so validation, text
       samples, checkpoints and new epochs in between never change the draws of training; and before
@@ -38,6 +43,7 @@ class ResumeState(L.Callback):
         self._state: RandomState | None = None
         self._gradients: dict[str, Tensor] = {}
         self._sums: dict[str, list[float]] = {}
+        self._step_start = 0  # batches before the optimiser step in work
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Notes the state after model construction, unless a checkpoint brought another.
@@ -65,6 +71,7 @@ class ResumeState(L.Callback):
         if self._sums:
             model.train_metrics.add_sums(self._sums)
         self._gradients, self._sums = {}, {}
+        _restore_log_step(trainer)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -81,8 +88,10 @@ class ResumeState(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Notes where the random streams are."""
+        """Notes where the random streams are, and where an optimiser step has begun."""
         self._state = RandomState.capture()
+        if not in_accumulation(trainer):
+            self._step_start = _processed(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Has a validation draw the same numbers in the first process and in a resumed one."""
@@ -93,17 +102,20 @@ class ResumeState(L.Callback):
         """Forgets, so that a later ``fit`` of the same process starts afresh."""
         self._state = None
         self._gradients, self._sums = {}, {}
+        self._step_start = 0
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Adds the random states of all ranks, and the gradient of an unfinished step."""
         state = self._state or RandomState.capture()
-        unfinished = in_accumulation(trainer)
+        unfinished = _place_in_step(trainer)[0] > 0  # also where an error ends the next batch
         model: Any = pl_module
         checkpoint[KEY] = {
             "random": gather(state.plain()),
             "unfinished_step": unfinished,
+            "step_start": self._step_start,
+            "step_place": _place_in_step(trainer),
             "gradients": _mean_gradients(trainer, pl_module) if unfinished else {},
             "sums": gather(model.train_metrics.sums()) if unfinished else [],
         }
@@ -114,6 +126,8 @@ class ResumeState(L.Callback):
         """Takes this rank's states; says so if the checkpoint cannot be continued exactly."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
+        _restore_position(trainer, checkpoint)
+        self._begin_step(trainer, checkpoint)
         saved = checkpoint.get(KEY)
         if saved is None:
             rank_zero_warn(
@@ -139,6 +153,20 @@ class ResumeState(L.Callback):
                 "parameters: the gradient of the unfinished step is lost"
             )
 
+    def _begin_step(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+        """Goes on with the optimiser step that the checkpoint was written in, or begins one."""
+        saved = checkpoint.get(KEY) or {}
+        batches = _processed(trainer)
+        if saved.get("unfinished_step"):
+            _check_step(trainer, saved.get("step_place"), int(checkpoint["global_step"]))
+            place, _ = _place_in_step(trainer)
+            self._step_start = saved.get("step_start", batches - place)
+        else:
+            self._step_start = batches
+        begin_step = getattr(trainer.datamodule, "begin_step", None)  # type: ignore[attr-defined]
+        if begin_step is not None:
+            begin_step(self._step_start)
+
 
 def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Tensor]:
     """Returns each parameter's gradient, averaged over ranks; sharded ones are so already.
@@ -152,6 +180,129 @@ def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[st
         for name, parameter in pl_module.named_parameters()
         if parameter.grad is not None
     }
+
+
+# ---- position in the run
+
+
+def _restore_position(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Rewrites the loops' state of a checkpoint, so that it says which batch comes next.
+
+    All of it follows from the number of processed batches and whether a validation is to be made up
+    for, as the batches do. Loaders of unknown length keep what Lightning has saved.
+    """
+    state = (checkpoint.get("loops") or {}).get("fit_loop") or {}
+    if not {_EPOCHS, _BATCHES, _VALIDATION} <= state.keys():
+        return
+    loop = trainer.fit_loop
+    loop.load_state_dict(state)
+    loop.setup_data()
+    length = _length(trainer)
+    if length == sys.maxsize:
+        return
+    batches = int(state[_BATCHES]["total"]["processed"])
+    pending = bool(checkpoint.get("pending_validation", False))
+    if pending and batches % length == 0:  # the validation belongs to the epoch before
+        state.update(_position(batches, length, ends_epoch=True))
+        loop.load_state_dict(state)
+        fetcher = loop._data_fetcher
+        if fetcher is not None and loop.epoch_loop._should_check_val_fx(fetcher):
+            return
+    state.update(_position(batches, length))
+    if not pending:
+        state[_VALIDATION] = {**_progress(0, 0), "is_last_batch": False}
+    loop.load_state_dict(state)
+
+
+def _position(batches: int, length: int, *, ends_epoch: bool = False) -> dict[str, Any]:
+    """Returns the loops' progress after so many batches, in epochs of ``length``.
+
+    Args:
+        batches: Batches of all epochs so far.
+        length: Batches of an epoch.
+        ends_epoch: Whether to stand behind the last batch of an epoch, not before the next epoch.
+    """
+    epoch, batch = divmod(batches, length)
+    if ends_epoch:
+        epoch, batch = epoch - 1, length
+    epochs = _progress(epoch, epoch)
+    if batch:  # the epoch has begun
+        for counts in epochs.values():
+            counts["ready"] = counts["started"] = epoch + 1
+    progress = {**_progress(batches, batch), "is_last_batch": ends_epoch}
+    return {_EPOCHS: epochs, _BATCHES: progress}
+
+
+def _progress(total: int, current: int) -> dict[str, dict[str, int]]:
+    """Returns Lightning's record of events that are all completed."""
+    stages = ("ready", "started", "processed", "completed")
+    return {"total": dict.fromkeys(stages, total), "current": dict.fromkeys(stages, current)}
+
+
+def _processed(trainer: L.Trainer) -> int:
+    """Returns the training batches so far, over all epochs and restarts."""
+    total = trainer.fit_loop.epoch_loop.batch_progress.total
+    return int(total.processed)  # type: ignore[attr-defined]
+
+
+def _restore_log_step(trainer: L.Trainer) -> None:
+    """Has the next values logged under the step that they have in an uninterrupted run.
+
+    A loop that restarts at a batch after which a validation is due goes through the end of that
+    batch once more, and counts its step again.
+    """
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    if not trainer.fit_loop.is_resuming or fetcher is None:
+        return
+    counts_again = (
+        loop.restarting and not in_accumulation(trainer) and loop._should_check_val_fx(fetcher)
+    )
+    loop._batches_that_stepped = trainer.global_step - counts_again
+
+
+def _place_in_step(trainer: L.Trainer) -> list[int]:
+    """Returns how many micro-batches of an optimiser step come before the next, and of how many.
+
+    An epoch's last step may have fewer than ``accumulate_grad_batches``; [0, n] is between steps.
+    """
+    size, batch, length = trainer.accumulate_grad_batches, _processed(trainer), _length(trainer)
+    batch %= length
+    place = batch % size
+    return [place, min(size, length - batch + place)]
+
+
+def _length(trainer: L.Trainer) -> int:
+    """Returns the batches of an epoch; where they are not known, more than there can be."""
+    length = trainer.num_training_batches
+    return int(length) if 0 < length < math.inf else sys.maxsize
+
+
+def _check_step(trainer: L.Trainer, saved: list[int] | None, steps: int) -> None:
+    """Refuses a checkpoint in the middle of a step that this run would end at another micro-batch.
+
+    Args:
+        trainer: In work, its position restored.
+        saved: The place in the step when the checkpoint was written; None in older checkpoints.
+        steps: Optimiser steps done.
+
+    Raises:
+        ValueError: If the accumulated gradient is not the beginning of this run's step.
+    """
+    accumulate, length = trainer.accumulate_grad_batches, _length(trainer)
+    place = _place_in_step(trainer)
+    if saved is None:  # then the number of steps tells
+        epoch, batch = divmod(_processed(trainer), length)
+        same = place[0] > 0 and steps == epoch * -(-length // accumulate) + batch // accumulate
+        where = "in the middle of an optimiser step"
+    else:
+        same = place == saved
+        where = f"after {saved[0]} of the {saved[1]} micro-batches of an optimiser step"
+    if not same:
+        raise ValueError(
+            f"trainer.accumulate_grad_batches ({accumulate}): the checkpoint was written {where}, "
+            "which this run would end at another micro-batch; resume with the accumulation and the "
+            "limit_train_batches of that run, or from a checkpoint between two steps"
+        )
 
 
 # ---- optimiser settings
@@ -229,11 +380,12 @@ def _rebase(scheduler: LRScheduler, base_lrs: list[Any]) -> None:
 
 
 class ScheduleChange(L.Callback):
-    """Warns if the schedule of a resumed run, at its step, is not where the checkpoint left it.
+    """Has a resumed run follow its own schedule from the first step, and warns where that jumps.
 
     A schedule is a function of the length of the run: with another one the learning rate jumps.
     The restored optimiser has the checkpoint's rate for the next step, the scheduler computes this
-    run's. Another peak rate is no change of the schedule (see ``KeepOptimizerSettings``).
+    run's, which is the one that counts. Another peak rate is no change of the schedule (see
+    ``KeepOptimizerSettings``).
     """
 
     def __init__(self) -> None:
@@ -244,11 +396,14 @@ class ScheduleChange(L.Callback):
         self._end = trainer.estimated_stepping_batches
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Compares; at this point all is restored and nothing has been stepped yet."""
+        """Compares and sets; at this point all is restored and nothing has been stepped yet."""
         if trainer.ckpt_path is None:
             return
         for config in trainer.lr_scheduler_configs:
-            rates = _rates(config.scheduler) if isinstance(config.scheduler, LambdaLR) else None
+            if not isinstance(config.scheduler, LambdaLR):
+                continue
+            rates = _rates(config.scheduler)
+            _rebase(config.scheduler, config.scheduler.base_lrs)
             if rates is not None and not math.isclose(*rates, rel_tol=TOLERANCE):
                 end = "has no end" if math.isinf(self._end) else f"ends at step {int(self._end)}"
                 rank_zero_info(  # a Python warning would take two lines, one of them of code

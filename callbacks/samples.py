@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 
-from callbacks.hooks import log_text, takes_text, undisturbed
+from callbacks.hooks import gather, log_text, takes_text, undisturbed
 
 DEFAULT_PROMPTS = ("", "The ", "In this ")
 
@@ -70,33 +70,36 @@ class Samples(L.Callback):
         wanted = trainer.strategy.reduce_boolean_decision(bool(takers), all=False)
         if not (self.prompts and wanted):
             return
-        texts = self._generate(trainer, pl_module)
-        if texts is not None and trainer.is_global_zero:
+        texts, problem = self._generate(trainer, pl_module)
+        problems = [each for each in gather(problem) if each]
+        if problems:  # on any rank: all go on together, without samples
+            self._unable = True
+            rank_zero_warn(f"no more text samples: {problems[0]}")
+        elif trainer.is_global_zero:
             for logger in takers:
                 # the step of the scalars logged with this validation, counted from 0
                 step = trainer.global_step - 1
                 log_text(logger, "samples", as_markdown(self.prompts, texts), step)
 
-    def _generate(self, trainer: L.Trainer, pl_module: L.LightningModule) -> list[str] | None:
-        """Returns the continuations, or None (for good) if the model cannot."""
+    def _generate(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> tuple[list[str], str | None]:
+        """Returns the continuations, and what has kept this rank from writing them, if anything."""
         model: Any = pl_module
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         with undisturbed(pl_module):
             try:
-                return model.generate_text(
+                texts: list[str] = model.generate_text(
                     self.prompts,
                     tokenizer=data.tokenizer,
                     max_new_tokens=self._length(data.tokenizer, model.context_limit),
                     temperature=self.temperature,
                     seed=self.seed,
                 )
+                return texts, None
             except Exception as error:  # whatever a new method raises must not end its training
-                self._unable = True
-                rank_zero_warn(
-                    f"no more text samples: {type(pl_module).__name__}.generate_text failed with "
-                    f"{type(error).__name__}: {error}"
-                )
-                return None
+                name = type(pl_module).__name__
+                return [], f"{name}.generate_text failed with {type(error).__name__}: {error}"
 
     def _length(self, tokenizer: Any, limit: int | None) -> int:
         """Returns max_new_tokens, or what fits after the longest prompt in one trained context."""

@@ -1,6 +1,7 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C: a checkpoint, then the end; and the end of stalled runs."""
+"""Signals that end a run (SIGTERM, SIGHUP, SIGUSR1, Ctrl-C) after a checkpoint; stalled runs."""
 
 import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -13,12 +14,12 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.checkpointing import SaveCheckpoints
-from callbacks.hooks import AsksAllRanks, in_accumulation
+from callbacks.hooks import AgreedEnd, AsksAllRanks, in_accumulation
 
 SAME_REQUEST_SECONDS = 1.0
 
 
-class Terminated(Exception):  # noqa: N818 - it is no error
+class Terminated(AgreedEnd):
     """A run that was asked to end by a signal, and did; the message says where it goes on."""
 
     def __init__(self, message: str, number: int = signal.SIGTERM) -> None:
@@ -27,12 +28,14 @@ class Terminated(Exception):  # noqa: N818 - it is no error
         self.exit_code = 128 + number
 
 
-ENDING = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
+ENDING = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a run; where ranks got several, the first in this order counts."""
+LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)
+"""Signals that stay ignored where the program began so: background jobs of a script, and nohup."""
 
 
 class Termination(AsksAllRanks):
-    """Ends training on SIGTERM, SIGUSR1 or Ctrl-C as if it had never run past its last checkpoint.
+    """Ends training on a signal of ``ENDING`` as if it had never run past its last checkpoint.
 
     The optimiser step in work is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
     on all ranks at the same step whichever of them was asked. Several ranks finish the next step,
@@ -44,8 +47,9 @@ class Termination(AsksAllRanks):
     for. A second SIGINT ends the
     process at once, as does a SIGTERM more than a second after the first signal; an earlier one is
     the same request (``timeout`` and launchers signal the process and its group). A run that ends
-    by itself in the meantime ends as always. Where SIGINT is ignored, as in background jobs of a
-    shell script, it stays so.
+    by itself in the meantime ends as always. SIGHUP says that the terminal was closed: what would
+    be written there is dropped from then on. Where SIGINT or SIGHUP is ignored, as in background
+    jobs of a shell script and under nohup, it stays so.
 
     Lightning's own handlers end without a checkpoint, and with several ranks those of SIGTERM and
     SIGUSR1 communicate from within the handler.
@@ -73,6 +77,7 @@ class Termination(AsksAllRanks):
         self._asked_at = 0.0
         self._ending: signal.Signals | None = None  # the one that all ranks have agreed on
         self._ranks: list[float] | None = None  # that got each signal of ENDING, where all said so
+        self._terminals: list[int] = []  # standard streams that were one when training started
 
     def question(self) -> list[float]:
         """Says which signal of ``ENDING`` this rank got."""
@@ -89,17 +94,20 @@ class Termination(AsksAllRanks):
         self._ending = None
         self._watches = True
         self._runs()
+        self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._note)
-            signal.signal(signal.SIGUSR1, self._note)
-            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-                signal.signal(signal.SIGINT, self._note)
+            for number in ENDING:
+                ignored = signal.getsignal(number) == signal.SIG_IGN
+                if not (ignored and number in LEFT_IGNORED):
+                    signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        if number == signal.SIGHUP:
+            _drop_output(self._terminals)
         if self._asked is None:
             self._asked, self._asked_at = number, now
-        elif number == signal.SIGUSR1:
+        elif number in (signal.SIGUSR1, signal.SIGHUP):
             return
         elif number == signal.SIGINT or now - self._asked_at > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
@@ -195,6 +203,14 @@ class Termination(AsksAllRanks):
     def teardown(self, *_: Any, **__: Any) -> None:
         """Stops the clock."""
         self.on_exception()
+
+
+def _drop_output(streams: list[int]) -> None:
+    """Sends what is written to a closed terminal to nowhere; it would raise an OSError there."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:

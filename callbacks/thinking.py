@@ -83,7 +83,7 @@ def _thought(recorded: Any) -> Thought:
 def thought_text(tokenizer: Any, tokens: Iterable[int]) -> str:
     """Returns the text of a thought; ids that only the model has separate its steps."""
     runs = groupby(tokens, key=lambda i: i < tokenizer.vocab_size)
-    texts = [tokenizer.decode(list(run)).strip() for is_text, run in runs if is_text]
+    texts = [tokenizer.decode_continuation(list(run)).strip() for is_text, run in runs if is_text]
     return JOINT.join(texts)
 
 

@@ -1,5 +1,6 @@
 """Tokens seen, speed, cost and memory of training, and the peak rates of devices."""
 
+import math
 import re
 import sys
 import time
@@ -139,8 +140,10 @@ class Throughput(L.Callback):
         values = {
             "tokens_per_second": self.tokens_per_second,
             "flops_per_token": flops,
-            "peak_memory_gib": peak_memory_gib(pl_module.device),
         }
+        memory = peak_memory_gib(pl_module.device)
+        if not math.isnan(memory):
+            values["peak_memory_gib"] = memory
         if self._peak is not None:
             devices_rate = self._peak * trainer.world_size
             values["mfu"] = self.tokens_per_second * flops / devices_rate

@@ -18,7 +18,12 @@
 | `hub` | files of a split on the hub, at one commit, fetched into its cache |
 | `files` | files of the user's: formats, patterns, compression, encodings |
 | `readers` | documents of files: separators, lines and arrays of JSON, columns, broken rows |
-| `tokenizers` | one interface over bytes, tiktoken, tokenizer.json and a trained BPE |
+| `tokenizers` | a tokenizer by its name: bytes, tiktoken, tokenizer.json or a trained BPE |
+| `tokenizer_base` | the interface of tokenizers |
+| `json_tokenizer` | published tokenizer.json files: bytes of tokens, continuations; ``bpe:N`` |
+| `long_texts` | where a long text may be cut without changing its tokens |
+| `special_tokens` | BOS and EOS of those files |
+| `encoding` | documents to tokens: chunks, encoded in order by one or more processes |
 | `prepare` | `prepare_store`: parts, shared by processes and machines; the final name |
 | `journals` | files that survive a kill: whole writes, durable appends, one writer |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
@@ -29,9 +34,9 @@
 | | batch n has; files that processes share |
 | `recipe` | from an object back to its class path and arguments |
 
-The path of a document: `labelled_documents` -> `prepare.prepare_store` (`encode_in_order`:
-tokenizer, EOS) -> `store.TokenStream` -> a window order -> `text.WindowSource.batch(n)` ->
-`base.BatchLoader` -> the model. Nothing here imports a model.
+The path of a document: `labelled_documents` -> `prepare.prepare_store`
+(`encoding.encode_in_order`: tokenizer, EOS) -> `store.TokenStream` -> a window order
+-> `text.WindowSource.batch(n)` -> `base.BatchLoader` -> the model. Nothing here imports a model.
 
 To add a corpus: a class below `HubCorpus` (files on the hub) or `TextDataModule` (any
 `documents(split)`), its name below, a line in ``tests/data_modules.py``, which puts it under the
@@ -47,7 +52,6 @@ if TYPE_CHECKING:
     from datamodules.base import BatchLoader as BatchLoader
     from datamodules.base import BatchSource as BatchSource
     from datamodules.base import LanguageDataModule as LanguageDataModule
-    from datamodules.base import read_prompts as read_prompts
     from datamodules.corpora import HubCorpus as HubCorpus
     from datamodules.corpora import OpenWebText as OpenWebText
     from datamodules.corpora import PeS2o as PeS2o
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from datamodules.hub import CorpusUnavailableError as CorpusUnavailableError
     from datamodules.local_corpora import LocalText as LocalText
     from datamodules.local_corpora import PythonDocs as PythonDocs
+    from datamodules.readers import read_prompts as read_prompts
     from datamodules.reasoning import Example as Example
     from datamodules.reasoning import Kinship as Kinship
     from datamodules.reasoning import ReasoningDataModule as ReasoningDataModule
@@ -79,11 +84,12 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "datamodules.answers": "AnswerDataModule answer_batch",
-    "datamodules.base": "BatchLoader BatchSource LanguageDataModule read_prompts",
+    "datamodules.base": "BatchLoader BatchSource LanguageDataModule",
     "datamodules.corpora": "HubCorpus OpenWebText PeS2o Pile WikiText103",
     "datamodules.corpus": "TextCorpus",
     "datamodules.hub": "CorpusUnavailableError",
     "datamodules.local_corpora": "LocalText PythonDocs",
+    "datamodules.readers": "read_prompts",
     "datamodules.reasoning": "Example Kinship ReasoningDataModule ReasoningGSM8K "
     "StateTracking TwoHop Wording",
     "datamodules.sentences": "SentenceTokenizer SentenceWindows Sentences",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import Batch, RowSource, none_of, refuse
+from datamodules.encoding import Continuation
 from datamodules.order import NO_GROUP, Order, RowOrder
 from datamodules.store import SPLITS, Split, TokenStream
 from datamodules.text import IGNORE, TextDataModule, as_batch, target_bytes
@@ -44,7 +45,7 @@ class AnswerDataModule(TextDataModule):
 
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {"loss_on"}
     may_overlap: ClassVar[bool] = False
-    repeats_leak: ClassVar[bool] = False  # answers recur
+    document_noun: ClassVar[str] = "question"
     group_name: ClassVar[str] = "group"
     """What ``group`` counts, in results."""
 
@@ -91,10 +92,10 @@ class AnswerDataModule(TextDataModule):
     # ---- text and batches
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields question and answer in turn."""
+        """Yields question and answer in turn; the answer continues the question."""
         for question, answer in self.questions(split):
             yield question
-            yield answer
+            yield Continuation(answer)
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the text store.
@@ -116,7 +117,7 @@ class AnswerDataModule(TextDataModule):
 
     def _lengths(self, split: Split) -> np.ndarray:
         """Returns the tokens of each question with its answer, int64."""
-        start, _, end = _spans(self.stream(split))
+        start, _, end = _spans(self.stream(split), self.tokenizer.text_bos_id)
         return end - start - 1  # without the EOS in the middle
 
     def training_source(self) -> "AnswerSource":
@@ -144,7 +145,7 @@ class AnswerDataModule(TextDataModule):
             kept=self._fitting(split) if order is None else None,
             loss_on=self.loss_on,
             eos_id=self.tokenizer.eos_id,
-            token_bytes=self.tokenizer.token_bytes,
+            bos_id=self.tokenizer.text_bos_id,
             batch_size=batch_size,
             **self._ranks(),
         )
@@ -153,28 +154,30 @@ class AnswerDataModule(TextDataModule):
 # ---- batches of rows by number
 
 
-def _spans(stream: TokenStream) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns, of each question, its start, its answer's start, and the answer's end.
+def _spans(stream: TokenStream, bos_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns, for each question, where it starts, its answer starts, and the answer ends.
 
-    An EOS lies before the answer's start, and one is the answer's last token.
+    A BOS may lie before the question's start. An EOS lies before the answer's start, and one is
+    the answer's last token.
     """
     ends = np.asarray(stream.document_ends)
     assert len(ends) % 2 == 0, "a question or an answer without text"
-    return np.concatenate([[0], ends[1:-1:2]])[: len(ends) // 2], ends[::2], ends[1::2]
+    starts = np.concatenate([[0], ends[1:-1:2]])[: len(ends) // 2]
+    return starts + (bos_id is not None), ends[::2], ends[1::2]
 
 
 class AnswerSource(RowSource):
-    """Batches of one question a row: EOS, question, answer, EOS, and -100 up to the common width.
+    """Batches of one question a row: BOS or EOS, question, answer, EOS, and then -100.
 
     Args:
         stream: Tokens of one split, question and answer in turn.
         groups: Group of each question, int64 (number of questions,).
         order: Which question is row n; see `RowOrder`.
         seed: The same.
-        kept: Evaluation: numbers of the questions that are taken; None: all.
+        kept: Numbers of the questions that an evaluation takes; all by default.
         loss_on: See `AnswerDataModule`.
-        eos_id: The token before a question, and at padded inputs.
-        token_bytes: UTF-8 bytes of each id, (V,) int64.
+        eos_id: The token at padded inputs, and before a question without BOS.
+        bos_id: The token before a question; None where texts begin without BOS.
         **rows: See `RowSource`.
 
     Raises:
@@ -191,13 +194,13 @@ class AnswerSource(RowSource):
         kept: np.ndarray | None = None,
         loss_on: LossOn,
         eos_id: int,
-        token_bytes: Tensor,
+        bos_id: int | None = None,
         **rows: int,
     ) -> None:
         super().__init__(**rows)
         self._stream, self._groups, self._loss_on = stream, groups, loss_on
-        self._eos_id, self._token_bytes = eos_id, token_bytes
-        self._start, self._middle, self._end = _spans(stream)
+        self._eos_id, self._start_id = eos_id, eos_id if bos_id is None else bos_id
+        self._start, self._middle, self._end = _spans(stream, bos_id)
         widths = self._end - self._start
         self._width = int((widths if kept is None else widths[kept]).max(initial=1))
         self._order = RowOrder(
@@ -218,52 +221,64 @@ class AnswerSource(RowSource):
         """Returns batch `n` of this rank; see `answer_batch`."""
         numbers = self._numbers(n)
         which = self._order.examples(numbers)  # -1 in rows too many
-        start, end = self._start[which, None], self._end[which, None]
-        first_answers = self._middle[which, None] - 1 - start
-        offsets = np.arange(self._width) - 1  # from the first token after the EOS
-        positions = start + offsets + (offsets >= first_answers)  # without the inner EOS
-        rows = self._stream.gather(np.clip(positions, 0, len(self._stream) - 1))
-        rows[:, 0] = self._eos_id
-        rows[(positions >= end) | (which < 0)[:, None]] = IGNORE
+        positions, places = self._places(which)
+        rows = self._stream.gather(places)
+        sizes = self._stream.bytes_at(places, rows)
+        rows[:, 0] = self._start_id
+        rows[(positions >= self._end[which, None]) | (which < 0)[:, None]] = IGNORE
         return answer_batch(
             rows,
+            sizes,
             self._order.sequence_ids(numbers),
-            first_answers=first_answers[:, 0],
+            first_answers=self._middle[which] - 1 - self._start[which],
             groups=np.where(which < 0, NO_GROUP, self._groups[which]),
             loss_on=self._loss_on,
             eos_id=self._eos_id,
-            token_bytes=self._token_bytes,
         )
+
+    def target_sizes(self, n: int) -> Tensor:
+        """Returns the UTF-8 bytes of each target of batch `n`, (B, T) int64."""
+        _, places = self._places(self._order.examples(self._numbers(n)))
+        sizes = self._stream.bytes_at(places, self._stream.gather(places))
+        return torch.from_numpy(sizes[:, 1:])
+
+    def _places(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where the tokens of rows lie in the stream (B, T+1), and the same within it."""
+        start = self._start[which, None]
+        offsets = np.arange(self._width) - 1  # from the first token after the EOS
+        # without the EOS between question and answer
+        positions = start + offsets + (offsets >= self._middle[which, None] - 1 - start)
+        return positions, np.clip(positions, 0, len(self._stream) - 1)
 
 
 def answer_batch(
     rows: np.ndarray,
+    sizes: np.ndarray,
     numbers: np.ndarray,
     *,
     first_answers: np.ndarray,
     groups: np.ndarray,
     loss_on: LossOn,
     eos_id: int,
-    token_bytes: Tensor,
 ) -> Batch:
     """Returns the batch dict of rows (B, T+1), answers marked.
 
     Keys: those of `text.as_batch`, ``answer`` (B, T) bool and ``group`` (B,) int64.
 
     Args:
-        rows: EOS, question, answer, EOS, then -100.
+        rows: BOS or EOS, question, answer, EOS, then -100.
+        sizes: UTF-8 bytes of each token of the rows, (B, T+1) int64.
         numbers: Number of each row (B,).
         first_answers: Place of the first answer token among the targets of each row (B,).
         groups: Group of each row (B,), int64.
         loss_on: Which targets stay; the others become -100.
         eos_id: Token that stands at padded inputs.
-        token_bytes: UTF-8 bytes of each id, (V,) int64.
     """
     places = np.arange(rows.shape[1] - 1)
     answer = torch.from_numpy((places >= first_answers[:, None]) & (rows[:, 1:] != IGNORE))
-    batch = as_batch(rows, numbers, eos_id=eos_id, token_bytes=token_bytes)
+    batch = as_batch(rows, sizes, numbers, eos_id=eos_id)
     batch |= {"answer": answer, "group": torch.from_numpy(groups)}
     if loss_on == "answer":
         targets = torch.where(answer, batch["targets"], IGNORE)
-        batch |= {"targets": targets, "num_bytes": target_bytes(targets, token_bytes)}
+        batch |= {"targets": targets, "num_bytes": target_bytes(targets, sizes[:, 1:])}
     return batch

@@ -28,9 +28,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.corpus import TextCorpus
-from datamodules.files import format_of
-from datamodules.prepare import unchanged
-from datamodules.readers import read_lines, read_rows, read_table
+from datamodules.encoding import most_workers, unchanged
+from datamodules.readers import read_prompts
 from datamodules.recipe import build
 from datamodules.store import Split
 
@@ -92,6 +91,9 @@ class RowSource:
 class TrainingSource:
     """A source whose batches carry ``step_normalisers``: the counts of the whole optimiser step.
 
+    A run that is resumed with another accumulation may begin in the middle of a group of batches:
+    its first step, from batch `first` on, then has fewer micro-batches.
+
     Args:
         source: Builds batch n and counts it over all ranks.
         epoch_batches: Batches per epoch of the trainer, its limit included.
@@ -111,6 +113,8 @@ class TrainingSource:
         self._epoch_batches = epoch_batches
         self._accumulate = accumulate
         self._repeat = repeat
+        self.first = 0
+        """First batch of the optimiser step in which a resumed run goes on."""
 
     def __len__(self) -> int:
         """Returns the batches of one rank per epoch, before the trainer's limit."""
@@ -118,14 +122,20 @@ class TrainingSource:
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` with ``step_normalisers``, a dict of floats."""
-        if self._repeat:
-            n %= self._epoch_batches
-        group = accumulation_group(n, self._epoch_batches, self._accumulate)
+        group = self.group(n)
         totals = {"micro_batches": float(len(group))}
         for m in group:
-            for name, count in self._source.counts(m).items():
+            for name, count in self._source.counts(self._number(m)).items():
                 totals[name] = totals.get(name, 0.0) + count
-        return {**self._source.batch(n), "step_normalisers": totals}
+        return {**self._source.batch(self._number(n)), "step_normalisers": totals}
+
+    def group(self, n: int) -> range:
+        """Returns the batch numbers that share the optimiser step of batch `n`."""
+        group = accumulation_group(n, self._epoch_batches, self._accumulate)
+        return range(self.first, group.stop) if group.start < self.first <= n else group
+
+    def _number(self, n: int) -> int:
+        return n % self._epoch_batches if self._repeat else n
 
 
 def accumulation_group(n: int, epoch_batches: int, accumulate: int) -> range:
@@ -149,13 +159,13 @@ class _ByNumber(Dataset[Batch]):
         return self._source.batch(n)
 
 
-_ENDS = (signal.SIGTERM, signal.SIGINT)
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORES_ENDS = hasattr(signal, "sigwaitinfo")  # not on macOS: torch's own handling stays there
 
 
 @contextmanager
 def _ends_deferred() -> Iterator[None]:
-    """Holds back SIGTERM and SIGINT; workers started meanwhile begin with both blocked."""
+    """Holds back the signals of ``_ENDS``; workers started meanwhile begin with them blocked."""
     if not _IGNORES_ENDS:
         yield
         return
@@ -167,7 +177,7 @@ def _ends_deferred() -> Iterator[None]:
 
 
 def _end_with_parent_only(parent: int, worker_id: int) -> None:
-    """Has a worker ignore SIGTERM and SIGINT, unless the SIGTERM is sent by its parent.
+    """Has a worker ignore the signals of ``_ENDS``, but for a SIGTERM that its parent sends.
 
     Schedulers, ``timeout`` and terminals signal all processes of a run at once, but training needs
     its workers until the checkpoint. torch stops workers by SIGTERM where joining them fails; once
@@ -257,36 +267,6 @@ class BatchLoader:
 
 
 # Prompts for `predict`
-
-
-def read_prompts(path: Path) -> list[str]:
-    """Returns the prompts in a txt file (one a line, blank lines skipped), jsonl or parquet file.
-
-    A file with the suffix of no format is a txt file; txt and jsonl may be compressed.
-
-    Raises:
-        ValueError: The file is missing, empty or not UTF-8, or a row has no text in its field
-            ``prompt``, or text that is not UTF-8.
-    """
-    if not path.is_file():
-        raise ValueError(f"there is no prompts file {path}")
-    kind = format_of(path, "text")
-    if kind == "text":
-        prompts = [line for line in read_lines(path) if line.strip()]
-    elif kind == "jsonl":
-        prompts = [_prompt(row, where) for where, row in read_rows(path)]
-    else:
-        rows = enumerate(read_table(path), start=1)
-        prompts = [_prompt(row, f"{path}, row {number}") for number, row in rows]
-    if not prompts:
-        raise ValueError(f"the prompts file {path} is empty")
-    return prompts
-
-
-def _prompt(row: Any, where: str) -> str:
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-        raise ValueError(f'{where}: expected {{"prompt": "text"}}')
-    return str(row["prompt"])
 
 
 class DealtPrompts(RowSource, ABC):
@@ -400,13 +380,15 @@ class LanguageDataModule(TextCorpus):
         self.predict_file = predict_file
         self.validation_split: Split = validation_split
         self._lengths_of_rows: dict[Split, np.ndarray] = {}  # of splits with rows too long
+        self._training: TrainingSource | None = None
         refuse(self._problems())
 
     def _problems(self) -> list[str]:
         """Returns a clause for every argument outside its range."""
         return [
             *outside(1, batch_size=self.batch_size, eval_batch_size=self.eval_batch_size),
-            *outside(0, seed=self.seed, num_workers=self.num_workers),
+            *outside(0, seed=self.seed),
+            *outside(0, most_workers(), num_workers=self.num_workers),
             *none_of(("val", "test"), validation_split=self.validation_split),
         ]
 
@@ -420,6 +402,13 @@ class LanguageDataModule(TextCorpus):
     def row_tokens(self, split: Split) -> int:
         """Returns how many tokens a row has when a split is scored, on average; here a window's."""
         return self.block_size
+
+    def micro_batch(self) -> tuple[int, str, int]:
+        """Returns the size of a device's training batch, what it counts, and its tokens.
+
+        Rows are of `row_tokens` each; where they differ in length, the tokens are an average.
+        """
+        return self.batch_size, "rows", self.batch_size * self.row_tokens("train")
 
     may_overlap: ClassVar[bool] = False
     """Whether rows of an evaluation can overlap (`eval_stride`)."""
@@ -476,8 +465,8 @@ class LanguageDataModule(TextCorpus):
         for split, rows in too_long.items():
             rank_zero_warn(
                 f"{self.left_out(split)} of {len(rows)} questions of the {split} split are longer "
-                f"than block_size={self.block_size} and left out: accuracies and losses are those "
-                f"of the rest. To have all, set block_size={rows.max()}."
+                f"than block_size={self.block_size} and left out: accuracies and losses cover "
+                f"the rest. To have all, set block_size={rows.max()}."
             )
 
     def _fitting(self, split: Split) -> np.ndarray | None:
@@ -516,13 +505,18 @@ class LanguageDataModule(TextCorpus):
             return self._loader(TrainingSource(source, epoch_batches=len(source)), start=None)
         _refuse_scheduled_accumulation(trainer)
         epoch_batches = limited_batches(len(source), trainer.limit_train_batches)
-        training = TrainingSource(
+        self._training = training = TrainingSource(
             source,
             epoch_batches=epoch_batches,
             accumulate=trainer.accumulate_grad_batches,
             repeat=getattr(trainer, "overfit_batches", 0) > 0,  # set by Trainer, not declared
         )
         return self._loader(training, start=self._batches_processed, epoch_batches=epoch_batches)
+
+    def begin_step(self, n: int) -> None:
+        """Has the optimiser step of a resumed run begin with training batch `n`."""
+        if self._training is not None:
+            self._training.first = n
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Returns the validation loader; an empty list where there is no such split by choice."""

@@ -60,7 +60,9 @@ def check(folder: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a line a store; returns 0, or 2 if one is damaged or there is none."""
-    parser = argparse.ArgumentParser(prog="python -m datamodules.check", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m datamodules.check", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("folders", nargs="+", type=Path, help="Stores, or folders of stores.")
     status = 0
     for folder in parser.parse_args(argv).folders:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from tqdm import tqdm
 
 from datamodules.base import none_of, refuse
-from datamodules.corpus import split_documents
+from datamodules.corpus import REMOVE_REPEATS, published_repeats, split_documents
 from datamodules.files import PARQUET_SUFFIXES, format_of
 from datamodules.hub import HubFiles, HubSplit, check_revision
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
@@ -198,6 +198,10 @@ class HubCorpus(TextDataModule):
         """Returns what gives smaller held-out splits, for messages."""
         own = ", files of their own (data.val_files, data.test_files)" if self.is_local else ""
         return f"more documents{own}"
+
+    def repeats_cure(self) -> str | None:
+        """Returns the advice where several splits have a document."""
+        return REMOVE_REPEATS if self.is_local else published_repeats(self.document_noun)
 
     def documents(self, split: Split) -> Iterator[str]:
         """Yields the documents of a split, in corpus order."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from datamodules.encoding import Continuation, most_workers
 from datamodules.prepare import prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
@@ -62,8 +63,8 @@ class TextCorpus(L.LightningDataModule, ABC):
     not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir", "num_proc"})
     # Arguments that are objects: a corpus that has some notes their recipes in hparams itself.
     object_arguments: ClassVar[tuple[str, ...]] = ()
-    # Whether a document in two splits is a text that is trained on and scored.
-    repeats_leak: ClassVar[bool] = False
+    # A document, in warnings of documents that several splits have.
+    document_noun: ClassVar[str] = "text"
     # Arguments that name text files of the user's.
     path_arguments: ClassVar[frozenset[str]] = frozenset({"data_files", "val_files", "test_files"})
 
@@ -88,6 +89,8 @@ class TextCorpus(L.LightningDataModule, ABC):
             )
         if num_proc is not None and num_proc < 1:
             raise ValueError(f"num_proc={num_proc} must be at least 1, or null for one a core.")
+        if num_proc is not None and num_proc > most_workers():
+            raise ValueError(f"num_proc={num_proc} must be at most {most_workers()} here.")
         self.num_proc = num_proc
         self._spec = parse_tokenizer(tokenizer)
         self._noted = False
@@ -109,7 +112,7 @@ class TextCorpus(L.LightningDataModule, ABC):
     def stored_documents(self, first: int = 0) -> Iterator[tuple[Split, str]]:
         """Yields what goes into the store: `labelled_documents` from the number `first` on."""
         documents = self.labelled_documents()
-        if self.repeats_leak:
+        if self.repeats_cure() is not None:
             self._repeats = Repeats()
             documents = self._repeats.watch(documents)
         return islice(documents, first, None)
@@ -147,6 +150,10 @@ class TextCorpus(L.LightningDataModule, ABC):
     def smaller_splits(self) -> str:
         """Returns what gives smaller held-out splits apart from smaller fractions, for messages."""
         return "more documents"
+
+    def repeats_cure(self) -> str | None:
+        """Returns the advice where several splits have a document; None: repeats are not sought."""
+        return None
 
     def how_to_get(self, split: Split) -> str:
         """Returns what gives a split without documents some, for messages."""
@@ -203,10 +210,10 @@ class TextCorpus(L.LightningDataModule, ABC):
         """
         if self._spec.kind in ("bytes", "tiktoken"):
             return load_tokenizer(self._spec.name)
-        stored = self._store.tokenizer_json() if self.store_dir.exists() else None
+        stored = self._store.tokenizer(self._spec.name) if self.store_dir.exists() else None
         if stored is not None:
             try:
-                return check_vocab_size(JsonTokenizer(self._spec.name, stored), self._spec)
+                return check_vocab_size(stored, self._spec)
             except ValueError as error:
                 raise damaged(self.store_dir, f"tokenizer.json: {error}") from error
         if self._spec.kind == "bpe":
@@ -242,11 +249,18 @@ class TextCorpus(L.LightningDataModule, ABC):
             train_tokens=self.train_tokens,
             num_proc=self.num_proc,
         )
-        repeated = None if self._repeats is None else self._repeats.warning()
-        self._repeats = None
-        if repeated is not None:
-            rank_zero_warn(f"{self._name}: {repeated}")
+        self._warn_of_repeats()
         self._log_sizes()
+
+    def _warn_of_repeats(self) -> None:
+        """Warns of the documents of several splits, if this process has read any."""
+        repeats, self._repeats = self._repeats, None
+        found = None if repeats is None else repeats.found(self.document_noun)
+        if found is not None:
+            rank_zero_warn(
+                f"{self._name}: {found}: scores on {self.document_noun}s that are trained on say "
+                f"nothing about new ones. {self.repeats_cure()}"
+            )
 
     def _log_sizes(self) -> None:
         """Logs how much text each split has, in one line, once a store in a process."""
@@ -271,7 +285,10 @@ class TextCorpus(L.LightningDataModule, ABC):
     def _make_tokenizer(self) -> Tokenizer:
         if self._spec.kind == "bpe":
             return train_bpe(self._spec.name, self.tokenizer_text())
-        return load_tokenizer(self._spec.name)
+        tokenizer = load_tokenizer(self._spec.name)
+        if isinstance(tokenizer, JsonTokenizer):
+            rank_zero_info(f"{self._name}: {tokenizer.description}")
+        return tokenizer
 
     def _check_counts(self, counts: Mapping[Split, Counts]) -> None:
         total = sum(c.documents for c in counts.values())
@@ -306,7 +323,8 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     def stream(self, split: Split) -> TokenStream:
         """Returns the tokens of a split of the prepared corpus."""
-        return self._store.stream(split)
+        self._store.check_tokenizer(self.tokenizer)
+        return self._store.stream(split, self.tokenizer.token_bytes.numpy())
 
     # For checkpoints
 
@@ -357,11 +375,24 @@ def split_documents(
 
 # Texts in several splits
 
+REMOVE_REPEATS = "Remove the repeats from all splits but one."
+
+
+def published_repeats(noun: str) -> str:
+    """Returns the advice where data of the hub have a document in several splits."""
+    return (
+        f"The data are published with these {noun}s; for scores on new ones only, pass a copy "
+        "without them with data.data_files."
+    )
+
+
 _MOST_HASHES = 2**19  # some 50 MB
 
 
 class Repeats:
     """Finds the documents that stand in several splits, but for outer white space.
+
+    Continuations are passed over: answers recur, and only their questions tell whether they leak.
 
     Memory is bounded: of more than 2**19 different documents only those are kept whose hash is a
     multiple of 2, 4, 8 and so on. Equal documents have equal hashes, so the same share of the
@@ -375,31 +406,36 @@ class Repeats:
     def watch(self, documents: Iterable[tuple[Split, str]]) -> Iterator[tuple[Split, str]]:
         """Yields the documents with their splits, unchanged."""
         for split, text in documents:
-            key = hash(text.strip())
-            if key % self._every == 0:
-                self._splits[key] = self._splits.get(key, 0) | 1 << SPLITS.index(split)
-                if len(self._splits) > _MOST_HASHES:
-                    self._every *= 2
-                    kept = self._splits.items()
-                    self._splits = {k: bits for k, bits in kept if k % self._every == 0}
+            if not isinstance(text, Continuation):
+                self.add(split, text)
             yield split, text
 
-    def warning(self) -> str | None:
-        """Returns how many texts stand in which splits, and the cure; null if there are none."""
+    def add(self, split: Split, text: str) -> None:
+        """Notes that a split has a document."""
+        key = hash(text.strip())
+        if key % self._every:
+            return
+        self._splits[key] = self._splits.get(key, 0) | 1 << SPLITS.index(split)
+        if len(self._splits) > _MOST_HASHES:
+            self._every *= 2
+            kept = self._splits.items()
+            self._splits = {k: bits for k, bits in kept if k % self._every == 0}
+
+    def found(self, noun: str) -> str | None:
+        """Returns how many documents stand in which splits, None if there are none.
+
+        Args:
+            noun: A document in the message, such as "text".
+        """
         parts = []
         for one, other in combinations(SPLITS, 2):
             both = 1 << SPLITS.index(one) | 1 << SPLITS.index(other)
             count = self._every * sum(bits & both == both for bits in self._splits.values())
             if count:
                 about = "about " if self._every > 1 else ""
-                noun = "text is" if count == 1 else "texts are"
-                parts.append(f"{about}{count:,} {noun} in {one} and in {other}")
-        if not parts:
-            return None
-        return (
-            f"{'; '.join(parts)}: scores on texts that are trained on say nothing about new ones. "
-            "Remove repeated texts from the files."
-        )
+                verb = " is" if count == 1 else "s are"
+                parts.append(f"{about}{count:,} {noun}{verb} in {one} and in {other}")
+        return "; ".join(parts) or None
 
 
 # How much text each split got

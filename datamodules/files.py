@@ -203,7 +203,7 @@ def not_utf8(path: Path, where: str | None = None) -> ValueError:
 
 
 def expand(patterns: str | Iterable[str]) -> list[Path]:
-    """Returns the files that paths and globs name, in that order, those of a glob sorted.
+    """Returns the files that paths and globs name, in that order; the files of a glob are sorted.
 
     A file of several names (a link, a relative and an absolute path) is returned once, under the
     first of them.

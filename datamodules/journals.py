@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -84,6 +85,37 @@ def full_disk_named(folder: Path) -> Iterator[None]:
         raise StoreError(
             f"{folder} cannot be written ({error.strerror}). Make room there, or name a cache_dir "
             "on another disk; what is finished is kept, the same command continues from it."
+        ) from error
+
+
+def no_room(error: BaseException | None) -> str | None:
+    """Returns the system's words if a full disk caused an error, also one of another library."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return os.strerror(error.errno)
+        of_rust = re.search(r"\(os error (\d+)\)", str(error))  # safetensors
+        if of_rust is not None and int(of_rust[1]) in _NO_ROOM:
+            return os.strerror(int(of_rust[1]))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@contextlib.contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Turns the error of a full disk into one that names the file or folder that is written.
+
+    Raises:
+        ValueError: The disk, the user's share of it or a limit of file sizes is used up.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = no_room(error)
+        if reason is None:
+            raise
+        raise ValueError(
+            f"{path} cannot be written ({reason}); what was there before is whole. Make room, or "
+            "choose another place"
         ) from error
 
 

@@ -202,7 +202,7 @@ class RowOrder:
             as they are stored, once (evaluation).
         rows_per_batch: Rows of a batch of all ranks; an epoch of training has a multiple of that.
         seed: Non-negative.
-        kept: Evaluation: numbers of the examples that are taken, ascending; None: all.
+        kept: Numbers of the examples that an evaluation takes, ascending; all by default.
 
     Attributes:
         batches: Batches of all ranks that an epoch has.

@@ -16,21 +16,20 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import shutil
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from datamodules import encoding
+from datamodules.encoding import Chunk, EncodedChunk, Place, chunks, encode_in_order
 from datamodules.journals import full_disk_named, sync, write_whole
 from datamodules.readers import parse_json
 from datamodules.store import (
@@ -45,217 +44,6 @@ from datamodules.store import (
     token_dtype,
 )
 from datamodules.tokenizers import JsonTokenizer, Tokenizer
-
-# Documents to tokens
-
-CHUNK_DOCUMENTS = 1024  # documents of a chunk, or fewer once they hold
-CHUNK_BYTES = 2**20  # this much text
-# A part ends with the first chunk that reaches this much text: minutes of work that a kill may
-# cost, and some 400 shards for the whole Pile, which an open stream holds open.
-PART_BYTES = 2**31
-# Text that is tokenised before workers are started: a small corpus is done by then.
-BYTES_BEFORE_WORKERS = 2**23
-MOST_PROCESSES = 16  # by default: reading and writing, in one process, feed about that many
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where in the corpus a chunk is.
-
-    Attributes:
-        part: Number of its part.
-        documents: Documents of the corpus up to its end, empty ones included.
-        ends: Whether the part ends with it.
-        last: Whether the corpus does.
-    """
-
-    part: int = 0
-    documents: int = 0
-    ends: bool = False
-    last: bool = False
-
-
-@dataclass(kw_only=True)
-class Chunk:
-    """Consecutive documents of a part.
-
-    Attributes:
-        splits: Split of each document that has text.
-        texts: Those documents, valid UTF-8.
-        sizes: UTF-8 bytes of each.
-        place: See `Place`.
-    """
-
-    splits: list[Split] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    place: Place = field(default_factory=Place)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedChunk:
-    """A chunk as tokens.
-
-    Attributes:
-        splits: Split of each document.
-        sizes: UTF-8 bytes of each document, int64.
-        lengths: Tokens of each document, its EOS included, int64.
-        tokens: All documents in order, each followed by EOS, in the store's type.
-        place: See `Place`.
-    """
-
-    splits: list[Split]
-    sizes: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
-    place: Place = field(default_factory=Place)
-
-    def until(self, document: int) -> "EncodedChunk":
-        """Returns the chunk, ending the corpus, without its documents from `document` on."""
-        return EncodedChunk(
-            splits=self.splits[:document],
-            sizes=self.sizes[:document],
-            lengths=self.lengths[:document],
-            tokens=self.tokens[: int(self.lengths[:document].sum())],
-            place=replace(self.place, ends=True, last=True),
-        )
-
-
-def usable_cores() -> int:
-    """Returns the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def as_utf8(text: str) -> tuple[str, int]:
-    """Returns `text` with lone surrogates replaced by U+FFFD, and the number of its UTF-8 bytes."""
-    try:
-        return text, len(text.encode("utf-8"))
-    except UnicodeEncodeError:
-        clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return clean, len(clean.encode("utf-8"))
-
-
-def chunks(documents: Iterable[tuple[Split, str]], start: Place | None = None) -> Iterator[Chunk]:
-    """Yields documents in chunks; those without a character are counted and left out.
-
-    Args:
-        documents: (split, text), beginning with a part.
-        start: That part, and the documents before it.
-    """
-    place = Place() if start is None else start
-    chunk, count, filled, in_part = Chunk(), 0, 0, 0
-    for split, text in documents:
-        if count >= CHUNK_DOCUMENTS or filled >= CHUNK_BYTES:
-            in_part += filled
-            place = replace(place, documents=place.documents + count, ends=in_part >= PART_BYTES)
-            chunk.place = place
-            yield chunk
-            if place.ends:
-                place, in_part = replace(place, part=place.part + 1, ends=False), 0
-            chunk, count, filled = Chunk(), 0, 0
-        clean, size = as_utf8(text)
-        if size:
-            chunk.splits.append(split)
-            chunk.texts.append(clean)
-            chunk.sizes.append(size)
-        count, filled = count + 1, filled + size
-    documents_in_all = place.documents + count
-    chunk.place = replace(place, documents=documents_in_all, ends=True, last=True)
-    yield chunk
-
-
-def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
-    """Returns the tokens of a chunk."""
-    ids = tokenizer.encode_arrays(chunk.texts)
-    lengths = np.array([len(document) + 1 for document in ids], dtype="<i8")
-    ends = np.cumsum(lengths)
-    tokens = np.full(int(lengths.sum()), tokenizer.eos_id, dtype=token_dtype(tokenizer.vocab_size))
-    for document, end in zip(ids, ends, strict=True):
-        tokens[end - 1 - len(document) : end - 1] = document
-    return EncodedChunk(
-        splits=chunk.splits,
-        sizes=np.array(chunk.sizes, dtype="<i8"),
-        lengths=lengths,
-        tokens=tokens,
-        place=chunk.place,
-    )
-
-
-class WorkerDiedError(ValueError):
-    """A tokenising process ended early; the message says what to change."""
-
-
-class _Encoding(Dataset[EncodedChunk | Exception]):
-    """Encoded chunks "at" chunks, for a `DataLoader`; an error is returned, not raised."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __getitem__(self, chunk: Chunk) -> EncodedChunk | Exception:
-        try:
-            return encode_chunk(self._tokenizer, chunk)
-        except Exception as error:
-            return error
-
-    def start(self, worker: int) -> None:
-        """Makes a worker ready."""
-        self._tokenizer.use_one_core()
-
-
-def unchanged(item: Any) -> Any:
-    """Returns the item: what a `DataLoader` is to do with what is whole already."""
-    return item
-
-
-def encode_in_order(
-    found: Iterable[Chunk], tokenizer: Tokenizer, num_proc: int | None = None
-) -> Generator[EncodedChunk, None, None]:
-    """Yields the chunks encoded, in order.
-
-    Args:
-        found: Chunks, read in this process as they are needed.
-        tokenizer: Tokenizer of the store.
-        num_proc: Processes that tokenise; 1: this one, with the threads of the tokenizer's library;
-            None: one a usable core, at most 16.
-
-    Raises:
-        WorkerDiedError: A worker process ended before its work was done.
-    """
-    if num_proc is None:
-        num_proc = min(usable_cores(), MOST_PROCESSES)
-    rest, done = iter(found), 0
-    for chunk in rest:
-        yield encode_chunk(tokenizer, chunk)
-        done += sum(chunk.sizes)
-        if num_proc > 1 and tokenizer.gains_from_processes and done >= BYTES_BEFORE_WORKERS:
-            break
-    else:
-        return
-    encoding = _Encoding(tokenizer)
-    loader: Iterable[EncodedChunk | Exception] = DataLoader(
-        encoding,
-        batch_size=None,
-        sampler=rest,
-        num_workers=num_proc,
-        collate_fn=unchanged,
-        worker_init_fn=encoding.start,
-        generator=torch.Generator(),  # the global one is a run's
-    )
-    try:
-        for result in loader:
-            if isinstance(result, Exception):
-                raise result
-            yield result
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise WorkerDiedError(
-            f"A tokenising process ended early ({error}; 'Killed' is mostly a lack of memory). "
-            "Start again, finished parts are kept; a smaller data.num_proc needs less memory."
-        ) from error
-
 
 # The files of a part
 
@@ -284,16 +72,17 @@ class SectionWriter:
 
     def add(self, chunk: EncodedChunk) -> None:
         """Appends the documents of a chunk."""
-        starts = np.cumsum(chunk.lengths) - chunk.lengths
         for split in dict.fromkeys(chunk.splits):
             here = np.array([s == split for s in chunk.splits])
-            if here.all():
-                tokens = chunk.tokens
-            else:
-                spans = zip(starts[here], chunk.lengths[here], strict=True)
-                tokens = np.concatenate([chunk.tokens[a : a + n] for a, n in spans])
+            tokens, sizes = chunk.tokens, chunk.token_sizes
+            if not here.all():
+                inside = np.repeat(here, chunk.lengths)
+                tokens = tokens[inside]
+                sizes = None if sizes is None else sizes[inside]
             before = self.counts.get(split, Counts())
             self._append(split, "tokens", tokens)
+            if sizes is not None:
+                self._append(split, "sizes", sizes)
             ends = before.tokens + np.cumsum(chunk.lengths[here], dtype="<i8")
             self._append(split, "ends", ends)
             self.counts[split] = before + Counts(
@@ -329,6 +118,13 @@ class SectionWriter:
 # The store
 
 
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the files of a tokenizer that is not known by name alone, tokenizer.json last."""
+    if isinstance(tokenizer, JsonTokenizer):
+        for name, text in reversed(tokenizer.files().items()):
+            write_whole(folder / name, text)
+
+
 def write_meta(
     folder: Path,
     description: Mapping[str, Any],
@@ -351,6 +147,8 @@ def write_meta(
         "vocab_size": tokenizer.vocab_size,
         "eos_id": tokenizer.eos_id,
         "dtype": token_dtype(tokenizer.vocab_size).str,
+        **({} if tokenizer.text_bos_id is None else {"bos_id": tokenizer.text_bos_id}),
+        **({} if tokenizer.exact_bytes else {"sizes": True}),
         "splits": splits,
         "checksums": all_checksums(folder, checksums),
     }
@@ -452,7 +250,8 @@ class _Partial:
     ) -> tuple[Mapping[str, Any], list[str]]:
         """Returns the origin of the text and the notes: those of the begun store, else new ones."""
         path = self._begun
-        limits = {"format": FORMAT, "limits": [PART_BYTES, CHUNK_DOCUMENTS, CHUNK_BYTES]}
+        sizes = [encoding.PART_BYTES, encoding.CHUNK_DOCUMENTS, encoding.CHUNK_BYTES]
+        limits = {"format": FORMAT, "limits": sizes}
         begun = _parsed(path)
         if begun is not None and limits.items() <= begun.items():
             pin(begun["origin"])
@@ -477,12 +276,10 @@ class _Partial:
 
     def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
         """Returns the tokenizer that the finished shards were written with, or a new one."""
-        path = self.folder / "tokenizer.json"
-        if path.is_file():
-            return JsonTokenizer.from_file(path.name, path)
+        if (self.folder / "tokenizer.json").is_file():
+            return JsonTokenizer.from_store("tokenizer.json", self.folder)
         tokenizer = make()
-        if isinstance(tokenizer, JsonTokenizer):
-            write_whole(path, tokenizer.json_text)
+        write_tokenizer(tokenizer, self.folder)
         return tokenizer
 
     # Records of finished parts
@@ -645,7 +442,7 @@ class _Partial:
         }
         known = {name: sums for r in records.values() for name, sums in r["checksums"].items()}
         for path in self.folder.iterdir():  # of a part that the cap left out, or of a killed one
-            if path.suffix in (".tokens", ".ends") and path.name not in known:
+            if path.suffix in (".tokens", ".ends", ".sizes") and path.name not in known:
                 path.unlink()
         write_meta(self.folder, description, tokenizer, splits, known)
         Store(self.folder)

@@ -1,4 +1,4 @@
-"""The documents of files: txt, jsonl (or one JSON array) and parquet.
+"""The documents and prompts of files: txt, jsonl (or one JSON array) and parquet.
 
 All readers stream: memory holds one document (or one parquet batch), not the file. Errors are
 ValueErrors that name the file and the place: a line, an item or a row.
@@ -67,7 +67,7 @@ class Separator:
                 yield piece
 
     def warning(self) -> str | None:
-        """Returns what looks wrong about the documents so far, with the cure, or null."""
+        """Returns a warning if the documents so far look wrong, with the cure, else None."""
         if self._documents and not self._matches:
             what = "matches nothing: each file is one document"
         elif self._short > self._MANY * self._documents:
@@ -172,9 +172,9 @@ class Reading:
 
 
 def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
-    """Yields the documents of files in turn, without those of white space alone.
+    """Yields the documents of files in turn, except documents of white space alone.
 
-    Says at the end how many those were, and which files have no document at all.
+    Logs at the end how many were left out, and warns of files without any document.
 
     Args:
         paths: Files, in reading order.
@@ -284,8 +284,8 @@ def _line_values(path: Path, file: BinaryIO) -> Iterator[tuple[str, str, Any]]:
             row = parse_json(line)
         except ValueError as error:
             raise ValueError(
-                f"{where} is not JSON ({error}). Each line must be one JSON object; correct or "
-                "remove the line."
+                f"{where} is not JSON ({error}). The file must have one JSON object on each line "
+                "(jsonl), or be one JSON array; correct or remove the line."
             ) from error
         yield where, line, row
 
@@ -489,3 +489,36 @@ def read_column(path: Path, field: str) -> Iterator[str]:
             for value in values:
                 row += 1
                 yield text_of({field: value}, field, f"{path}, row {row}")
+
+
+# ---- prompts for `predict`
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Returns the prompts in a txt file (one a line, blank lines skipped), jsonl or parquet file.
+
+    A file with the suffix of no format is a txt file; txt and jsonl may be compressed.
+
+    Raises:
+        ValueError: The file is missing, empty or not UTF-8, or a row has no text in its field
+            ``prompt``, or text that is not UTF-8.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no prompts file {path}")
+    kind = format_of(path, "text")
+    if kind == "text":
+        prompts = [line for line in read_lines(path) if line.strip()]
+    elif kind == "jsonl":
+        prompts = [_prompt(row, where) for where, row in read_rows(path)]
+    else:
+        rows = enumerate(read_table(path), start=1)
+        prompts = [_prompt(row, f"{path}, row {number}") for number, row in rows]
+    if not prompts:
+        raise ValueError(f"the prompts file {path} is empty")
+    return prompts
+
+
+def _prompt(row: Any, where: str) -> str:
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+        raise ValueError(f'{where}: expected {{"prompt": "text"}}')
+    return str(row["prompt"])

@@ -7,8 +7,11 @@ A store is a folder::
                                on what differs from the papers' text, counts, list of shards,
                                checksums: the CRC-32 of each MiB of the other files
         tokenizer.json         only for tokenizers that are files
+        special_tokens.json    only where names alone do not give its BOS and EOS
         train-00000.tokens     uint16 or uint32, every document followed by EOS
         train-00000.ends       int64, where each document ends in this shard (after its EOS)
+        train-00000.sizes      only for tokenizers whose ids stand for no fixed number of bytes:
+                               uint32, the UTF-8 bytes of text that each token covers
         val-00000.tokens ...
         train-order-0-3        only of many documents: their order for seed 0 in epoch 3, made when
                                it is needed and safe to delete
@@ -37,7 +40,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from datamodules.json_tokenizer import JsonTokenizer
 from datamodules.readers import parse_json
+from datamodules.special_tokens import SPECIAL_TOKENS_FILE
+from datamodules.tokenizer_base import Tokenizer
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -46,6 +52,7 @@ FORMAT = 1
 BLOCK_BYTES = 2**20  # of a checksum
 SAMPLED_BLOCKS = 32  # of each kind of file (tokens, ends), compared when a store is opened
 _NUMBER = np.dtype("<i8")
+SIZE = np.dtype("<u4")  # of the bytes of a token
 
 
 class StoreError(ValueError):
@@ -160,6 +167,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.meta = self._read_meta()
+        self._added_up: bool | None = None
         try:
             self._sizes = {name: count * kind.itemsize for name, count, kind in self._files()}
             self._checksums = self._read_checksums()
@@ -206,6 +214,8 @@ class Store:
             for name, counts in _shards(expect(splits, split, dict), split):
                 yield f"{name}.tokens", counts.tokens, np.dtype(dtype)
                 yield f"{name}.ends", counts.documents, _NUMBER
+                if self.meta.get("sizes"):
+                    yield f"{name}.sizes", counts.tokens, SIZE
 
     def _read_checksums(self) -> dict[str, np.ndarray] | None:
         """Returns the checksums of each file, uint32; None in a store of an older version."""
@@ -215,11 +225,11 @@ class Store:
         if part.get("block_bytes") != BLOCK_BYTES:
             raise _FlawError(f"block_bytes is {part.get('block_bytes')!r}, not {BLOCK_BYTES}")
         digits = expect(part, "crc32", dict)
-        if "tokenizer.json" in digits:
-            path = self.folder / "tokenizer.json"
+        for file in digits.keys() & {"tokenizer.json", SPECIAL_TOKENS_FILE}:
+            path = self.folder / file
             if not path.is_file():
-                raise _FlawError("tokenizer.json is missing")
-            self._sizes["tokenizer.json"] = path.stat().st_size
+                raise _FlawError(f"{file} is missing")
+            self._sizes[file] = path.stat().st_size
         for name, size in self._sizes.items():
             blocks = -(-size // BLOCK_BYTES)
             if not re.fullmatch(rf"[0-9a-f]{{{8 * blocks}}}", expect(digits, name, str)):
@@ -318,22 +328,71 @@ class Store:
         """Returns how much text a split has."""
         return counts_of(self.meta["splits"][split])
 
-    def tokenizer_json(self) -> str | None:
-        """Returns the stored tokenizer.json, or None where the tokenizer is known by name alone.
+    def tokenizer(self, name: str) -> JsonTokenizer | None:
+        """Returns the stored tokenizer under a name; None where it is known by name alone.
 
         Raises:
-            StoreError: It is not text.
+            StoreError: Its files cannot be read.
         """
-        path = self.folder / "tokenizer.json"
+        if not (self.folder / "tokenizer.json").is_file():
+            return None
         try:
-            return path.read_text(encoding="utf-8") if path.is_file() else None
-        except UnicodeDecodeError as error:
-            raise damaged(self.folder, f"tokenizer.json is not UTF-8 ({error.reason})") from error
+            tokenizer = JsonTokenizer.from_store(name, self.folder)
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(self.folder, f"tokenizer.json: {error}") from error
+        if SPECIAL_TOKENS_FILE in tokenizer.files().keys() - self._sizes.keys():
+            takes = f"this version takes {tokenizer.by_names or 'none'}"
+            raise self._outdated(name, f"special tokens are {tokenizer.special}, {takes}")
+        return tokenizer
 
-    def stream(self, split: Split) -> "TokenStream":
-        """Returns a split's tokens as one stream."""
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Compares what the stored tokens hold with what the tokenizer would give today.
+
+        Raises:
+            StoreError: An older version prepared the store, and its documents lack BOS, or the
+                bytes of its tokens do not add up to those of the text.
+        """
+        lacks = None
+        if tokenizer.text_bos_id != self.meta.get("bos_id"):
+            lacks = "documents do not begin with the token that this tokenizer begins texts with"
+        elif not (tokenizer.exact_bytes or self.meta.get("sizes") or self._adds_up(tokenizer)):
+            lacks = "bytes per token were not stored, so bits per byte would be wrong"
+        if lacks is not None:
+            raise self._outdated(tokenizer.name, lacks)
+
+    def _adds_up(self, tokenizer: Tokenizer) -> bool:
+        """Returns whether the bytes of each shard's tokens add up to those of its text."""
+        if self._added_up is None:
+            token_bytes = tokenizer.token_bytes.numpy()
+            self._added_up = all(
+                self._bytes_of_tokens(shard["name"], token_bytes) == shard["utf8_bytes"]
+                for split in SPLITS
+                for shard in self.meta["splits"][split]["shards"]
+            )
+        return self._added_up
+
+    def _bytes_of_tokens(self, shard: str, token_bytes: np.ndarray) -> int:
+        tokens = _map(self.folder / shard, "tokens", self.meta["dtype"])
+        blocks = (tokens[i : i + BLOCK_BYTES] for i in range(0, len(tokens), BLOCK_BYTES))
+        return sum(int(token_bytes[block].sum()) for block in blocks)
+
+    def _outdated(self, tokenizer: str, what: str) -> StoreError:
+        return StoreError(
+            f"The text store {self.folder} was prepared by an older version with "
+            f"tokenizer={tokenizer!r}: its {what}. Delete the folder; it is prepared again."
+        )
+
+    def stream(self, split: Split, token_bytes: np.ndarray | None = None) -> "TokenStream":
+        """Returns a split's tokens as one stream.
+
+        Args:
+            split: The split.
+            token_bytes: UTF-8 bytes of each id, (V,) int64, for stores that do not hold the
+                bytes of each token.
+        """
         shards = [self.folder / shard["name"] for shard in self.meta["splits"][split]["shards"]]
-        return TokenStream(shards, self.meta["dtype"], self.meta["vocab_size"])
+        sizes = None if self.meta.get("sizes") else token_bytes
+        return TokenStream(shards, self.meta["dtype"], self.meta["vocab_size"], sizes)
 
 
 class _FlawError(ValueError):
@@ -388,16 +447,24 @@ class TokenStream:
         shards: Paths without suffix, in order.
         dtype: Type of the stored tokens.
         vocab_size: V.
+        token_bytes: UTF-8 bytes of each id, (V,) int64. Default: the shards have files of sizes.
     """
 
-    def __init__(self, shards: Sequence[Path], dtype: str, vocab_size: int) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Path],
+        dtype: str,
+        vocab_size: int,
+        token_bytes: np.ndarray | None = None,
+    ) -> None:
         self._shards, self._dtype, self._vocab_size = list(shards), dtype, vocab_size
+        self.token_bytes = token_bytes
         self._tokens = [_map(shard, "tokens", dtype) for shard in shards]
         self._bases = np.cumsum([0, *(len(part) for part in self._tokens)], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns what opens the same files elsewhere; a pickled memory map would copy them."""
-        return TokenStream, (self._shards, self._dtype, self._vocab_size)
+        return TokenStream, (self._shards, self._dtype, self._vocab_size, self.token_bytes)
 
     def __len__(self) -> int:
         """Returns N."""
@@ -457,7 +524,7 @@ class TokenStream:
                 were damaged where the sample at opening did not look.
         """
         try:
-            tokens = self._gathered(positions)
+            tokens = self._gathered(self._tokens, positions)
         except IndexError as error:
             what = f"its documents do not end within its {len(self)} tokens"
             raise damaged(self._shards[0].parent, what) from error
@@ -466,14 +533,25 @@ class TokenStream:
             raise damaged(self._shards[0].parent, what)
         return tokens
 
-    def _gathered(self, positions: np.ndarray) -> np.ndarray:
-        if len(self._tokens) == 1:
-            return self._tokens[0][positions].astype(np.int64)
+    def bytes_at(self, positions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Returns the UTF-8 bytes of text that the `tokens` at `positions` cover, int64."""
+        if self.token_bytes is not None:
+            return self.token_bytes[tokens]
+        return self._gathered(self._sizes, positions)
+
+    @cached_property
+    def _sizes(self) -> list[np.ndarray]:
+        return [_map(shard, "sizes", SIZE.str) for shard in self._shards]
+
+    def _gathered(self, parts: Sequence[np.ndarray], positions: np.ndarray) -> np.ndarray:
+        """Returns the values at `positions` of arrays that lie in shards, int64."""
+        if len(parts) == 1:
+            return parts[0][positions].astype(np.int64)
         shard = np.searchsorted(self._bases, positions, side="right") - 1
         out = np.empty(positions.shape, dtype=np.int64)
         for s in np.unique(shard):
             here = shard == s
-            out[here] = self._tokens[s][positions[here] - self._bases[s]]
+            out[here] = parts[s][positions[here] - self._bases[s]]
         return out
 
 

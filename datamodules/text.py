@@ -3,10 +3,10 @@
 A corpus writes one method, `documents(split)`, and gets the rest: splits, tokenizer, text store
 (`corpus`), loaders, ranks and resuming (`base`), windows (here).
 
-The stream of a split is its documents, each ending in EOS. Before it we think one more EOS, at
-position -1, as the context of the very first token; so every stored token, that one too, is a
-target like any other. A window is a row of T+1 tokens: the first T are the inputs, the last T the
-targets.
+The stream of a split is its documents, each ending in EOS. An EOS is assumed at position -1, as the
+context of the very first token, so that every stored token is a target. Where the tokenizer begins
+texts with BOS, documents do too, and evaluation reads BOS without predicting it. A window is a row
+of T+1 tokens: the first T are the inputs, the last T the targets.
 
 Three orders say which row has which number:
 
@@ -20,8 +20,9 @@ Three orders say which row has which number:
 keyed by seed and row number or epoch: no state, so any batch can be built without those before it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from datamodules.base import (
     none_of,
     outside,
 )
+from datamodules.corpus import REMOVE_REPEATS
 from datamodules.order import EpochOrder, draws, epoch_order
 from datamodules.store import Split, TokenStream
 from datamodules.tokenizers import Tokenizer
@@ -44,29 +46,51 @@ from datamodules.tokenizers import Tokenizer
 IGNORE = -100  # target of positions where nothing is predicted, and filler in rows
 
 
-class WindowOrder(Protocol):
+class WindowOrder(ABC):
     """Rows by number.
+
+    Args:
+        stream: Tokens of the split, N of them.
+        block_size: T.
+        eos_id: The token before the stream.
 
     Attributes:
         block_size: T.
     """
 
-    block_size: int
+    def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int) -> None:
+        self._stream, self.block_size, self._eos_id = stream, block_size, eos_id
 
+    @abstractmethod
     def __len__(self) -> int:
         """Returns the rows per epoch."""
-        ...
+
+    @abstractmethod
+    def positions(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns where in the stream the tokens of rows lie, (B, T+1) int64.
+
+        -1 is the EOS before the stream, -2 filler. Numbers (B,) count on over epochs.
+        """
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """Returns rows (B, T+1) int64, tokens or -100; numbers (B,) count on over epochs."""
-        ...
+        return self.cut(self.positions(numbers))
+
+    def cut(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the tokens at `positions`, -100 for filler."""
+        tokens = self._stream.gather(np.maximum(positions, 0))
+        tokens[positions == -1] = self._eos_id
+        tokens[positions == NOWHERE] = IGNORE
+        return tokens
+
+    def bytes_at(self, positions: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Returns the UTF-8 bytes of the tokens `rows` at `positions`, 0 outside the stream."""
+        inside = positions >= 0
+        sizes = self._stream.bytes_at(np.maximum(positions, 0), np.where(inside, rows, 0))
+        return np.where(inside, sizes, 0)
 
 
-def _cut(stream: TokenStream, positions: np.ndarray, eos_id: int) -> np.ndarray:
-    """Returns the tokens at `positions`, where -1 is the EOS before the stream."""
-    tokens = stream.gather(np.maximum(positions, 0))
-    tokens[positions < 0] = eos_id
-    return tokens
+NOWHERE = -2  # position of filler in rows; -1 is the EOS before the stream
 
 
 def _full_windows(stream: TokenStream, block_size: int) -> int:
@@ -83,7 +107,7 @@ def _full_windows(stream: TokenStream, block_size: int) -> int:
     return len(stream) // block_size
 
 
-class RandomWindows:
+class RandomWindows(WindowOrder):
     """T+1 consecutive tokens from anywhere in the stream, drawn with replacement.
 
     Args:
@@ -97,7 +121,7 @@ class RandomWindows:
     """
 
     def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int, seed: int) -> None:
-        self._stream, self.block_size, self._eos_id = stream, block_size, eos_id
+        super().__init__(stream, block_size=block_size, eos_id=eos_id)
         self._seed = seed
         self._rows = _full_windows(stream, block_size)
 
@@ -105,16 +129,15 @@ class RandomWindows:
         """Returns N // T: as many targets per epoch as `PackedWindows` has."""
         return self._rows
 
-    def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns rows (B, T+1) for numbers (B,)."""
+    def positions(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the positions of rows, (B, T+1)."""
         starts = draws(numbers, seed=self._seed) % np.uint64(
             len(self._stream) - self.block_size + 1
         )
-        positions = starts.astype(np.int64)[:, None] - 1 + np.arange(self.block_size + 1)
-        return _cut(self._stream, positions, self._eos_id)
+        return starts.astype(np.int64)[:, None] - 1 + np.arange(self.block_size + 1)
 
 
-class PackedWindows:
+class PackedWindows(WindowOrder):
     """Documents in a new order each epoch, joined, and cut into consecutive rows of T targets.
 
     Each token is a target at most once per epoch; fewer than T at the end of the order, and the
@@ -140,7 +163,7 @@ class PackedWindows:
         seed: int,
         rows_per_batch: int = 1,
     ) -> None:
-        self._stream, self.block_size, self._eos_id = stream, block_size, eos_id
+        super().__init__(stream, block_size=block_size, eos_id=eos_id)
         self._seed = seed
         rows = _full_windows(stream, block_size)
         self._rows = num_batches(rows, rows_per_batch, drop_last=True) * rows_per_batch
@@ -154,8 +177,8 @@ class PackedWindows:
         """Returns the rows used per epoch."""
         return self._rows
 
-    def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns rows (B, T+1) for numbers (B,); number n is row n % len of epoch n // len."""
+    def positions(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the positions of rows, (B, T+1); number n is row n % len of epoch n // len."""
         epochs, indices = np.divmod(numbers, self._rows)
         out = np.empty((len(numbers), self.block_size + 1), dtype=np.int64)
         for epoch in np.unique(epochs):
@@ -164,7 +187,7 @@ class PackedWindows:
         return out
 
     def _cut_epoch(self, epoch: int, starts: np.ndarray) -> np.ndarray:
-        """Returns the rows that begin at those places of an epoch's order."""
+        """Returns the positions of rows that begin at those places of an epoch's order."""
         order = self._order(epoch)
         stops = starts + self.block_size + 1
         # The documents of each row, one row after the other, and where each stops in its row.
@@ -180,7 +203,7 @@ class PackedWindows:
         shifts = np.repeat(self._stream.ends(order.numbers[place]) - ends, until - since)
         positions = starts[:, None] + np.arange(self.block_size + 1)
         shifted = positions + shifts.reshape(positions.shape)
-        return _cut(self._stream, np.where(positions < 0, -1, shifted), self._eos_id)
+        return np.where(positions < 0, -1, shifted)
 
     def _order(self, epoch: int) -> EpochOrder:
         if epoch not in self._orders:
@@ -188,67 +211,98 @@ class PackedWindows:
         return self._orders[epoch]
 
 
-class EvaluationWindows:
+class EvaluationWindows(WindowOrder):
     """The stream cut from its beginning: each of its N tokens is counted in exactly one row.
 
     Row n begins S n tokens into the stream. Its first T - S targets are those of the rows before
-    it and serve as context, except in row 0.
+    it and serve as context, except in row 0. A stream that begins with BOS needs no EOS before it:
+    its rows begin one token later.
 
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
         eos_id: The token before the stream.
         stride: S, at most T, the targets that a row adds; None: T, rows that do not overlap.
+        bos_id: BOS of the documents, None where they have none.
     """
 
     def __init__(
-        self, stream: TokenStream, *, block_size: int, eos_id: int, stride: int | None = None
+        self,
+        stream: TokenStream,
+        *,
+        block_size: int,
+        eos_id: int,
+        stride: int | None = None,
+        bos_id: int | None = None,
     ) -> None:
-        self._stream, self.block_size, self._eos_id = stream, block_size, eos_id
+        super().__init__(stream, block_size=block_size, eos_id=eos_id)
         self._stride = block_size if stride is None else stride
+        self._first = -1 if bos_id is None else 0
 
     def __len__(self) -> int:
-        """Returns 1 + ceil((N - T) / S); 1 of at most T tokens, 0 of none."""
+        """Returns 1 + ceil((N - T) / S) for N targets; 1 of at most T, 0 without tokens."""
         size = len(self._stream)
-        return (size > 0) + -(-max(0, size - self.block_size) // self._stride)
+        targets = size - 1 - self._first
+        return (size > 0) + -(-max(0, targets - self.block_size) // self._stride)
 
-    def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns rows (B, T+1) for numbers (B,); -100 after the stream and in rows too many."""
-        positions = numbers[:, None] * self._stride - 1 + np.arange(self.block_size + 1)
-        end = len(self._stream)
-        rows = _cut(self._stream, np.minimum(positions, end - 1), self._eos_id)
-        rows[(positions >= end) | (numbers[:, None] >= len(self))] = IGNORE
-        return rows
+    def positions(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the positions of rows, (B, T+1), filler after the stream and in rows too many."""
+        starts = numbers[:, None] * self._stride + self._first
+        positions = starts + np.arange(self.block_size + 1)
+        outside = (positions >= len(self._stream)) | (numbers[:, None] >= len(self))
+        return np.where(outside, NOWHERE, positions)
 
 
 def as_batch(
-    rows: np.ndarray, numbers: np.ndarray, *, eos_id: int, token_bytes: Tensor, context: int = 0
+    rows: np.ndarray,
+    sizes: np.ndarray,
+    numbers: np.ndarray,
+    *,
+    eos_id: int,
+    context: int = 0,
+    bos_id: int | None = None,
 ) -> Batch:
     """Returns the batch dict of rows (B, T+1) that carry those numbers (B,).
 
-    The first ``context`` targets of every row but row 0 are not predicted.
+    The first ``context`` targets of every row but row 0 are not predicted, and ``bos_id`` nowhere:
+    that a text begins is given.
 
     Keys: ``tokens`` (B, T) int64; ``targets`` (B, T) int64, -100 where nothing is predicted;
     ``mask`` (B, T) bool, true on real tokens; ``sequence_id`` (B,) int64, the row's number;
     ``num_bytes`` (B,) int64, UTF-8 bytes of the targets.
+
+    Args:
+        rows: Tokens, or -100.
+        sizes: UTF-8 bytes of each token of the rows, (B, T+1) int64.
+        numbers: Numbers of the rows.
+        eos_id: Stands at padded inputs.
+        context: Targets at the beginning of rows that are only read.
+        bos_id: BOS of the documents, None where they have none.
     """
     padded = torch.from_numpy(rows)
     inputs, targets = padded[:, :-1], padded[:, 1:].clone()
     mask = inputs != IGNORE
     targets[numbers > 0, :context] = IGNORE
+    if bos_id is not None:
+        targets[targets == bos_id] = IGNORE
     return {
         "tokens": torch.where(mask, inputs, eos_id),
         "targets": targets,
         "mask": mask,
         "sequence_id": torch.from_numpy(numbers),
-        "num_bytes": target_bytes(targets, token_bytes),
+        "num_bytes": target_bytes(targets, sizes[:, 1:]),
     }
 
 
-def target_bytes(targets: Tensor, token_bytes: Tensor) -> Tensor:
-    """Returns the UTF-8 bytes of each row's targets (B, ...), of which -100 is none; (B,) int64."""
-    sizes = torch.where(targets != IGNORE, token_bytes[targets.clamp(min=0)], 0)
-    return sizes.flatten(1).sum(1)
+def target_bytes(targets: Tensor, sizes: np.ndarray) -> Tensor:
+    """Returns the UTF-8 bytes of each row's targets, (B,) int64.
+
+    Args:
+        targets: (B, ...), -100 where nothing is predicted.
+        sizes: UTF-8 bytes of each, of the same shape.
+    """
+    counted = torch.where(targets != IGNORE, torch.from_numpy(sizes), 0)
+    return counted.flatten(1).sum(1)
 
 
 class WindowSource(RowSource):
@@ -257,12 +311,13 @@ class WindowSource(RowSource):
     Args:
         order: Windows by number.
         eos_id: Token that stands at padded inputs.
-        token_bytes: UTF-8 bytes of each id, (V,) int64.
         drop_last: Whether rows that do not fill a batch of all ranks are left out (training).
             Evaluation keeps them and fills the last batches with rows without targets, so that
             every rank has equally many.
         special_ids: Tokens that are not lexical; see `batch`.
         context: Targets at the beginning of every row but row 0 that are not predicted.
+        bos_id: The BOS of documents, if they have one. Evaluation does not predict it; training
+            does, so that every row has T targets.
         **rows: See `RowSource`.
 
     Raises:
@@ -274,16 +329,16 @@ class WindowSource(RowSource):
         order: WindowOrder,
         *,
         eos_id: int,
-        token_bytes: Tensor,
         drop_last: bool = False,
         special_ids: Sequence[int] = (),
         context: int = 0,
+        bos_id: int | None = None,
         **rows: int,
     ) -> None:
         super().__init__(**rows)
         self._order, self._context = order, context
         self._special_ids = torch.tensor(special_ids, dtype=torch.int64)
-        self._eos_id, self._token_bytes = eos_id, token_bytes
+        self._eos_id, self._bos_id = eos_id, bos_id
         self._batches = num_batches(len(order), self._rows_per_batch, drop_last=drop_last)
 
     def __len__(self) -> int:
@@ -300,17 +355,26 @@ class WindowSource(RowSource):
         With `special_ids` also ``lexical`` (B, T) bool: the target is none of them.
         """
         numbers = self._numbers(n)
+        positions = self._order.positions(numbers)
+        rows = self._order.cut(positions)
         batch = as_batch(
-            self._order.rows(numbers),
+            rows,
+            self._order.bytes_at(positions, rows),
             numbers,
             eos_id=self._eos_id,
-            token_bytes=self._token_bytes,
             context=self._context,
+            bos_id=self._bos_id,
         )
         if len(self._special_ids):
             targets = batch["targets"]
             batch["lexical"] = (targets != IGNORE) & ~torch.isin(targets, self._special_ids)
         return batch
+
+    def target_sizes(self, n: int) -> Tensor:
+        """Returns the UTF-8 bytes of each target of batch `n`, (B, T) int64."""
+        positions = self._order.positions(self._numbers(n))
+        rows = self._order.cut(positions)
+        return torch.from_numpy(self._order.bytes_at(positions, rows)[:, 1:])
 
 
 def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:
@@ -332,7 +396,7 @@ def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:
 class PromptSource(DealtPrompts):
     """Batches of prompts as a model reads them before it continues them.
 
-    Each stands after a token of its own (an EOS), so that its first token is scored too. Batches
+    Each stands after `Tokenizer.start_id`, so that its first token is scored too. Batches
     are those of `as_batch`, as wide as their longest prompt.
 
     Args:
@@ -350,8 +414,8 @@ class PromptSource(DealtPrompts):
     ) -> None:
         super().__init__(prompts, **rows)
         self._tokenizer = tokenizer
-        self._ids = [tokenizer.prompt_ids(prompt) for prompt in prompts]
-        for number, ids in enumerate(self._ids):
+        self._encoded = [tokenizer.measured_prompt(prompt) for prompt in prompts]
+        for number, (ids, _) in enumerate(self._encoded):
             if len(ids) - 1 > block_size:
                 raise ValueError(
                     f"prompt {number + 1} has {len(ids) - 1} tokens, the model reads block_size="
@@ -359,13 +423,14 @@ class PromptSource(DealtPrompts):
                 )
 
     def _built(self, numbers: list[int]) -> Batch:
-        ids = [self._ids[number] for number in numbers]
-        width = max(2, *map(len, ids))
-        rows = np.full((len(ids), width), IGNORE, dtype=np.int64)
-        for row, tokens in zip(rows, ids, strict=True):
-            row[: len(tokens)] = tokens
-        eos_id, token_bytes = self._tokenizer.eos_id, self._tokenizer.token_bytes
-        return as_batch(rows, np.array(numbers), eos_id=eos_id, token_bytes=token_bytes)
+        encoded = [self._encoded[number] for number in numbers]
+        width = max(2, *(len(ids) for ids, _ in encoded))
+        rows = np.full((len(encoded), width), IGNORE, dtype=np.int64)
+        sizes = np.zeros_like(rows)
+        for row, counts, (ids, covered) in zip(rows, sizes, encoded, strict=True):
+            row[: len(ids)] = ids
+            counts[: len(ids)] = covered
+        return as_batch(rows, sizes, np.array(numbers), eos_id=self._tokenizer.eos_id)
 
 
 # The data module
@@ -396,7 +461,6 @@ class TextDataModule(LanguageDataModule):
     """
 
     may_overlap: ClassVar[bool] = True
-    repeats_leak: ClassVar[bool] = True
     not_in_source: ClassVar[frozenset[str]] = LanguageDataModule.not_in_source | {
         "block_size",
         "train_windows",
@@ -428,6 +492,20 @@ class TextDataModule(LanguageDataModule):
                 f"eval_stride={self.eval_stride} must be between 1 and block_size={self.block_size}"
             )
         return problems
+
+    def repeats_cure(self) -> str | None:
+        """Returns the advice where several splits have a document."""
+        return REMOVE_REPEATS
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the store, and compares the sizes of batches with it before a model is built.
+
+        Raises:
+            ValueError: The train split is too small for one batch.
+        """
+        super().setup(stage)
+        if stage == "fit" and self.trainer is not None:  # a corpus of sentences has none
+            self.training_source()
 
     @property
     def block_size(self) -> int:
@@ -462,7 +540,6 @@ class TextDataModule(LanguageDataModule):
             order,
             batch_size=self.batch_size,
             eos_id=eos_id,
-            token_bytes=self.tokenizer.token_bytes,
             drop_last=True,
             **ranks,
         )
@@ -475,19 +552,23 @@ class TextDataModule(LanguageDataModule):
         """
         stream = self.stream(split)
         self._refuse_empty(split, len(stream))
-        eos_id, stride = self.tokenizer.eos_id, self.eval_stride or self.block_size
+        stride = self.eval_stride or self.block_size
+        eos_id, bos_id = self.tokenizer.eos_id, self.tokenizer.text_bos_id
+        windows = EvaluationWindows(
+            stream, block_size=self.block_size, eos_id=eos_id, stride=stride, bos_id=bos_id
+        )
         return WindowSource(
-            EvaluationWindows(stream, block_size=self.block_size, eos_id=eos_id, stride=stride),
+            windows,
             batch_size=self.eval_batch_size,
             eos_id=eos_id,
-            token_bytes=self.tokenizer.token_bytes,
+            bos_id=bos_id,
             special_ids=self.tokenizer.special_ids if self.report == "lexical" else (),
             context=self.block_size - stride,
             **self._ranks(),
         )
 
     def prompt_source(self, prompts: Sequence[str]) -> PromptSource:
-        """Returns batches of prompts, each after an EOS.
+        """Returns batches of prompts, each after BOS, or EOS where the tokenizer has no BOS.
 
         Raises:
             ValueError: A prompt is longer than a window.

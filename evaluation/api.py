@@ -7,7 +7,8 @@ generate``, ``score`` reads texts as ``evaluate.py tasks``, ``think`` shows what
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
@@ -15,6 +16,7 @@ import pandas as pd
 import torch
 from jsonargparse import Namespace
 from lightning.fabric.utilities import move_data_to_device
+from tqdm import tqdm
 
 from callbacks import ForkAnalysis, GateAnalysis, PosteriorAnalysis, StepAllocation, ThoughtTrace
 from callbacks.analysis.base import Analysis, NothingToAnalyseError
@@ -29,7 +31,7 @@ from evaluation.scoring import Totals, score_batch
 from evaluation.tasks.readers import Piece, Reader, label, reader_of
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Which
-from lightning_models.generation import SamplingConfig, generate_steps
+from lightning_models.generation import SamplingConfig, generate_steps, written_text
 from lightning_models.outputs import Likelihood
 from lightning_models.runtime import choose_kernels
 
@@ -50,6 +52,20 @@ Compute = Literal["scoring", "training", "generation"]
 def _check_choice(name: str, value: str, choices: Any) -> None:
     if value not in get_args(choices):
         raise ValueError(f"{name} ({value}) must be one of {', '.join(get_args(choices))}")
+
+
+def _check_type(kind: Any, wanted: str, **values: Any) -> None:
+    """Raises a ValueError that names the argument; jsonargparse does so for the commands."""
+    for name, value in values.items():
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{name} ({value!r}) must be {wanted}")
+
+
+def _check_count(least: int, **values: Any) -> None:
+    _check_type(int, "a whole number", **values)
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} ({value}) must be at least {least}")
 
 
 def load(
@@ -79,6 +95,14 @@ def load(
     Raises:
         ValueError: if the checkpoint cannot be read or rebuilt, or the tokenizer does not fit.
     """
+    _check_type((str, Path), "a path", path=path)
+    _check_choice("device", device, Device)
+    _check_choice("precision", precision, Precision)
+    _check_type((Mapping, type(None)), "a mapping of fields to values, or None", changes=changes)
+    _check_type((str, type(None)), "the name of a tokenizer, or None", tokenizer=tokenizer)
+    _check_type((tuple, list), "a tuple of names", packages=packages)
+    for name in packages:
+        _check_type(str, "names of packages", packages=name)
     settings = Namespace(
         ckpt=str(path),
         which=which,
@@ -190,7 +214,8 @@ class LoadedModel:
             text: the prompt; an empty one starts a document.
             max_new_tokens: longest continuation, in tokens.
             stream: whether to return an iterator of pieces, as they are written, that join to the
-                text. A character of several tokens comes with the last of them.
+                text. A character of several tokens comes with the last of them; of byte-fallback
+                pieces, all in a row come together.
             **sampling: fields of ``SamplingConfig``: temperature (0: the likeliest token), top_k,
                 top_p, seed.
 
@@ -198,6 +223,15 @@ class LoadedModel:
             ValueError: if an option is out of its range, or prompt and continuation do not fit the
                 model's context.
         """
+        _check_type(str, "text (str)", text=text)
+        _check_count(0, max_new_tokens=max_new_tokens)
+        _check_type(bool, "True or False", stream=stream)
+        unknown = sampling.keys() - {each.name for each in fields(SamplingConfig)}
+        if unknown:
+            raise ValueError(
+                f"{min(unknown)} is no option of sampling; there are "
+                f"{', '.join(each.name for each in fields(SamplingConfig))}"
+            )
         check_utf8(text, f"prompt {text!a}")
         config = SamplingConfig(**sampling)
         if stream:
@@ -219,23 +253,27 @@ class LoadedModel:
             [self.tokenizer.prompt_ids(text)],
             max_new_tokens=max_new_tokens,
             sampling=sampling,
-            eos_id=self.tokenizer.stop_id,
+            stop_ids=self.tokenizer.stop_ids,
             vocab_size=self.tokenizer.vocab_size,
             device=self.model.device,
         )
+        text_of = partial(written_text, self.tokenizer, begins=not text)
         ids: list[int] = []
         shown = 0
         while True:
             with autocast(self.model.device, self.precision):  # not while the caller has its turn
-                _, token = next(steps, (0, self.tokenizer.stop_id))
-            if token == self.tokenizer.stop_id:
+                token = next(steps, (0, None))[1]
+            if token is None:
                 break
             ids.append(token)
-            whole = self.tokenizer.decode(ids)
+            # Byte pieces in a row are decoded together: a broken one changes those before it.
+            if token in self.tokenizer.byte_pieces or not written_text(self.tokenizer, [token]):
+                continue
+            whole = text_of(ids)
             if len(whole) > shown and not whole.endswith(REPLACEMENT):
                 yield whole[shown:]
                 shown = len(whole)
-        rest = self.tokenizer.decode(ids)[shown:]
+        rest = text_of(ids)[shown:]
         if rest:
             yield rest
 
@@ -251,7 +289,9 @@ class LoadedModel:
             text: at least one token. Of a model that answers questions the answer; its end is
                 scored, too.
             context: text before it, which is given and not scored; none: ``text`` starts a
-                document. Of a model that answers questions the question.
+                document. Both are encoded alone, so that what is scored is exactly ``text`` even
+                where the tokenizer would join them in one token. Of a model that answers questions
+                the question.
             mode: 'blockwise' reads the text in one pass; 'autoregressive' scores each token from
                 its prefix alone, which makes a difference for models that are not causal.
 
@@ -259,6 +299,7 @@ class LoadedModel:
             ValueError: if there is nothing to score, or no question where the model needs one.
         """
         _check_choice("mode", mode, Mode)
+        _check_type(str, "text (str)", text=text, context=context)
         reader = self._reader(text)
         if self.model.reads == "reasoning" and not context:
             raise ValueError(
@@ -267,6 +308,10 @@ class LoadedModel:
             )
         check_utf8(context, f"context {context!a}")
         parts = reader.pieces(context, text)
+        if not parts:
+            raise ValueError(
+                f"text ({text!a}) has no tokens in {self.tokenizer.name}; give at least one token"
+            )
         from_prefixes = mode == "autoregressive" and not self.model.causal
         if from_prefixes:
             parts = [prefix for part in parts for prefix in part.prefixes()]
@@ -282,14 +327,15 @@ class LoadedModel:
             if is_scored
         ]
         marked = isinstance(self.tokenizer, SentenceTokenizer)  # marks have nats, not known here
+        texts = pieces(self.tokenizer, ids, begins=not context)
         totals = Totals(
             nats.sum().item() + of_text,
             len(ids),
-            None if marked else int(self.tokenizer.token_bytes[ids].sum()),
+            None if marked else len(text.encode()),
             all_nats=math.nan if marked else None,
             sequence_nats=of_text,
         )
-        columns = {"place": range(len(ids)), "id": ids, "text": pieces(self.tokenizer, ids)}
+        columns = {"place": range(len(ids)), "id": ids, "text": texts}
         tokens = pd.DataFrame({**columns, "nats": nats.numpy()})
         return TextScore(totals.nats_per_token, likelihood, causal, totals, tokens)
 
@@ -298,7 +344,8 @@ class LoadedModel:
     ) -> tuple[torch.Tensor, float, Likelihood]:
         """Returns float64 nats of all scored tokens (N,), those of whole texts, and their kind."""
         nats, of_texts, kind = [], 0.0, self.model.likelihood
-        for start in range(0, len(parts), ROWS):
+        hidden = None if len(parts) > ROWS else True  # None: hidden where stderr is no terminal
+        for start in tqdm(range(0, len(parts), ROWS), desc="scoring", disable=hidden):
             group = parts[start : start + ROWS]
             batch = reader.whole_batch(group) if whole else reader.batch(group)
             scores = score_batch(self.model, batch, self.precision)
@@ -338,6 +385,7 @@ class LoadedModel:
         Raises:
             ValueError: if the method records nothing to show, or the text is too long.
         """
+        _check_type(str, "text (str)", text=text)
         reader = self._reader(text)
         piece = reader.document(text)
         if reader.limit is not None and len(piece.tokens) - 1 > reader.limit:
@@ -374,6 +422,8 @@ class LoadedModel:
             kind: of scoring in one pass, of a training step, or of a generated token.
         """
         _check_choice("kind", kind, Compute)
+        if context is not None:
+            _check_count(1, context=context)
         tokens = self.model.config.block_size if context is None else context
         if kind == "generation":
             return self.model.generation_flops(tokens)

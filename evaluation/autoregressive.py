@@ -43,21 +43,11 @@ class DrawnTargets:
     """Place of each target in its window, int64 (N,): its prefix has ``column + 1`` tokens."""
     of: int
     """Targets that these were drawn from."""
+    num_bytes: Tensor | None = None
+    """UTF-8 bytes of each target, int64 (N,); None where the data do not count them by target."""
 
     def __len__(self) -> int:
         return len(self.row)
-
-    def num_bytes(self, token_bytes: Tensor) -> Tensor | None:
-        """Returns the UTF-8 bytes of each target, int64 (N,).
-
-        None where the data do not count bytes, or not by ``token_bytes`` (V,): a number of bits
-        per byte that rests on another count would be wrong.
-        """
-        targets, counted = self.windows["targets"], self.windows.get("num_bytes")
-        sizes = torch.where(targets != IGNORE, token_bytes[targets.clamp(min=0)], 0)
-        if counted is None or not torch.equal(sizes.sum(dim=1), counted):
-            return None
-        return sizes[self.row, self.column]
 
 
 @dataclass(frozen=True)
@@ -161,7 +151,19 @@ def _as_drawn(source: BatchSource, places: np.ndarray, of: int) -> DrawnTargets:
         torch.from_numpy(row.reshape(-1)),
         torch.from_numpy(places[:, 2].copy()),
         of,
+        _sizes(source, places),
     )
+
+
+def _sizes(source: BatchSource, places: np.ndarray) -> Tensor | None:
+    """Returns the UTF-8 bytes of the targets at ``places`` (N, 3), batch numbers ascending."""
+    if not hasattr(source, "target_sizes"):
+        return None
+    parts = []
+    for n in np.unique(places[:, 0]).tolist():
+        rows, columns = places[places[:, 0] == n, 1:].T
+        parts.append(source.target_sizes(n)[rows, columns])
+    return torch.cat(parts)
 
 
 def _windows(source: BatchSource, places: np.ndarray) -> dict[str, Tensor]:
@@ -190,7 +192,6 @@ def score_pairs(
     prefixes, and the FLOPs of their whole windows.
     """
     compute = ComputeCounter() if compute is None else compute
-    sizes = drawn.num_bytes(tokenizer.token_bytes)
     most_tokens = batch_size * drawn.windows["tokens"].shape[1]
     groups = list(bucket_by_length(drawn.column + 1, most_tokens))
     batches = compute.watch(prefix_batch(drawn, chosen, tokenizer.eos_id) for chosen in groups)
@@ -202,7 +203,7 @@ def score_pairs(
         prefix=prefix,
         prefix_likelihood="exact" if kind == "noncausal" else kind,
         blockwise=blockwise,
-        num_bytes=None if sizes is None else int(sizes.sum()),
+        num_bytes=None if drawn.num_bytes is None else int(drawn.num_bytes.sum()),
         of=drawn.of,
         likelihood=model.likelihood,
         causal=model.causal,

@@ -5,12 +5,17 @@ import os
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from lightning_models.recipe import import_public_classes, prints_descriptions
 
 DEBUG_FLAG = "--debug"
+ONE_PROCESS = (
+    "torchrun has started several processes, but evaluate.py is one; start it with python. Several "
+    "score a corpus with torchrun ... train.py validate | test --ckpt_path CKPT"
+)
 
 COMMANDS = {
     "perplexity": ("perplexity", "Score a corpus: perplexity and bits per byte."),
@@ -49,6 +54,17 @@ MOVED = {
 """Former commands, and what has taken their place."""
 
 
+class ExactParser(ArgumentParser):
+    """A parser that takes no prefix for an option.
+
+    Nor do the parsers that jsonargparse makes for the arguments of a class: they are of the same
+    type and get no ``allow_abbrev``.
+    """
+
+    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=allow_abbrev, **kwargs)
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code: 2 for bad input, reported in one line.
 
@@ -56,6 +72,10 @@ def main(args: Sequence[str] | None = None) -> int:
         args: the command line; None: that of the process.
     """
     argv = sys.argv[1:] if args is None else list(args)
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if os.environ.get("RANK") == "0":
+            print(f"error: {ONE_PROCESS}", file=sys.stderr)
+        return 2
     return run_with_clear_errors(lambda: _run(argv), argv)
 
 
@@ -103,9 +123,13 @@ def _run(argv: Sequence[str]) -> None:
         from training.errors import condense, with_options  # takes seconds, as above
 
         raise ArgumentError(None, with_options(condense(str(error)), parser, None, argv)) from error
-    from evaluation.arguments import check_numbers  # the command has imported it, --help has not
+    from lightning.pytorch.utilities import rank_zero_only  # the command has imported both
+
+    from evaluation.arguments import check_numbers
     from lightning_models.runtime import choose_kernels
 
+    # whatever RANK or SLURM_PROCID say
+    rank_zero_only.rank = 0  # type: ignore[attr-defined]
     module, _ = COMMANDS[settings.command]
     options = settings[settings.command]
     check_numbers(options)
@@ -134,15 +158,14 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
     """Returns the parser; only the command that ``argv`` names is imported and has its options."""
     set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
     chosen = command_in(argv)
-    parser = ArgumentParser(
+    parser = ExactParser(
         prog="evaluate.py",
         description="Evaluates a checkpoint; needs nothing but the checkpoint.",
         exit_on_error=False,
-        allow_abbrev=False,
     )
     commands = parser.add_subcommands(dest="command", required=True)
     for name, (module, summary) in COMMANDS.items():
-        command = ArgumentParser(description=summary, exit_on_error=False)
+        command = ExactParser(description=summary, exit_on_error=False)
         if name == chosen:
             importlib.import_module(f"evaluation.{module}").add_arguments(command, argv)
             command.add_argument(

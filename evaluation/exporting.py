@@ -19,16 +19,24 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 
+from datamodules.special_tokens import SPECIAL_TOKENS_FILE
 from datamodules.tokenizers import (
     EOS_TEXT,
     BytesTokenizer,
     JsonTokenizer,
     TiktokenTokenizer,
     Tokenizer,
+    first_line,
 )
 from evaluation.arguments import add_which_argument, load_checkpoint
 from evaluation.load import build_model, build_tokenizer
-from evaluation.output import check_target, format_table, write_atomically, write_folder
+from evaluation.output import (
+    check_target,
+    format_table,
+    write_checkpoint,
+    write_folder,
+    write_text,
+)
 from lightning_models import LanguageModel, TransformerLM
 from lightning_models.checkpoint import Checkpoint, read_whole, write_model_folder
 from lightning_models.recipe import PACKAGES_HELP
@@ -124,7 +132,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> bool:
     """Writes tokenizer.json and tokenizer_config.json; returns whether there is an equivalent.
 
     There is one of ``bytes``, of tiktoken's encodings, and of tokenizers of the ``tokenizers``
-    library, ``bpe:N`` among them: the same ids for any text; none of sentences with boundaries.
+    library, ``bpe:N`` among them: the same ids for any text, after BOS where texts begin with it;
+    none of sentences with boundaries.
 
     Args:
         tokenizer: of the checkpoint.
@@ -139,14 +148,62 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> bool:
     else:
         return False
     from tokenizers import Tokenizer as Fast
-    from transformers import PreTrainedTokenizerFast
 
     inner = Fast.from_str(text)
-    eos = inner.id_to_token(tokenizer.eos_id)
-    assert eos is not None
-    fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos)
-    fast.save_pretrained(folder)
+    bos = tokenizer.text_bos_id
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None if bos is None else inner.id_to_token(bos),
+        "eos_token": inner.id_to_token(tokenizer.eos_id),
+        "add_bos_token": bos is not None,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+    }
+    write_text(folder / "tokenizer.json", _begun_with_bos(text, inner, tokenizer))
+    write_text(folder / "tokenizer_config.json", f"{json.dumps(config, indent=2)}\n")
     return True
+
+
+def _begun_with_bos(text: str, inner: Any, tokenizer: Tokenizer) -> str:
+    """Returns a tokenizer.json whose post-processor adds BOS where ours does, and nothing else."""
+    from tokenizers.processors import TemplateProcessing
+
+    bos, plain = tokenizer.text_bos_id, inner.encode("a", add_special_tokens=False).ids
+    fitting = [[tokenizer.start_id, *plain], *([plain] if bos is None else [])]
+    if inner.encode("a").ids in fitting:
+        return text
+    content = json.loads(text)
+    content["post_processor"] = None
+    if bos is not None:
+        name = inner.id_to_token(bos)
+        inner.post_processor = TemplateProcessing(
+            single=[name, "$A"], pair=[name, "$A", "$B:1"], special_tokens=[(name, bos)]
+        )
+        content["post_processor"] = json.loads(inner.to_str())["post_processor"]
+    return json.dumps(content, ensure_ascii=False)
+
+
+# Texts that tokenizers cut differently: by digits, letters, spaces, and with their normalisers.
+_PROBES = ("In 1984 they'd paid $12,345:  don't\n\n\tPANIC!!", " a  b ", "foo_bar(x1) cafe\u0301")
+
+
+def _read_differently(tokenizer: Tokenizer, folder: Path) -> str | None:
+    """Says how AutoTokenizer reads an exported tokenizer, where that gives other ids than ours.
+
+    For some models (Qwen2) it takes the cuts and the normaliser of the model's own class, whatever
+    the folder's files say.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        theirs = AutoTokenizer.from_pretrained(folder)
+        ids = [theirs.encode(text, add_special_tokens=False) for text in _PROBES]
+        what = f"reads it as {type(theirs).__name__}, with other ids"
+    except Exception as error:
+        ids, what = [], f"cannot read it ({first_line(error)})"
+    if ids == [tokenizer.encode(text) for text in _PROBES]:
+        return None
+    return f"AutoTokenizer {what}: use PreTrainedTokenizerFast.from_pretrained"
 
 
 def _bytes_json() -> str:
@@ -216,7 +273,7 @@ def run(settings: Namespace) -> None:
 
 def _write_file(checkpoint: Checkpoint, target: Path) -> dict[str, str]:
     content = read_whole(checkpoint.path)
-    write_atomically(target, lambda path: torch.save(content, path))
+    write_checkpoint(target, content)
     resumes = bool(content.get("optimizer_states"))
     rest = "with optimiser and data order" if resumes else "weights, without an optimiser"
     return {"format": "one checkpoint file", "step": f"{checkpoint.step:,}", "holds": rest}
@@ -236,7 +293,15 @@ def _export(checkpoint: Checkpoint, folder: Path, format: Format) -> dict[str, s
 
 def _write_model_folder(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
     write_model_folder(folder, checkpoint.content)
-    return {"format": "model folder, for the verbs of evaluate.py and --ckpt_path"}
+    rows = {"format": "model folder, for the verbs of evaluate.py and --ckpt_path"}
+    try:
+        tokenizer = build_tokenizer(checkpoint)
+    except ValueError:  # none is known, or it cannot be had; recipe.json has its name
+        return rows
+    write_tokenizer(tokenizer, folder)
+    if isinstance(tokenizer, JsonTokenizer) and SPECIAL_TOKENS_FILE in tokenizer.files():
+        write_text(folder / SPECIAL_TOKENS_FILE, tokenizer.files()[SPECIAL_TOKENS_FILE])
+    return rows
 
 
 def _write_transformers(
@@ -246,11 +311,17 @@ def _write_transformers(
         tokenizer = build_tokenizer(checkpoint)
     except ValueError as error:
         tokenizer, name = None, f"none ({error})"
-    eos = None if tokenizer is None else tokenizer.eos_id
-    family = write_transformers(model, folder, bos_token_id=None, eos_token_id=eos)
+    bos, eos = None, None
     if tokenizer is not None:
-        written = write_tokenizer(tokenizer, folder)
-        name = tokenizer.name if written else f"none ({tokenizer.name} has no equivalent)"
+        first, *rest = tokenizer.stop_ids
+        bos, eos = tokenizer.text_bos_id, [first, *rest] if rest else first
+    family = write_transformers(model, folder, bos_token_id=bos, eos_token_id=eos)
+    if tokenizer is not None:
+        if write_tokenizer(tokenizer, folder):
+            note = _read_differently(tokenizer, folder)
+            name = tokenizer.name if note is None else f"{tokenizer.name}; {note}"
+        else:
+            name = f"none ({tokenizer.name} has no equivalent)"
     whole = sum(tensor.numel() for tensor in model.state_dict().values())
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     rows = {"format": f"transformers, {config['architectures'][0]} ({family})", "tokenizer": name}

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules import PythonDocs
-from datamodules.tokenizers import JsonTokenizer, Tokenizer, parse_tokenizer
-from evaluation.output import check_target, format_table, write_atomically, write_text
+from datamodules.tokenizers import JsonTokenizer, SpecialTokens, Tokenizer, parse_tokenizer
+from evaluation.output import check_target, format_table, write_checkpoint, write_text
 from lightning_models import LanguageModel, LoopedLM, PauseLM, PonderLM1, PonderLM2
 from lightning_models.layers.blocks import embedding_scale
 from lightning_models.ponderlm import LoopedConfig, PauseConfig, PonderLM1Config, PonderLM2Config
@@ -176,15 +176,17 @@ def import_checkpoint(
     data = PythonDocs(tokenizer=name, block_size=model.config.block_size, batch_size=1)
     rows = model.config.vocab_size
     if data.vocab_size > rows:
-        path = target.with_name(f"{target.name.removesuffix('.ckpt')}.tokenizer.json").resolve()
-        write_without_added(data.tokenizer, rows, path)
-        name = str(path)
+        folder = target.with_name(f"{target.name.removesuffix('.ckpt')}.tokenizer").resolve()
+        write_without_added(data.tokenizer, rows, folder)
+        name = str(folder)
         data = PythonDocs(tokenizer=name, block_size=model.config.block_size, batch_size=1)
     if data.vocab_size < rows:
         # Rows without a token stay as padding, which the softmax sees and sampling never chooses.
         model = build(vocab_size=data.vocab_size, vocab_multiple=rows)
+    if isinstance(data.tokenizer, JsonTokenizer):
+        rank_zero_info(data.tokenizer.description)
     content = checkpoint_content(model, data)
-    write_atomically(target, lambda path: torch.save(content, path))
+    write_checkpoint(target, content)
     return model
 
 
@@ -200,11 +202,11 @@ def own_tokenizer(source: str) -> str:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ValueError(f"{folder} has no tokenizer.json; name the tokenizer with --tokenizer")
-    return str(path.resolve())
+    return str(folder.resolve() / path.name)  # the file may be a link, away from its configs
 
 
-def write_without_added(tokenizer: Tokenizer, rows: int, path: Path) -> None:
-    """Writes a tokenizer.json without the added entries that an embedding has no row for.
+def write_without_added(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
+    """Writes a tokenizer as a folder without the added entries that an embedding has no row for.
 
     Such an entry (often one for padding) was added to a tokenizer after the model was made, and the
     model can't read it. Text that spells it becomes ordinary tokens; other text keeps its ids.
@@ -212,7 +214,7 @@ def write_without_added(tokenizer: Tokenizer, rows: int, path: Path) -> None:
     Args:
         tokenizer: The published one.
         rows: Rows of the embedding.
-        path: File to write.
+        folder: Where to write.
 
     Raises:
         ValueError: The tokenizer needs those entries, so it belongs to another model.
@@ -220,7 +222,7 @@ def write_without_added(tokenizer: Tokenizer, rows: int, path: Path) -> None:
     content = json.loads(tokenizer.json_text) if isinstance(tokenizer, JsonTokenizer) else {}
     added = {t["content"]: t["id"] for t in content.get("added_tokens", []) if t["id"] >= rows}
     reason = _need_for(added, content, tokenizer, rows)
-    if reason:
+    if reason or not isinstance(tokenizer, JsonTokenizer):
         raise ValueError(
             f"tokenizer ({tokenizer.name}) has {tokenizer.vocab_size} entries, the model's "
             f"vocabulary {rows} rows, and {reason}; name the tokenizer it was trained with"
@@ -232,12 +234,17 @@ def write_without_added(tokenizer: Tokenizer, rows: int, path: Path) -> None:
         del vocabulary[rows:]
     content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < rows]
     content["padding"] = None  # it may name one of them, and no text is padded here
-    write_text(path, json.dumps(content, ensure_ascii=False))
+    stops = zip(tokenizer.special.eos, tokenizer.stop_ids, strict=True)
+    special = SpecialTokens(tokenizer.special.bos, tuple(text for text, i in stops if i < rows))
+    smaller = JsonTokenizer(tokenizer.name, json.dumps(content, ensure_ascii=False), special)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in smaller.files().items():
+        write_text(folder / name, text)
     names = ", ".join(f"{text!r} (id {i})" for text, i in list(added.items())[:3])
     rest = f" and {len(added) - 3} more" if len(added) > 3 else ""
     rank_zero_warn(
         f"tokenizer ({tokenizer.name}): the model's embedding has {rows} rows, none for "
-        f"{names}{rest}; left out of the tokenizer that is written: {path}"
+        f"{names}{rest}; left out of the tokenizer that is written: {folder}"
     )
 
 

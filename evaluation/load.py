@@ -7,6 +7,7 @@ models of ``transformers``. The ``describe_`` functions return the provenance of
 import dataclasses
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -23,13 +24,23 @@ from datamodules import (
     StoreError,
     TextCorpus,
     Tokenizer,
+    load_tokenizer,
     tokenizer_from_state,
 )
 from datamodules.sentences.tokenizer import MARKERS
 from datamodules.store import Split, TokenStream
+from datamodules.tokenizers import JsonTokenizer
 from evaluation.output import write_text
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
+from lightning_models.memory import (
+    TooLargeError,
+    bounded_weights,
+    check_batch,
+    check_layers,
+    host_memory,
+    weights_size,
+)
 from lightning_models.recipe import resolve_class
 from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
 
@@ -81,6 +92,10 @@ def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None
         CheckpointError: if recipe or weights do not fit this version's classes.
     """
     model = _without_network(checkpoint, changes)
+    try:
+        weights_size(model, host_memory())
+    except TooLargeError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
     with torch.random.fork_rng(devices=[]):
         model.configure_model()
     model.on_load_checkpoint(dict(checkpoint.content))
@@ -99,7 +114,7 @@ def build_outline(
         CheckpointError: if the recipe does not fit this version's classes.
     """
     model = _without_network(checkpoint, changes)
-    with torch.device("meta"):
+    with torch.device("meta"), bounded_weights(math.inf):
         model.configure_model()
     return model.eval()
 
@@ -120,6 +135,7 @@ def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) 
         )
     try:
         model: LanguageModel = kind(**arguments)
+        check_layers(dataclasses.asdict(model.config), "model.config.")
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint.path}: cannot rebuild {kind.__name__}: {error}"
@@ -240,8 +256,9 @@ def _with_tokenizer(
 ) -> dict[str, Any]:
     """Returns init arguments in which a tokenizer that only the checkpoint has became a file.
 
-    ``bpe:1024`` would be trained again on another corpus, and a tokenizer.json may be gone. Where
-    data are made of another corpus, the tokenizer is that one's.
+    ``bpe:1024`` would be trained again on another corpus, a tokenizer.json may be gone, and one
+    that older versions read without BOS, or with another EOS, keeps that meaning. Where data are
+    made of another corpus, the tokenizer is that one's.
     """
     inner = init_args.get("corpus")
     if isinstance(inner, Mapping) and "class_path" in inner:
@@ -251,17 +268,39 @@ def _with_tokenizer(
     name, saved = str(init_args.get("tokenizer")), state.get("tokenizer", {})
     if saved.get("kind") != "json" or saved.get("name") != name:
         return dict(init_args)
-    lost = name.endswith(".json") and not Path(name).expanduser().is_file()
     if name.startswith("bpe:"):
         lost = kind(**init_args).fingerprint != state.get("fingerprint")
+    else:
+        lost = _is_lost(saved, str(state.get("fingerprint")))
     if not lost:
         return dict(init_args)
-    digest = hashlib.sha256(saved["json"].encode()).hexdigest()[:16]
+    tokenizer = tokenizer_from_state(saved)
+    files = tokenizer.files() if isinstance(tokenizer, JsonTokenizer) else {}
+    digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:16]
     folder = Path(init_args.get("cache_dir", "data_cache")).expanduser() / "tokenizers" / digest
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "tokenizer.json"
-    write_text(path, saved["json"])
-    return {**init_args, "tokenizer": str(path)}
+    for file, text in reversed(files.items()):
+        write_text(folder / file, text)
+    return {**init_args, "tokenizer": str(folder / "tokenizer.json")}
+
+
+def _is_lost(saved: Mapping[str, Any], fingerprint: str) -> bool:
+    """Returns whether the name of a checkpoint's tokenizer no longer gives what it was.
+
+    Args:
+        saved: State of the tokenizer, of kind json.
+        fingerprint: Text that the checkpoint was trained on; it says whether the tokenizer was a
+            file or folder, whose name can look like one of the hub.
+    """
+    path = Path(saved["name"]).expanduser()
+    if not path.exists():
+        return saved["name"].endswith(".json") or "-json-" in fingerprint
+    if "special" in saved:
+        return False
+    now, before = load_tokenizer(saved["name"]), tokenizer_from_state(saved)
+    if not isinstance(now, JsonTokenizer) or now.json_text != saved["json"]:
+        return False  # another tokenizer, which `check_meaning` names
+    return (now.text_bos_id, now.stop_ids) != (before.text_bos_id, before.stop_ids)
 
 
 def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
@@ -272,6 +311,7 @@ def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
             values.
     """
     model.check_data(data)
+    check_batch(data)
     config = model.config
     if data.vocab_size != config.vocab_size:
         raise ValueError(
@@ -345,11 +385,20 @@ def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
             f"{what} ({used.name}, {used.vocab_size} entries) is not the checkpoint's "
             f"({trained.name}, {trained.vocab_size} entries): the same ids mean different text"
         )
+    if trained.text_bos_id != used.text_bos_id:
+        raise ValueError(
+            f"{what} ({used.name}) begins texts with {_begin(used)}, the checkpoint's "
+            f"({trained.name}) with {_begin(trained)}; use the tokenizer it was trained with"
+        )
 
 
 def _content(state: Mapping[str, Any]) -> dict[str, Any]:
     """A tokenizer that is stored whole is the same under any name."""
     return {k: v for k, v in state.items() if k != "name" or state["kind"] != "json"}
+
+
+def _begin(tokenizer: Tokenizer) -> str:
+    return "no BOS" if tokenizer.text_bos_id is None else f"BOS (id {tokenizer.text_bos_id})"
 
 
 def same_tokenizer(first: Tokenizer, second: Tokenizer) -> bool:
@@ -387,7 +436,7 @@ def trained_on(checkpoint: Checkpoint) -> str | None:
 
 
 def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split) -> dict[str, Any]:
-    """Returns what rebuilds the data, and the fingerprints of theirs and the training's text.
+    """Returns the recipe of the data, and the fingerprints of their text and the training's.
 
     ``left_out`` counts the questions that are too long for block_size, if there are any.
     """

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
+from datamodules.journals import room_for
 from datamodules.readers import parse_json
 
 _Result = TypeVar("_Result")
@@ -81,16 +84,29 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     The file is replaced where it exists, and left as it is where ``write`` fails, which writes the
     content to the path it is given.
+
+    Raises:
+        ValueError: if the disk is full.
     """
     unfinished = unfinished_path(path)
     try:
-        write(unfinished)
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
+        with room_for(path):
+            write(unfinished)
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    finally:
         unfinished.unlink(missing_ok=True)
-        raise
+
+
+def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a checkpoint file atomically."""
+
+    def write(target: Path) -> None:
+        with target.open("wb") as file:  # torch's own files do not say why they cannot be written
+            torch.save(content, file)
+
+    write_atomically(path, write)
 
 
 def write_folder(
@@ -106,12 +122,16 @@ def write_folder(
         path: the folder; left as it is where ``write`` fails.
         write: writes the content to the folder it is given.
         replaced: names of the files that a folder with files may get.
+
+    Raises:
+        ValueError: if the disk is full.
     """
     path = path.resolve()
     unfinished = unfinished_path(path)
-    unfinished.mkdir()
     try:
-        result = write(unfinished)
+        with room_for(path):
+            unfinished.mkdir()
+            result = write(unfinished)
         for file in unfinished.iterdir():  # safetensors lets nobody else read what it writes
             file.chmod(file.stat().st_mode | unfinished.stat().st_mode & 0o666)
         if not replaced or not path.exists() or not any(path.iterdir()):

@@ -46,7 +46,11 @@ def perplexity_table(result: Mapping[str, Any]) -> str:
         values |= dict.fromkeys(("blockwise", "difference"), NO_BLOCKWISE)
     settings = result["settings"]
     values |= {key: settings[key] for key in ("budget", "seed") if key in settings}
-    hidden = ("data", "settings", "recipe", "model", "parameters", "train_tokens")
+    hidden = ["data", "settings", "recipe", "model", "parameters", "train_tokens"]
+    if values.get("text_changes") is None:
+        hidden.append("text_changes")
+    else:
+        values["text_changes"] = f"the tokenizer {values['text_changes']}; bytes are of the source"
     shown = _flat({key: value for key, value in values.items() if key not in hidden})
     return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
 
@@ -94,8 +98,9 @@ def measure_perplexity(
     That is under the keys of the JSON file: those of ``Totals`` and ``PairedScores``;
     ``likelihood`` (exact, lower_bound, estimate or noncausal) and ``causal``; the cost of scoring
     in one pass, of a window or of a document of average length; ``parameters``, N, trainable
-    numbers without embeddings and output matrix; ``train_tokens``, D, lexical tokens of the text
-    that the model was trained on, None where that is not known.
+    numbers without embeddings and output matrix; ``text_changes``, what of a text the tokenizer
+    cannot give back, None where it gives back all; ``train_tokens``, D, lexical tokens of the
+    text that the model was trained on, None where that is not known.
 
     Args:
         checkpoint: where the model comes from.
@@ -148,6 +153,7 @@ def measure_perplexity(
         **cost,
         "model": type(model).__name__,
         "parameters": non_embedding_parameters(model),
+        "text_changes": data.tokenizer.text_changes,
         "train_tokens": count_train_tokens(checkpoint, data),
         "checkpoint": str(checkpoint.path),
         "data": describe_data(checkpoint, data, split),

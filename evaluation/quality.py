@@ -45,7 +45,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from datamodules import AnswerDataModule, LanguageDataModule, Sentences, TextDataModule, Tokenizer
+from datamodules import (
+    AnswerDataModule,
+    LanguageDataModule,
+    Sentences,
+    SentenceTokenizer,
+    TextDataModule,
+    Tokenizer,
+)
 from datamodules.store import Split, TokenStream
 from datamodules.text import IGNORE, EvaluationWindows
 from evaluation.arguments import (
@@ -75,7 +82,7 @@ from evaluation.scoring import Totals
 from evaluation.tables import FIVE_DIGITS, FOUR, FOUR_DIGITS, TableColumn, as_aligned, show_columns
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
-from lightning_models.generation import SamplingConfig, generate
+from lightning_models.generation import SamplingConfig, generate, written_text
 from lightning_models.layers import recording
 
 # ---- settings
@@ -170,7 +177,12 @@ def human_texts(
             f"prompt_tokens + new_tokens ({length}) are more than a window of the data has "
             f"({data.block_size}); lower them, or set --data.block_size {length}"
         )
-    windows = EvaluationWindows(stream, block_size=data.block_size, eos_id=data.tokenizer.eos_id)
+    windows = EvaluationWindows(
+        stream,
+        block_size=data.block_size,
+        eos_id=data.tokenizer.eos_id,
+        bos_id=data.tokenizer.text_bos_id,
+    )
     numbers = _spread(len(stream) // data.block_size, count, f"full windows in the {split} split")
     rows: list[list[int]] = windows.rows(numbers)[:, :length].tolist()
     return rows
@@ -218,14 +230,21 @@ def _spread(available: int, count: int, what: str) -> np.ndarray:
 
 
 def documents(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """Returns the text of ``ids``, cut where documents end; other markers vanish."""
+    """Returns the text of ``ids``, cut where documents end; other markers vanish.
+
+    Text before the first end continues a document, unless it begins with BOS or documents have
+    marked sentences.
+    """
     parts: list[list[int]] = [[]]
     for i in ids:
-        if i == tokenizer.stop_id:
+        if i in tokenizer.stop_ids:
             parts.append([])
         else:
             parts[-1].append(i)
-    return [tokenizer.decode(part) for part in parts]
+    first, *others = parts
+    begins = isinstance(tokenizer, SentenceTokenizer) or first[:1] == [tokenizer.text_bos_id]
+    decode = tokenizer.decode if begins else tokenizer.decode_continuation
+    return [decode(first), *map(tokenizer.decode, others)]
 
 
 # ---- what a model writes
@@ -296,7 +315,6 @@ def write_texts(
                 prompts[first : first + config.batch_size],
                 max_new_tokens=new_tokens,
                 sampling=sampling,
-                eos_id=None,
                 vocab_size=tokenizer.vocab_size,
                 device=model.device,
                 first_row=first,
@@ -679,8 +697,8 @@ def _lines(
             "mode": mode,
             "sampling": way,
             "number": number,
-            "prompt": tokenizer.decode(prompt),
-            "text": tokenizer.decode(new),
+            "prompt": "".join(documents(prompt, tokenizer)),
+            "text": written_text(tokenizer, new, begins=mode == "unconditional"),
             "tokens": new,
         }
         for mode, ways in written.items()

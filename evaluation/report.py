@@ -344,6 +344,7 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
     notes = {
         SEVERAL_SEEDS if max(rows.size()) > 1 else ONE_SEED: True,
         **{note: True for note in doubled if note},
+        **dict.fromkeys(_text_changes(runs), True),
         BOUND: "lower_bound" in kinds,
         NOT_CAUSAL: "noncausal" in kinds,
         OTHER_TEXT: len({str(_held_out(one)) for one in runs["scored"]}) > 1,
@@ -358,6 +359,18 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
         COUNTED: True,
     }
     return [note for note, holds in notes.items() if holds]
+
+
+def _text_changes(runs: pd.DataFrame) -> list[str]:
+    """Returns a note for each row whose tokenizer cannot give its text back."""
+    if "text_changes" not in runs:
+        return []
+    changed = runs.dropna(subset=["text_changes"]).groupby("label", sort=False)
+    return [
+        f"{label}: the tokenizer {row['text_changes'].iloc[0]}; bits per byte divide by the bytes "
+        "of the source text."
+        for label, row in changed
+    ]
 
 
 def _same_seeds(label: str, seeds: Sequence[str]) -> str:
@@ -438,15 +451,15 @@ def report_text(report: ComparisonReport) -> str:
 
 def report_markdown(report: ComparisonReport) -> str:
     """Returns the report as Markdown; the figure is a file next to it."""
-    safe, checks = escape_markdown, report.checks.itertuples()
+    safe, checks, tables = escape_markdown, report.checks.itertuples(), report.tables.items()
     parts = [
-        f"# {report.title}",
-        *([report.introduction] if report.introduction else []),
-        *(f"## {heading}\n\n{as_markdown(table)}" for heading, table in report.tables.items()),
+        f"# {safe(report.title)}",
+        *([html.escape(report.introduction, quote=False)] if report.introduction else []),
+        *(f"## {safe(heading)}\n\n{as_markdown(table)}" for heading, table in tables),
         "\n".join(f"- {safe(note)}" for note in report.notes),
         *([f"## Curves\n\n![{ALT}]({FIGURE})\n\n{CAPTION}"] if report.has_figure else []),
         "## What the runs have in common",
-        "\n".join(f"- **{state}**: {what}: {safe(detail)}" for what, state, detail in checks),
+        "\n".join(f"- **{state}**: {safe(what)}: {safe(detail)}" for what, state, detail in checks),
         f"## Every run\n\n{as_markdown(report.runs)}",
     ]
     if report.left_out:

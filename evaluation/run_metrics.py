@@ -319,8 +319,8 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
 
 
 def _has_markers(tokenizer: Tokenizer) -> bool:
-    """Whether other tokens than those that end documents are no text: markers of sentences."""
-    return set(tokenizer.special_ids) != {tokenizer.eos_id}
+    """Whether other tokens than those around documents are no text: markers of sentences."""
+    return not set(tokenizer.special_ids) <= {tokenizer.eos_id, tokenizer.text_bos_id}
 
 
 def _flops(run: RunRecord, data: LanguageDataModule | None) -> float | None:
@@ -445,6 +445,8 @@ def _taken_over(
             continue
         if run.outline.adaptive and "nominal_steps" not in content:
             continue  # of a version that gave the nominal costs as those that ran
+        if not data.tokenizer.exact_bytes and "text_changes" not in content:
+            continue  # of a version that counted bytes of tokens, not of the text
         return file, content
     return None
 
@@ -556,6 +558,7 @@ def measure(run: RunRecord, options: ScoringOptions, named: Sequence[ResultFile]
         "context": context,
         "stride": getattr(data, "eval_stride", None),
         "markers": markers,
+        "text_changes": data.tokenizer.text_changes,
         **describe_training(run, data, content.get("train_tokens")),
         **describe_score(run, content, context, markers),
         "tasks": tasks,

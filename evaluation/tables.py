@@ -1,6 +1,7 @@
 """Tables of frames as people read them: titles, formats, means over seeds; text, Markdown, HTML."""
 
 import html
+import re
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -92,8 +93,9 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Returns text for a cell or a line of a list."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    """Returns text for a heading, a cell or a line of a list: no HTML, link, image or column."""
+    shown = re.sub(r"[\\`|\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
+    return html.escape(shown, quote=False)
 
 
 def as_html(table: pd.DataFrame, kind: str) -> str:

@@ -340,16 +340,29 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Logs the learning rate, and loss, bits per byte, other terms and statistics of this step.
 
-        They are those of all ranks.
+        They cover all ranks. A row of the log has no value for a mean of nothing, such as
+        the loss of the ends of documents in a step without any.
         """
         interval = vars(self.trainer).get("log_every_n_steps")  # copied to the device each time
-        if interval and (self.trainer.global_step + 1) % interval == 0:
+        writes = bool(interval and (self.trainer.global_step + 1) % interval == 0)
+        if writes:
             self.log("lr", optimizer.param_groups[0]["lr"])
-        for name, value in self.train_metrics.take().items():
-            if name == "nats_per_byte":
-                self.log("train/bpb", value / math.log(2))
+        for name, value in self.train_metrics.take(wait=writes).items():
+            key = "train/bpb" if name == "nats_per_byte" else f"train/{name}"
+            if value is None:
+                self._unlog(key)
             else:
-                self.log(f"train/{name}", value, prog_bar=name == "loss")
+                value = value / math.log(2) if name == "nats_per_byte" else value
+                self.log(key, value, prog_bar=name == "loss")
+
+    def _unlog(self, key: str) -> None:
+        """Forgets the value of an earlier step, which would be written again."""
+        for result in self.trainer._results.values() if self.trainer._results else ():
+            if result.meta.name == key:
+                result.reset()
+        connector = self.trainer._logger_connector
+        for values in (connector._callback_metrics, connector._logged_metrics):
+            values.pop(key, None)
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ A checkpoint is a file of ``torch.save``, such a file with its tensors in parts
 
 import contextlib
 import difflib
-import hashlib
 import json
 import math
 import pickle
@@ -21,6 +20,7 @@ from typing import Any, Literal, Self, get_args
 import torch
 
 from lightning_models import shards
+from lightning_models.memory import host_memory, weights_size
 from lightning_models.recipe import check_arguments, check_recipe, plain, public_path, resolve_class
 
 Recipe = dict[str, Any]
@@ -314,7 +314,7 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
     Raises:
         CheckpointError: if there is none.
     """
-    found = {path.resolve(): path for folder in folders for path in _files(folder)}
+    found = {path.resolve(): path for folder in folders for path in checkpoint_files(folder)}
     files = sorted(found.values(), key=_time, reverse=True)
     while files:
         newest = next(iter(_whole(files, _open)), None)
@@ -379,7 +379,7 @@ def _runs_below(path: Path) -> list[Path]:
 
 
 def _has_checkpoint(folder: Path) -> bool:
-    return is_model_folder(folder) or any(_files(folder))
+    return is_model_folder(folder) or any(checkpoint_files(folder))
 
 
 def best_checkpoint(last: Checkpoint, asked: str) -> Checkpoint:
@@ -418,7 +418,8 @@ def _best_path(checkpoint: Checkpoint) -> Path | None:
     return None
 
 
-def _files(folder: Path) -> Iterable[Path]:
+def checkpoint_files(folder: Path) -> Iterable[Path]:
+    """Returns the checkpoint files below a folder, in the order of their names."""
     return (path for path in sorted(folder.expanduser().rglob("*.ckpt")) if path.is_file())
 
 
@@ -520,7 +521,7 @@ def write_model_folder(folder: Path, content: Mapping[str, Any]) -> None:
     weights = {key: tensor.contiguous() for key, tensor in content["state_dict"].items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     plain_values = {key: value for key, value in kept.items() if key not in strange}
-    plain_values[_SUM] = _digest(folder / WEIGHTS)
+    plain_values[_SUM] = shards.digest(folder / WEIGHTS)
     text = json.dumps(plain_values, indent=2, allow_nan=False)
     (folder / RECIPE).write_text(f"{text}\n", encoding="utf-8")
 
@@ -551,16 +552,11 @@ def _load_folder(path: Path) -> dict[str, Any]:
 def _check_weights(path: Path) -> None:
     """Raises a CheckpointError if the weights are not those that the recipe was written with."""
     expected = json.loads((path / RECIPE).read_text(encoding="utf-8")).get(_SUM)
-    if expected is not None and expected != _digest(path / WEIGHTS):
+    if expected is not None and expected != shards.digest(path / WEIGHTS):
         raise CheckpointError(
             f"{path / WEIGHTS} is damaged, or not the file that {RECIPE} was written with (another "
             f"{_SUM}); copy both again"
         )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_json(value: Any) -> bool:
@@ -640,6 +636,7 @@ class RestoresItself:
             raise CheckpointError(f"{checkpoint.path} is refused: {error}") from error
         build: Any = cls
         model = build(**{**arguments, **kwargs})
+        weights_size(model, host_memory())
         model.configure_model()
         model.on_load_checkpoint(checkpoint.content)
         model.load_state_dict(checkpoint.content["state_dict"], strict=strict is not False)

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,7 +46,16 @@ class SamplingConfig:
     """Row r draws from a stream of (seed, r): results do not depend on batching."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
+        """Checks types, which Python callers may get wrong, and ranges."""
+        optional = {"top_k", "top_p"}
+        for key in ("temperature", "top_k", "top_p", "seed"):
+            value = getattr(self, key)
+            whole = key in ("top_k", "seed")
+            kinds = (int,) if whole else (int, float)
+            if value is None and key in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise ValueError(f"{key} ({value!r}) must be a {'whole ' if whole else ''}number")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(
                 f"temperature ({self.temperature}) must be 0 (greedy) or above, and finite"
@@ -66,7 +75,7 @@ def generate(
     max_new_tokens: int,
     **options: Any,
 ) -> list[list[int]]:
-    """Returns the new token ids of each prompt, EOS included where it was reached.
+    """Returns the new token ids of each prompt, a stop token included where one was reached.
 
     Args:
         model: in eval mode.
@@ -90,7 +99,7 @@ def generate_steps(
     *,
     max_new_tokens: int,
     sampling: SamplingConfig = SamplingConfig(),
-    eos_id: int | None = None,
+    stop_ids: Collection[int] = (),
     vocab_size: int | None = None,
     device: torch.device | str = "cpu",
     first_row: int = 0,
@@ -108,12 +117,13 @@ def generate_steps(
         prompts: token ids, at least one a row; rows may differ in length.
         max_new_tokens: upper bound per row.
         sampling: how tokens are chosen.
-        eos_id: a row ends after this token.
+        stop_ids: a row ends after any of these tokens.
         vocab_size: ids from here on (padding of the vocabulary) are never chosen.
         device: where the model is.
         first_row: number of the first prompt's random stream, where prompts come in several calls.
         streams: numbers of the prompts' random streams, where they do not follow each other.
-        ended: whether a row ends, by its number and its new token ids; None: after EOS alone.
+        ended: tells whether a row ends, from its number and its new token ids; by default only
+            stop tokens end rows.
 
     Raises:
         ValueError: if a prompt is empty.
@@ -152,7 +162,7 @@ def generate_steps(
             index
             for index, row in enumerate(rows)
             if len(out[row]) < max_new_tokens
-            and (not out[row] or out[row][-1] != eos_id)
+            and (not out[row] or out[row][-1] not in stop_ids)
             and (not out[row] or ended is None or not ended(row, out[row]))
         ]
         if not keep:
@@ -221,6 +231,20 @@ class Sampler:
 # ---- from prompts to texts
 
 
+def written_text(tokenizer: Any, ids: Sequence[int], *, begins: bool = False) -> str:
+    """Returns the text of new token ids, without stop tokens.
+
+    Args:
+        tokenizer: the data's tokenizer.
+        ids: what a model has written.
+        begins: whether the text begins a document. Elsewhere it goes on with the prompt, and a
+            space at its beginning is part of it.
+    """
+    kept = [i for i in ids if i not in tokenizer.stop_ids]
+    text: str = (tokenizer.decode if begins else tokenizer.decode_continuation)(kept)
+    return text
+
+
 class ContinuesText:
     """Mixed into ``LanguageModel``: writes with the model's ``init_cache`` and ``decode_step``."""
 
@@ -252,7 +276,8 @@ class ContinuesText:
             first_row=first_row,
             **sampling,
         )
-        return [tokenizer.decode([i for i in row if i != tokenizer.stop_id]) for row in rows]
+        pairs = zip(prompts, rows, strict=True)
+        return [written_text(tokenizer, row, begins=not prompt) for prompt, row in pairs]
 
     def generate_ids(
         self,
@@ -264,13 +289,13 @@ class ContinuesText:
         streams: Sequence[int] | None = None,
         **sampling: Any,
     ) -> list[list[int]]:
-        """Returns the new token ids of each prompt, the stop token included where it was reached.
+        """Returns the new token ids of each prompt, a stop token included where one was reached.
 
         Submodules return to the modes they were in; the global random state is left alone.
 
         Args:
             prompts: token ids, at least one each.
-            tokenizer: the data's tokenizer, which has the stop token and the size of the
+            tokenizer: the data's tokenizer, which has the stop tokens and the size of the
                 vocabulary.
             max_new_tokens: as ``generate_text`` has it.
             first_row: as ``generate_text`` has it.
@@ -292,7 +317,7 @@ class ContinuesText:
                 prompts,
                 max_new_tokens=max_new_tokens,
                 sampling=SamplingConfig(**sampling),
-                eos_id=tokenizer.stop_id,
+                stop_ids=tokenizer.stop_ids,
                 vocab_size=tokenizer.vocab_size,
                 device=model.device,
                 first_row=first_row,

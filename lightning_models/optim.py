@@ -45,6 +45,11 @@ class OptimizerConfig:
         for key in ("warmup", "weight_decay"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be finite and not negative")
+        if self.warmup >= 1 and self.warmup % 1:
+            raise ValueError(
+                f"warmup ({self.warmup:g}) must be a fraction of all steps below 1, or a whole "
+                "number of steps"
+            )
         for key in ("min_lr_ratio", "decay_fraction"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be between 0 and 1")

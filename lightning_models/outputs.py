@@ -218,10 +218,14 @@ class StepMeans:
             pair = self._sums[name].to(pair.device) + pair  # restored sums lie on the CPU
         self._sums[name] = pair
 
-    def take(self) -> dict[str, Tensor]:
-        """Returns the means, float32 (nan for a sum over nothing), and starts again.
+    def take(self, *, wait: bool = True) -> dict[str, Tensor | None]:
+        """Returns the means, float32, None for a mean of nothing, and starts again.
 
         Every rank must have added the same names.
+
+        Args:
+            wait: Whether to wait for a GPU, which knows what was counted. Without waiting, its
+                means of nothing are nan.
         """
         if not self._sums:
             return {}
@@ -230,7 +234,13 @@ class StepMeans:
         self._sums = {}
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
-        return dict(zip(names, (sums[:, 0] / sums[:, 1]).float(), strict=True))
+        means = (sums[:, 0] / sums[:, 1]).float()
+        knows = wait or sums.device.type == "cpu"
+        counts = sums[:, 1].tolist() if knows else [math.nan] * len(names)
+        return {
+            name: mean if count else None
+            for name, mean, count in zip(names, means, counts, strict=True)
+        }
 
     def sums(self) -> dict[str, list[float]]:
         """Returns this process' sums so far, for a checkpoint between two micro-batches."""

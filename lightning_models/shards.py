@@ -6,20 +6,22 @@ it is at any time a whole checkpoint, the previous or the new one. Any number of
 torch.distributed.checkpoint gives each the slices that it holds.
 """
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 KEY = "shards"
-"""Of the checkpoint's content: the folder, and each tensor's name there, place and shape."""
+"""Key in a checkpoint of the folder, its files' digests, each tensor's name, place, shape."""
 
 Place = tuple[str | int, ...]
 """Keys from the content down to a tensor, e.g. ("optimizer_states", 0, "state", 3, "exp_avg")."""
@@ -96,6 +98,26 @@ def describe(tensors: Mapping[Place, Tensor]) -> dict[str, dict[str, Any]]:
     }
 
 
+def digest(path: Path) -> str:
+    """Returns the SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def names_of_parts(folder: Path) -> list[str]:
+    """Returns the sorted names of the files that hold the tensors."""
+    return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def sums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Returns the digest of each file, an empty one where it cannot be read."""
+    sums = dict.fromkeys(names, "")
+    for name in sums:
+        with suppress(OSError):
+            sums[name] = digest(folder / name)
+    return sums
+
+
 def name_of(place: Place) -> str:
     """Returns the name that the tensor of a place has in the files."""
     return "/".join(map(str, place))
@@ -116,6 +138,7 @@ class Shards:
         """
         try:
             folder = str(content[KEY]["folder"])
+            self.sums = dict(content[KEY].get("sums", {}))  # none in older checkpoints
             self.tensors = {
                 str(name): Sharded(
                     tuple(entry["place"]), tuple(entry["shape"]), getattr(torch, entry["dtype"])
@@ -144,10 +167,35 @@ class Shards:
             str(each.place[-1]): name for name, each in self.tensors.items() if each.place[0] == key
         }
 
+    def verify(self, *, together: bool = False) -> None:
+        """Reads all files against the digests in the checkpoint, which older ones do not have.
+
+        Args:
+            together: Whether all processes call this, and each reads its share of the files.
+
+        Raises:
+            BrokenShardsError: if a file changed, is missing or was added; on all processes.
+        """
+        rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        found = sums_of(self.folder, sorted(self.sums)[rank::world])
+        wrong = [name for name, value in found.items() if value != self.sums[name]]
+        if self.sums:
+            wrong += [name for name in names_of_parts(self.folder) if name not in self.sums]
+        if together:
+            of_ranks: list[Any] = [None] * world
+            dist.all_gather_object(of_ranks, wrong)
+            wrong = [name for names in of_ranks for name in names]
+        if wrong:
+            raise BrokenShardsError(
+                f"{self.folder / min(wrong)} is damaged, or not the file that was written (its "
+                "SHA-256 is not the one in the checkpoint); copy it again, or take another "
+                "checkpoint"
+            )
+
     def read(
         self, names: Iterable[str], empty: Callable[..., Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Returns tensors by name.
+        """Returns tensors by name, once the files are verified.
 
         Args:
             names: which.
@@ -159,6 +207,7 @@ class Shards:
         """
         import torch.distributed.checkpoint as dcp
 
+        self.verify(together=empty is not None)
         state = {
             name: (empty or torch.empty)(self.tensors[name].shape, dtype=self.tensors[name].dtype)
             for name in names

@@ -99,7 +99,9 @@ def _output(typed: str | None, study: Study, folder: Path, *, whole: bool) -> Pa
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m studies", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m studies", description=__doc__, allow_abbrev=False
+    )
     add_study_arguments(parser)
     add = parser.add_argument
     add("--steps", type=int, help="Optimiser steps of each run, e.g. 5 for a trial.")

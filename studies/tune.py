@@ -576,7 +576,9 @@ def _run(options: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m studies.tune", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.tune", description=__doc__, allow_abbrev=False
+    )
     add_study_arguments(parser)
     parser.add_argument("--trials", type=int, help="Trials of each run (default: as declared).")
     parser.add_argument("--minutes", type=float, help="Stop after these; started again it resumes.")

@@ -4,6 +4,7 @@ Usage: LOCAL_RANK=... MASTER_ADDR=... MASTER_PORT=... \\
     python tests/distributed_worker.py OUT TEXT STRATEGY,... METHOD...
 """
 
+import hashlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from callbacks import resume as resume_module
 from callbacks.hooks import gather
 from lightning_models.checkpoint import read_checkpoint, read_whole, write_model_folder
 from lightning_models.generation import SamplingConfig, generate
+from lightning_models.shards import BrokenShardsError
 from training import FullySharded
 
 RUNS = [
@@ -139,6 +141,7 @@ def keeps_checkpoint(trainer: L.Trainer, ended: dict[str, Any], folder: Path) ->
             torch.save(read_whole(path), path.with_name("one_file.ckpt"))
         strategy.barrier()
     same &= loads_without_optimizers(trainer, path)
+    same &= refuses_changed_parts(trainer, path)
     saved = read_whole(path)
     same &= all(
         torch.equal(saved["state_dict"][f"network.{key}"], weight)
@@ -190,6 +193,29 @@ def loads_without_optimizers(trainer: L.Trainer, path: Path) -> bool:
     return same
 
 
+def refuses_changed_parts(trainer: L.Trainer, path: Path) -> bool:
+    """Whether the checkpoint has the digests of its parts, and all ranks refuse a changed byte."""
+    strategy: Any = trainer.strategy
+    content = torch.load(path, weights_only=True)
+    if "shards" not in content:  # one file
+        return True
+    files = sorted((path.parent / content["shards"]["folder"]).iterdir())
+    whole = {file.name: file.read_bytes() for file in files}
+    sums = {name: hashlib.sha256(part).hexdigest() for name, part in whole.items()}
+    refused = 0
+    for file in files:
+        for last in (whole[file.name][-1] ^ 1, whole[file.name][-1]):
+            strategy.barrier()
+            if trainer.is_global_zero:
+                file.write_bytes(whole[file.name][:-1] + bytes([last]))
+            strategy.barrier()
+            try:
+                strategy.load_checkpoint(path)
+            except BrokenShardsError:
+                refused += 1
+    return sums == content["shards"]["sums"] and refused == len(files) == trainer.world_size
+
+
 def own_tensors(trainer: L.Trainer) -> list[torch.Tensor]:
     """Returns this rank's parts of the parameters, and the optimiser's state of each."""
     (optimizer,) = trainer.optimizers
@@ -205,7 +231,7 @@ def keeps_gradients(model: Any, batch: dict[str, Any]) -> bool:
         model.training_step(batch, 0).backward()
     before = local_gradients(model)
     resume, checkpoint = ResumeState(), {}
-    with mock.patch.object(resume_module, "in_accumulation", return_value=True):
+    with mock.patch.object(resume_module, "_place_in_step", return_value=[1, 2]):
         resume.on_save_checkpoint(model.trainer, model, checkpoint)
     model.zero_grad()
     resume.on_load_checkpoint(model.trainer, model, checkpoint)

@@ -13,7 +13,13 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.gpu import build_parser as gpu_parser
+from benchmarks.harness import options_parser
+from datamodules.check import main as check_main
+from datamodules.reasoning.align import main as align_main
 from evaluation.cli import main as evaluate_main
+from studies.__main__ import main as studies_main
+from studies.tune import main as tune_main
 from training import main as train_main
 
 FIT = (
@@ -97,10 +103,24 @@ RANGES = {
     "large seed of the data": ("--data.seed=99999999999999999999", "must be below 2**63"),
     "root folder of nobody": ("--trainer.default_root_dir=~nobodyhere/x", "user that there is not"),
     "data of nobody": ("--data.data_files=~nobodyhere/x.txt", "user that there is not"),
-    "large model": (
-        "--model.config.dim=1099511627776",
-        "lower the batch size or the sizes",
+    "wide model": ("--model.config.dim=1099511627776", "model.config.dim (1099511627776)"),
+    "model wider than memory": ("--model.config.dim=1048576", "model.config.dim (1048576)"),
+    "deep model": ("--model.config.num_layers=1000000000000", "config.num_layers (1000000000000)"),
+    "deep model of thin layers": ("--model.config.num_layers=9999", "config.num_layers (9999)"),
+    "window longer than memory": (
+        "--data.block_size=1000000000000",
+        "data.block_size (1000000000000)",
     ),
+    "window longer than the text": ("--data.block_size=100000000", "block_size=100000000 is"),
+    "rows beyond memory": ("--data.batch_size=1000000000000", "data.batch_size (1000000000000)"),
+    "rows to score beyond memory": (
+        "--data.eval_batch_size=1000000000000",
+        "data.eval_batch_size (1000000000000)",
+    ),
+    "many processes": ("--trainer.devices=999", "trainer.devices (999)"),
+    "many workers": ("--data.num_workers=100000", "num_workers=100000 must be at most"),
+    "many processes to tokenise": ("--data.num_proc=100000", "num_proc=100000 must be at most"),
+    "large vocabulary": ("--data.tokenizer=bpe:1000000000000", "vocab_size (1000000000000)"),
     "width of the weights nan": ("--model.config.init_std=.nan", "model.config.init_std (nan)"),
     "vocabulary of the data": (
         "--model.init_args.config.vocab_size=5",
@@ -114,6 +134,12 @@ RANGES = {
     "optimiser null": ("--model.optimizer=null", "model.optimizer (null) holds arguments; leave"),
     "abbreviated option": ("--trainer.max_step=1", "write --trainer.max_steps in full"),
     "abbreviated checkpoint": ("--ckpt_pat=x", "write --ckpt_path in full"),
+    "prefix of a model field": ("--model.config.num_layer=3", "config.num_layer "),
+    "prefix of a data field": ("--data.block_siz=16", "data.init_args.block_siz "),
+    "prefix of an optimiser's field": ("--model.optimizer.warmu=0", "optimizer.warmu "),
+    "name on two lines": ("--name=a\nb", r"name ('a\nb')"),
+    "half a step of warm-up": ("--model.optimizer.warmup=2.5", "warmup (2.5)"),
+    "accelerator without its package": ("--trainer.accelerator=tpu", "trainer.accelerator (tpu)"),
     "option of a dataclass": ("--model.lr=1", "is --model.init_args.optimizer.lr meant?"),
     "field with a typo": ("--model.config.dims=1", "is --model.init_args.config.dim meant?"),
     "function as model": ("--model=lightning_models.os.system", "lightning_models.os.system"),
@@ -216,6 +242,49 @@ def test_checkpoints_with_a_broken_part(refused, place, key):
     torch.save({**content, key: "abc"}, place / "broken.ckpt")
     line = refused(train_main, *FIT, "--ckpt_path=broken.ckpt")
     assert f"broken.ckpt: {key} ('abc') is broken" in line
+
+
+def _without(*keys):
+    def change(content):
+        for key in keys[:-1]:
+            content = content[key]
+        del content[keys[-1]]
+
+    return change
+
+
+RESTORED = {
+    "another number of groups": ("fit", _without("optimizer_states", 0, "param_groups", 0)),
+    "no state of the schedule": ("fit", _without("lr_schedulers")),
+    "no place in the training": ("fit", _without("loops", "fit_loop")),
+    "no loop of validate": ("validate", _without("loops", "validate_loop")),
+    "no loop of test": ("test", _without("loops", "test_loop")),
+    "no loop of predict": ("predict", _without("loops", "predict_loop")),
+}
+
+
+@pytest.mark.parametrize("case", RESTORED)
+def test_checkpoints_that_cannot_be_restored(refused, place, case):
+    verb, change = RESTORED[case]
+    content = torch.load(place / GOOD, weights_only=True)
+    change(content)
+    torch.save(content, place / "broken.ckpt")
+    options = ("--trainer.accelerator=cpu", "--data.predict_file=prompts.txt")
+    options += ("--trainer.max_steps=3",) if verb == "fit" else ()
+    assert "broken.ckpt" in refused(train_main, verb, "--ckpt_path=broken.ckpt", *options)
+
+
+def test_a_monitor_that_nothing_logs(refused):
+    options = ("--checkpoint.monitor=nope/none", "--trainer.val_check_interval=1")
+    line = refused(train_main, *FIT, "--data.cache_dir=cache", *options)
+    assert "checkpoint.monitor (nope/none)" in line
+
+
+def test_a_monitor_of_training_is_ranked_by(place):
+    options = ("--checkpoint.monitor=train/loss", "--trainer.val_check_interval=1")
+    root = "--trainer.default_root_dir=again"
+    assert train_main([*FIT, "--data.cache_dir=cache", *options, root]) == 0
+    assert list((place / "again").rglob("best-*.ckpt"))
 
 
 @pytest.fixture
@@ -380,6 +449,28 @@ def test_a_damaged_store_is_named(refused, place, case):
     assert "Delete the folder; it is prepared again" in line
 
 
+PREFIXES = {
+    "studies": (studies_main, "transformer_gpt2", "--ste", "5"),
+    "studies.tune": (tune_main, "transformer_gpt2", "--tri", "5"),
+    "datamodules.check": (check_main, "folder", "--he"),
+    "align": (align_main, "rule", "--limi", "5"),
+    "train list": (train_main, "list", "--js"),
+    "benchmarks": (lambda argv: options_parser("").parse_args(argv), "--round", "3"),
+    "benchmarks.gpu": (lambda argv: gpu_parser().parse_args(argv), "--tin"),
+}
+
+
+@pytest.mark.parametrize("program", PREFIXES)
+def test_no_program_takes_a_prefix(place, program, capsys):
+    main, *argv = PREFIXES[program]
+    try:
+        code = main(argv)
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert "unrecognized arguments: --" in capsys.readouterr().err
+
+
 CKPT = ("--ckpt", GOOD)
 EVALUATE = {
     "no command": ((), "perplexity"),
@@ -410,6 +501,19 @@ EVALUATE = {
         ("perplexity", *CKPT, "--limit_batch", "1"),
         "write --limit_batches in full",
     ),
+    "rows beyond memory": (
+        ("perplexity", *CKPT, "--batch_size", "1000000000000"),
+        "batch_size (1000000000000)",
+    ),
+    "window beyond memory": (
+        ("perplexity", *CKPT, "--data.block_size", "1000000000000"),
+        "block_size (1000000000000)",
+    ),
+    "layers beyond anything": (
+        ("perplexity", *CKPT, "--set.num_layers", "1000000000000"),
+        "num_layers (1000000000000)",
+    ),
+    "prefix of a data field": (("perplexity", *CKPT, "--data.block_siz", "16"), "block_siz "),
     "model option nan": (("perplexity", *CKPT, "--set.init_std", ".nan"), "init_std (nan) must be"),
     "typed prompt not UTF-8": (
         ("generate", *CKPT, "--prompt", "caf\udce9"),
@@ -482,3 +586,26 @@ def test_import_of_damaged_folders(refused, place, case):
     (place / "gpt2" / name).write_text(content)
     options = ("--tokenizer", "bytes", "--output", "a.ckpt")
     assert "gpt2" in refused(evaluate_main, "import", "--hf", "gpt2", *options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("n_layer", 10**9), ("n_layer", 9999), ("n_embd", 10**9), ("vocab_size", 10**12)],
+)
+def test_import_of_endless_models(refused, place, key, value):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 257}
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained("gpt2")
+    config = json.loads((place / "gpt2/config.json").read_text())
+    (place / "gpt2/config.json").write_text(json.dumps({**config, key: value}))
+    options = ("--tokenizer", "bytes", "--output", "a.ckpt")
+    assert "'gpt2': config.json: " in refused(evaluate_main, "import", "--hf", "gpt2", *options)
+
+
+def test_sizes_are_no_matter_of_printing_a_config(place, capsys):
+    huge = ("--model.config.num_layers=1000000000000", "--data.batch_size=1000000000000")
+    with pytest.raises(SystemExit) as end:
+        train_main([*FIT, *huge, "--print_config"])
+    assert end.value.code == 0
+    assert "num_layers: 1000000000000" in capsys.readouterr().out

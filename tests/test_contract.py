@@ -1,6 +1,7 @@
 """What every method and baseline must hold; ``methods.py`` lists them, and which in full."""
 
 import copy
+import dataclasses
 import math
 
 import lightning as L
@@ -9,8 +10,9 @@ import torch
 from methods import BLOCK, IN_FULL, METHODS
 from torch.utils.data import DataLoader
 
-from callbacks import ResumeState
+from callbacks import PendingValidation, ResumeState, SaveCheckpoints
 from lightning_models.generation import SamplingConfig, generate
+from tests.reliability.runs import same
 
 GREEDY = SamplingConfig(temperature=0)
 in_full = pytest.mark.parametrize("method", IN_FULL, ids=lambda method: method.name)
@@ -242,35 +244,32 @@ def test_a_saved_model_loads_from_its_checkpoint_alone(method, make_loaders, tmp
 
 @in_full
 def test_a_resumed_run_ends_with_the_same_bits(method, make_loaders, tmp_path):
-    """Stops in the middle of an epoch and of nothing else; dropout makes every draw count."""
-    kept = L.pytorch.callbacks.ModelCheckpoint(
-        dirpath=tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}"
-    )
+    """``max_steps`` cuts an epoch after its second micro-batch; dropout makes every draw count."""
 
-    def run(ckpt_path, *callbacks):
+    def run(folder, ckpt_path=None, **limit):
         model = method.build(**method.noise)
+        model.optimizer_config = dataclasses.replace(model.optimizer_config, schedule="constant")
+        writer = SaveCheckpoints(str(tmp_path / folder), save_top_k=0)
         trainer = quiet_trainer(
             tmp_path,
-            max_steps=5,
+            **{"max_epochs": 2, "limit_train_batches": 3, **limit},
             accumulate_grad_batches=2,
-            val_check_interval=4,
+            val_check_interval=2,
             limit_val_batches=1,
-            check_val_every_n_epoch=None,
-            enable_checkpointing=bool(callbacks),
-            callbacks=[ResumeState(), *callbacks],
+            enable_checkpointing=True,
+            callbacks=[ResumeState(), PendingValidation(), writer],
         )
         torch.manual_seed(5)
-        trainer.fit(model, make_loaders(batch_size=2), ckpt_path=ckpt_path, weights_only=True)
-        return model, trainer
+        data = make_loaders(batch_size=2)
+        trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
+        return torch.load(tmp_path / folder / "last.ckpt", weights_only=True)
 
-    whole, trainer = run(None, kept)
-    assert trainer.num_training_batches > 10, "the stop must lie inside an epoch"
-    resumed, trainer = run(str(tmp_path / "step=3.ckpt"))
-    assert trainer.global_step == 5
-    for (name, mine), theirs in zip(
-        resumed.state_dict().items(), whole.state_dict().values(), strict=True
-    ):
-        assert torch.equal(mine, theirs), name
+    whole = run("whole")
+    assert run("stopped", max_steps=1)["global_step"] == 1
+    resumed = run("stopped", str(tmp_path / "stopped" / "last.ckpt"))
+    assert resumed["global_step"] == whole["global_step"] == 4  # of 2 and 1 micro-batches an epoch
+    for key in ("state_dict", "optimizer_states", "lr_schedulers"):
+        assert same(resumed[key], whole[key]), key
 
 
 @in_full
@@ -357,7 +356,7 @@ def test_sampled_texts_do_not_depend_on_the_batch(method):
     assert all(0 <= token < options["vocab_size"] for row in whole for token in row)
     stop = whole[0][3]
     expected = [row[: row.index(stop) + 1] if stop in row else row for row in whole]
-    assert generate(model, prompts, eos_id=stop, **options) == expected
+    assert generate(model, prompts, stop_ids=(stop,), **options) == expected
     for row, prompt in enumerate(prompts):
-        (alone,) = generate(model, [prompt], eos_id=stop, first_row=row, **options)
+        (alone,) = generate(model, [prompt], stop_ids=(stop,), first_row=row, **options)
         assert alone == expected[row]

@@ -230,7 +230,7 @@ def test_rows_do_not_depend_on_how_many_others_there_are_or_when_they_finish():
         part = generate(Chain(random_table()), prompts[:count], max_new_tokens=12)
         assert part == whole[:count]
     chain = Chain(random_table())
-    stopped = generate(chain, prompts, max_new_tokens=12, eos_id=2)
+    stopped = generate(chain, prompts, max_new_tokens=12, stop_ids=(2,))
     assert chain.batches[-1] < chain.batches[0] == 8
     for row, full in zip(stopped, whole, strict=True):
         assert row == full[: full.index(2) + 1 if 2 in full else 12]
@@ -258,7 +258,7 @@ def test_rows_that_are_not_ready_wait_and_draw_nothing():
 
     for sampling in (GREEDY, SamplingConfig(seed=4, top_k=5, top_p=0.95)):
         quick, slow = Chain(random_table()), Chain(random_table(), thinks)
-        options = {"max_new_tokens": 10, "sampling": sampling, "eos_id": 3}
+        options = {"max_new_tokens": 10, "sampling": sampling, "stop_ids": (3,)}
         expected = generate(quick, prompts, **options)
         assert generate(slow, prompts, **options) == expected
         assert sampling is GREEDY or len({len(row) for row in expected}) > 1
@@ -277,10 +277,12 @@ def test_finished_rows_leave_and_waiting_rows_stay():
 
 def test_a_row_ends_behind_eos_or_at_its_bound():
     chain = Chain(successor_table())
-    rows = generate(chain, [[5], [0], [7, 8]], max_new_tokens=4, sampling=GREEDY, eos_id=8)
+    rows = generate(chain, [[5], [0], [7, 8]], max_new_tokens=4, sampling=GREEDY, stop_ids=(8,))
     assert rows == [[6, 7, 8], [1, 2, 3, 4], [9, 0, 1, 2]]
     assert chain.max_new_tokens == 4
     assert chain.batches == [3, 3, 3, 2]
+    both = generate(chain, [[5], [0]], max_new_tokens=9, sampling=GREEDY, stop_ids=(8, 2))
+    assert both == [[6, 7, 8], [1, 2]]
     endless = generate(Chain(successor_table()), [[5]], max_new_tokens=4, sampling=GREEDY)
     assert endless == [[6, 7, 8, 9]]
 

@@ -322,6 +322,19 @@ def test_a_class_path_imports_nothing(name, trained, canary, tmp_path, capfd):
     assert canary not in sys.modules
 
 
+@pytest.mark.parametrize("field", ["num_layers", "dim"])
+def test_endless_networks_are_not_built(field, trained, tmp_path, capfd):
+    def change(recipe):
+        recipe["model"]["init_args"]["config"][field] = 10**12
+
+    path = with_recipe(trained, tmp_path / "run" / "evil.ckpt", change)
+    options = (f"--ckpt_path={path}", "--trainer.accelerator=cpu")
+    assert f"{field} ({10**12})" in refused(train_main, capfd, "test", *options)
+    assert str(path) in refused(evaluate_main, capfd, "perplexity", "--ckpt", path)
+    with pytest.raises(ValueError, match=field):
+        TransformerLM.load_from_checkpoint(path)
+
+
 INSTANTIATOR = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
 
 

@@ -3,7 +3,9 @@
 Several processes write and read them in test_distributed.py and reliability/test_kill.py.
 """
 
+import hashlib
 import json
+import shutil
 
 import pytest
 import torch
@@ -91,6 +93,44 @@ def test_damaged_parts_are_skipped(parts, damage):
         newest_checkpoint([parts.parent])
 
 
+@pytest.fixture
+def with_sums(parts):
+    """The same checkpoint with the digests of its parts."""
+    files = (parts.parent / FOLDER).iterdir()
+    rewrite(parts, sums={f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files})
+    return parts
+
+
+READERS = {
+    "evaluation": lambda path: dict(read_checkpoint(path).content["state_dict"]),
+    "resume": AtomicCheckpointIO().load_checkpoint,
+    "export": read_whole,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_each_bit_of_the_parts_is_verified(with_sums, reader):
+    READERS[reader](with_sums)
+    for file in sorted((with_sums.parent / FOLDER).iterdir()):
+        whole = file.read_bytes()
+        for place in range(0, len(whole), 7):
+            changed = bytearray(whole)
+            changed[place] ^= 1 << place % 8
+            file.write_bytes(changed)
+            with pytest.raises(ValueError, match=FOLDER):
+                READERS[reader](with_sums)
+        file.write_bytes(whole)
+    READERS[reader](with_sums)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_parts_of_another_checkpoint_are_refused(with_sums, reader):
+    folder = with_sums.parent / FOLDER
+    shutil.copy(folder / "rank0.safetensors", folder / "rank2.safetensors")
+    with pytest.raises(ValueError, match=FOLDER):
+        READERS[reader](with_sums)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -101,6 +141,7 @@ def test_damaged_parts_are_skipped(parts, damage):
         {"tensors": {"x": {"place": ["state_dict", "x"], "shape": [1], "dtype": "float32"}}},
         {"tensors": {"x": {"place": ["state_dict"]}}},
         {"tensors": [1]},
+        {"sums": [1]},
     ],
 )
 def test_what_the_file_says_is_not_trusted(parts, changes):

@@ -5,8 +5,9 @@
 | ``cli`` | ``LatentCLI`` and ``main`` |
 | ``arguments`` | first look at the command line, ranges of values, conflicts with a checkpoint |
 | ``checkpoints`` | which checkpoint ``--ckpt_path`` means; atomic writing |
-| ``records`` | ``config.yaml`` of a run with commit and versions; the run's id |
+| ``records`` | ``config.yaml`` of a run with commit and versions; the run's id; its folder's lock |
 | ``listing`` | ``train.py list``: configs with parameters, tokens, time |
+| ``processes`` | ranks, what launchers have started, and that no rank is left over |
 | ``loggers`` | TensorBoard, CSV, W&B and MLflow logs of a run that may be resumed |
 | ``runtime`` | sharding strategy, Ctrl-C, messages that are left out |
 | ``help`` | ``--help``: first options, then all by group |

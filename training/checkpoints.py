@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import errno
 import glob
 import os
 import shutil
@@ -20,6 +21,7 @@ from lightning_models.checkpoint import (
     Checkpoint,
     CheckpointError,
     best_checkpoint,
+    checkpoint_files,
     is_model_folder,
     newest_checkpoint,
     place_of,
@@ -28,22 +30,30 @@ from lightning_models.checkpoint import (
 )
 from training.errors import UserError
 
+AUTO = "auto"
+"""Value of ``--ckpt_path`` for the last checkpoint, and a new run where there is none yet."""
 
-def find_checkpoint(asked: str, folders: Sequence[Path]) -> Checkpoint:
-    """Returns the checkpoint that ``--ckpt_path`` names.
+
+def find_checkpoint(asked: str, folders: Sequence[Path], verb: str = "fit") -> Checkpoint | None:
+    """Returns the checkpoint that ``--ckpt_path`` names; None where ``auto`` begins a new run.
 
     Args:
         asked: a path; ``last``: the furthest whole checkpoint of the newest run below ``folders``;
-            ``best``: the best one of that run.
+            ``best``: the best one of that run; ``auto``: ``last``, if there is a checkpoint file.
         folders: searched with all their subfolders.
+        verb: of the command line; only ``fit`` can begin a run.
 
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    if asked not in ("last", "best"):
+    if asked == AUTO and verb == "fit":
+        if not any(path for folder in folders for path in checkpoint_files(folder)):
+            return None
+        asked = "last"
+    if asked not in ("last", "best", AUTO):
         return read_checkpoint(place_of(asked, "ckpt_path"))
     last = newest_checkpoint(folders)
-    return last if asked == "last" else best_checkpoint(last, "ckpt_path=best")
+    return best_checkpoint(last, "ckpt_path=best") if asked == "best" else last
 
 
 def checkpoint_before(last: Checkpoint, step: int) -> Checkpoint:
@@ -205,6 +215,7 @@ class ShardWriter:
             if reason is None:
                 raise
             raise UserError(_not_written(path, reason)) from error
+        rest[shards.KEY]["sums"] = self._sums(folder, path)
         failure: list[str | None] = [None]
         if torch.distributed.get_rank() == 0:
             try:
@@ -214,6 +225,21 @@ class ShardWriter:
         torch.distributed.broadcast_object_list(failure, group=self._group)
         if failure[0] is not None:
             raise UserError(failure[0])
+
+    def _sums(self, folder: Path, path: Path) -> dict[str, str]:
+        """Returns the digests of all parts; each rank reads its share of them.
+
+        Raises:
+            UserError: if one cannot be read; on all ranks.
+        """
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        own = shards.sums_of(folder, shards.names_of_parts(folder)[rank::world])
+        of_ranks: list[Any] = [None] * world
+        torch.distributed.all_gather_object(of_ranks, own, group=self._group)
+        sums = {name: value for each in of_ranks for name, value in each.items()}
+        if not all(sums.values()):
+            raise UserError(_not_written(path, OSError(errno.EIO, f"{folder} cannot be read back")))
+        return sums
 
 
 def _system_error(error: BaseException | None) -> OSError | None:

@@ -1,5 +1,6 @@
 """``train.py``: LightningCLI with this project's defaults, and without its traps."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -35,14 +37,14 @@ from callbacks import (
     Samples,
     SaveCheckpoints,
     ScheduleChange,
-    Terminated,
     Termination,
     Throughput,
 )
 from callbacks.checkpointing import check_folder
+from callbacks.hooks import AgreedEnd
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint
+from lightning_models.checkpoint import Checkpoint, has_log
 from lightning_models.recipe import (
     PACKAGES_HELP,
     import_packages,
@@ -75,25 +77,30 @@ from training.arguments import (
     report,
     with_own_configs,
 )
-from training.checkpoints import AtomicCheckpointIO, checkpoint_before, find_checkpoint
+from training.checkpoints import AUTO, AtomicCheckpointIO, checkpoint_before, find_checkpoint
 from training.errors import (
+    LOST_LINE,
+    LOST_PROCESS,
     UserError,
     check_verb,
     condense,
     explain,
     lost_process,
     nearest_names,
+    was_restoring,
     with_options,
 )
 from training.help import FULL_FLAG, VERBS, TrainingParser, public_classes, short_help, verbs_help
 from training.loggers import RunPlace, build_loggers, purge_step
-from training.records import SaveRunRecord, log_folder_of, loggers_of
+from training.processes import settle_processes
+from training.records import SaveRunRecord, WaitedError, hold, log_folder_of, loggers_of
 from training.runtime import (
     INTERRUPTED,
     interrupts_here_only,
     silence,
     was_interrupt,
 )
+from training.sizes import check_sizes
 
 SEED = 1234
 DEFAULT_MODEL = "lightning_models.TransformerLM"
@@ -108,6 +115,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "inference_mode": False,
 }
 
+NOT_CHOSEN = (None, "auto")
+"""Values of trainer options that leave the choice to Lightning."""
+
 CALLBACKS: dict[str, type[L.Callback]] = {
     "checkpoint": SaveCheckpoints,
     "throughput": Throughput,
@@ -121,7 +131,8 @@ CALLBACKS: dict[str, type[L.Callback]] = {
 
 HELP = {
     "ckpt_path": "Its path; or last: the newest whole one below trainer.default_root_dir or "
-    "checkpoint.dirpath, of the newest run; or best: the best one of that run. fit continues "
+    "checkpoint.dirpath, of the newest run; or best: the best one of that run; or auto: last, and "
+    "a new run where there is none yet, so that one command starts and restarts. fit continues "
     "training from it, the other verbs evaluate it. Arguments of model and data that are not given "
     "here come from the checkpoint.",
     "weights_only": "Whether checkpoints are read as plain values and tensors only; false runs any "
@@ -173,29 +184,31 @@ class LatentCLI(LightningCLI):
         self._argv = list(argv)
         self._typed = Namespace()
         self._continues = False
+        self._at_end = contextlib.ExitStack()
         self._saved_run: Checkpoint | None = None
         self._saved: Namespace | None = None
         self._conflicts: list[Conflict] = []
         check_configs(argv)
         settings = {"parser_mode": "omegaconf", "exit_on_error": False, "allow_abbrev": False}
-        super().__init__(
-            LanguageModel,
-            LanguageDataModule,
-            save_config_callback=SaveRunRecord,
-            parser_class=TrainingParser,
-            trainer_defaults=TRAINER_DEFAULTS,
-            seed_everything_default=SEED,
-            parser_kwargs={
-                **settings,
-                **{verb: dict(settings) for verb in self._verbs},
-            },
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            args=self._argv,
-            run=run,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,  # LanguageModel writes its own recipe
-        )
+        with self._at_end:
+            super().__init__(
+                LanguageModel,
+                LanguageDataModule,
+                save_config_callback=SaveRunRecord,
+                parser_class=TrainingParser,
+                trainer_defaults=TRAINER_DEFAULTS,
+                seed_everything_default=SEED,
+                parser_kwargs={
+                    **settings,
+                    **{verb: dict(settings) for verb in self._verbs},
+                },
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                args=self._argv,
+                run=run,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,  # LanguageModel writes its own recipe
+            )
 
     # ---- arguments
 
@@ -334,8 +347,12 @@ class LatentCLI(LightningCLI):
         if given.subcommand is None or given.ckpt_path is None:
             self.config = parser.parse_args(argv)
             return
-        self._continues = given.subcommand == "fit" and given.ckpt_path == "last"
-        self._saved_run = find_checkpoint(given.ckpt_path, given.folders)
+        self._continues = given.subcommand == "fit" and given.ckpt_path in ("last", AUTO)
+        self._saved_run = find_checkpoint(given.ckpt_path, given.folders, given.subcommand)
+        if self._saved_run is None:
+            self.config = parser.parse_args(argv)
+            self.config[given.subcommand].ckpt_path = None
+            return
         if given.replay is not None:
             self._saved_run = checkpoint_before(self._saved_run, given.replay)
         self._saved = self._parse_recipe(given.subcommand, self._saved_run)
@@ -393,7 +410,6 @@ class LatentCLI(LightningCLI):
                 # what only one of two classes of data takes cannot be carried over
                 if conflict.key.startswith("data.") and not conflict.one_sided:
                     config[conflict.key] = conflict.checkpoint
-        rank_zero_info(f"on_conflict={config.on_conflict}:\n{as_table(self._conflicts)}")
 
     def _refuse_unseen_checkpoint(self) -> None:
         """Stops if parsing found a ckpt_path that the first look did not."""
@@ -412,8 +428,13 @@ class LatentCLI(LightningCLI):
             cudnn_attention=self._get(self.config, "cudnn_attention"),
         )
         super().instantiate_classes()
+        if self._conflicts:
+            chosen = self._get(self.config, "on_conflict")
+            rank_zero_info(f"on_conflict={chosen}:\n{as_table(self._conflicts)}")
         check_linked(self._typed, self._saved, self.datamodule)
         self.model.check_data(self.datamodule)
+        trains = self.subcommand in (None, "fit")
+        check_sizes(self.trainer, self.model, self.datamodule, trains=trains)
         if self._saved_run is None:
             if self.subcommand in EVALUATION_CALLBACKS:
                 rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")
@@ -445,17 +466,46 @@ class LatentCLI(LightningCLI):
         if replay is not None:
             config |= {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
             self.save_config_callback = None
-        if config["logger"] in (None, True):
-            config["logger"] = self._loggers(Path(config["default_root_dir"]))
+        logs = config["logger"] in (None, True) and not config["fast_dev_run"]
+        if logs:
+            config["logger"] = False
+            self._identify_run()
         plugins = config["plugins"] or []
         plugins = list(plugins) if isinstance(plugins, list) else [plugins]
+        if _is_job_of_one(config):
+            plugins.append(LightningEnvironment())
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(AtomicCheckpointIO())
         config["plugins"] = plugins
         callbacks = self._callbacks(config)
         if replay is not None:  # before NonFinite, which may refuse the step
             callbacks.insert(0, Replay(replay, Path(config["default_root_dir"])))
-        return self._instantiate_trainer(config, callbacks)
+        try:
+            trainer = self._instantiate_trainer(config, callbacks)
+        except ImportError as error:  # of an optional package of Lightning
+            keys = ("accelerator", "strategy", "precision", "profiler")
+            chosen = [
+                f"trainer.{key} ({config[key]})" for key in keys if config[key] not in NOT_CHOSEN
+            ]
+            names = ", ".join(chosen) or "trainer"
+            raise UserError(f"{names}: {' '.join(str(error).split())}") from error
+        settle_processes(trainer)
+        if logs and self.subcommand in (None, "fit") and not config["barebones"]:
+            trainer.loggers = self._loggers(Path(config["default_root_dir"]), trainer)
+        return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs the verb; says which checkpoint it is that cannot be restored."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception as error:
+            if self._saved_run is None or not was_restoring(error) or explain(error) is not None:
+                raise
+            raise UserError(
+                f"{self._saved_run.path} cannot be restored ({type(error).__name__}: "
+                f"{' '.join(str(error).split())}): it is damaged, or of another model or version; "
+                "take another checkpoint"
+            ) from error
 
     def _check_places(self, root: Path) -> None:
         """Tries the folders of the run now, not after the data have been tokenised."""
@@ -466,8 +516,12 @@ class LatentCLI(LightningCLI):
         name = self._get(self.config, "name")
         if name is None:
             return
-        if not name or Path(name).name != name or name.startswith("."):
-            raise UserError(f"name ({name!r}) must be the name of a folder, without slashes")
+        sound = name.isprintable() and Path(name).name == name and not name.startswith(".")
+        if not name or not sound:
+            raise UserError(
+                f"name ({name!r}) must be the name of a folder, of printable characters, without "
+                "slashes"
+            )
         writes = not self._continues and self._get(self.config, "replay") is None
         if writes and any((root / name).glob("config*.yaml")):
             raise UserError(
@@ -504,36 +558,57 @@ class LatentCLI(LightningCLI):
             and any(conflict.key.startswith(OPTIMIZER_PREFIX) for conflict in self._conflicts)
         )
 
-    def _loggers(self, root: Path) -> list[Logger] | bool:
-        """Returns the loggers of a training, in the run's folder (``--name``), else none."""
-        if self.subcommand not in (None, "fit"):
-            return False
-        names = self._get(self.config, "loggers")
-        names = split_names(names) if isinstance(names, str) else names
+    def _identify_run(self) -> None:
+        """Notes the id and the name of the run for its record."""
         saved = self._saved_run if self._continues else None
         run_id = (saved and saved.run_id) or uuid.uuid4().hex  # rank 0's is that of all
         self.save_config_kwargs["run_id"] = run_id
-        run = None if saved is None else log_folder_of(saved, root)
-        if saved is not None and run is not None:
-            step, parent = purge_step(saved), run.parent
-            place = RunPlace(parent.parent, parent.name, run.name, run_id, step)
-        elif (name := self._get(self.config, "name")) is not None:
+        name = self._get(self.config, "name")
+        if name is not None and self._folder_of_saved() is None:
             self.save_config_kwargs["run_name"] = name
-            place = RunPlace(root, "", name, run_id)
-        else:
-            place = RunPlace(root, type(self.model).__name__, None, run_id)
+
+    def _folder_of_saved(self) -> Path | None:
+        """Returns the log folder of the run that goes on; None where a new one begins."""
+        if self._saved_run is None or not self._continues:
+            return None
+        root = Path(self._get(self.config, "trainer.default_root_dir")).expanduser().resolve()
+        return log_folder_of(self._saved_run, root)
+
+    def _loggers(self, root: Path, trainer: L.Trainer) -> list[Logger]:
+        """Returns the loggers of a training, in the run's folder, which rank 0 holds."""
+        names = self._get(self.config, "loggers")
+        names = split_names(names) if isinstance(names, str) else names
+        place = self._place(root)
+        if self.subcommand == "fit" and trainer.is_global_zero:
+            place = hold(place, self._at_end)
         return build_loggers(names, place)
 
+    def _place(self, root: Path) -> RunPlace:
+        """Returns where the run is logged: where it was before, in ``--name``, or in a new one."""
+        run_id, run = self.save_config_kwargs["run_id"], self._folder_of_saved()
+        name = self._get(self.config, "name")
+        if self._saved_run is not None and run is not None:
+            step, parent = purge_step(self._saved_run), run.parent
+            return RunPlace(parent.parent, parent.name, run.name, run_id, step)
+        if name is None:
+            return RunPlace(root, type(self.model).__name__, None, run_id)
+        # of a start that auto repeats, as it has ended before its first checkpoint
+        again = self._continues and has_log(root / name)
+        return RunPlace(root, "", name, run_id, 0 if again else None)
 
-LOST_PROCESS = 4  # exit code
+
+def _is_job_of_one(config: dict[str, Any]) -> bool:
+    """Whether a trainer of one process is one of several SLURM tasks, as in a sweep."""
+    one = str(config["devices"]) == "1" and config["num_nodes"] == 1
+    return one and config["strategy"] == "auto" and int(os.environ.get("SLURM_NTASKS") or 1) > 1
 
 
 def main(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
     0: done; 2: bad input, in one line; 3: a loss or gradient that is not a number, in one line;
-    4: another process of the run has ended, in one line; 130 or 143: ended by Ctrl-C or SIGTERM,
-    after a checkpoint if it was training; 138: by SIGUSR1, and requeued where SLURM runs it.
+    4: another process of the run has ended, in one line; 129, 130 or 143: ended by SIGHUP, Ctrl-C
+    or SIGTERM, after a checkpoint if it was training; 138: by SIGUSR1, and requeued by SLURM.
 
     Args:
         args: the command line; null: that of the process.
@@ -546,8 +621,8 @@ def main(args: list[str] | None = None) -> int:
                 return listing.main(argv[1:])
             if argv and not argv[0].startswith("-"):
                 _check_first_word(argv)
-            LatentCLI(argv)
-    except (Terminated, NonFiniteError, Replayed) as stop:
+            _execute(argv)
+    except AgreedEnd as stop:
         return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
     except SIGTERMException:  # before the first step
         return 128 + signal.SIGTERM
@@ -559,12 +634,7 @@ def main(args: list[str] | None = None) -> int:
     except Exception as error:
         message = explain(error)
         if lost_process(error) and DEBUG_FLAG not in argv:
-            print(
-                "error: another process of the run has ended, so this one ends, too (was it "
-                "killed, or out of memory? --ckpt_path last resumes training): "
-                + " ".join(str(error).split()),
-                file=sys.stderr,
-            )
+            print(f"error: {LOST_LINE}: {' '.join(str(error).split())}", file=sys.stderr)
             return LOST_PROCESS
         if message is None or DEBUG_FLAG in argv:
             raise
@@ -573,12 +643,20 @@ def main(args: list[str] | None = None) -> int:
     return 0
 
 
+def _execute(argv: list[str]) -> None:
+    """Runs a verb; where it had to wait for a run, once more from the start."""
+    try:
+        LatentCLI(argv)
+    except WaitedError:  # the checkpoint that was found may have been replaced meanwhile
+        _execute(argv)
+
+
 def _check_first_word(argv: list[str]) -> None:
     """Raises a UserError if a command line does not begin with a verb."""
     check_verb(argv, {verb: f"python train.py {verb} {EXAMPLES[verb]}".rstrip() for verb in VERBS})
 
 
-def _end_on_all_ranks(stop: Terminated | NonFiniteError | Replayed, debug: bool) -> int:
+def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:
     """Returns the exit code of an end that all ranks have agreed on; rank 0 reports it.
 
     The others end with 0: a launcher that sees one of them fail would kill rank 0 while it speaks.

@@ -13,6 +13,8 @@ from typing import get_type_hints
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
+from datamodules.journals import no_room
+
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lightning_models", "datamodules", "callbacks", "training", "evaluation")
 
@@ -33,12 +35,21 @@ CURES = (
     ("Could not determine home directory", "~ names a user that there is not; write the folder"),
     ("Unable to allocate", "lower the batch size or the sizes of the model"),
     ("can't allocate memory", "lower the batch size or the sizes of the model"),
+    ("EADDRINUSE", "another program has that port: set MASTER_PORT to a free one"),
 )
 """What messages of Python, numpy and torch say of too large and misspelt values; and the cures."""
 
 
 TRACKERS = ("wandb", "mlflow")
 """Packages of loggers, whose own errors are of accounts, servers and stores."""
+
+
+LOST_PROCESS = 4
+"""Exit code of a process that another one of the run has left alone."""
+LOST_LINE = (
+    "another process of the run has ended, so this one ends, too (was it killed, or out of memory? "
+    "--ckpt_path last resumes training)"
+)
 
 
 class UserError(Exception):
@@ -64,6 +75,13 @@ def explain(error: BaseException) -> str | None:
         return _one_line(str(error))
     if isinstance(error, ValueError) and _raised_by(error, "lightning", "trainer", "loops"):
         return _one_line(str(error))
+    if (full := no_room(error)) is not None:
+        name = getattr(error, "filename", None) or "the log, or another file of the run"
+        return f"{name} cannot be written ({full}); make room, or choose another place"
+    if _of_launcher(error):
+        missing = f"the environment variable {error} is missing; start with srun or torchrun"
+        text = missing if isinstance(error, KeyError) else _one_line(str(error))
+        return f"{text}. For a run of one process, set --trainer.devices 1"
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or type(error).__name__
         return f"{error.filename}: {reason}. Check the path, or choose another one"
@@ -88,6 +106,14 @@ def lost_process(error: BaseException) -> bool:
         and LOST.search(str(cause)) is not None
         and _raised_by(cause, "torch")
         for cause in _causes(error)
+    )
+
+
+def was_restoring(error: BaseException) -> bool:
+    """Whether Lightning raised an error while it restored the state of a checkpoint."""
+    return any(
+        Path(frame.filename).name == "checkpoint_connector.py" and "restore" in frame.name
+        for frame in traceback.extract_tb(error.__traceback__)
     )
 
 
@@ -416,6 +442,12 @@ def _without_worker(message: str) -> str:
     if not re.match(r"Caught \w+ in DataLoader worker process", message):
         return message
     return message.rstrip().splitlines()[-1].partition(": ")[2]
+
+
+def _of_launcher(error: BaseException) -> bool:
+    """Whether Lightning cannot use the environment variables of SLURM, torchrun or another one."""
+    frames = traceback.extract_tb(error.__traceback__)[-2:]  # os.environ has a frame of its own
+    return any({"lightning", "environments"} <= {*Path(frame.filename).parts} for frame in frames)
 
 
 def _raised_by(error: BaseException, package: str, *folders: str) -> bool:

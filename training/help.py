@@ -85,7 +85,14 @@ more:
 
 
 class TrainingParser(LightningArgumentParser):
-    """A parser whose help fits on two screens, unless all of it is asked for."""
+    """A parser whose help fits on two screens, unless all of it is asked for.
+
+    It takes no prefix for an option, nor do the parsers that jsonargparse makes for the arguments
+    of a class: they are of the same type and get no ``allow_abbrev``.
+    """
+
+    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=allow_abbrev, **kwargs)
 
     short: Callable[["TrainingParser"], str] | None = None
     """Returns the short help of this parser; None: jsonargparse's own."""

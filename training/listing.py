@@ -167,6 +167,7 @@ def main(argv: list[str]) -> int:
         "python train.py list",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "folder", nargs="?", default=None, help="of configs; default: this project's"

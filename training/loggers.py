@@ -45,6 +45,11 @@ class RunPlace:
     run_id: str
     purge_step: int | None = None
 
+    @property
+    def group(self) -> Path:
+        """The folder that holds the run's."""
+        return self.root / self.parent
+
 
 class _Once:
     """A logger that takes the same values of the same step in a row once.

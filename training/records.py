@@ -1,5 +1,11 @@
-"""The record of a run: configuration, code and versions next to its logs, its id everywhere."""
+"""The record of a run: configuration, code and versions next to its logs, its id everywhere.
 
+And its folder, which one process at a time writes to.
+"""
+
+import contextlib
+import dataclasses
+import errno
 import importlib.metadata
 import platform
 import shlex
@@ -13,13 +19,15 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from callbacks.hooks import log_text
+from callbacks.hooks import gather, log_text, write_whole
 from lightning_models.checkpoint import Checkpoint
-from training.errors import PROJECT
-from training.loggers import MLFlowRun, WandbRun
+from training.errors import PROJECT, UserError
+from training.loggers import MLFlowRun, RunPlace, WandbRun
 
 PACKAGE = "latent-thinking"
 _RUN = "# run: "  # first line of a record
@@ -66,6 +74,13 @@ class SaveRunRecord(SaveConfigCallback):
         if self.already_saved or stage != "fit":
             return
         self.already_saved = True
+        found = gather(trainer.ckpt_path and str(trainer.ckpt_path))
+        if len(set(found)) > 1:  # ranks that restore and ranks that do not would wait for ever
+            raise UserError(
+                f"ckpt_path: the first process resumes from {found[0]}, another one from "
+                f"{next(path for path in found if path != found[0])}; give the path itself, in a "
+                "folder that all nodes see"
+            )
         self.run_id = trainer.strategy.broadcast(self.run_id or uuid.uuid4().hex)
         log_dir = trainer.log_dir  # the same on all ranks: this broadcasts it
         if log_dir is not None and trainer.loggers:
@@ -79,7 +94,7 @@ class SaveRunRecord(SaveConfigCallback):
         )
         path = free_path(Path(log_dir), self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_whole(path, text)
         for logger in trainer.loggers:
             block = "\n".join("    " + line for line in text.splitlines())
             log_text(logger, "config", block, self.step)
@@ -92,6 +107,99 @@ class SaveRunRecord(SaveConfigCallback):
         """Adds the id of the run, its name and its log folder."""
         run = {"id": self.run_id, "name": self.run_name, "log_folder": self._log_folder}
         checkpoint["run"] = run
+
+
+# ---- one process at a time
+
+
+LOCK = ".lock"
+PATIENCE = 60.0
+"""Seconds for the process that trains a run to end, such as the one that SLURM has requeued."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+class WaitedError(Exception):
+    """The folder of a run was in use, and is free now; its checkpoint may be newer than before."""
+
+
+def hold(place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
+    """Holds the folder of a run against other processes; the system frees it when this one dies.
+
+    Args:
+        place: Where the run is logged. Without a version the run gets a new folder.
+        at_end: Frees the folder, and removes it if nothing was written to it.
+
+    Returns:
+        The place with the name of the folder.
+
+    Raises:
+        WaitedError: A run that goes on was in use until now.
+        UserError: It still is after `PATIENCE`, or a new run's name is taken.
+    """
+    missing = [path for path in (place.group, *place.group.parents) if not path.exists()]
+    place.group.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        at_end.callback(_remove_if_empty, path)
+    if place.version is None:
+        place = dataclasses.replace(place, version=_new_version(place.group))
+    folder = place.group / str(place.version)
+    folder.mkdir(exist_ok=True)
+    at_end.callback(_remove_if_empty, folder)
+    lock = FileLock(folder / LOCK, fallback_to_soft=False)
+    try:
+        _acquire(lock, folder, waits=place.purge_step is not None)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        rank_zero_warn(
+            f"{folder} lies on a file system without locks ({error.strerror}): see to it that no "
+            "other process trains the same run"
+        )
+    at_end.callback(lock.release)
+    return place
+
+
+def _acquire(lock: FileLock, folder: Path, *, waits: bool) -> None:
+    with contextlib.suppress(Timeout):
+        lock.acquire(timeout=0)
+        return
+    if not waits:
+        raise UserError(
+            f"name ({folder.name}): another process trains the run in {folder}; choose another name"
+        )
+    rank_zero_info(f"another process trains the run in {folder}: waiting up to {PATIENCE:g} s")
+    try:
+        lock.acquire(timeout=PATIENCE)
+    except Timeout as error:
+        raise UserError(
+            f"ckpt_path: another process trains the run in {folder}; wait for its end, or begin a "
+            "run of its own from the path of the checkpoint"
+        ) from error
+    lock.release()
+    raise WaitedError
+
+
+def _new_version(group: Path) -> str:
+    """Makes the next folder ``version_N``, which no other process then has."""
+    numbers = [int(path.name[8:]) for path in group.glob("version_*") if path.name[8:].isdecimal()]
+    number = max(numbers, default=-1) + 1
+    while True:
+        try:
+            (group / f"version_{number}").mkdir()
+            return f"version_{number}"
+        except FileExistsError:
+            number += 1
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Removes a folder that holds nothing but its lock."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+        folder.rmdir()
+
+
+# ---- where a run is found again
 
 
 def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:

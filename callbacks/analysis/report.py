@@ -3,7 +3,6 @@
 import html
 import io
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from callbacks.analysis.token_text import EOS, PART
+from callbacks.hooks import write_whole
 
 DPI = 120
 MARGIN = 6
@@ -70,10 +70,7 @@ class AnalysisReport:
         contents |= {f"{name}.png": as_png(figure) for name, figure in drawn.items()}
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            path = folder / f"{prefix}{name}"
-            part = path.with_name(path.name + ".part")
-            part.write_bytes(content)
-            os.replace(part, path)
+            write_whole(folder / f"{prefix}{name}", content)
 
 
 def as_csv(table: pd.DataFrame) -> str:

@@ -53,7 +53,9 @@ def main(args: Sequence[str] | None = None) -> int:
 def build_parser() -> ArgumentParser:
     """Returns the parser of the two commands."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(prog=_PROGRAM, description="Places the steps of problems.")
+    parser = ArgumentParser(
+        prog=_PROGRAM, description="Places the steps of problems.", allow_abbrev=False
+    )
     commands = parser.add_subcommands(dest="command", required=True)
     rule = _command("Place steps by rule, and count how it decided.", output_needed=False)
     rule.add_class_arguments(Placing)
@@ -67,7 +69,7 @@ def build_parser() -> ArgumentParser:
 
 
 def _command(description: str, *, output_needed: bool) -> ArgumentParser:
-    parser = ArgumentParser(description=description)
+    parser = ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument(
         "--files",
         type=str | list[str] | None,

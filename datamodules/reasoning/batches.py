@@ -5,13 +5,13 @@ all tensors int64:
 
 | key | shape | what |
 |---|---|---|
-| ``query`` | (B, Q) | EOS and the query's tokens, EOS after them up to the common width |
-| ``query_lengths`` | (B,) | its tokens, the EOS before them counted |
+| ``query`` | (B, Q) | BOS (EOS without one) and the query's tokens, then EOS to the common width |
+| ``query_lengths`` | (B,) | its tokens, the one before them counted |
 | ``steps`` | (B, R, Z) | the tokens of each step, EOS after them; R and Z at least 1 |
 | ``step_lengths`` | (B, R) | tokens of each step; 0: there is no such step |
 | ``step_places`` | (B, R) | index in ``query`` of the token that each belongs to, else -1 |
 | ``targets`` | (B, A) | the answer and an EOS, -100 after them |
-| ``sequence_id`` | (B,) | number of the row; in evaluation that of its example |
+| ``sequence_id`` | (B,) | number of the row; in evaluation its example's number |
 | ``group`` | (B,) | what accuracies are grouped by |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
 | ``epochs`` | a float | training: epochs of the trainer that precede this batch |
@@ -49,8 +49,8 @@ class ReasoningSource(RowSource):
     Args:
         examples: Of one split.
         order: Which of them is row n.
-        eos_id: Stands before queries, after answers, and in padding.
-        token_bytes: UTF-8 bytes of each id, (V,) int64.
+        eos_id: Stands after answers and in padding.
+        start_id: Stands before queries, BOS or EOS.
         counter: What the model counts in a batch; None: its targets.
         epoch_batches: Batches of each rank that are an epoch in ``epochs``; None: batches have no
             ``epochs``.
@@ -63,7 +63,7 @@ class ReasoningSource(RowSource):
         order: RowOrder,
         *,
         eos_id: int,
-        token_bytes: Tensor,
+        start_id: int,
         counter: BatchCounter | None = None,
         epoch_batches: int | None = None,
         **rows: int,
@@ -71,7 +71,7 @@ class ReasoningSource(RowSource):
         super().__init__(**rows)
         assert order.rows_per_batch == self._rows_per_batch
         self._examples, self._order = examples, order
-        self._eos_id, self._token_bytes = eos_id, token_bytes
+        self._eos_id, self._start_id = eos_id, start_id
         self._counter, self._epoch_batches = counter, epoch_batches
         self._counts: dict[int, dict[str, float]] = {}
 
@@ -110,7 +110,7 @@ class ReasoningSource(RowSource):
             self._order.examples(rows),
             self._order.sequence_ids(rows),
             eos_id=self._eos_id,
-            token_bytes=self._token_bytes,
+            start_id=self._start_id,
         )
         if self._epoch_batches is not None:
             batch["epochs"] = n / self._epoch_batches
@@ -118,7 +118,7 @@ class ReasoningSource(RowSource):
 
 
 def reasoning_batch(
-    examples: Examples, which: np.ndarray, rows: np.ndarray, *, eos_id: int, token_bytes: Tensor
+    examples: Examples, which: np.ndarray, rows: np.ndarray, *, eos_id: int, start_id: int
 ) -> Batch:
     """Returns the batch dict of examples; the module's docstring has its keys.
 
@@ -126,14 +126,17 @@ def reasoning_batch(
         examples: Of one split, at least one.
         which: Number of the example of each row (B,), -1: none.
         rows: Number of each row (B,), its ``sequence_id``.
-        eos_id: Stands before queries, after answers, and in padding.
-        token_bytes: UTF-8 bytes of each id, (V,) int64.
+        eos_id: Stands after answers and in padding.
+        start_id: Stands before queries, BOS or EOS.
     """
     real, numbers = which >= 0, which.clip(min=0)
-    query, query_lengths = _queries(examples, numbers, real, eos_id)
+    query, query_lengths = _queries(examples, numbers, real, eos_id, start_id)
     starts, lengths = examples.answers(numbers)
     lengths = np.where(real, lengths + 1, 0)  # an EOS is stored after it
     targets = torch.from_numpy(_padded(examples, starts, lengths, IGNORE))
+    positions, inside = _positions(starts, lengths)
+    tokens = np.where(inside, targets.numpy(), 0)
+    sizes = np.where(inside, examples.stream.bytes_at(positions, tokens), 0)
     groups = np.where(real, examples.groups(numbers), NO_GROUP)
     return {
         "query": torch.from_numpy(query),
@@ -142,18 +145,18 @@ def reasoning_batch(
         "targets": targets,
         "sequence_id": torch.from_numpy(rows),
         "group": torch.from_numpy(groups),
-        "num_bytes": target_bytes(targets, token_bytes),
+        "num_bytes": target_bytes(targets, sizes),
     }
 
 
 def _queries(
-    examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int
+    examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int, start_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns queries after an EOS (B, Q), and their lengths (B,)."""
+    """Returns queries after BOS or EOS (B, Q), and their lengths (B,)."""
     starts, lengths = examples.queries(numbers)
     lengths = np.where(real, lengths, 0)
     query = _padded(examples, starts, lengths, eos_id, least=0)
-    return np.pad(query, ((0, 0), (1, 0)), constant_values=eos_id), lengths + 1
+    return np.pad(query, ((0, 0), (1, 0)), constant_values=start_id), lengths + 1
 
 
 def _steps(
@@ -177,8 +180,14 @@ def _padded(
     examples: Examples, starts: np.ndarray, lengths: np.ndarray, fill: int, least: int = 1
 ) -> np.ndarray:
     """Returns texts (..., N) of the stream, int64, padded to the longest or the least width."""
+    positions, inside = _positions(starts, lengths, least)
+    return np.where(inside, examples.stream.gather(positions), fill)
+
+
+def _positions(
+    starts: np.ndarray, lengths: np.ndarray, least: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the tokens of texts lie in the stream (..., N), and which there are."""
     place = np.arange(max(least, lengths.max()))
-    positions = starts[..., None] + place
     inside = place < lengths[..., None]
-    tokens = examples.stream.gather(np.where(inside, positions, 0))
-    return np.where(inside, tokens, fill)
+    return np.where(inside, starts[..., None] + place, 0), inside

@@ -23,7 +23,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from datamodules.prepare import as_utf8
+from datamodules.encoding import as_utf8
 from datamodules.tokenizers import Tokenizer
 
 MARKER = "<T>"
@@ -176,6 +176,7 @@ class EncodedExample:
 
     Attributes:
         texts: Ids of the query, of each step, and of the answer, without EOS.
+        token_sizes: UTF-8 bytes that each of these ids covers.
         sizes: UTF-8 bytes of each of these texts.
         alignment: Where the steps belong; None where a text is not what its ids decode to, so that
             nothing can be said of places in it.
@@ -183,6 +184,7 @@ class EncodedExample:
     """
 
     texts: list[np.ndarray]
+    token_sizes: list[np.ndarray]
     sizes: list[int]
     alignment: Alignment | None
     group: int
@@ -191,8 +193,12 @@ class EncodedExample:
         """Returns the query and the answer alone."""
         nothing = np.empty(0, dtype=np.int64)
         ends = slice(None, None, len(self.texts) - 1)
-        return EncodedExample(
-            self.texts[ends], self.sizes[ends], Alignment(nothing, nothing), self.group
+        return replace(
+            self,
+            texts=self.texts[ends],
+            token_sizes=self.token_sizes[ends],
+            sizes=self.sizes[ends],
+            alignment=Alignment(nothing, nothing),
         )
 
     def row_length(self, wording: Wording) -> int:
@@ -213,16 +219,16 @@ def encode_examples(
 def _encode_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> list[EncodedExample]:
     given = [(one.query, *one.steps, one.answer) for one in examples]
     clean = [[as_utf8(text) for text in texts] for texts in given]
-    ids = iter(tokenizer.encode_arrays([text for texts in clean for text, _ in texts]))
-    token_bytes = tokenizer.token_bytes.numpy()
+    queries = tokenizer.encode_measured([texts[0][0] for texts in clean])
+    rest = iter(tokenizer.measure_continuations([t for texts in clean for t, _ in texts[1:]]))
     encoded = []
-    for example, texts in zip(examples, clean, strict=True):
-        own, sizes = list(islice(ids, len(texts))), [size for _, size in texts]
+    for example, texts, query in zip(examples, clean, queries, strict=True):
+        ids, covered = zip(query, *islice(rest, len(texts) - 1), strict=True)
         alignment = None
-        query_sizes = token_bytes[own[0]]
-        if int(query_sizes.sum()) == sizes[0] and _restored(example, own, tokenizer):
-            alignment = align(example.query, example.markers, query_sizes)
-        encoded.append(EncodedExample(own, sizes, alignment, example.group))
+        if _restored(example, ids, tokenizer):
+            alignment = align(example.query, example.markers, covered[0])
+        sizes = [size for _, size in texts]
+        encoded.append(EncodedExample([*ids], [*covered], sizes, alignment, example.group))
     return encoded
 
 

@@ -21,6 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
+from datamodules.corpus import REMOVE_REPEATS, published_repeats
 from datamodules.files import format_of
 from datamodules.gsm8k import (
     ANNOTATION,
@@ -303,6 +304,10 @@ class ReasoningGSM8K(ReasoningDataModule):
         """Returns what gives an empty split problems, for messages."""
         about = " Is data.aligned_file about these problems?" if self._aligned_file else ""
         return self._splits.how_to_get(split) + about
+
+    def repeats_cure(self) -> str | None:
+        """Returns the advice where several splits have a question."""
+        return REMOVE_REPEATS if self._splits.has_files else published_repeats(self.document_noun)
 
     def problems(self, split: Split) -> Iterator[Solved]:
         """Yields the problems of a split, in the order of the files or of the hub."""

@@ -585,6 +585,9 @@ class Kinship(AnswerDataModule):
         """Returns what gives a split stories, for messages."""
         return f"Set {split}_stories above 0."
 
+    def repeats_cure(self) -> None:
+        """Returns None: no story is in two splits."""
+
     def questions(self, split: Split) -> Iterator[tuple[str, str]]:
         """Yields (story with question, answer) of a split."""
         for index in range(self._sizes[split]):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.base import BatchSource, LanguageDataModule, limited_batches, none_of, outside
-from datamodules.corpus import split_of
+from datamodules.corpus import REMOVE_REPEATS, Repeats, split_of
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import RowOrder
 from datamodules.reasoning.batches import ReasoningSource
@@ -159,6 +159,7 @@ class ReasoningDataModule(LanguageDataModule):
     """
 
     rows: ClassVar[str] = "reasoning"
+    document_noun: ClassVar[str] = "question"
     group_name: ClassVar[str] = "group"
     """What ``group`` counts, in results."""
     not_in_source: ClassVar[frozenset[str]] = LanguageDataModule.not_in_source | {
@@ -205,6 +206,10 @@ class ReasoningDataModule(LanguageDataModule):
     def how_to_get(self, split: Split) -> str:
         """Returns what gives a split examples, for messages."""
         return f"{type(self).__name__} has no examples for it."
+
+    def repeats_cure(self) -> str | None:
+        """Returns the advice where several splits have a question; None: repeats are not sought."""
+        return REMOVE_REPEATS
 
     def is_right(self, text: str, answer: str) -> bool:
         """Returns whether a written answer is the right one; here: equal but for outer spaces.
@@ -260,6 +265,7 @@ class ReasoningDataModule(LanguageDataModule):
         """
         if not self.store_dir.exists():
             rank_zero_info(f"Preparing {self.store_dir}")
+        self._repeats = None if self.repeats_cure() is None else Repeats()
         wrote = prepare_examples(
             self.store_dir,
             description=self._pinned_description,
@@ -270,6 +276,7 @@ class ReasoningDataModule(LanguageDataModule):
             noticed=lambda: dict(self._noticed),
             check=self._check_reports,
         )
+        self._warn_of_repeats()
         if wrote:
             rank_zero_info(f"{type(self).__name__}: {in_words(self.report())}")
 
@@ -281,7 +288,10 @@ class ReasoningDataModule(LanguageDataModule):
     def _counted_examples(self, split: Split) -> Iterator[Example]:
         """Yields the examples of a split; what is noticed meanwhile is about it."""
         self._noticed.clear()  # a tokenizer may have been trained on the same examples
-        yield from self.examples(split)
+        for example in self.examples(split):
+            if self._repeats is not None:
+                self._repeats.add(split, example.query)
+            yield example
 
     def _check_reports(self, reports: Reports) -> None:
         for split in SPLITS:
@@ -320,7 +330,8 @@ class ReasoningDataModule(LanguageDataModule):
 
     def stored(self, split: Split) -> Examples:
         """Returns the tokenised examples of a split of the prepared data."""
-        return self._store.examples(split)
+        self._store.check_tokenizer(self.tokenizer)
+        return self._store.examples(split, self.tokenizer.token_bytes.numpy())
 
     def report(self) -> dict[Split, dict[str, int]]:
         """Returns, for each split, what was read, kept, left out and why, and what was noticed."""
@@ -338,7 +349,8 @@ class ReasoningDataModule(LanguageDataModule):
         return self._wording(self.tokenizer)
 
     def _wording(self, tokenizer: Tokenizer) -> Wording:
-        prefix, separator = tokenizer.encode_batch([self.answer_prefix, self.step_separator])
+        fixed = (self.answer_prefix, self.step_separator)
+        prefix, separator = (tokenizer.encode_continuation(text) for text in fixed)
         return Wording(tuple(prefix), tuple(separator))
 
     # Batches
@@ -389,7 +401,7 @@ class ReasoningDataModule(LanguageDataModule):
             order,
             batch_size=batch_size,
             eos_id=self.tokenizer.eos_id,
-            token_bytes=self.tokenizer.token_bytes,
+            start_id=self.tokenizer.start_id,
             counter=self._counter() if training else None,
             epoch_batches=self._epoch_batches(order.batches) if training else None,
             **ranks,

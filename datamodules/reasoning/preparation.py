@@ -29,10 +29,17 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from datamodules.journals import full_disk_named, write_whole
-from datamodules.prepare import EncodedChunk, SectionWriter, shard_name, write_meta
+from datamodules.encoding import EncodedChunk
+from datamodules.journals import full_disk_named
+from datamodules.prepare import (
+    SectionWriter,
+    shard_name,
+    write_meta,
+    write_tokenizer,
+)
 from datamodules.reasoning.examples import EncodedExample, Example, Wording, encode_examples
 from datamodules.store import (
+    SIZE,
     SPLITS,
     Counts,
     Split,
@@ -43,7 +50,7 @@ from datamodules.store import (
     token_dtype,
     whole_number,
 )
-from datamodules.tokenizers import JsonTokenizer, Tokenizer
+from datamodules.tokenizers import Tokenizer
 
 # ---- what is counted
 
@@ -161,9 +168,9 @@ class ExampleStore(Store):
         """Returns the tokens of the longest row of a split; see `EncodedExample.row_length`."""
         return int(self.meta["splits"][split]["longest"])
 
-    def examples(self, split: Split) -> "Examples":
-        """Returns the examples of a split."""
-        return Examples(self.stream(split), self.folder, split)
+    def examples(self, split: Split, token_bytes: np.ndarray | None = None) -> "Examples":
+        """Returns the examples of a split; `token_bytes` as in `Store.stream`."""
+        return Examples(self.stream(split, token_bytes), self.folder, split)
 
 
 class Examples:
@@ -440,8 +447,7 @@ class _Writer:
     def finish(self, description: Mapping[str, object]) -> None:
         """Writes meta.json, and the tokenizer where it is a file."""
         tokenizer = self._tokenizer
-        if isinstance(tokenizer, JsonTokenizer):
-            write_whole(self._folder / "tokenizer.json", tokenizer.json_text)
+        write_tokenizer(tokenizer, self._folder)
         checksums = self._section.finish()
         splits = {split: self._described(split) for split in SPLITS}
         write_meta(self._folder, description, tokenizer, splits, checksums)
@@ -465,9 +471,14 @@ def _as_chunk(
     texts = [text for one in examples for text in one.texts]
     end = np.array([tokenizer.eos_id])
     tokens = np.concatenate([part for text in texts for part in (text, end)])
+    covered = None
+    if not tokenizer.exact_bytes:
+        sizes = [part for one in examples for text in one.token_sizes for part in (text, end * 0)]
+        covered = np.concatenate(sizes).astype(SIZE)
     return EncodedChunk(
         splits=[split] * len(texts),
         sizes=np.array([size for one in examples for size in one.sizes], dtype=INDEX),
         lengths=np.array([len(text) + 1 for text in texts], dtype=INDEX),
         tokens=tokens.astype(token_dtype(tokenizer.vocab_size)),
+        token_sizes=covered,
     )

@@ -478,6 +478,9 @@ class TwoHop(ReasoningDataModule):
         about = " Does data.known_file know any of them?" if self._known_file else ""
         return self._splits.how_to_get(split) + about
 
+    def repeats_cure(self) -> None:
+        """Returns None: questions that another split asks are left out and counted."""
+
     @cached_property
     def _knowledge(self) -> Knowledge:
         return Knowledge(self._sizes, self._knowledge_seed)

@@ -74,7 +74,12 @@ def grid_batch(
 
 
 def stored_batch(
-    index: SentenceIndex, first: np.ndarray, sentences: np.ndarray, sequence_id: np.ndarray
+    index: SentenceIndex,
+    first: np.ndarray,
+    sentences: np.ndarray,
+    sequence_id: np.ndarray,
+    *,
+    count_bytes: bool = False,
 ) -> Batch:
     """Returns the batch of stored runs of sentences; see `grid_batch`.
 
@@ -83,6 +88,7 @@ def stored_batch(
         first: First sentence of each row (B,), int64.
         sentences: How many each row has (B,), at least 1.
         sequence_id: (B,) int64.
+        count_bytes: Whether to add ``num_bytes``.
     """
     stop = first + sentences
     places = np.arange(sentences.max())
@@ -90,10 +96,12 @@ def stored_batch(
     starts = index.starts(numbers)
     lengths = np.where(places < sentences[:, None], index.ends[numbers] - starts, 0)
     positions = starts[..., None] + np.arange(lengths.max())
-    tokens = index.stream.gather(np.minimum(positions, len(index.stream) - 1))
+    positions = np.minimum(positions, len(index.stream) - 1)
+    tokens = index.stream.gather(positions)
     is_last = (places == sentences[:, None] - 1) & index.ends_document(stop)[:, None]
     parts = (tokens, lengths, is_last, sequence_id)
-    return grid_batch(*(torch.from_numpy(part) for part in parts))
+    batch = grid_batch(*(torch.from_numpy(part) for part in parts))
+    return with_bytes(batch, index.stream.bytes_at(positions, tokens)) if count_bytes else batch
 
 
 def written_batch(
@@ -125,9 +133,16 @@ def empty_batch() -> Batch:
     return grid_batch(nothing[..., None], nothing, nothing.bool(), torch.tensor([-1]))
 
 
-def with_bytes(batch: Batch, token_bytes: Tensor) -> Batch:
-    """Returns the batch with ``num_bytes``; see `target_bytes`."""
-    return {**batch, "num_bytes": target_bytes(batch["targets"], token_bytes)}
+def with_bytes(batch: Batch, sizes: np.ndarray) -> Batch:
+    """Returns the batch with ``num_bytes`` (B,) int64, UTF-8 bytes of the targets.
+
+    Args:
+        batch: Sentences.
+        sizes: UTF-8 bytes of each token, (B, S, U) int64.
+    """
+    following = np.zeros_like(sizes)
+    following[..., :-1] = sizes[..., 1:]
+    return {**batch, "num_bytes": target_bytes(batch["targets"], following)}
 
 
 # ---- batches by number
@@ -248,7 +263,6 @@ class DocumentSource:
     Args:
         index: Sentences of the split.
         batch_size: Most documents of a batch.
-        token_bytes: UTF-8 bytes of each id, (V,) int64.
         rank: This process among `world_size`.
         world_size: Processes that share the documents.
     """
@@ -258,11 +272,10 @@ class DocumentSource:
         index: SentenceIndex,
         *,
         batch_size: int,
-        token_bytes: Tensor,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._index, self._token_bytes = index, token_bytes
+        self._index = index
         self._rank, self._world_size = rank, world_size
         stops = index.document_ends
         self._first = np.append(0, stops[:-1])
@@ -295,9 +308,9 @@ class DocumentSource:
         end = self._begins[turn + 1] if turn + 1 < len(self._begins) else len(self._order)
         documents = self._order[self._begins[turn] + self._rank : end : self._world_size]
         if not len(documents):
-            return with_bytes(empty_batch(), self._token_bytes)
+            return with_bytes(empty_batch(), np.zeros((1, 1, 1), dtype=np.int64))
         rows = self._first[documents], self._sentences[documents], documents
-        return with_bytes(stored_batch(self._index, *rows), self._token_bytes)
+        return stored_batch(self._index, *rows, count_bytes=True)
 
 
 class SentencePromptSource(DealtPrompts):
@@ -315,12 +328,18 @@ class SentencePromptSource(DealtPrompts):
     def __init__(self, prompts: Sequence[str], tokenizer: SentenceTokenizer, **rows: int) -> None:
         super().__init__(prompts, **rows)
         self._tokenizer = tokenizer
-        self._sentences = [tokenizer.prompt_sentences(prompt) for prompt in prompts]
+        self._sentences = [tokenizer.measured_sentences(prompt) for prompt in prompts]
 
     def _built(self, numbers: list[int]) -> Batch:
-        rows = [self._sentences[number] for number in numbers]
+        chosen = [self._sentences[number] for number in numbers]
         markers = {"bos_id": self._tokenizer.bos_id, "eos_id": self._tokenizer.eos_id}
-        return with_bytes(written_batch(rows, numbers, **markers), self._tokenizer.token_bytes)
+        ids = [[words.tolist() for words, _ in sentences] for sentences in chosen]
+        batch = written_batch(ids, numbers, **markers)
+        sizes = np.zeros(batch["tokens"].shape, dtype=np.int64)
+        for row, sentences in zip(sizes, chosen, strict=True):
+            for slots, (_, covered) in zip(row, sentences, strict=False):
+                slots[1 : 1 + len(covered)] = covered
+        return with_bytes(batch, sizes)
 
 
 # ---- the data module
@@ -395,6 +414,10 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         counts = self.counts(split)
         return -(-counts.tokens // max(1, counts.documents))
 
+    def micro_batch(self) -> tuple[int, str, int]:
+        """Returns the most lexical tokens of a device's training batch; see the base."""
+        return self.batch_tokens, "lexical tokens", self.batch_tokens
+
     def sentences(self, split: Split) -> SentenceIndex:
         """Returns where the sentences of a split of the prepared corpus are."""
         return SentenceIndex(self.stream(split), self.tokenizer.eos_id)
@@ -433,7 +456,6 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         return DocumentSource(
             index,
             batch_size=self.eval_batch_size,
-            token_bytes=self.tokenizer.token_bytes,
             **self._ranks(),
         )
 

@@ -3,10 +3,14 @@
 Two text stores: the inner corpus' own, which a model of plain tokens uses too (its token cap holds
 for both), and next to it one whose documents are marked (see `tokenizer`). `SentenceIndex` says
 where the sentences of a split lie in the marked one.
+
+The marked documents are those of the inner store, decoded, where the inner tokenizer gives every
+text back; elsewhere they are read from the source again.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +21,7 @@ from datamodules.order import shared
 from datamodules.recipe import build, public_path
 from datamodules.sentences.splitters import RuleSplitter, parse_splitter
 from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer, check_length
-from datamodules.store import SPLITS, Split, StoreError, TokenStream, fingerprint
+from datamodules.store import SPLITS, Counts, Split, StoreError, TokenStream, fingerprint
 from datamodules.text import Report, TextDataModule
 
 # ---- where its sentences are
@@ -179,12 +183,27 @@ class SentenceCorpus(TextCorpus):
 
     # Documents
 
+    @cached_property
+    def _decodes(self) -> bool:
+        """Whether the tokens of the inner store surely decode to the text that was read."""
+        # a trained tokenizer, which always does, may not exist yet
+        return self._spec.kind == "bpe" or self.corpus.tokenizer.exact_bytes
+
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the documents in the inner corpus' store, decoded."""
-        return _decoded(self.corpus, split, 0)
+        """Yields the documents of a split that the inner corpus' store holds, as they were read."""
+        if self._decodes:
+            return _decoded(self.corpus, split, 0)
+        return (text for s, text in self.stored_documents() if s == split)
+
+    def labelled_documents(self) -> Iterator[tuple[Split, str]]:
+        """Yields (split, document) for all splits in one pass."""
+        return self.stored_documents()
 
     def stored_documents(self, first: int = 0) -> Iterator[tuple[Split, str]]:
         """Yields (split, document) for all splits, from the number `first` on."""
+        if not self._decodes:
+            yield from _source(self.corpus, first)
+            return
         for split in SPLITS:
             for text in _decoded(self.corpus, split, first):
                 yield split, text
@@ -239,6 +258,8 @@ class SentenceCorpus(TextCorpus):
             "splitter": self.splitter.identity(),
             "max_sentence_tokens": self.max_sentence_tokens,
             "marking": _MARKING,
+            # older versions decoded tokens that do not give the text back
+            **({} if self._decodes else {"documents": "source"}),
         }
 
     @cached_property
@@ -263,6 +284,18 @@ class SentenceCorpus(TextCorpus):
             self.splitter.load()  # before the work
         self.corpus.prepare_data()
         super().prepare_data()
+
+    def _check_counts(self, counts: Mapping[Split, Counts]) -> None:
+        super()._check_counts(counts)
+        for split in () if self._decodes else SPLITS:
+            inner, marked = self.corpus.counts(split), counts[split]
+            if (inner.documents, inner.utf8_bytes) != (marked.documents, marked.utf8_bytes):
+                raise StoreError(
+                    f"The {split} split of the source has {marked.documents} documents with "
+                    f"{marked.utf8_bytes} bytes, but {self.corpus.store_dir} was made from "
+                    f"{inner.documents} with {inner.utf8_bytes}. Delete that folder and "
+                    f"{self.store_dir}.partial; both are prepared again."
+                )
 
     def _log_sizes(self) -> None:
         """Logs nothing: the inner corpus logs the sizes of the same documents."""
@@ -312,6 +345,14 @@ def _decoded(corpus: TextCorpus, split: Split, first: int) -> Iterator[str]:
     for end in ends[first:]:
         yield corpus.tokenizer.decode(stream.gather(np.arange(start, end - 1)).tolist())
         start = int(end)
+
+
+def _source(corpus: TextCorpus, first: int) -> Iterator[tuple[Split, str]]:
+    """Yields (split, document) of what a corpus' store holds, as read, from number `first` on."""
+    corpus.pin(corpus.origin)  # the commit that the store was made from
+    stored = sum(corpus.counts(split).documents for split in SPLITS)  # fewer under a token cap
+    with_text = ((split, text) for split, text in corpus.labelled_documents() if text)
+    return islice(with_text, first, stored)
 
 
 # ---- as windows

@@ -118,19 +118,29 @@ class RuleSplitter(Splitter):
 
     def _paragraph(self, text: str, start: int, stop: int) -> list[int]:
         """Returns the ends in a paragraph; a long one is read in overlapping pieces."""
-        from sentencex import get_sentence_boundaries
-
         ends: list[int] = []
         while start < stop:
             piece = text[start : min(stop, start + _LONGEST_PARAGRAPH)]
-            here = [
-                start + int(b["end_index"]) for b in get_sentence_boundaries(self.language, piece)
-            ]
+            here = [start + end for end in _rule_ends(self.language, piece)]
             if start + len(piece) < stop and len(here) > 1:
                 here.pop()  # the piece may have cut its last sentence: the next one begins there
             ends += here
             start = here[-1] if here else stop
         return ends
+
+
+def _rule_ends(language: str, text: str) -> list[int]:
+    """Returns where sentences end in a text, by ``sentencex``."""
+    from sentencex import get_sentence_boundaries
+
+    try:
+        return [int(b["end_index"]) for b in get_sentence_boundaries(language, text)]
+    except BaseException as error:
+        plain = re.sub(r"\s", " ", text)
+        # sentencex 1.0 slices within a no-break space, as in "B\u00a0.", and panics: no Exception
+        if type(error).__name__ != "PanicException" or plain == text:
+            raise
+        return _rule_ends(language, plain)
 
 
 class SpanSplitter:

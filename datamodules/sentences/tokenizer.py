@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from datamodules import long_texts
 from datamodules.sentences.splitters import SpanSplitter, Splitter, parse_splitter, tidy
 from datamodules.tokenizers import Tokenizer, tokenizer_from_state
 
@@ -22,8 +23,9 @@ class SentenceTokenizer(Tokenizer):
     A marked document is ``BOS w.. EOS`` for each sentence, ``BOS w.. EOD EOS`` for the last. Its
     words are those of the whole document, tokenised once by the inner tokenizer: sentences are cut
     at the borders of tokens, and one that crosses the end of a sentence belongs to the earlier one.
-    (Where the bytes of tokens do not add up to those of the text, as with SentencePiece, sentences
-    are tokenised one by one.) Sentences of more than `max_sentence_tokens` words are cut after the
+    Sentences thus decode to what the whole document decodes to, and change no text that the inner
+    tokenizer gives back.
+    Sentences of more than `max_sentence_tokens` words are cut after the
     last punctuation that leaves a piece short enough, else at that many words.
 
     The store ends each document with `eos_id`, which is EOS: `encode` leaves the last one out.
@@ -54,6 +56,8 @@ class SentenceTokenizer(Tokenizer):
         self.name = f"{inner.name} with sentences ({splitter.name})"
         self.bos_id, self.eos_id, self.eod_id = range(inner.vocab_size, inner.vocab_size + MARKERS)
         self.vocab_size = inner.vocab_size + MARKERS
+        self.stop_ids = (self.eod_id,)
+        self.exact_bytes = inner.exact_bytes
         rules = isinstance(splitter, Splitter)  # splitting is work, too
         self.gains_from_processes = splitter.gains_from_processes and (
             rules or inner.gains_from_processes
@@ -65,9 +69,14 @@ class SentenceTokenizer(Tokenizer):
         return (self.inner.eos_id, self.bos_id, self.eos_id, self.eod_id)
 
     @property
-    def stop_id(self) -> int:
-        """EOD."""
-        return self.eod_id
+    def byte_pieces(self) -> frozenset[int]:
+        """Byte-fallback pieces of the inner tokenizer."""
+        return self.inner.byte_pieces
+
+    @property
+    def text_changes(self) -> str | None:
+        """How the inner tokenizer changes texts."""
+        return self.inner.text_changes
 
     def state(self) -> dict[str, Any]:
         """Returns plain values from which `from_state` rebuilds this tokenizer."""
@@ -103,99 +112,131 @@ class SentenceTokenizer(Tokenizer):
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the marked documents as int64 arrays, each without its last EOS."""
-        marked = (self._mark(ids, ends) for ids, ends in self._sentences(texts))
-        return [np.append(ids, self.eod_id) for ids in marked]
+        return [ids for ids, _ in self.encode_measured(texts)]
+
+    def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the marked documents, and the UTF-8 bytes that each token covers."""
+        marked = (self._marked(*parts) for parts in self._sentences(texts))
+        # not np.append, which widens
+        return [
+            (np.insert(ids, len(ids), self.eod_id), np.insert(sizes, len(sizes), 0))
+            for ids, sizes in marked
+        ]
 
     def prompt_ids(self, text: str) -> list[int]:
         """Returns the marked sentences of `text`, the last one open; of no text only BOS."""
-        return self._open(*self._sentences([text])[0])
+        return [int(i) for i in self.measured_prompt(text)[0]]
+
+    def measured_prompt(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `prompt_ids`, and the UTF-8 bytes that each of them covers."""
+        return self._marked(*self._sentences([text])[0])
 
     def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
         """Returns `prompt_ids` of a text whose sentences are known; they join to that text."""
         text = "".join(sentences)
         ends = tidy(text, np.cumsum([len(s) for s in sentences]).tolist())
-        return self._open(*self._cut([text], self.inner.encode_arrays([text]), [ends])[0])
+        measured = self.inner.encode_measured([text])
+        return [int(i) for i in self._marked(*self._cut([text], measured, [ends])[0])[0]]
 
     def prompt_sentences(self, text: str) -> list[list[int]]:
         """Returns the words of each sentence of a prompt; of no text one sentence without any."""
-        ids, ends = self._sentences([text])[0]
-        return [[int(i) for i in part] for part in np.split(ids, ends[:-1])]
+        return [words.tolist() for words, _ in self.measured_sentences(text)]
 
-    def _open(self, ids: np.ndarray, ends: np.ndarray) -> list[int]:
-        return [int(i) for i in self._mark(ids, ends)]
+    def measured_sentences(self, text: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns `prompt_sentences`, each with the UTF-8 bytes that its words cover."""
+        ids, sizes, ends = self._sentences([text])[0]
+        return list(zip(np.split(ids, ends[:-1]), np.split(sizes, ends[:-1]), strict=True))
 
-    def _mark(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Returns words with BOS before each sentence and EOS after all but the last."""
-        sentence = np.arange(len(ends))
-        out = np.empty(len(ids) + 2 * len(ends) - 1, dtype=np.int64)
-        lengths = np.diff(ends, prepend=0)
-        out[np.arange(len(ids)) + np.repeat(2 * sentence + 1, lengths)] = ids
-        out[ends - lengths + 2 * sentence] = self.bos_id
-        out[(ends + 2 * sentence + 1)[:-1]] = self.eos_id
-        return out
+    def continued_sentences(self, context: str, text: str) -> tuple[list[list[int]], int]:
+        """Returns the words of each sentence of a text after its context, and the context's words.
 
-    def _sentences(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns of each text its words and where, in words, its sentences end."""
-        ids = self.inner.encode_arrays(texts)
+        Both are tokenised apart, so that no word spans the join; sentences are cut in the whole.
+        """
+        parts = [*self.inner.encode_measured([context]), *self.inner.measure_continuations([text])]
+        ids, sizes = (np.concatenate(part) for part in zip(*parts, strict=True))
         if isinstance(self.splitter, SpanSplitter):
-            return [(words, self.splitter.token_ends(len(words))) for words in ids]
-        return self._cut(texts, ids, self.splitter.ends(texts))
+            ends = self.splitter.token_ends(len(ids))
+        else:
+            whole = context + text
+            ends = self._cut([whole], [(ids, sizes)], self.splitter.ends([whole]))[0][2]
+        return [words.tolist() for words in np.split(ids, ends[:-1])], len(parts[0][0])
+
+    def _marked(
+        self, ids: np.ndarray, sizes: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns words and their bytes with markers around all sentences, the last one open."""
+        marks = (self.bos_id, self.eos_id)
+        return _with_marks(ids, ends, marks), _with_marks(sizes, ends, (0, 0))
+
+    def _sentences(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Returns words, their UTF-8 bytes, and where, in words, sentences end, for each text."""
+        measured = self.inner.encode_measured(texts)
+        if isinstance(self.splitter, SpanSplitter):
+            return [(*m, self.splitter.token_ends(len(m[0]))) for m in measured]
+        return self._cut(texts, measured, self.splitter.ends(texts))
 
     def _cut(
-        self, texts: Sequence[str], ids: Sequence[np.ndarray], ends: Sequence[np.ndarray]
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        self,
+        texts: Sequence[str],
+        measured: Sequence[tuple[np.ndarray, np.ndarray]],
+        ends: Sequence[np.ndarray],
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Returns `_sentences` of texts whose sentences end at those characters."""
-        found = []
-        for text, words, characters in zip(texts, ids, ends, strict=True):
-            cuts = _token_ends(text, np.cumsum(self._sizes[words]), characters)
-            if cuts is None:
-                words, cuts = self._one_by_one(text, characters)
-            found.append((words, self._cap(words, cuts)))
-        return found
-
-    def _one_by_one(self, text: str, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns words and ends of sentences that are tokenised each for itself."""
-        starts = np.append(0, ends[:-1])
-        parts = self.inner.encode_arrays([text[a:b] for a, b in zip(starts, ends, strict=True)])
-        cuts = np.unique(np.cumsum([len(part) for part in parts]))
-        return np.concatenate(parts), cuts[cuts > 0] if cuts[-1] else cuts
+        return [
+            (ids, sizes, self._cap(ids, _token_ends(text, _running(sizes), characters)))
+            for text, (ids, sizes), characters in zip(texts, measured, ends, strict=True)
+        ]
 
     def _cap(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Returns the ends with more of them in sentences that are too long."""
         most, lengths = self.max_sentence_tokens, np.diff(ends, prepend=0)
         if lengths.max(initial=0) <= most:
             return ends
-        places = np.arange(1, len(ids) + 1)
-        # After the last punctuation up to each word; 0 where there is none.
-        after = np.maximum.accumulate(np.where(self._punctuation[ids], places, 0))
         more = []
         for end, length in zip(ends[lengths > most], lengths[lengths > most], strict=True):
             start = end - length
-            while end - start > most:
-                cut = after[start + most - 1]
+            after = np.append(start, np.flatnonzero(self._punctuation[ids[start:end]]) + start + 1)
+            while end - start > most:  # after the last punctuation that is near enough
+                cut = after[np.searchsorted(after, start + most, side="right") - 1]
                 start = cut if cut > start else start + most
                 more.append(start)
         return np.sort(np.append(ends, more))
 
     @cached_property
-    def _sizes(self) -> np.ndarray:
-        """UTF-8 bytes of each id of the inner tokenizer, (V0,) int64."""
-        return self.inner.token_bytes.numpy()
-
-    @cached_property
     def _punctuation(self) -> np.ndarray:
         """Whether each id of the inner tokenizer ends in punctuation, (V0,) bool."""
-        pieces = (self.inner.decode([i]).rstrip() for i in range(self.inner.vocab_size))
+        pieces = (
+            self.inner.decode_continuation([i]).rstrip() for i in range(self.inner.vocab_size)
+        )
         return np.array([piece.endswith(_PUNCTUATION) and piece != ' "' for piece in pieces])
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what another process needs; it makes the tables of the vocabulary itself."""
-        tables = ("_sizes", "_punctuation", "token_bytes")
+        tables = ("_punctuation", "token_bytes")
         return {key: value for key, value in vars(self).items() if key not in tables}
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of `ids`; markers vanish."""
         return self.inner.decode([int(i) for i in ids if i < self.bos_id])
+
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids` after other text; markers vanish."""
+        return self.inner.decode_continuation([int(i) for i in ids if i < self.bos_id])
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Returns the words of a text that continues a sentence, without markers."""
+        return self.inner.encode_continuation(text)
+
+
+def _with_marks(values: np.ndarray, ends: np.ndarray, marks: tuple[int, int]) -> np.ndarray:
+    """Returns values of words with a mark before each sentence and one after all but the last."""
+    is_long = len(values) > long_texts.PART  # takes no more room than it must
+    starts = np.append(0, ends[:-1])
+    places = np.repeat(starts, 2)[1:]  # one begins where the one before ends
+    between = np.tile(marks[::-1], len(ends) - 1)
+    return np.insert(
+        values.astype(np.int32 if is_long else np.int64), places, np.append(marks[0], between)
+    )
 
 
 def check_length(splitter: Splitter | SpanSplitter, max_sentence_tokens: int) -> None:
@@ -209,18 +250,22 @@ def check_length(splitter: Splitter | SpanSplitter, max_sentence_tokens: int) ->
         )
 
 
-def _token_ends(text: str, sizes: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
-    """Returns where sentences end in tokens; None where tokens and text differ in length.
+def _running(sizes: np.ndarray) -> np.ndarray:
+    """Returns the running sum of sizes, which are of 32 bits for texts of up to 2 GB."""
+    total = int(sizes.sum(dtype=np.int64))
+    return np.cumsum(sizes, dtype=np.int32 if total < 2**31 else np.int64)
+
+
+def _token_ends(text: str, sizes: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns where sentences end in tokens.
 
     Args:
         text: The text.
         sizes: UTF-8 bytes up to the end of each token.
         ends: Where sentences end in characters.
     """
-    raw = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
-    if len(raw) != (sizes[-1] if len(sizes) else 0):
-        return None
-    if len(raw) != len(text):  # from characters to bytes, of which each has one that begins it
-        ends = np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(raw))[ends]
-    cuts = np.searchsorted(sizes, ends) + 1
+    if not text.isascii():
+        starts = [0, *ends[:-1]]
+        ends = np.cumsum([len(text[a:b].encode()) for a, b in zip(starts, ends, strict=True)])
+    cuts = np.searchsorted(sizes, ends.astype(sizes.dtype)) + 1
     return np.unique(np.minimum(cuts, len(sizes))) if len(ends) else np.zeros(1, dtype=np.int64)

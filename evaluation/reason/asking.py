@@ -153,8 +153,12 @@ def rank(
     """
     compute = ComputeCounter() if compute is None else compute
     tokenizer, texts = data.tokenizer, data.candidates()
-    encoded = [[*tokenizer.encode(text), tokenizer.eos_id] for text in texts]
-    pairs = [(question, answer) for question in questions for answer in encoded]
+    measured = [
+        (np.append(ids, tokenizer.eos_id), np.append(sizes, 0))
+        for ids, sizes in tokenizer.measure_continuations(texts)
+    ]
+    encoded = [ids.tolist() for ids, _ in measured]
+    pairs = [(question, answer) for question in questions for answer in measured]
     size = data.eval_batch_size
     parts = (_candidate_batch(tokenizer, pairs[i : i + size]) for i in range(0, len(pairs), size))
     with compute.recording():
@@ -169,23 +173,25 @@ def rank(
 
 
 def _candidate_batch(
-    tokenizer: Tokenizer, pairs: Sequence[tuple[Question, list[int]]]
+    tokenizer: Tokenizer, pairs: Sequence[tuple[Question, tuple[np.ndarray, np.ndarray]]]
 ) -> dict[str, Any]:
-    """Returns a batch of questions, each with an answer that ends in EOS."""
-    width = max(len(question.query) + len(answer) for question, answer in pairs)
+    """Returns a batch of questions, each with an answer that ends in EOS, and its bytes."""
+    width = max(len(question.query) + len(answer) for question, (answer, _) in pairs)
     rows = np.full((len(pairs), width), IGNORE, dtype=np.int64)
-    for row, (question, answer) in zip(rows, pairs, strict=True):
-        row[: len(question.query) + len(answer)] = [*question.query, *answer]
+    sizes = np.zeros_like(rows)
+    for row, counts, (question, (answer, covered)) in zip(rows, sizes, pairs, strict=True):
+        start, end = len(question.query), len(question.query) + len(answer)
+        row[:start], row[start:end], counts[start:end] = question.query, answer, covered
     lengths = np.array([len(question.query) for question, _ in pairs])
     batch = answer_batch(
         rows,
+        sizes,
         # One number for all answers of a question: what a method draws is the same for each.
         np.array([question.number for question, _ in pairs]),
         first_answers=lengths - 1,
         groups=np.array([question.group for question, _ in pairs]),
         loss_on="answer",
         eos_id=tokenizer.eos_id,
-        token_bytes=tokenizer.token_bytes,
     )
     return {**batch, "context": torch.from_numpy(lengths)}
 

@@ -59,10 +59,10 @@ def answer_row(
         "group": question.group,
         "question_first": question_first,
         "query": tokenizer.decode(question.query),
-        "gold": tokenizer.decode(question.answer).strip(),
+        "gold": tokenizer.decode_continuation(question.answer).strip(),
         "text": reply.text.strip(),
         "right": reply.right,
-        "written": tokenizer.decode(reply.written),
+        "written": tokenizer.decode_continuation(reply.written),
         "written_tokens": len(reply.written),
         "thoughts": None,
     }

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities import rank_zero_warn
 from lm_eval.api.model import LM, hash_args
 from torch import Tensor
 from tqdm import tqdm
@@ -264,7 +265,14 @@ class HarnessModel(LM):
         given = kind == "loglikelihood"
         found: list[Any] = [None] * len(requests)
         texts = [request.args if given else ("", *request.args) for request in requests]
-        cuts = [self._pieces(*pair) for pair in texts]
+        before = self.reader.spanned
+        cuts = [self._pieces(*pair, given=given) for pair in texts]
+        if spanned := self.reader.spanned - before:
+            rank_zero_warn(
+                f"tasks: in {spanned} of {len(requests)} requests a token spans the join of "
+                "context and continuation; they are split as the harness' hf model does it, which "
+                "leaves out tokens there (docs/tasks.md)"
+            )
         for number, total in self._sums(cuts, requests, given=given):
             self._label(total.facts, given=given)
             if given:
@@ -274,11 +282,15 @@ class HarnessModel(LM):
             self.cache_hook.add_partial(kind, requests[number].args, found[number])
         return found
 
-    def _pieces(self, context: str, continuation: str) -> list[Piece]:
+    def _pieces(self, context: str, continuation: str, *, given: bool) -> list[Piece]:
         """Returns what is read for a request; nothing where there is nothing to score."""
         if not continuation and not context[len(context.rstrip()) :]:
             return []
-        pieces = self.reader.pieces(context, continuation)
+        pieces = (
+            self.reader.pieces(context, continuation)
+            if given
+            else self.reader.rolling_pieces(continuation)
+        )
         if self.mode == "blockwise" or self.model.causal:
             return pieces
         return [prefix for piece in pieces for prefix in piece.prefixes()]

@@ -1,8 +1,13 @@
 """Texts as a model reads them, and which of their tokens are scored.
 
 The harness asks for the log-likelihood of a continuation after a context. Where one ends and the
-other begins, in tokens, is decided as the harness does it: both are encoded together, white space
-at the context's end goes to the continuation, and an empty context is the end-of-text token.
+other begins, in tokens, is decided as its ``hf`` model does it: both are encoded together, white
+space at the context's end goes to the continuation, an empty context is BOS or the end-of-text
+token, and texts begin with BOS where the tokenizer begins them so. Where a token spans the join,
+the context is read as encoded alone, and as many tokens of the whole are left out as that has.
+
+``LoadedModel.score`` reads whole texts (``documents``): all tokens of the context are kept and the
+continuation is encoded alone, so that the scored tokens are exactly its text.
 
 | reader | for models of | what is scored |
 |---|---|---|
@@ -88,12 +93,16 @@ class Reader(ABC):
     Args:
         tokenizer: The one the model was trained with.
         limit: Most tokens that the model reads at once; None: any number.
-        documents: Whether contexts begin documents, after the end-of-text token as in training;
-            the harness' contexts stand alone.
+        documents: Whether contexts begin documents, after BOS or the end-of-text token as in
+            training, and continuations are encoded alone; the harness' contexts stand alone.
+
+    Attributes:
+        spanned: Requests so far in which a token spans the join of context and continuation.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit: int | None, *, documents: bool = False) -> None:
         self.tokenizer, self.limit, self.documents = tokenizer, limit, documents
+        self.spanned = 0
 
     @abstractmethod
     def piece(self, context: str, continuation: str) -> Piece:
@@ -138,9 +147,14 @@ class Reader(ABC):
 
         Of models of sentences these are marked, the last one open.
         """
-        if isinstance(self.tokenizer, SentenceTokenizer):
+        marked = isinstance(self.tokenizer, SentenceTokenizer)
+        if marked or self.tokenizer.text_bos_id is not None:
             return self.tokenizer.prompt_ids(text)
         return self.tokenizer.encode(text) or [self.tokenizer.eos_id]
+
+    def rolling_pieces(self, text: str) -> list[Piece]:
+        """Returns `pieces` of a whole text, as the harness scores one."""
+        return self.pieces("", text)
 
     def read_tokens(self, piece: Piece) -> int:
         """Returns how many tokens the model reads of a piece."""
@@ -149,6 +163,8 @@ class Reader(ABC):
 
 def windows(piece: Piece, limit: int | None) -> list[Piece]:
     """Returns a piece cut into such that have at most ``limit`` inputs and score as many tokens."""
+    if not any(piece.scored):
+        return []
     size, begin = len(piece.tokens), piece.given
     if limit is None or size - 1 <= limit:
         return [piece]
@@ -169,18 +185,40 @@ class WindowReader(Reader):
     """Plain tokens."""
 
     def piece(self, context: str, continuation: str) -> Piece:
-        """Returns both texts, encoded together and split where the context alone ends."""
-        kept = context.rstrip()
-        continuation = context[len(kept) :] + continuation
-        whole = self.tokenizer.encode(kept + continuation)
-        given = list(self._encoded(kept)) if kept else []
-        after = whole[len(given) :]
-        if not after:  # the continuation's text is part of the context's last token
-            given, after = whole[:-1], whole[-1:]
-        if self.documents or not given:
-            given = [self.tokenizer.eos_id, *given]
+        """Returns both texts, encoded and split as the module's docstring has it."""
+        given, after = (self._apart if self.documents else self._together)(context, continuation)
+        if self.documents or not given or self.tokenizer.text_bos_id is not None:
+            given = [self.tokenizer.start_id, *given]
         marks = (*[False] * len(given), *[True] * len(after))
         return Piece((*given, *after), marks)
+
+    def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Returns all tokens of the context, and the tokens of the continuation alone."""
+        if not context:
+            return [], self.tokenizer.encode(continuation)
+        return list(self._encoded(context)), self.tokenizer.encode_continuation(continuation)
+
+    def _together(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Returns the context's tokens, and the rest of the whole text's, by number."""
+        kept = context.rstrip()
+        whole = self.tokenizer.encode(kept + context[len(kept) :] + continuation)
+        given = list(self._encoded(kept)) if kept else []
+        self.spanned += whole[: len(given)] != given
+        if len(given) < len(whole):
+            return given, whole[len(given) :]
+        return whole[:-1], whole[-1:]  # the continuation is part of the context's last token
+
+    def rolling_pieces(self, text: str) -> list[Piece]:
+        """Returns `pieces` of a whole text, as the harness scores one.
+
+        Its ``hf`` model puts BOS before all that the tokenizer gives: where that begins with BOS,
+        it is a target.
+        """
+        piece = self.piece("", text)
+        if self.tokenizer.text_bos_id is not None:
+            tokens = (self.tokenizer.text_bos_id, *piece.tokens)
+            piece = Piece(tokens, (False, *[True] * len(piece.tokens)))
+        return windows(piece, self.limit)
 
     def document(self, text: str) -> Piece:
         """Returns a whole text; the end of the document after it is the last target."""
@@ -225,9 +263,12 @@ class MarkedReader(WindowReader):
 
     tokenizer: SentenceTokenizer
 
+    def _split(self, context: str, continuation: str) -> tuple[list[int], list[int], int]:
+        return split_words(self.tokenizer, context, continuation, apart=self.documents)
+
     def piece(self, context: str, continuation: str) -> Piece:
         """Returns both texts with marks, the last sentence open."""
-        words, ends, given = split_words(self.tokenizer, context, continuation)
+        words, ends, given = self._split(context, continuation)
         tokens: list[int] = []
         scored: list[bool] = []
         begin = 0
@@ -245,9 +286,12 @@ class SentenceReader(Reader):
 
     tokenizer: SentenceTokenizer
 
+    def _split(self, context: str, continuation: str) -> tuple[list[int], list[int], int]:
+        return split_words(self.tokenizer, context, continuation, apart=self.documents)
+
     def piece(self, context: str, continuation: str) -> Piece:
         """Returns the words of both texts."""
-        words, ends, given = split_words(self.tokenizer, context, continuation)
+        words, ends, given = self._split(context, continuation)
         scored = tuple(place >= given for place in range(len(words)))
         return Piece(tuple(words), scored, tuple(ends))
 
@@ -284,9 +328,9 @@ class QuestionReader(Reader):
     """A question, which is the context, and its answer."""
 
     def piece(self, context: str, continuation: str) -> Piece:
-        """Returns the question after an EOS, and the answer with an EOS, which is scored."""
+        """Returns the question after BOS or EOS, and the answer with an EOS, which is scored."""
         query = self.tokenizer.prompt_ids(context)
-        answer = [*self.tokenizer.encode(continuation), self.tokenizer.eos_id]
+        answer = [*self.tokenizer.encode_continuation(continuation), self.tokenizer.eos_id]
         return Piece((*query, *answer), (*[False] * len(query), *[True] * len(answer)))
 
     def document(self, text: str) -> Piece:
@@ -294,14 +338,13 @@ class QuestionReader(Reader):
         return self.piece(text, "")
 
     def batch(self, pieces: Sequence[Piece]) -> Batch:
-        """Returns the keys of `datamodules.reasoning.batches`, no steps among them."""
+        """Returns the keys of `datamodules.reasoning.batches` but ``num_bytes``, without steps."""
         queries, answers = (
             [torch.tensor(piece.tokens[cut(piece)]) for piece in pieces]
             for cut in (lambda one: slice(one.given), lambda one: slice(one.given, None))
         )
         rows, eos = len(pieces), self.tokenizer.eos_id
         targets = pad_sequence(answers, batch_first=True, padding_value=IGNORE)
-        sizes = self.tokenizer.token_bytes[targets.clamp(min=0)].where(targets != IGNORE, 0)
         return {
             "query": pad_sequence(queries, batch_first=True, padding_value=eos),
             "query_lengths": torch.tensor([len(query) for query in queries]),
@@ -311,7 +354,6 @@ class QuestionReader(Reader):
             "targets": targets,
             "sequence_id": torch.tensor([piece.number for piece in pieces]),
             "group": torch.zeros(rows, dtype=torch.int64),
-            "num_bytes": sizes.sum(dim=1),
         }
 
     def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
@@ -326,18 +368,24 @@ def _spans(piece: Piece) -> list[tuple[int, int]]:
 
 
 def split_words(
-    tokenizer: SentenceTokenizer, context: str, continuation: str
+    tokenizer: SentenceTokenizer, context: str, continuation: str, *, apart: bool = False
 ) -> tuple[list[int], list[int], int]:
-    """Returns the words of both texts, where their sentences end, and the context's words.
+    """Returns the words of both texts, where their sentences end, and how many are given.
 
-    Sentences are those of the whole text: a continuation may go on with the context's last one, or
-    begin another.
+    Sentences are cut in the whole text: a continuation may go on with the context's last one, or
+    begin another. Words are cut in the whole text, too, and one that spans the join is scored;
+    with ``apart`` both texts are tokenised alone.
     """
-    kept = context.rstrip()
-    text = kept + context[len(kept) :] + continuation
-    sentences = tokenizer.prompt_sentences(text)
+    if apart and context:
+        sentences, given = tokenizer.continued_sentences(context, continuation)
+    else:
+        kept = len(context.rstrip().encode())
+        measured = tokenizer.measured_sentences(context + continuation)
+        sentences = [words.tolist() for words, _ in measured]
+        covered = np.cumsum(np.concatenate([sizes for _, sizes in measured]))
+        # of words that share a character the last one has its bytes
+        given = int(np.searchsorted(covered, kept)) + (kept > 0 and kept in covered)
     words = [word for sentence in sentences for word in sentence]
-    given = sum(map(len, tokenizer.prompt_sentences(kept))) if kept else 0
     ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
     return words, ends, min(given, len(words) - 1)
 
@@ -376,7 +424,7 @@ def reader_of(model: LanguageModel, tokenizer: Tokenizer, *, documents: bool = F
         kind = MarkedReader if marked else WindowReader
         return kind(tokenizer, model.context_limit, documents=documents)
     if model.reads == "sentences" and marked:
-        return SentenceReader(cast(SentenceTokenizer, tokenizer), None)
+        return SentenceReader(cast(SentenceTokenizer, tokenizer), None, documents=documents)
     name = type(model).__name__
     if model.reads == "sentences":
         raise ValueError(

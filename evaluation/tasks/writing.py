@@ -12,7 +12,7 @@ from evaluation.cost import GeneratedSteps
 from evaluation.load import left_for_prompt
 from evaluation.tasks.readers import Reader
 from lightning_models import LanguageModel
-from lightning_models.generation import SamplingConfig, generate
+from lightning_models.generation import SamplingConfig, generate, written_text
 from lightning_models.layers import recording
 
 _KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
@@ -57,8 +57,8 @@ class WritingRequest:
         Args:
             context: Text to continue.
             options: The task's ``generation_kwargs``. With ``document_start`` the prompt stands
-                after the end-of-text token, as documents do in training. Draws follow from the
-                prompt, or with ``streams: example`` from the number of the example.
+                after BOS or the end-of-text token, as documents do in training. Draws follow from
+                the prompt, or with ``streams: example`` from the number of the example.
             reader: Encodes it; prompts are cut on the left to what fits with the new tokens.
             most: New tokens, where the options do not say.
             seed: Of the draws.
@@ -121,17 +121,17 @@ def write(
 
     There is at least one request.
     """
-
-    def text_of(ids: Sequence[int]) -> str:
-        """Returns the text without the stop token."""
-        return tokenizer.decode([i for i in ids if i != tokenizer.stop_id])
+    start = tuple(tokenizer.prompt_ids(""))
+    begins = [request.prompt == start for request in requests]
 
     def ended(row: int, ids: Sequence[int]) -> bool:
         """Whether the latest token has completed a stop text (of bytes one character each)."""
         stops = requests[row].until
         longest = max((len(stop.encode()) for stop in stops), default=0)
-        latest = text_of(ids[-max(_LOOK_BACK, longest) :]) if stops else ""
-        return any(stop in latest for stop in stops)
+        latest = ids[-max(_LOOK_BACK, longest) :]
+        whole = begins[row] and len(latest) == len(ids)
+        text = written_text(tokenizer, latest, begins=whole) if stops else ""
+        return any(stop in text for stop in stops)
 
     taken = GeneratedSteps()
     with recording(generated_steps=taken.count):
@@ -140,14 +140,16 @@ def write(
             [request.prompt for request in requests],
             max_new_tokens=requests[0].most,
             sampling=requests[0].sampling,
-            eos_id=tokenizer.stop_id,
+            stop_ids=tokenizer.stop_ids,
             vocab_size=tokenizer.vocab_size,
             device=model.device,
             streams=[request.stream for request in requests],
             ended=ended,
         )
-    pairs = zip(map(text_of, rows), requests, strict=True)
-    texts = [_cut(text, request.until) for text, request in pairs]
+    texts = [
+        _cut(written_text(tokenizer, row, begins=first), request.until)
+        for row, first, request in zip(rows, begins, requests, strict=True)
+    ]
     tokens = sum(map(len, rows))
     return Continuations(texts, tokens, None if taken.mean is None else taken.mean * tokens)
 

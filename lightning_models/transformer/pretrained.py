@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from lightning_models.memory import TooLargeError, bounded_weights, check_layers, host_memory
+
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Files that name the shards of a model's weights."""
 
@@ -30,17 +32,22 @@ def read_pretrained(
     folder = Path(source).expanduser()
     place = str(folder) if folder.is_dir() else source
     try:
+        if what == "model":
+            _check_layers(folder)
         # Lightning builds networks under the device of training. transformers would take that for
         # a device map, which needs accelerate.
-        with torch.device("cpu"):
+        with torch.device("cpu"), bounded_weights(host_memory()):
             return kind.from_pretrained(place, trust_remote_code=False, **options)
+    except TooLargeError as error:
+        joined = ", or" if str(error).endswith("lower it") else ";"
+        raise ValueError(f"{named}: config.json: {error}{joined} pass {other}") from error
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{named} is refused: its pickled weights contain more than tensors, which could "
             "run any code while loading. Use a model with .safetensors weights"
         ) from error
     except OSError as error:
-        raise ValueError(f"{named}: {_absence(folder, what)}; pass {other}") from error
+        raise ValueError(f"{named}: {_absence(folder, what)}pass {other}") from error
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
@@ -48,17 +55,30 @@ def read_pretrained(
         ) from error
 
 
+def _check_layers(folder: Path) -> None:
+    """Raises a TooLargeError if the folder's config.json names more layers than can be built.
+
+    transformers lists the kinds of all layers before anything else.
+    """
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return  # for transformers to complain of
+    if isinstance(content, dict):
+        check_layers(content, "")
+
+
 def _absence(folder: Path, what: str) -> str:
-    """Says what a source lacks that could not be opened."""
+    """Says what a source lacks that could not be opened; goes on with the cure."""
     if not folder.is_dir():
-        return f"no {what} found (neither in a local folder of that name nor on the hub)"
+        return f"no {what} found (neither in a local folder of that name nor on the hub); "
     lost = _lost_shards(folder) if what == "model" else []
     if lost:
         return (
             f"{len(lost)} of the files that its index names are missing ({lost[0]}), so it is not "
-            "whole; get it again"
+            "whole; get it again, or "
         )
-    return f"no {what} found in this folder"
+    return f"no {what} found in this folder; "
 
 
 def _lost_shards(folder: Path) -> list[str]:

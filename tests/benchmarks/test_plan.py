@@ -38,6 +38,11 @@ def test_one_node_has_replicas_and_shards(monkeypatch, capsys):
     assert gradient / 2 < float(fsdp["all_gather GB/step"]) <= gradient
     assert float(fsdp["all_reduce GB/step"]) == 0
     assert "Strategy: ddp" in below
+    # 16 windows of 128 tokens, shared by eight; 1200 steps
+    assert (
+        "global batch 16 rows = 2 micro-batch x 1 accumulated x 8 devices, 2,048 tokens a step, "
+        "1,200 steps, 2,457,600 tokens in all"
+    ) in below
 
 
 def test_layers_are_gathered_in_both_passes():

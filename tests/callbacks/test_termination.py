@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT within this process; tests/reliability has the real thing."""
+"""Signals within this process; tests/reliability has the real thing."""
 
 import faulthandler
 import os
@@ -75,7 +75,9 @@ def stopped(run, tmp_path, at, every=None, number=signal.SIGTERM, **options):
     return seen
 
 
-EACH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+EACH = pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
+)
 
 
 @EACH
@@ -165,9 +167,14 @@ def test_the_former_handler_is_put_back(run, number):
     assert signal.getsignal(number) == before
 
 
-def test_an_ignored_ctrl_c_stays_ignored(run):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    assert run(1, limit_val_batches=0, number=signal.SIGINT).global_step == 6
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_ignored_signal_stays_ignored(run, number):
+    """As in background jobs of a script, and under nohup."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        assert run(1, limit_val_batches=0, number=number).global_step == 6
+    finally:
+        signal.signal(number, before)
 
 
 # ---- runs that stand still

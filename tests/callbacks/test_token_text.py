@@ -45,11 +45,16 @@ def test_bytes_that_are_no_text_do_not_swallow_what_follows():
 class SpaceDropper:
     """Drops the space in front of a text, as decoders of word pieces do."""
 
-    eos_id = 0
+    eos_id, text_bos_id = 0, 9
 
     def decode(self, ids):
-        return "".join({1: " one", 2: " two", 3: ""}[i] for i in ids).removeprefix(" ")
+        return self.decode_continuation(ids).removeprefix(" ")
+
+    def decode_continuation(self, ids):
+        return "".join({1: " one", 2: " two", 3: ""}[i] for i in ids)
 
 
 def test_spaces_that_decoders_drop_in_front_are_kept_within():
     assert pieces(SpaceDropper(), [1, 2, 1, 3]) == ["one", " two", " one", PART]
+    assert pieces(SpaceDropper(), [1, 2], begins=False) == [" one", " two"]
+    assert pieces(SpaceDropper(), [2, 0, 9, 1], begins=False) == [" two", EOS, EOS, "one"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from huggingface_hub.errors import RevisionNotFoundError
 
-from datamodules import LocalText, Sentences, prepare
+from datamodules import LocalText, Sentences, encoding
 from datamodules import hub as reading
 from datamodules.prepare import prepare_store
 from datamodules.sentences import SentenceIndex
@@ -115,7 +115,7 @@ def make_stream(tmp_path_factory: pytest.TempPathFactory) -> MakeStream:
         folder = tmp_path_factory.mktemp("stream") / "store"
         documents: list[tuple[Split, str]] = [("train", "x" * n) for n in lengths]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prepare, "PART_BYTES", part_bytes)
+            patch.setattr(encoding, "PART_BYTES", part_bytes)
             prepare_store(
                 folder,
                 description={},

@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from datamodules import CorpusUnavailableError, OpenWebText, Pile, WikiText103, prepare
+from datamodules import CorpusUnavailableError, OpenWebText, Pile, WikiText103, encoding
 from datamodules import hub as reading
 from tests.datamodules.test_corpora import PAGES, prepared, texts_of, write_parquet
 
@@ -31,8 +31,8 @@ def write_files(repository, texts, number=6) -> None:
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of some twenty documents."""
-    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 7)
-    monkeypatch.setattr(prepare, "PART_BYTES", 500)
+    monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 7)
+    monkeypatch.setattr(encoding, "PART_BYTES", 500)
 
 
 @pytest.fixture
@@ -252,3 +252,12 @@ def test_a_damaged_parquet_file_is_named(tmp_path, hub):
     for cap in (None, 100):
         with pytest.raises(ValueError, match=r"train-00000-of-00001.parquet is not a parquet file"):
             prepared(OpenWebText, tmp_path, val_documents=6, train_tokens=cap)
+
+
+def test_repeats_on_the_hub_are_told_with_a_cure_that_its_users_have(tmp_path, hub, recwarn):
+    write_files(hub.repository(PILE), [f"text {i % 30}" for i in range(60)], number=1)
+    data = prepared(Pile, tmp_path, val_fraction=0.2, test_fraction=0.0)
+    both = set(data.documents("train")) & set(data.documents("val"))
+    (message,) = [str(w.message) for w in recwarn if "in train" in str(w.message)]
+    assert f"Pile: {len(both)} texts are in train and in val: " in message
+    assert message.endswith("pass a copy without them with data.data_files.")

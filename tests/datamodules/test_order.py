@@ -26,7 +26,7 @@ def shared(monkeypatch):
 @pytest.fixture(params=[2**28, 20])
 def stream(request, make_stream, monkeypatch):
     """A stream of one shard, or of several."""
-    monkeypatch.setattr("datamodules.prepare.CHUNK_DOCUMENTS", 3)
+    monkeypatch.setattr("datamodules.encoding.CHUNK_DOCUMENTS", 3)
     return make_stream(LENGTHS, part_bytes=request.param)
 
 

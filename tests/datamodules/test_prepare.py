@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-from datamodules import LocalText
-from datamodules import prepare as preparing
-from datamodules.prepare import Place, WorkerDiedError, chunks, encode_in_order, prepare_store
+from datamodules import LocalText, encoding
+from datamodules.encoding import Place, WorkerDiedError, chunks, encode_in_order
+from datamodules.prepare import prepare_store
 from datamodules.store import Counts, Store, StoreError
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 from tests.programs import Program
@@ -28,9 +28,9 @@ DOCUMENTS = [
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Many chunks and parts and, with several processes, workers from the second chunk on."""
-    monkeypatch.setattr(preparing, "CHUNK_DOCUMENTS", 7)
-    monkeypatch.setattr(preparing, "PART_BYTES", 5000)
-    monkeypatch.setattr(preparing, "BYTES_BEFORE_WORKERS", 1000)
+    monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 7)
+    monkeypatch.setattr(encoding, "PART_BYTES", 5000)
+    monkeypatch.setattr(encoding, "BYTES_BEFORE_WORKERS", 1000)
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,9 @@ def test_results_come_in_order_and_hold_all_documents(bpe):
 
 
 def test_few_texts_and_bytes_start_no_process(monkeypatch, bpe):
-    monkeypatch.setattr(preparing, "DataLoader", None)  # would fail if it were called
+    monkeypatch.setattr(encoding, "DataLoader", None)  # would fail if it were called
     assert list(encode_in_order(chunks(DOCUMENTS), BytesTokenizer(), 4))
-    monkeypatch.setattr(preparing, "BYTES_BEFORE_WORKERS", 10**6)
+    monkeypatch.setattr(encoding, "BYTES_BEFORE_WORKERS", 10**6)
     assert list(encode_in_order(chunks(DOCUMENTS), bpe, 4))
 
 
@@ -264,8 +264,8 @@ def test_a_capped_preparation_goes_on_to_the_same_end(tmp_path):
 SCRIPT = """
 import os, time
 from pathlib import Path
-from datamodules import LocalText, prepare
-prepare.CHUNK_DOCUMENTS, prepare.BYTES_BEFORE_WORKERS, prepare.PART_BYTES = 7, 1000, 5000
+from datamodules import LocalText, encoding
+encoding.CHUNK_DOCUMENTS, encoding.BYTES_BEFORE_WORKERS, encoding.PART_BYTES = 7, 1000, 5000
 class Stopping(LocalText):
     def labelled_documents(self):
         for i, item in enumerate(super().labelled_documents()):
@@ -370,7 +370,7 @@ def test_one_that_gives_up_leaves_the_folder_to_others(tmp_path, bpe):
         yield from DOCUMENTS[first:]
 
     store = prepare(tmp_path / "s", beside_a_failure, bpe)
-    assert store.tokenizer_json() == bpe.json_text
+    assert store.tokenizer("bpe").json_text == bpe.json_text
     with pytest.raises(ConnectionError):
         prepare(tmp_path / "t", failing_at(0), bpe)
     assert not (tmp_path / "t.partial").exists()
@@ -379,7 +379,7 @@ def test_one_that_gives_up_leaves_the_folder_to_others(tmp_path, bpe):
 def test_what_another_version_left_is_moved_aside(tmp_path, monkeypatch):
     partial = unfinished(tmp_path)
     before = stamps(partial)
-    monkeypatch.setattr(preparing, "PART_BYTES", 2000)
+    monkeypatch.setattr(encoding, "PART_BYTES", 2000)
     with pytest.warns(UserWarning, match=r"is now at .*s\.partial\.old-1"):
         prepare(tmp_path / "s")
     assert stamps(tmp_path / "s.partial.old-1") == before

@@ -117,7 +117,6 @@ def evaluation(data, rank=0, world_size=1, batch_size=3) -> DocumentSource:
     return DocumentSource(
         data.sentences("train"),
         batch_size=batch_size,
-        token_bytes=data.tokenizer.token_bytes,
         rank=rank,
         world_size=world_size,
     )

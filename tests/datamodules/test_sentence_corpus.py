@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from datamodules import LocalText, Sentences, SentenceWindows, StoreError, prepare
+from datamodules import LocalText, Sentences, SentenceWindows, StoreError, encoding
 from datamodules.sentences import SplitterUnavailableError, splitters
 from datamodules.store import SPLITS, Store
 from datamodules.tokenizers import BytesTokenizer
@@ -99,14 +99,14 @@ def contents(folder) -> dict[str, bytes]:
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 3)
-    monkeypatch.setattr(prepare, "BYTES_BEFORE_WORKERS", 1000)
+    monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 3)
+    monkeypatch.setattr(encoding, "BYTES_BEFORE_WORKERS", 1000)
 
 
 def test_a_broken_preparation_goes_on_where_it_stood(
     small_chunks, sentences, stories, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(prepare, "PART_BYTES", 2000)
+    monkeypatch.setattr(encoding, "PART_BYTES", 2000)
     whole = sentences()
     expected = contents(whole.store_dir)
     inner = LocalText(data_files=str(stories), cache_dir=str(tmp_path / "again"), num_proc=1)

@@ -31,6 +31,13 @@ def test_rules_find_sentences_and_blank_lines():
     ]
 
 
+def test_a_no_break_space_before_a_period():
+    """The library panics at a capital, a no-break space and a period."""
+    text = "It is plan B\u00a0. He left. She did not."
+    (ends,) = parse_splitter("rules").ends([text])
+    assert parts(text, ends)[-2:] == [" He left.", " She did not."]
+
+
 texts = st.text(alphabet='abC. !?"\n\r\t,\u00e4\u4f60\U0001f600', max_size=80)
 
 

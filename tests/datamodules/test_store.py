@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules import check, prepare, store
+from datamodules import check, encoding, store
 from datamodules.prepare import prepare_store
 from datamodules.store import SPLITS, Counts, Store, StoreError, fingerprint
 from datamodules.tokenizers import BytesTokenizer, train_bpe
@@ -80,7 +80,7 @@ def test_large_ids_survive(tmp_path):
 
 
 def test_failure_in_the_middle_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 1)
+    monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 1)
 
     def broken(first):
         yield "train", "written before the failure"
@@ -108,7 +108,7 @@ def _prepare_slowly(folder: Path, seconds: float) -> None:
         time.sleep(seconds)
         yield "train", "second"
 
-    prepare.CHUNK_DOCUMENTS = 1
+    encoding.CHUNK_DOCUMENTS = 1
     prepare_store(folder, description={}, documents=documents, make_tokenizer=BytesTokenizer)
 
 
@@ -209,9 +209,9 @@ def test_any_changed_byte_is_found(sound, tmp_path_factory, data):
 def test_all_blocks_have_checksums_and_a_sample_is_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "BLOCK_BYTES", 64)
     monkeypatch.setattr(store, "SAMPLED_BLOCKS", 3)
-    monkeypatch.setattr(prepare, "CHUNK_DOCUMENTS", 2)
+    monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 2)
     documents = [("train", "x" * (i % 50 + 1)) for i in range(100)]
-    monkeypatch.setattr(prepare, "PART_BYTES", 800)
+    monkeypatch.setattr(encoding, "PART_BYTES", 800)
     opened = write(tmp_path / "s", documents)
     names = [shard["name"] for shard in opened.meta["splits"]["train"]["shards"]]
     assert len(names) > 2

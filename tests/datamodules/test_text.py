@@ -30,7 +30,9 @@ def content(stream) -> np.ndarray:
 
 
 def source(order, **options) -> WindowSource:
-    defaults = {"batch_size": 2, "eos_id": EOS, "token_bytes": torch.ones(2**20, dtype=torch.int64)}
+    defaults = {"batch_size": 2, "eos_id": EOS}
+    if order._stream.token_bytes is None:
+        order._stream.token_bytes = np.ones(2**20, dtype=np.int64)
     return WindowSource(order, **{**defaults, **options})
 
 
@@ -178,10 +180,10 @@ def test_two_ranks_share_the_rows_of_one(make_stream, kind):
 
 
 def test_batch_dtypes_and_bytes(make_stream):
-    sizes = torch.arange(2**20)
-    sizes[EOS] = 0
-    order = PackedWindows(make_stream([9, 9]), block_size=5, eos_id=EOS, seed=0)
-    batch = source(order, token_bytes=sizes).batch(1)
+    stream = make_stream([9, 9])
+    stream.token_bytes = np.arange(2**20)
+    stream.token_bytes[EOS] = 0
+    batch = source(PackedWindows(stream, block_size=5, eos_id=EOS, seed=0)).batch(1)
     dtypes = {key: value.dtype for key, value in batch.items()}
     assert dtypes == {
         "tokens": torch.int64,
@@ -209,11 +211,11 @@ def test_too_little_text_is_an_error_with_its_cure(make_stream):
 @few
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=9), st.data())
 def test_shards_read_as_one_stream(make_stream, lengths, data):
-    from datamodules import prepare
+    from datamodules import encoding
 
     whole = make_stream(lengths)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "CHUNK_DOCUMENTS", 1)
+        patch.setattr(encoding, "CHUNK_DOCUMENTS", 1)
         sharded = make_stream(lengths, part_bytes=4)
     assert content(whole).tolist() == content(sharded).tolist()
     assert whole.document_ends.tolist() == sharded.document_ends.tolist()

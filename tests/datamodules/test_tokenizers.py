@@ -163,7 +163,7 @@ def test_broken_file_and_file_without_eos(bpe):
     with pytest.raises(ValueError, match="not a readable tokenizer.json"):
         JsonTokenizer("broken", "{}")
     data = json.loads(bpe.json_text.replace(EOS, "<stop>"))
-    with pytest.raises(ValueError, match=r"no end-of-text token.*\['<stop>'\]"):
+    with pytest.raises(ValueError, match=r"no end-of-text token.*special tokens are: <stop>\."):
         JsonTokenizer("endless", json.dumps(data))
 
 
@@ -194,4 +194,5 @@ def test_tiktoken_encoding(monkeypatch):
     assert tokenizer.eos_id not in tokenizer.encode(f"the {EOS}")
     assert tokenizer.decode([257, 260, 97]) == "thea"
     assert tokenizer.token_bytes[255:].tolist() == [1, 2, 3, 0, 0, 0]  # 258, 259 are unused
+    assert tokenizer.decode([257, 258, 259, 97]) == "thea"
     assert tokenizer.encode_batch(["the", "\u00e9"]) == [[257], [195, 169]]

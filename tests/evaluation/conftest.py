@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from datamodules import LocalText, StateTracking
+from datamodules.tokenizers import load_tokenizer
 from lightning_models import (
     CoconutLM,
     CoTLM,
@@ -223,6 +224,29 @@ def save_gpt2(tmp_path_factory):
 def tiny_gpt2(save_gpt2):
     """The plain one of them."""
     return save_gpt2()
+
+
+@pytest.fixture(scope="session")
+def save_llama(tmp_path_factory):
+    """A random LLaMA whose tokenizer begins texts with <s>: it, both tokenizers, its folder."""
+    from tokenizer_files import begun, byte_level
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("llama")
+    inner = begun(byte_level("<s>", "</s>", words=("the", "cat", "he", "ate")), "<s>")
+    inner.save(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(folder))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3}
+    ids = {"bos_token_id": tokenizer.text_bos_id, "eos_token_id": tokenizer.eos_id}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocab_size, **sizes, **ids)).eval()
+    model.save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
+    )
+    fast.save_pretrained(folder)
+    return model, fast, tokenizer, folder
 
 
 # ---- questions with reasoning

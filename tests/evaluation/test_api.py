@@ -122,6 +122,16 @@ def test_a_long_text_is_scored_in_windows():
     assert found.tokens["nats"][:limit].tolist() == pytest.approx(start.tolist(), rel=1e-5)
 
 
+def test_texts_of_tokens_are_decoded_once(monkeypatch):
+    """A long text repeats itself; decoding each token took as long as scoring it."""
+    lm = opened("transformer")
+    calls, decode = [], lm.tokenizer.decode
+    monkeypatch.setattr(lm.tokenizer, "decode", lambda ids: calls.append(ids) or decode(ids))
+    text = "abcdefg " * 99
+    assert "".join(lm.score(text).tokens["text"]) == text
+    assert len(calls) < len(text) / 10
+
+
 def test_prefixes_make_a_score_causal():
     lm = opened("thoughtbubbles", noise=0.3)
     whole, prefixes = lm.score(TEXT), lm.score(TEXT, mode="autoregressive")
@@ -217,6 +227,47 @@ def test_what_cannot_be_done_is_said():
         load("none.ckpt", which="bset")
     with pytest.raises(ValueError, match="there is no checkpoint"):
         load("no/such/run")
+
+
+WRONG = {
+    "load": {
+        "path": [None, 3, b"runs"],
+        "device": ["tpu", None, 0],
+        "precision": ["7", None, 32],
+        "which": ["bset", None, 1],
+        "changes": ["dim", 3, [1]],
+        "tokenizer": [3, b"bytes"],
+        "packages": ["mine", None, (3,)],
+    },
+    "generate": {
+        "text": [None, 3, b"One."],
+        "max_new_tokens": [-1, True, 1.5, "3", None],
+        "stream": ["yes", None, 1],
+        "temperature": ["x", True, None, -1.0, float("nan")],
+        "top_k": ["x", 1.5, True, 0],
+        "top_p": ["x", True, 0.0, 2],
+        "seed": ["x", 1.5, None, True, -1],
+        "temprature": [1.0],
+    },
+    "score": {"text": [None, 3, b"One."], "context": [5, None, b"One."], "mode": [None, 3, "x"]},
+    "think": {"text": [None, 3, b"One."]},
+    "flops": {"context": ["x", 1.5, True, 0], "kind": [None, 3]},
+}
+"""Arguments of the public functions, and values that they refuse."""
+ARGUMENTS = [(verb, name) for verb, names in WRONG.items() for name in names]
+
+
+@pytest.mark.parametrize(("verb", "name"), ARGUMENTS)
+def test_a_wrong_argument_is_named(verb, name):
+    path = FIXTURES / "transformer.ckpt"
+    if verb == "load":
+        call, given = load, {"path": path}
+    else:
+        call, given = getattr(load(path, device="cpu"), verb), {"text": "One."}
+        given = {} if verb == "flops" else given
+    for value in WRONG[verb][name]:
+        with pytest.raises(ValueError, match=rf"\b{name}\b"):
+            call(**{**given, name: value})
 
 
 def test_options_of_load_reach_the_model(tmp_path):

@@ -1,5 +1,6 @@
 """Runs of all methods in one comparison: rows, checks, report, results of others, bad input."""
 
+import html
 import json
 import math
 import os
@@ -501,11 +502,28 @@ def test_rows_and_report_have_the_names_they_are_given(compare, runs, tmp_path, 
     assert found == {"plain decoder": "2", "PonderLM": "1"}
     assert "plain decoder" in printed
     text = (tmp_path / "report" / "report.md").read_text()
-    assert text.startswith("# Small <runs>\n\nOf *two* kinds.\n\n## ")
+    assert text.startswith("# Small &lt;runs&gt;\n\nOf *two* kinds.\n\n## ")
     assert "| ponder/" in text  # checkpoints below are named from here
     assert str(runs) not in text
     page = (tmp_path / "report" / "report.html").read_text()
     assert "<h1>Small &lt;runs&gt;</h1>\n<p>Of *two* kinds.</p>" in page
+
+
+def test_names_of_runs_are_neither_html_nor_links_in_markdown(compare, checkpoint_path, tmp_path):
+    name = "<img onerror> ![a](b) \\[c](d) `e` & | f"
+    folder = tmp_path / "<script>alert(2)<a>"
+    folder.mkdir()
+    shutil.copy(checkpoint_path, folder / "last.ckpt")
+    said = ("--title", "<b>T</b>", "--introduction", "<i>I</i>")
+    compare(f"{name}={folder / 'last.ckpt'}", *said)
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert Page(text).tags == set()
+    assert re.findall(r"(?<!\\)(?:\\\\)*\]\(([^)]*)\)", text) == ["loss.svg"] * ("loss.svg" in text)
+    row = next(line for line in text.splitlines() if "onerror" in line)
+    cells = re.split(r"(?<!\\)\|", row.strip().strip("|"))
+    shown = html.unescape(re.sub(r"\\([\\`|\[\]])", r"\1", cells[0].strip()))
+    assert shown == name
+    assert "<script>" in html.unescape(text)
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def run(scalars=None, name="run", **model):
 
 
 MARKED = SimpleNamespace(
-    tokenizer=SimpleNamespace(special_ids=[0, 1], eos_id=0),
+    tokenizer=SimpleNamespace(special_ids=[0, 1], eos_id=0, text_bos_id=None),
     counts=lambda split: SimpleNamespace(tokens=1280, documents=0),
 )
 """Data of which a fifth are markers."""

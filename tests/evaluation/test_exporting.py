@@ -9,9 +9,19 @@ import pytest
 import torch
 from methods import FIRST
 from safetensors.torch import save_file
+from tokenizer_files import PUBLISHED, begun, byte_level, unigram, word_pieces
+from tokenizers import normalizers
+from tokenizers.processors import BertProcessing, TemplateProcessing
 from torch.distributed.checkpoint.hf_storage import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 
-from datamodules.tokenizers import BytesTokenizer, TiktokenTokenizer, train_bpe
+from datamodules.tokenizers import (
+    BytesTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    load_tokenizer,
+    tokenizer_from_state,
+    train_bpe,
+)
 from evaluation.exporting import write_tokenizer
 from evaluation.load import build_model
 from lightning_models import shards
@@ -36,7 +46,10 @@ def test_every_method_is_read_from_its_folder(name, write_method, evaluates, tmp
     assert "model folder" in evaluates(
         "export", "--ckpt", path, "--output", folder, "--format", "folder"
     )
-    assert sorted(file.name for file in folder.iterdir()) == ["model.safetensors", "recipe.json"]
+    ours = {"model.safetensors", "recipe.json"}
+    theirs = {"tokenizer.json", "tokenizer_config.json"}  # sentences have no equivalent
+    files = {file.name for file in folder.iterdir()}
+    assert files == (ours if name in ("thought-gestalt", "gist") else ours | theirs)
     before, after = (build_model(read_checkpoint(place)) for place in (path, folder))
     assert json.dumps(after.recipe()) == json.dumps(before.recipe())  # tuples may be lists
     for key, tensor in before.state_dict().items():
@@ -275,3 +288,131 @@ def test_tokenizers_keep_their_ids(name, monkeypatch, tmp_path):
         ids = tokenizer.encode(text)
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids
         assert theirs.decode([*ids, tokenizer.eos_id], skip_special_tokens=True) == text
+
+
+def t5():
+    inner = unigram()
+    inner.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return inner
+
+
+def bert():
+    inner = word_pieces()
+    inner.post_processor = BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return inner
+
+
+KINDS = {**PUBLISHED, "t5": t5, "bert": bert, "opt": lambda: begun(byte_level(), "<|endoftext|>")}
+
+
+def ids_there(folder, text):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+
+
+def ids_here(tokenizer, text):
+    bos = [] if tokenizer.text_bos_id is None else [tokenizer.text_bos_id]
+    return [*bos, *tokenizer.encode(text)]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "gpt_neox", "mistral"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported_tokenizers_have_the_same_ids_whatever_the_model(kind, model_type, tmp_path):
+    source = tmp_path / "tokenizer.json"
+    KINDS[kind]().save(str(source))
+    ours = load_tokenizer(str(source))
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert write_tokenizer(ours, folder)
+    again = load_tokenizer(str(folder))
+    assert (again.text_bos_id, again.stop_ids) == (ours.text_bos_id, ours.stop_ids)
+    for text in TEXTS:
+        expected = ours.prompt_ids(text) if kind == "opt" else ids_here(ours, text)
+        assert ids_there(folder, text) == expected
+        assert again.encode(text) == ours.encode(text)
+
+
+def test_an_older_tokenizer_is_exported_without_bos(tmp_path):
+    text = begun(byte_level("<s>", "</s>"), "<s>").to_str()
+    old = tokenizer_from_state({"kind": "json", "name": "old", "json": text})
+    write_tokenizer(old, tmp_path)
+    assert ids_there(tmp_path, "ab") == old.encode("ab") == JsonTokenizer("new", text).encode("ab")
+
+
+@pytest.fixture
+def published(tmp_path):
+    """Saves a random model of transformers with a tokenizer; returns its folder."""
+
+    def save(inner, model_type="llama", **ids):
+        from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 340}
+        config = AutoConfig.for_model(model_type, max_position_embeddings=32, **sizes, **ids)
+        model = AutoModelForCausalLM.from_config(config)
+        model.save_pretrained(tmp_path / "published")
+        PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(tmp_path / "published")
+        return tmp_path / "published"
+
+    return save
+
+
+@pytest.mark.parametrize("kind", ["byte_level_bos", "pieces", "t5", "bert", "byte_level"])
+def test_import_and_export_keep_ids_bos_and_every_eos(kind, published, evaluates, tmp_path):
+    inner = KINDS[kind]()
+    names = ("</s>", "[SEP]", "<|endoftext|>")
+    eos = next(i for name in names if (i := inner.token_to_id(name)) is not None)
+    ordinary = inner.encode("the cat", add_special_tokens=False).ids[-1]
+    stops = [eos, ordinary]  # like the line end of some models, which ends answers, not documents
+    folder = published(inner, bos_token_id=None, eos_token_id=stops)
+    plain = inner.encode("the cat", add_special_tokens=False).ids
+    first = inner.encode("the cat").ids[0]
+    bos = None if first == plain[0] else first
+    for turn in ("1", "2"):
+        checkpoint, target = tmp_path / f"{turn}.ckpt", tmp_path / f"exported{turn}"
+        evaluates("import", "--hf", folder, "--output", checkpoint)
+        evaluates("export", "--ckpt", checkpoint, "--output", target)
+        model_folder = tmp_path / f"folder{turn}"
+        evaluates("export", "--ckpt", checkpoint, "--output", model_folder, "--format", "folder")
+        for name in ("config.json", "generation_config.json"):
+            config = json.loads((target / name).read_text())
+            assert config["eos_token_id"] == stops
+            assert config.get("bos_token_id") == bos
+        for written in (target, model_folder):
+            tokenizer = load_tokenizer(str(written))
+            assert (tokenizer.text_bos_id, tokenizer.stop_ids) == (bos, tuple(stops))
+            assert tokenizer.encode("the cat") == plain
+            assert tokenizer.decode(plain) == inner.decode(plain)
+            assert ids_there(written, "the cat") == [*([] if bos is None else [bos]), *plain]
+        folder = target
+
+
+@pytest.mark.parametrize("format", ["transformers", "folder"])
+def test_an_exported_folder_is_a_tokenizer(format, published, evaluates, corpus, tmp_path):
+    source = published(begun(byte_level("<s>", "</s>"), "<s>"), bos_token_id=256, eos_token_id=257)
+    checkpoint, target = tmp_path / "imported.ckpt", tmp_path / "m"
+    evaluates("import", "--hf", source, "--output", checkpoint)
+    evaluates("export", "--ckpt", checkpoint, "--output", target, "--format", format)
+    options = [word for key, value in corpus.items() for word in (f"--data.{key}", value)]
+    data = ("--data", "datamodules.LocalText", *options, "--limit_batches", 1)
+    scores = [
+        numbers(evaluates, checkpoint, tmp_path / "r.json", *data, "--data.tokenizer", name)
+        for name in (target, source)
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_a_tokenizer_that_a_models_class_would_change_is_named(published, evaluates, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    inner = byte_level(normalizer=normalizers.Lowercase())
+    source = published(inner, "qwen2", bos_token_id=None, eos_token_id=256)
+    evaluates("import", "--hf", source, "--output", tmp_path / "imported.ckpt")
+    printed = evaluates("export", "--ckpt", tmp_path / "imported.ckpt", "--output", tmp_path / "m")
+    assert "AutoTokenizer reads it as Qwen2Tokenizer, with other ids" in printed
+    assert ids_there(tmp_path / "m", "The") != inner.encode("The").ids
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "m")
+    assert theirs("The")["input_ids"] == inner.encode("The").ids

@@ -1,14 +1,20 @@
 """Weights of ``transformers`` become a checkpoint that everything else can use."""
 
 import json
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from tokenizer_files import begun, byte_level
 
 from datamodules import LocalText
-from datamodules.tokenizers import train_bpe
+from datamodules.tokenizers import tokenizer_from_state, train_bpe
 from evaluation.importing import import_ponder
+from evaluation.load import build_data, check_meaning
 from lightning_models import TransformerLM
+from lightning_models.checkpoint import read_checkpoint
 
 BLOCK = 32
 
@@ -147,7 +153,7 @@ def test_an_added_entry_without_a_row_is_left_out(
         evaluates("import", "--hf", folder, "--output", checkpoint)
     own = {key: value for key, value in corpus.items() if key != "tokenizer"}
     result = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
-    written = tmp_path / "imported.tokenizer.json"
+    written = tmp_path / "imported.tokenizer" / "tokenizer.json"
     published = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     ours = tokenizers.Tokenizer.from_file(str(written))
     text = "a token of thought, <pad> and memory\n"
@@ -156,11 +162,11 @@ def test_an_added_entry_without_a_row_is_left_out(
     assert 270 in published.encode(text).ids
     assert ours.decode(ours.encode(text).ids) == text
     assert max(ours.encode(text).ids) < 270
-    data = LocalText(**own, tokenizer=str(written))
+    data = LocalText(**own, tokenizer=str(written.parent))
     data.prepare_data()
     assert result["nats_per_token"] == pytest.approx(transformers_nats(model, data), rel=1e-6)
-    # The file may go: the checkpoint has the tokenizer.
-    written.unlink()
+    # The folder may go: the checkpoint has the tokenizer.
+    shutil.rmtree(written.parent)
     again = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
     assert again["nats_per_token"] == result["nats_per_token"]
 
@@ -198,8 +204,85 @@ def test_an_end_of_text_without_a_row_is_named(gpt2_folder, fails, tmp_path, mon
     tokenizer_file(folder)
     content = (folder / "tokenizer.json").read_text().replace("<|endoftext|>", "<|other|>")
     (folder / "tokenizer.json").write_text(content)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 270}')
     line = fails("import", "--hf", folder, "--output", tmp_path / "imported.ckpt")
     assert "its end-of-text token (id 270) is one without a row" in line
+
+
+# ---- special tokens of the folder
+
+
+@pytest.fixture
+def with_bos(gpt2_folder):
+    """A saved model whose texts begin with ``<s>`` and end with the second of three tokens."""
+    _, folder = gpt2_folder(300)
+    begun(byte_level("<s>", "</s>", "<|stop|>"), "<s>").save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [258, 257]}')
+    return folder
+
+
+def saved_tokenizer(checkpoint):
+    content = torch.load(checkpoint, weights_only=True)
+    return tokenizer_from_state(content["PythonDocs"]["tokenizer"])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "a link"])
+def test_bos_and_eos_are_those_of_the_folder(with_bos, evaluates, tmp_path, caplog, name):
+    if name == "a link":  # as in the hub's cache
+        (with_bos / "tokenizer.json").rename(tmp_path / "blob")
+        (with_bos / "tokenizer.json").symlink_to(tmp_path / "blob")
+    with caplog.at_level("INFO"):
+        evaluates("import", "--hf", with_bos, "--output", tmp_path / "imported.ckpt")
+    tokenizer = saved_tokenizer(tmp_path / "imported.ckpt")
+    assert (tokenizer.text_bos_id, tokenizer.stop_ids) == (256, (258, 257))
+    (line,) = [r.getMessage() for r in caplog.records if "EOS" in r.getMessage()]
+    assert line.endswith("has BOS '<s>' (256), EOS '<|stop|>' (258), '</s>' (257).")
+
+
+@pytest.mark.parametrize("removed", ["file", "folder"])
+def test_special_tokens_stay_when_the_tokenizer_is_gone(
+    with_bos, train_checkpoint, corpus, removed
+):
+    name = str(with_bos / "tokenizer.json") if removed == "file" else str(with_bos)
+    data = LocalText(**{**corpus, "tokenizer": name})
+    path = train_checkpoint(with_bos.parent / "trained.ckpt", data)
+    shutil.rmtree(with_bos)
+    again = build_data(read_checkpoint(path))
+    assert Path(again.hparams["tokenizer"]).is_relative_to(corpus["cache_dir"])
+    assert (again.tokenizer.text_bos_id, again.tokenizer.stop_ids) == (256, (258, 257))
+    check_meaning(again.tokenizer, read_checkpoint(path), "the tokenizer")
+
+
+def as_older(path):
+    """Makes a checkpoint one of a version that knew no BOS, and took EOS by its name."""
+    content = torch.load(path, weights_only=True)
+    content["LocalText"]["tokenizer"].pop("special")
+    torch.save(content, path)
+    return read_checkpoint(path)
+
+
+def test_an_older_checkpoint_keeps_its_special_tokens(with_bos, train_checkpoint, corpus):
+    options = {**corpus, "tokenizer": str(with_bos / "tokenizer.json")}
+    path = train_checkpoint(with_bos.parent / "trained.ckpt", LocalText(**options))
+    older = as_older(path)
+    data = build_data(older)  # the file would now give BOS, and another EOS
+    data.prepare_data()
+    assert (data.tokenizer.text_bos_id, data.tokenizer.stop_ids) == (None, (257,))
+    stream = data.stream("val")
+    ids = stream.gather(np.arange(len(stream))).tolist()
+    assert 257 in ids
+    assert not {256, 258} & set(ids)
+    check_meaning(data.tokenizer, older, "the tokenizer")
+
+
+def test_a_tokenizer_with_another_beginning_is_refused(with_bos, train_checkpoint, corpus, fails):
+    (with_bos / "generation_config.json").write_text('{"eos_token_id": 257}')
+    name = str(with_bos / "tokenizer.json")
+    path = train_checkpoint(with_bos.parent / "t.ckpt", LocalText(**{**corpus, "tokenizer": name}))
+    as_older(path)
+    line = fails("generate", "--ckpt", path, "--tokenizer", name, "--prompt", "a")
+    assert "begins texts with BOS (id 256), the checkpoint's" in line
+    assert "with no BOS; use the tokenizer it was trained with" in line
 
 
 @pytest.mark.parametrize(

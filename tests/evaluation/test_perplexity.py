@@ -29,6 +29,7 @@ KEYS = [
     "seconds",
     "model",
     "parameters",
+    "text_changes",
     "train_tokens",
     "checkpoint",
     "data",

@@ -75,7 +75,7 @@ def test_answers_are_those_to_single_questions(reason, reasoners, data):
                 [data.tokenizer.prompt_ids(example.query)],
                 max_new_tokens=20,
                 sampling=SamplingConfig(temperature=0),
-                eos_id=data.tokenizer.eos_id,
+                stop_ids=(data.tokenizer.eos_id,),
                 vocab_size=data.vocab_size,
             )[0]
             text = data.tokenizer.decode(written[:-1]).strip()

@@ -14,7 +14,8 @@ from evaluation.reason.contestants import check_same_questions, numbered
 from evaluation.reason.report import answer_row, measure_answers, overlaps, reason_table
 from evaluation.scoring import share_of
 
-TOKENIZER = SimpleNamespace(decode=lambda ids: "", vocab_size=99, eos_id=0)
+TEXTS = dict.fromkeys(("decode", "decode_continuation"), lambda ids: "")
+TOKENIZER = SimpleNamespace(**TEXTS, vocab_size=99, eos_id=0, text_bos_id=None)
 
 
 def question(number, answer=(5,), group=0):

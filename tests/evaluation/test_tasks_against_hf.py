@@ -120,6 +120,65 @@ def test_continuations_end_in_front_of_stop_texts(both):
     assert both[1].generate_until(cut)[:1] == theirs
 
 
+# ---- a tokenizer that begins texts with BOS
+
+
+@pytest.fixture(scope="module")
+def both_bos(save_llama):
+    """The harness' model, and ours with the same weights and <s> before each text."""
+    from contextlib import nullcontext
+
+    from lm_eval.models.huggingface import HFLM
+
+    from evaluation.importing import import_checkpoint
+    from evaluation.tasks.adapter import HarnessModel
+
+    theirs, fast, tokenizer, folder = save_llama
+    ours = import_checkpoint(str(folder), folder / "tasks.ckpt").eval()
+    options = {"batch_size": 3, "softmax_dtype": "float64", "device": "cpu"}
+    return HFLM(pretrained=theirs, tokenizer=fast, **options), HarnessModel(
+        ours, tokenizer, batch_size=4, context=nullcontext, progress=False
+    )
+
+
+PAIRS = [
+    ("", "the cat ate"),
+    (" ", "the cat"),
+    ("He ate the", " cat"),
+    ("He ate the ", "cat"),
+    ("He ate the c", "at ate"),  # a token spans the join
+    ("the cat " * 20, "ate"),  # cut on the left
+]
+
+
+def test_requests_with_bos(both_bos):
+    theirs, ours = both_bos
+    pairs = [request(*pair) for pair in PAIRS]
+    expected = theirs.loglikelihood(pairs, disable_tqdm=True)
+    with pytest.warns(UserWarning, match="in 1 of 6 requests a token spans the join"):
+        found = ours.loglikelihood(pairs)
+    assert [one[0] for one in found] == pytest.approx([one[0] for one in expected], abs=1e-4)
+    assert [one[1] for one in found] == [one[1] for one in expected]
+    texts = [request(text) for text in ("the cat ate", "He \u2603. ", "the cat ate it. " * 12)]
+    rolling = theirs.loglikelihood_rolling(texts, disable_tqdm=True)
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(rolling, abs=1e-3)
+    until = {"until": [], "max_gen_toks": 6, "do_sample": False}
+    asked = [request(text, dict(until)) for text in ("", "He ate the c", "the cat " * 20)]
+    assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+
+
+@pytest.mark.parametrize("num_fewshot", [None, 1])
+def test_local_tasks_with_bos(both_bos, data, num_fewshot):
+    names = TASKS if num_fewshot is None else TASKS[:3]
+    theirs, scores = answers(both_bos[0], names, num_fewshot)
+    ours, own_scores = answers(both_bos[1], names, num_fewshot)
+    assert list(ours) == list(theirs)
+    assert max(abs(ours[key][0] - theirs[key][0]) for key in theirs) < 1e-3
+    for name, values in scores.items():
+        for key in (key for key in values if "," in key and "stderr" not in key):
+            assert own_scores[name][key] == pytest.approx(values[key], rel=1e-4), (name, key)
+
+
 # ---- all rows of a real folder, by hand: see docs/tasks.md
 
 

@@ -42,7 +42,7 @@ def test_an_empty_context_is_the_end_of_text(context):
 class Merging:
     """Encodes 'ab' as one token, where it stands together."""
 
-    eos_id = 0
+    start_id, text_bos_id = 0, None
 
     def encode(self, text):
         return [{"ab": 3, "a": 1, "b": 2}[part] for part in ([text] if text == "ab" else text)]

@@ -213,7 +213,7 @@ def test_generated_texts(kind):
     stop = plain[0][1]
     expected = [row[: row.index(stop) + 1] if stop in row else row for row in plain]
     assert len({len(row) for row in expected}) > 1
-    found = generate(model, prompts, max_new_tokens=3, sampling=greedy, eos_id=stop)
+    found = generate(model, prompts, max_new_tokens=3, sampling=greedy, stop_ids=(stop,))
     assert found == expected
 
 

@@ -7,9 +7,15 @@ import torch
 
 from lightning_models import TransformerLM
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
 
 class PoisonedLM(TransformerLM):
-    """POISON=rank:batch says where its loss is nan, OVERFLOW=rank:step where a weight is lost."""
+    """POISON=rank:batch says where its loss is nan, OVERFLOW=rank:step where a weight is lost.
+
+    FAIL=rank:batch says where it raises an error, unless a launcher has restarted it, and MUTE=rank
+    which rank cannot write text.
+    """
 
     def configure_model(self):
         super().configure_model()
@@ -22,9 +28,16 @@ class PoisonedLM(TransformerLM):
             with torch.no_grad():
                 self.network.spare[-1] = math.inf
 
+    def generate_text(self, *args, **kwargs):
+        if str(self.global_rank) == os.environ.get("MUTE"):
+            raise RuntimeError("no words")
+        return super().generate_text(*args, **kwargs)
+
     def loss(self, batch):
         output = super().loss(batch)
         here = f"{self.global_rank}:{self.trainer.fit_loop.epoch_loop.total_batch_idx}"
+        if here == os.environ.get("FAIL") and not int(os.environ.get(RESTARTS, 0)):
+            raise RuntimeError(f"as planned at {here}")
         if here == os.environ.get("POISON"):
             nll = output.terms["nll"]
             output.terms["nll"] = nll._replace(sum=nll.sum * math.nan)

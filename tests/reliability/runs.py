@@ -100,9 +100,9 @@ def killed(process, step, delay=0.0):
     return reached
 
 
-def finished(process, code=0):
+def finished(process, code=0, timeout=120):
     """Waits for the end; returns what was written to stderr."""
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=timeout)
     assert process.returncode == code, errors[-3000:]
     return errors
 

@@ -1,5 +1,6 @@
 """A disk that runs full: the previous checkpoint stays whole, and the message says so."""
 
+import json
 import os
 import resource
 import shutil
@@ -12,8 +13,10 @@ from datamodules import StateTracking
 from datamodules.prepare import prepare_store
 from datamodules.store import Store, StoreError
 from datamodules.tokenizers import BytesTokenizer
+from evaluation.cli import main as evaluate_main
 from lightning_models.checkpoint import read_checkpoint
 from tests.programs import run
+from training import main as train_main
 from training.checkpoints import AtomicCheckpointIO
 from training.errors import UserError
 
@@ -99,7 +102,7 @@ def test_a_refused_write_leaves_no_store_of_examples(tmp_path):
 
 
 def test_a_full_file_system_keeps_finished_shards(small_disk, monkeypatch):
-    monkeypatch.setattr("datamodules.prepare.PART_BYTES", 500_000)
+    monkeypatch.setattr("datamodules.encoding.PART_BYTES", 500_000)
     with pytest.raises(StoreError, match=NO_ROOM.format("No space left on device")):
         prepare(small_disk / "s", 4_000_000)
     assert not (small_disk / "s").exists()
@@ -134,6 +137,88 @@ def test_tokenising_ends_with_one_line(tmp_path):
     assert f"{tmp_path}/cache/" in line
     assert "File too large). Make room there, or name a cache_dir on another disk" in line
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+@pytest.fixture(scope="module")
+def trained(text_file, tmp_path_factory):
+    """A folder with a finished run, prompts, a model of transformers and a result."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("trained")
+    sizes = ("dim=16", "num_layers=1", "num_heads=2")
+    done = train_main(
+        [
+            *("fit", "--data=datamodules.LocalText", f"--data.data_files={text_file}"),
+            *("--data.block_size=32", "--data.batch_size=4", f"--data.cache_dir={folder}/cache"),
+            *(f"--model.config.{size}" for size in sizes),
+            *("--trainer.accelerator=cpu", "--trainer.max_steps=1", "--name=run"),
+            *("--trainer.limit_val_batches=0", f"--trainer.default_root_dir={folder}"),
+        ]
+    )
+    assert done == 0
+    shape = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 257}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
+    model.save_pretrained(folder / "gpt2")
+    (folder / "prompts.txt").write_text("The fork\n" * 99)
+    rows = [{"nats_per_token": 2.0 + 1 / n, "train_tokens": n, "data": "d"} for n in (1, 2, 3, 4)]
+    for n, row in enumerate(rows):
+        (folder / f"{n}.json").write_text(json.dumps(row))
+    return folder
+
+
+SCORE = ("--limit_batches=1", "--device=cpu")
+WRITERS = {
+    "perplexity": ("result.json", "perplexity", "--ckpt=run", *SCORE),
+    "generate": ("texts.jsonl", "generate", "--ckpt=run", "--prompt=Forks", "--max_new_tokens=9"),
+    "sweep": ("sweep.svg", "sweep", "--ckpts=run", *SCORE),
+    "compare": ("report", "compare", "run", *SCORE),
+    "import": ("new.ckpt", "import", "--hf=gpt2", "--tokenizer=bytes"),
+    "export for transformers": ("exported", "export", "--ckpt=run"),
+    "export of a folder": ("exported", "export", "--ckpt=run", "--format=folder"),
+    "export of a file": ("whole.ckpt", "export", "--ckpt=run"),
+}
+
+
+@pytest.fixture
+def tiny_files():
+    """No file of this process may grow beyond 50 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("case", WRITERS)
+def test_no_writer_leaves_half(case, trained, tmp_path, monkeypatch, capsys, tiny_files):
+    shutil.copytree(trained, tmp_path / "place")
+    monkeypatch.chdir(tmp_path / "place")
+    target, *argv = WRITERS[case]
+    if "." in target:
+        (tmp_path / "place" / target).write_text("old")
+    before = contents(tmp_path / "place")
+    tiny_files()
+    assert evaluate_main([*argv, f"--output={target}"]) == 2
+    errors = capsys.readouterr().err
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert target.partition(".")[0] in line
+    assert "File too large" in line
+    assert "Traceback" not in errors
+    assert contents(tmp_path / "place") == before
+
+
+def test_predictions_end_with_one_line(trained, tmp_path):
+    (tmp_path / "predicted.jsonl").write_text("old")
+    argv = ("predict", f"--ckpt_path={trained}/run", f"--data.predict_file={trained}/prompts.txt")
+    output = f"--predictions.output={tmp_path}/predicted.jsonl"
+    done = run("-c", PROGRAM, 9000, *argv, "--trainer.accelerator=cpu", output)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert f"{tmp_path}/predicted.jsonl cannot be written (File too large)" in line
+    assert contents(tmp_path) == {tmp_path / "predicted.jsonl": b"old"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """SIGTERM and Ctrl-C as the only reason for a checkpoint; test_kill.py has one after kills."""
 
 import os
+import select
 import signal
 import sys
 import time
@@ -89,6 +90,39 @@ def test_timeout(text_file, tmp_path):
         return Program("-c", become, sys.executable, *run.command, env=run.environment)
 
     assert terminated_once(text_file, tmp_path, 4, *TWO_WORKERS, start=start) == []
+
+
+IN_A_TERMINAL = """
+import os, runpy, sys
+
+terminal = os.open(sys.argv[1], os.O_RDWR)  # that of the session from now on
+for stream in (0, 1, 2):
+    os.dup2(terminal, stream)
+sys.argv[:2] = []
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_closed_terminal(text_file, tmp_path):
+    """Every process of the session gets SIGHUP, and what is printed then raises an OSError."""
+    options = (*SCHEDULE, "--data.num_workers=1")
+    whole, broken = (Run(text_file, tmp_path / name, *options) for name in ("whole", "broken"))
+    process = whole.start()
+    ours, theirs = os.openpty()
+    place = os.ttyname(theirs)
+    inside = Program("-c", IN_A_TERMINAL, place, *broken.command, env=broken.environment)
+    shown = ""
+    while "step 10: val/loss" not in shown:
+        assert select.select([ours], [], [], 60)[0], shown[-3000:]
+        shown += os.read(ours, 1000).decode(errors="replace")
+    os.close(theirs)
+    os.close(ours)
+    inside.communicate(timeout=60)
+    assert inside.returncode == 128 + signal.SIGHUP
+    assert 10 <= torch.load(broken.last, weights_only=True)["global_step"] < STEPS
+    finished(process)
+    finished(broken.resume())
+    assert differences(broken, whole, STEPS) == []
 
 
 def test_workers_end_with_a_killed_parent(text_file, tmp_path):

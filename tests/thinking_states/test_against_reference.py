@@ -259,7 +259,7 @@ def test_greedy_answers(options):
             [row.query for row in rows],
             max_new_tokens=most,
             sampling=SamplingConfig(temperature=0),
-            eos_id=stop,
+            stop_ids=(stop,),
             vocab_size=V,
         )
     for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):

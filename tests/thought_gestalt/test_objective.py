@@ -1,12 +1,18 @@
 """The training objective: weights of EOS targets, statistics, and the warm-in of the dropouts."""
 
+import csv
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from lightning_models.outputs import objective
-from tests.thought_gestalt.cases import VARIANTS, gestalt, streams
+from lightning_models.thought_gestalt import ThoughtGestaltConfig, ThoughtGestaltLM
+from tests.thought_gestalt.cases import EOD as EOD_ID
+from tests.thought_gestalt.cases import SIZES, VARIANTS, gestalt, streams
+from training.loggers import MetricsFile
 
 SHAPE = [[3, 1, 6, 2], [2, 5], [4, 4, 1, 1, 2, 3]]
 LEXICAL, EOS, EOD = 34, 12, 2  # targets of each kind in SHAPE
@@ -63,6 +69,33 @@ def test_statistics_tell_the_kinds_of_targets_apart(checkpointed):
         torch.testing.assert_close(stats[name].sum, nats, atol=1e-4, rtol=1e-6)
         assert stats[name].number == number
         assert not stats[name].sum.requires_grad
+
+
+def test_a_step_without_the_end_of_a_document_logs_no_loss_of_it(tmp_path):
+    """Streams of two documents, and then the first sentence of one; every cell is a number."""
+    model = ThoughtGestaltLM(ThoughtGestaltConfig(**SIZES))
+    rows = [streams(SHAPE), streams([[3], [3]])]
+    rows[1]["is_last"].zero_()
+    rows[1]["targets"][rows[1]["targets"] == EOD_ID] = -100
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=2,
+        limit_val_batches=0,
+        log_every_n_steps=1,
+        logger=MetricsFile(tmp_path, "log", "0", None),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(model, DataLoader(rows, batch_size=None))
+    with (tmp_path / "log" / "0" / "metrics.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert float(first["train/eod_loss"]) > 0
+    assert second["train/eod_loss"] == ""
+    assert float(second["train/eos_loss"]) > 0
+    assert "train/eod_loss" not in trainer.callback_metrics
+    assert not any(cell == "nan" for row in (first, second) for cell in row.values())
 
 
 def test_targets_that_are_taken_out_do_not_count():

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
+from evaluation.cli import main as evaluate
 from tests.programs import ROOT, run
 from tests.training.conftest import checkpoint_folder, load
 from training import main
@@ -75,3 +77,73 @@ def test_sharded_forks_and_their_thresholds_resume_exactly(fit_on_two, tmp_path)
     weights = load(whole / "last.ckpt")["state_dict"]
     assert weights["network.forks.1.threshold"].isfinite()
     assert weights["network.forks.1.updates"] == 8  # four steps of two micro-batches
+
+
+# ---- what launchers have started, and what the trainer asks for
+
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29400",
+    "LOCAL_RANK": "0",
+    "RANK": "0",
+}
+SLURM = {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID")}
+SLURM |= {"SLURM_NNODES": "1", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "127.0.0.1"}
+TWO_OF_DDP = ("--trainer.devices=2", "--trainer.strategy=ddp")
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ({**TORCHRUN, "WORLD_SIZE": "2"}, ["--trainer.devices=1"]),
+        ({**TORCHRUN, "WORLD_SIZE": "1"}, TWO_OF_DDP),
+        ({**TORCHRUN, "WORLD_SIZE": "4"}, TWO_OF_DDP),
+        ({**SLURM, "SLURM_NTASKS": "1"}, TWO_OF_DDP),
+        ({**SLURM, "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "4"}, TWO_OF_DDP),
+        ({**SLURM, "SLURM_NTASKS": "2"}, TWO_OF_DDP),  # Lightning wants them per node
+        ({"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}, TWO_OF_DDP),  # not from srun
+    ],
+    ids=str,
+)
+def test_other_sizes_than_the_launchers_are_refused(
+    fit, tmp_path, monkeypatch, capsys, environment, options
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    root = tmp_path / "root"
+    assert fit(root, "--trainer.max_steps=2", *options) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "devices" in line
+    assert not root.exists()
+
+
+def test_of_refused_processes_one_speaks(fit, tmp_path, monkeypatch, capsys):
+    for name, value in {**TORCHRUN, "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        fit(tmp_path, "--trainer.max_steps=2", "--trainer.devices=1")
+    assert end.value.code == 2
+    assert "error" not in capsys.readouterr().err
+
+
+def test_tasks_of_a_sweep_are_runs_of_one_process(fit, tmp_path, monkeypatch):
+    """``srun`` starts them, each with arguments of its own; each is the first of its run."""
+    monkeypatch.setattr(rank_zero_only, "rank", 3)  # Lightning has read SLURM_PROCID
+    for name, value in {**SLURM, "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}.items():
+        monkeypatch.setenv(name, value)
+    options = ("--trainer.max_steps=2", "--trainer.devices=1", "--loggers=csv")
+    options += ("--trainer.log_every_n_steps=1",)
+    assert fit(tmp_path, *options) == 0
+    folder = checkpoint_folder(tmp_path)
+    assert load(folder / "last.ckpt")["global_step"] == 2
+    assert (folder.parent / "metrics.csv").is_file()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_evaluate_is_one_process(monkeypatch, capsys, rank):
+    for name, value in {**TORCHRUN, "WORLD_SIZE": "2", "RANK": str(rank)}.items():
+        monkeypatch.setenv(name, value)
+    assert evaluate(["perplexity", "--ckpt", "nowhere"]) == 2
+    assert capsys.readouterr().err.count("torchrun has started several processes") == 1 - rank

@@ -1,16 +1,25 @@
-"""config.yaml next to the logs."""
+"""config.yaml next to the logs, and the folder that one process at a time writes to."""
 
+import csv
+import errno
 import os
+import shutil
+import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 
 from evaluation.runs import find_compared
 from lightning_models.checkpoint import read_checkpoint
+from tests.programs import Program
+from tests.reliability.runs import Run, finished, killed, step_lines
 from tests.training.conftest import checkpoint_folder, load
+from training import UserError, main
 from training.records import SaveRunRecord, free_path, git_commit
 
 
@@ -140,7 +149,9 @@ def test_checkpoints_without_an_id_go_on_in_their_folder(fit, own_run):
 
 def test_all_ranks_take_the_id_of_the_first():
     strategy = SimpleNamespace(broadcast=lambda value: "of rank 0")
-    trainer = SimpleNamespace(strategy=strategy, log_dir=None, loggers=[], is_global_zero=False)
+    trainer = SimpleNamespace(
+        strategy=strategy, log_dir=None, loggers=[], is_global_zero=False, ckpt_path=None
+    )
     record, checkpoint = SaveRunRecord(None, None), {}
     record.setup(trainer, None, "fit")
     record.on_save_checkpoint(trainer, None, checkpoint)
@@ -169,3 +180,116 @@ def test_a_name_is_folder_and_row(fit, tmp_path, capsys):
 def test_a_name_that_is_no_folder(fit, tmp_path, name):
     assert fit(tmp_path, "--trainer.max_steps=1", f"--name={name}") == 2
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- one process at a time
+
+
+def a_run(text_file, tmp_path, *extra):
+    return Run(text_file, tmp_path / "root", "--loggers=csv", *extra)
+
+
+def test_two_runs_that_start_at_once_have_a_folder_each(text_file, tmp_path):
+    run = a_run(text_file, tmp_path, "--trainer.max_steps=20")
+    for process in [run.start(), run.start()]:
+        finished(process)
+    assert versions_of(run.root) == ["version_0", "version_1"]
+    folders = [checkpoint_folder(run.root, version) for version in (0, 1)]
+    ids = [load(folder / "last.ckpt")["run"]["id"] for folder in folders]
+    assert [header_of(folder.parent) for folder in folders] == [f"# run: {i}" for i in ids]
+    assert len(set(ids)) == 2
+
+
+IMPATIENT = """
+import sys
+import training.records
+from training import main
+
+training.records.PATIENCE = 0.5
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_goes_on_in_one_process_at_a_time(text_file, tmp_path):
+    """The second is refused, until the first is gone, however it went."""
+    often = ("--checkpoint.every_n_train_steps=5", "--data.num_workers=1")
+    run = a_run(text_file, tmp_path, "--name=mine", "--trainer.max_steps=100000", *often)
+    process = run.start()
+    assert next(n for n in step_lines(process) if n >= 11)
+    for options, named in ((["--ckpt_path=last"], "ckpt_path"), ([], "name")):
+        other = Program("-c", IMPATIENT, *run.command[1:], *options, env=run.environment)
+        errors = finished(other, code=2)
+        (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert line.startswith(f"error: {named}")
+        assert "Traceback" not in errors
+    killed(process, 12)
+    step = load(run.root / "mine" / "checkpoints" / "last.ckpt")["global_step"]
+    finished(run.start("--ckpt_path=last", f"--trainer.max_steps={step + 1}"))
+    assert load(run.root / "mine" / "checkpoints" / "last.ckpt")["global_step"] == step + 1
+
+
+def test_a_resume_that_has_waited_takes_the_newer_checkpoint(fit, own_run, monkeypatch):
+    """As a job that SLURM starts again while the former one still writes."""
+    folder = checkpoint_folder(own_run)
+    shutil.copy(folder / "last.ckpt", own_run / "newer")
+    shutil.copy(folder / "step=2.ckpt", folder / "last.ckpt")
+    for step in (4, 6):
+        (folder / f"step={step}.ckpt").unlink()
+    lock = FileLock(folder.parent / ".lock", thread_local=False)
+    lock.acquire(timeout=0)
+
+    def end_of_the_other():
+        (own_run / "newer").replace(folder / "last.ckpt")
+        lock.release(force=True)
+
+    clock = threading.Timer(0.1, end_of_the_other)
+    monkeypatch.setattr("training.records.rank_zero_info", lambda _: clock.start())
+    assert fit(own_run, "--ckpt_path=last", "--trainer.max_steps=7", bare=True) == 0
+    assert (folder.parent / "config_6.yaml").is_file()
+    assert load(folder / "last.ckpt")["global_step"] == 7
+
+
+def test_a_file_system_without_locks_is_warned_of(fit, tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.warns(UserWarning, match="without locks"):
+        assert fit(tmp_path, "--trainer.max_steps=1") == 0
+    assert load(checkpoint_folder(tmp_path) / "last.ckpt")["global_step"] == 1
+
+
+def test_a_start_that_fails_leaves_no_folder(fit, tmp_path):
+    root = tmp_path / "root"
+    assert fit(root, "--trainer.max_steps=1", "--loggers=nowhere") == 2
+    assert not root.exists()
+
+
+# ---- one command that starts and restarts
+
+
+def test_auto_begins_a_run_and_goes_on_with_it(fit, tmp_path):
+    auto = ("--name=mine", "--ckpt_path=auto", "--loggers=csv", "--trainer.log_every_n_steps=1")
+    folder = tmp_path / "mine"
+    assert fit(tmp_path, *auto, "--trainer.max_steps=2") == 0
+    shutil.rmtree(folder / "checkpoints")  # as if it had been killed before the first one
+    for steps in (3, 5):
+        assert fit(tmp_path, *auto, f"--trainer.max_steps={steps}") == 0
+    with (folder / "metrics.csv").open() as file:
+        losses = [row["step"] for row in csv.DictReader(file) if row["train/loss"]]
+    assert losses == list("01234")
+    assert load(folder / "checkpoints" / "last.ckpt")["global_step"] == 5
+    assert (folder / "config_3.yaml").is_file()
+
+
+def test_auto_is_for_training_alone(fit, tmp_path, capsys):
+    options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"]
+    assert main(["validate", "--ckpt_path=auto", *options]) == 2
+    assert "no whole checkpoint" in capsys.readouterr().err
+
+
+def test_ranks_that_find_other_checkpoints_are_refused(monkeypatch):
+    trainer = SimpleNamespace(ckpt_path=Path("last.ckpt"))
+    monkeypatch.setattr("training.records.gather", lambda own: [None, own])
+    with pytest.raises(UserError, match="ckpt_path"):
+        SaveRunRecord(None, None).setup(trainer, None, "fit")

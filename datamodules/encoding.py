@@ -1,0 +1,266 @@
+"""Documents to tokens: chunks of consecutive documents, encoded in order by several processes."""
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from datamodules.store import SIZE, Split, token_dtype
+from datamodules.tokenizers import Tokenizer
+
+CHUNK_DOCUMENTS = 1024  # documents of a chunk, or fewer once they hold
+CHUNK_BYTES = 2**20  # this much text
+# A part ends with the first chunk that reaches this much text: minutes of work that a kill may
+# cost, and some 400 shards for the whole Pile, which an open stream holds open.
+PART_BYTES = 2**31
+# Text that is tokenised before workers are started: a small corpus is done by then.
+BYTES_BEFORE_WORKERS = 2**23
+MOST_PROCESSES = 16  # by default: reading and writing, in one process, feed about that many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where in the corpus a chunk is.
+
+    Attributes:
+        part: Number of its part.
+        documents: Documents of the corpus up to its end, empty ones included.
+        ends: Whether the part ends with it.
+        last: Whether the corpus does.
+    """
+
+    part: int = 0
+    documents: int = 0
+    ends: bool = False
+    last: bool = False
+
+
+@dataclass(kw_only=True)
+class Chunk:
+    """Consecutive documents of a part.
+
+    Attributes:
+        splits: Split of each document that has text.
+        texts: Those documents, valid UTF-8.
+        sizes: UTF-8 bytes of each.
+        place: See `Place`.
+    """
+
+    splits: list[Split] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    place: Place = field(default_factory=Place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedChunk:
+    """A chunk as tokens.
+
+    Attributes:
+        splits: Split of each document.
+        sizes: UTF-8 bytes of each document, int64.
+        lengths: Tokens of each document, its EOS included, int64.
+        tokens: All documents in order, each followed by EOS, in the store's type.
+        token_sizes: UTF-8 bytes of text that each token covers, uint32; None where each id stands
+            for a fixed number.
+        place: See `Place`.
+    """
+
+    splits: list[Split]
+    sizes: np.ndarray
+    lengths: np.ndarray
+    tokens: np.ndarray
+    token_sizes: np.ndarray | None = None
+    place: Place = field(default_factory=Place)
+
+    def until(self, document: int) -> "EncodedChunk":
+        """Returns the chunk, ending the corpus, without its documents from `document` on."""
+        stop = int(self.lengths[:document].sum())
+        return EncodedChunk(
+            splits=self.splits[:document],
+            sizes=self.sizes[:document],
+            lengths=self.lengths[:document],
+            tokens=self.tokens[:stop],
+            token_sizes=None if self.token_sizes is None else self.token_sizes[:stop],
+            place=replace(self.place, ends=True, last=True),
+        )
+
+
+def usable_cores() -> int:
+    """Returns the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def most_workers() -> int:
+    """Returns how many processes may be asked for: 8 a usable core, and 256 on any machine."""
+    return max(256, 8 * usable_cores())
+
+
+class Continuation(str):
+    """A document that continues the one before it, e.g. an answer: no BOS, no dummy prefix."""
+
+
+def as_utf8(text: str) -> tuple[str, int]:
+    """Returns `text` with lone surrogates replaced by U+FFFD, and the number of its UTF-8 bytes."""
+    try:
+        return text, len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        clean = type(text)(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        return clean, len(clean.encode("utf-8"))
+
+
+def chunks(documents: Iterable[tuple[Split, str]], start: Place | None = None) -> Iterator[Chunk]:
+    """Yields documents in chunks; those without a character are counted and left out.
+
+    Args:
+        documents: (split, text), beginning with a part.
+        start: That part, and the documents before it.
+    """
+    place = Place() if start is None else start
+    chunk, count, filled, in_part = Chunk(), 0, 0, 0
+    for split, text in documents:
+        if count >= CHUNK_DOCUMENTS or filled >= CHUNK_BYTES:
+            in_part += filled
+            place = replace(place, documents=place.documents + count, ends=in_part >= PART_BYTES)
+            chunk.place = place
+            yield chunk
+            if place.ends:
+                place, in_part = replace(place, part=place.part + 1, ends=False), 0
+            chunk, count, filled = Chunk(), 0, 0
+        clean, size = as_utf8(text)
+        if size:
+            chunk.splits.append(split)
+            chunk.texts.append(clean)
+            chunk.sizes.append(size)
+        count, filled = count + 1, filled + size
+    documents_in_all = place.documents + count
+    chunk.place = replace(place, documents=documents_in_all, ends=True, last=True)
+    yield chunk
+
+
+def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
+    """Returns the tokens of a chunk: of each document BOS where there is one, its ids, EOS."""
+    measured = _encoded(tokenizer, chunk.texts)
+    bos_id = tokenizer.text_bos_id
+    begins = [bos_id is not None and not isinstance(t, Continuation) for t in chunk.texts]
+    lengths = np.array(
+        [begin + len(ids) + 1 for begin, (ids, _) in zip(begins, measured, strict=True)],
+        dtype="<i8",
+    )
+    ends = np.cumsum(lengths)
+    tokens = np.full(int(lengths.sum()), tokenizer.eos_id, dtype=token_dtype(tokenizer.vocab_size))
+    covered = None if tokenizer.exact_bytes else np.zeros(len(tokens), dtype=SIZE)
+    rows = zip(measured, ends - lengths, ends, begins, chunk.sizes, strict=True)
+    for (ids, sizes), start, end, begin, size in rows:
+        if begin:
+            tokens[start] = bos_id
+        tokens[start + begin : end - 1] = ids
+        if covered is not None:
+            covered[start + begin : end - 1] = sizes
+            covered[end - 1] = size - sizes.sum()  # a text that normalises to nothing
+    return EncodedChunk(
+        splits=chunk.splits,
+        sizes=np.array(chunk.sizes, dtype="<i8"),
+        lengths=lengths,
+        tokens=tokens,
+        token_sizes=covered,
+        place=chunk.place,
+    )
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns ids and bytes of each text; no bytes where each id stands for a fixed number."""
+    continued = [isinstance(text, Continuation) for text in texts]
+    if tokenizer.exact_bytes:
+        # without a dummy prefix, so that continuations are texts like any other
+        return [(ids, _NO_SIZES) for ids in tokenizer.encode_arrays(texts)]
+    later = iter(
+        tokenizer.measure_continuations([t for t, c in zip(texts, continued, strict=True) if c])
+    )
+    first = iter(
+        tokenizer.encode_measured([t for t, c in zip(texts, continued, strict=True) if not c])
+    )
+    return [next(later if c else first) for c in continued]
+
+
+_NO_SIZES = np.empty(0, dtype=np.int64)
+
+
+class WorkerDiedError(ValueError):
+    """A tokenising process ended early; the message says what to change."""
+
+
+class _Encoding(Dataset[EncodedChunk | Exception]):
+    """Encoded chunks "at" chunks, for a `DataLoader`; an error is returned, not raised."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getitem__(self, chunk: Chunk) -> EncodedChunk | Exception:
+        try:
+            return encode_chunk(self._tokenizer, chunk)
+        except Exception as error:
+            return error
+
+    def start(self, worker: int) -> None:
+        """Makes a worker ready."""
+        self._tokenizer.use_one_core()
+
+
+def unchanged(item: Any) -> Any:
+    """Returns the item: what a `DataLoader` is to do with what is whole already."""
+    return item
+
+
+def encode_in_order(
+    found: Iterable[Chunk], tokenizer: Tokenizer, num_proc: int | None = None
+) -> Generator[EncodedChunk, None, None]:
+    """Yields the chunks encoded, in order.
+
+    Args:
+        found: Chunks, read in this process as they are needed.
+        tokenizer: Tokenizer of the store.
+        num_proc: Processes that tokenise; 1: this one, with the threads of the tokenizer's library;
+            None: one a usable core, at most 16.
+
+    Raises:
+        WorkerDiedError: A worker process ended before its work was done.
+    """
+    if num_proc is None:
+        num_proc = min(usable_cores(), MOST_PROCESSES)
+    rest, done = iter(found), 0
+    for chunk in rest:
+        yield encode_chunk(tokenizer, chunk)
+        done += sum(chunk.sizes)
+        if num_proc > 1 and tokenizer.gains_from_processes and done >= BYTES_BEFORE_WORKERS:
+            break
+    else:
+        return
+    encoding = _Encoding(tokenizer)
+    loader: Iterable[EncodedChunk | Exception] = DataLoader(
+        encoding,
+        batch_size=None,
+        sampler=rest,
+        num_workers=num_proc,
+        collate_fn=unchanged,
+        worker_init_fn=encoding.start,
+        generator=torch.Generator(),  # the global one is a run's
+    )
+    try:
+        for result in loader:
+            if isinstance(result, Exception):
+                raise result
+            yield result
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise WorkerDiedError(
+            f"A tokenising process ended early ({error}; 'Killed' is mostly a lack of memory). "
+            "Start again, finished parts are kept; a smaller data.num_proc needs less memory."
+        ) from error

@@ -1,0 +1,579 @@
+"""Tokenizers of the ``tokenizers`` library: published tokenizer.json files and ``bpe:N``.
+
+Two things that such a file leaves open are settled here (`special_tokens` has the third):
+
+- Bytes of tokens. Only a plain byte-level vocabulary has tokens of a fixed size; elsewhere the
+  library's offsets say which characters of the text each token covers.
+- Continuations. SentencePiece vocabularies put a space before a text ("dummy prefix"), which a text
+  that continues another one must not get, and their decoders take one away.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.long_texts import members, sure_cuts, word_parts
+from datamodules.special_tokens import (
+    EOS_TEXT,
+    SPECIAL_TOKENS_FILE,
+    SpecialTokens,
+    check_special_tokens,
+    find_special_tokens,
+    legacy_special_tokens,
+)
+from datamodules.tokenizer_base import Row, Tokenizer, first_line
+
+MIN_BPE_ENTRIES = 257  # one entry a byte value, and EOS
+
+
+def chosen_special_tokens(name: str, path: Path) -> SpecialTokens | None:
+    """Returns the special tokens of a file; None where names alone give the same and no BOS."""
+    tokenizer = JsonTokenizer.from_file(name, path)
+    return tokenizer.special if SPECIAL_TOKENS_FILE in tokenizer.files() else None
+
+
+class JsonTokenizer(Tokenizer):
+    """A tokenizer of the ``tokenizers`` library, rebuilt from the text of its ``tokenizer.json``.
+
+    Args:
+        name: The name it was asked for by.
+        json_text: Content of the file.
+        special: Its special tokens. Default: EOS by name and no BOS, the meaning of checkpoints and
+            text stores of versions before special_tokens.json.
+
+    Raises:
+        ValueError: The file is broken or has no known end-of-text token.
+    """
+
+    def __init__(self, name: str, json_text: str, special: SpecialTokens | None = None) -> None:
+        # A process that forks after a parallel encode would otherwise print a warning per
+        # data-loading worker.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        self.name = name
+        self.json_text = json_text
+        data = _parsed(name, json_text)
+        legacy = legacy_special_tokens(data)
+        self._is_legacy = special is None or special == legacy
+        self.special = special = special or legacy or find_special_tokens(name, data)
+        check_special_tokens(name, data, special)
+        self._inner = self._build(json_text)
+        self._vocab: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(self._vocab.values()) + 1
+        self.eos_id, *_ = self.stop_ids = tuple(self._vocab[text] for text in special.eos)
+        self.text_bos_id = None if special.bos is None else self._vocab[special.bos]
+        kinds = {k for part in ("pre_tokenizer", "decoder") for k in _types(data.get(part))}
+        self._byte_level = "ByteLevel" in kinds
+        self._splits_at_spaces = "WhitespaceSplit" in kinds
+        self.exact_bytes = self._byte_level and _keeps_text(data)
+        self._spelled = self._find_spelled()
+        self._unk = _unknown_token(data["model"])
+
+    @classmethod
+    def from_file(cls, name: str, path: Path) -> "JsonTokenizer":
+        """Reads a tokenizer.json and the configs next to it; a file of another name stands alone.
+
+        Raises:
+            ValueError: It is not UTF-8, or as in `__init__`.
+        """
+        text = _read(name, path)
+        folder = path.parent if path.name == "tokenizer.json" else None
+        return cls(name, text, find_special_tokens(name, _parsed(name, text), folder))
+
+    @classmethod
+    def from_store(cls, name: str, folder: Path) -> "JsonTokenizer":
+        """Reads the tokenizer of a text store, which may be one of an older version."""
+        text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        path = folder / SPECIAL_TOKENS_FILE
+        if not path.is_file():
+            return cls(name, text)
+        return cls(name, text, SpecialTokens.from_state(json.loads(path.read_text())))
+
+    def files(self) -> dict[str, str]:
+        """Returns the text of each file that a text store keeps of this tokenizer, by name."""
+        files = {"tokenizer.json": self.json_text}
+        if not self._is_legacy or self.special != self.by_names:
+            files[SPECIAL_TOKENS_FILE] = json.dumps(self.special.state())
+        return files
+
+    @cached_property
+    def by_names(self) -> SpecialTokens | None:
+        """The special tokens that the file alone gives, without configs; None where it has none."""
+        try:
+            return find_special_tokens(self.name, _parsed(self.name, self.json_text))
+        except ValueError:
+            return None
+
+    def _build(self, json_text: str) -> Any:
+        import tokenizers
+
+        try:
+            inner = tokenizers.Tokenizer.from_str(json_text)
+        except Exception as error:
+            raise _unreadable(self.name, error) from error
+        # marks them special where the file did not; their ids stay. An ordinary piece, e.g. a line
+        # end, that ends answers but not documents stays text.
+        added = {token.content for token in inner.get_added_tokens_decoder().values()}
+        eos, *stops = self.special.eos
+        bos = [] if self.special.bos is None else [self.special.bos]
+        inner.add_special_tokens([eos, *(text for text in stops if text in added), *bos])
+        inner.encode_special_tokens = True  # special-token text in documents is ordinary text
+        inner.no_padding()
+        inner.no_truncation()
+        return inner
+
+    @cached_property
+    def _continuing(self) -> Any:
+        """The same tokenizer without a dummy prefix, for texts that continue another one."""
+        data = json.loads(self.json_text)
+        changed = _without_prefix(data)
+        return self._inner if changed == data else self._build(json.dumps(changed))
+
+    # Text to ids
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of `text` alone; special-token text is ordinary text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text, on all cores."""
+        if not self._spelled:
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+        return [[int(i) for i in ids] for ids, _ in self.encode_measured(texts)]
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Returns the ids of a text that continues another one: it gets no dummy prefix."""
+        return [int(i) for i in self.measure_continuations([text])[0][0]]
+
+    def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns ids and the UTF-8 bytes of the text that each covers, for each text."""
+        if self.exact_bytes:
+            return super().encode_measured(texts)
+        return self._pairs(self._in_parts(texts, self._beginning))
+
+    def measure_continuations(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns `encode_measured` of texts that continue another one."""
+        if self.exact_bytes:
+            return super().encode_measured(texts)
+        continued = partial(self._measured, continues=True)
+        return self._pairs(self._in_parts(texts, self._beginning, continued))
+
+    def _beginning(self, texts: Sequence[str]) -> list[Row]:
+        return self._measured(texts, continues=False)
+
+    @staticmethod
+    def _pairs(rows: Sequence[Row]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(ids, sizes) for ids, sizes in rows]
+
+    def _measured(self, texts: Sequence[str], *, continues: bool) -> list[Row]:
+        """Returns ids and the bytes that each covers, of whole texts."""
+        parts = [self._parts(text, continues) for text in texts]
+        flat = [part for split in parts for part in split]
+        measured: list[Row] = [()] * len(flat)
+        for inner in {id(t): t for t in (self._inner, self._continuing)}.values():
+            which = [i for i, (_, reader) in enumerate(flat) if reader is inner]
+            rows = self._rows([flat[i][0] for i in which], inner)
+            for i, row in zip(which, rows, strict=True):
+                measured[i] = row
+        found = iter(measured)
+        return [
+            _joined([next(found) for _ in split], [part for part, _ in split]) for split in parts
+        ]
+
+    def _rows(self, parts: Sequence[str], reader: Any) -> list[Row]:
+        """Returns ids and bytes of parts; no text in them becomes a special token."""
+        encodings = reader.encode_batch(parts, add_special_tokens=False)
+        rows: list[Row] = []
+        for part, encoding in zip(parts, encodings, strict=True):
+            first, *rest = self._around_special(part, encoding)
+            if rest:
+                pieces = [*self._rows([first], reader), *self._measured(rest, continues=True)]
+                rows.append(_joined(pieces, [first, *rest]))
+            else:
+                ids = np.array(encoding.ids, dtype=np.int64)
+                rows.append((ids, covered_bytes(part, encoding.offsets)))
+        return rows
+
+    def _parts(self, text: str, continues: bool) -> list[tuple[str, Any]]:
+        """Returns the parts in which a text is encoded, and the reader of each."""
+        if not continues:
+            return [(text, self._inner)]
+        head = self._before_prefixes.match(text).end()  # type: ignore[union-attr]
+        parts = [(text[:head], self._continuing)] if head or not text else []
+        return parts + ([(text[head:], self._inner)] if text[head:] else [])
+
+    @cached_property
+    def _before_prefixes(self) -> re.Pattern[str]:
+        """Matches the beginning of a continued text up to where the next prefix is right again.
+
+        Words have a prefix each where white space splits them, and some files put one after every
+        added token.
+        """
+        if self._continuing is self._inner:
+            return re.compile("(?s:.*)")
+        if self._splits_at_spaces:
+            return re.compile(r"\S*")
+        data = json.loads(self.json_text)
+        once = any(p.get("prepend_scheme") == "first" for p in _parts(data.get("pre_tokenizer")))
+        # normalisers see a text up to added tokens that are looked for before they act
+        early = "Prepend" in _types(data.get("normalizer"))
+        added = [t.content for t in self._added if not once and not (early and t.normalized)]
+        ends = "|".join([*map(re.escape, sorted(added, key=len, reverse=True)), r"\Z"])
+        return re.compile(f"(?s:.*?)(?:{ends})")
+
+    @property
+    def _added(self) -> list[Any]:
+        """The added tokens that ordinary text can become."""
+        return [t for t in self._inner.get_added_tokens_decoder().values() if not t.special]
+
+    def _around_special(self, text: str, encoding: Any) -> list[str]:
+        """Cuts a text within each place that became a special token, which no text may."""
+        cuts = []
+        if self._spelled:
+            cuts = [
+                a + 1
+                for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)
+                if i in self._spelled
+                and b - a > 1
+                and (i != self._unk[0] or text[a:b] == self._unk[1])
+            ]
+        return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    def _find_spelled(self) -> frozenset[int]:
+        """Ids of special tokens that the model makes of ordinary text, as Unigram models do."""
+        added = self._inner.get_added_tokens_decoder().values()
+        texts = [token.content for token in added if token.special and len(token.content) > 1]
+        texts = [text for text in texts if self._inner.model.token_to_id(text) is not None]
+        probes = [f"a{text}b {text}" for text in texts]
+        encodings = self._inner.encode_batch(probes, add_special_tokens=False)
+        pairs = zip(texts, encodings, strict=True)
+        return frozenset(i for text, e in pairs if (i := self._vocab[text]) in e.ids)
+
+    # Long texts
+
+    @cached_property
+    def sure_cuts(self) -> re.Pattern[str] | None:
+        """The places where a text may be cut without changing its tokens; None where unknown."""
+        if any(token.rstrip for token in self._added):  # they take the white space after them
+            return None
+        texts = [
+            *(token.content for token in self._added),
+            *self.special.eos,
+            self.special.bos or "",
+        ]
+
+        def allowed(letters: str, mark: str) -> bool:
+            """Whether no added token, which is found before anything splits, crosses the place."""
+            across = re.compile(f"[{letters}]{re.escape(mark)}")
+            return not any(across.search(text) for text in texts)
+
+        return sure_cuts(self._pre_tokens, allowed=allowed, apart=self._never_joined)
+
+    def _pre_tokens(self, text: str) -> list[str]:
+        """Returns the parts of a text that the model sees one by one."""
+        inner = self._inner
+        text = text if inner.normalizer is None else inner.normalizer.normalize_str(text)
+        if inner.pre_tokenizer is None:
+            return [text]
+        return [part for part, _ in inner.pre_tokenizer.pre_tokenize_str(text)]
+
+    def _never_joined(self, letters: str, firsts: set[str]) -> bool:
+        """Whether no piece of the vocabulary has such a letter directly before one of those."""
+        pieces = self._independent_pieces
+        # Characters without a piece would be unknown together with those before them.
+        if pieces is None or not firsts <= self._vocab.keys():
+            return False
+        every = "".join(self._pre_tokens("".join(members(letters))))
+        if not re.fullmatch(f"\u2581?[{letters}]*", every):  # normalised to others
+            return False
+        return not re.search(f"[{letters}][{re.escape(''.join(firsts))}]", pieces)
+
+    @cached_property
+    def _independent_pieces(self) -> str | None:
+        """All pieces of a vocabulary; None unless tokens can only influence what they touch."""
+        model = json.loads(self.json_text)["model"]
+        by_place = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+        is_unigram = model.get("type") == "Unigram"
+        is_bpe = model.get("type", "BPE" if "merges" in model else None) == "BPE"
+        if is_unigram or (is_bpe and not any(map(model.get, by_place))):
+            return "\0".join(self._vocab)
+        return None
+
+    def use_one_core(self) -> None:
+        """Keeps batches on the calling thread, in this whole process."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JsonTokenizer, (self.name, self.json_text, self.special)
+
+    # Ids to text
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""
+        return str(self._inner.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids` after other text: a leading space stays."""
+        if self._byte_level:
+            return self.decode(ids)
+        before = self._anchor
+        return self.decode([*before, *ids])[len(self.decode(before)) :]
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """Ids of a short text to decode a continuation after."""
+        return next(ids for text in ("a", ".", "0", " ") if (ids := self.encode(text)))
+
+    def state(self) -> dict[str, Any]:
+        """Returns the whole ``tokenizer.json``, so that a checkpoint needs no other file."""
+        state: dict[str, Any] = {"kind": "json", "name": self.name, "json": self.json_text}
+        return state if self._is_legacy else {**state, "special": self.special.state()}
+
+    @cached_property
+    def byte_pieces(self) -> frozenset[int]:
+        """Ids of byte-fallback pieces, of which a run decodes to U+FFFD if any of it is broken."""
+        if self._byte_level:
+            return frozenset()
+        return frozenset(i for piece, i in self._vocab.items() if _BYTE_PIECE.fullmatch(piece))
+
+    @property
+    def text_changes(self) -> str | None:
+        """What of a text does not come back from its ids, by probes."""
+        if self.exact_bytes:
+            return None
+        plain = self._restored(_PLAIN)
+        if _PLAIN not in plain:
+            return "cannot give back plain words"
+        # What happens to every text, e.g. a space before it, is not to be blamed on each probe.
+        changed = [
+            what for what, text in _PROBES if self._restored(text) != plain.replace(_PLAIN, text, 1)
+        ]
+        if plain != _PLAIN or self._restored(f" {_PLAIN}") != f" {_PLAIN}":
+            changed.insert(0, "leading spaces")
+        return f"cannot give back {', '.join(changed)}" if changed else None
+
+    def _restored(self, text: str) -> str:
+        return self.decode(self.encode(text))
+
+    @property
+    def description(self) -> str:
+        """The chosen special tokens with their ids, and what of a text is lost, in one line."""
+        bos = self.special.bos
+        begins = "no BOS" if bos is None else f"BOS {bos!r} ({self.text_bos_id})"
+        stops = zip(self.special.eos, self.stop_ids, strict=True)
+        eos = ", ".join(f"{text!r} ({i})" for text, i in stops)
+        changes = "" if self.text_changes is None else f"; it {self.text_changes}"
+        return f"tokenizer={self.name!r} has {begins}, EOS {eos}{changes}."
+
+    def _byte_counts(self) -> Sequence[int]:
+        counts = [0] * self.vocab_size
+        count = _piece_counter(self._byte_level)
+        for piece, i in self._vocab.items():
+            counts[i] = count(piece)
+        for i, added in self._inner.get_added_tokens_decoder().items():
+            counts[i] = 0 if added.special else len(added.content.encode("utf-8"))
+        return counts
+
+
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+# A text with nothing that lossy tokenizers change, and texts with one thing that they do.
+_PLAIN = "cat"
+_PROBES = (
+    ("case", "Cat"),
+    ("spaces", "cat  cat\n\tcat "),
+    ("punctuation", 'cat:"don\'t(cat),3.5%!"'),
+    ("accents", "caf\u00e9"),
+    ("decomposed accents", "cafe\u0301"),
+    ("compatibility characters", "cat\ufb01\uff41\u00bd"),
+    ("other scripts", "cat\u4f60\u597d\u043c\u0438\u0440"),
+    ("emoji", "cat\U0001f642"),
+)
+
+
+def _read(name: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"tokenizer={name!r} is not UTF-8 text ({error.reason} at byte {error.start} of "
+            f"{path}), so it is no tokenizer.json. Name another file."
+        ) from error
+
+
+def _parsed(name: str, json_text: str) -> dict[str, Any]:
+    """Returns the parsed tokenizer.json.
+
+    Raises:
+        ValueError: It is no JSON object.
+    """
+    try:
+        data = json.loads(json_text)
+    except ValueError as error:
+        raise _unreadable(name, error) from error
+    if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
+        raise _unreadable(name, ValueError("it has no model"))
+    return data
+
+
+def _unreadable(name: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"tokenizer={name!r} is not a readable tokenizer.json ({first_line(error)}). Save it again "
+        "with tokenizers.Tokenizer.save."
+    )
+
+
+def _joined(rows: Sequence[Row], parts: Sequence[str]) -> Row:
+    """Returns ids and bytes of parts that follow each other; ones without ids count for the last.
+
+    Args:
+        rows: Ids and bytes of each part.
+        parts: The text of each part.
+    """
+    ids, sizes = (np.concatenate(values) for values in zip(*rows, strict=True))
+    ends = np.cumsum([len(row[0]) for row in rows])
+    for text, row, end in zip(parts, rows, ends, strict=True):
+        if not len(row[0]) and end:
+            sizes[end - 1] += len(text.encode("utf-8"))
+    return ids, sizes
+
+
+def covered_bytes(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Returns the UTF-8 bytes of `text` that each token covers, int64, which add up to the text.
+
+    Characters that no token covers (dropped by a normaliser) count for the token after them, and
+    at the end for the last one; where tokens share a character the last one has its bytes.
+
+    Args:
+        text: The text.
+        offsets: Where each token begins and ends in `text`, in characters.
+    """
+    if not offsets:
+        return np.empty(0, dtype=np.int64)
+    spans = np.array(offsets, dtype=np.int64)
+    ends = np.append(np.minimum(spans[:-1, 1], spans[1:, 0]), len(text))
+    ends = np.maximum.accumulate(ends)
+    if not text.isascii():
+        code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        sizes = 1 + (code > 0x7F).astype(np.int64) + (code > 0x7FF) + (code > 0xFFFF)
+        ends = np.concatenate([[0], np.cumsum(sizes)])[ends]
+    return np.diff(ends, prepend=0)
+
+
+def _unknown_token(model: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Returns the id and text of the token for unknown characters, as far as a model has one."""
+    vocab, text = model.get("vocab") or {}, model.get("unk_token")
+    if isinstance(vocab, dict):
+        return vocab.get(text), text
+    i = model.get("unk_id")
+    return (None, None) if i is None else (i, vocab[i][0])
+
+
+def _keeps_text(data: Mapping[str, Any]) -> bool:
+    """Whether neither a normaliser nor a dummy prefix changes the text."""
+    prefixed = [part for part in _parts(data.get("pre_tokenizer")) if part.get("add_prefix_space")]
+    return data.get("normalizer") is None and not prefixed
+
+
+def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a tokenizer.json that neither adds nor takes away spaces before a text."""
+    changed = json.loads(json.dumps(data))
+    for part in _parts(changed.get("pre_tokenizer")):
+        if part.get("type") == "Metaspace":
+            part["prepend_scheme"] = "never"
+            part.pop("add_prefix_space", None)
+        elif part.get("add_prefix_space"):
+            part["add_prefix_space"] = False
+    for part in _parts(changed.get("normalizer")):
+        if part.get("type") == "Strip":
+            part["strip_left"] = False
+    normalizer = changed.get("normalizer")
+    if isinstance(normalizer, dict) and normalizer.get("type") == "Prepend":
+        changed["normalizer"] = None
+    elif isinstance(normalizer, dict) and "normalizers" in normalizer:
+        kept = [part for part in normalizer["normalizers"] if part.get("type") != "Prepend"]
+        normalizer["normalizers"] = kept
+    return dict(changed)
+
+
+def _piece_counter(is_byte_level: bool) -> Callable[[str], int]:
+    """Returns a function from a vocabulary piece to the UTF-8 bytes that it stands for."""
+    if is_byte_level:
+        return len  # each character of a piece stands for one byte
+
+    def count(piece: str) -> int:
+        """Returns the bytes that a piece of the vocabulary stands for."""
+        if _BYTE_PIECE.fullmatch(piece):
+            return 1
+        return len(piece.removeprefix("##").replace("\u2581", " ").encode("utf-8"))
+
+    return count
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """Yields every object with a ``"type"`` in a part of a tokenizer.json, nested ones included."""
+    if isinstance(part, dict):
+        if "type" in part:
+            yield part
+        for value in part.values():
+            yield from _parts(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _parts(value)
+
+
+def _types(part: Any) -> Iterator[str]:
+    """Yields every ``"type"`` in a part of a tokenizer.json."""
+    return (found["type"] for found in _parts(part))
+
+
+# Tokenizers trained on the corpus
+
+
+def bpe_size(name: str) -> int:
+    """Returns N of ``bpe:N``.
+
+    Raises:
+        ValueError: No number, or too small.
+    """
+    digits = name.removeprefix("bpe:")
+    if not digits.isdecimal() or int(digits) < MIN_BPE_ENTRIES:
+        raise ValueError(
+            f"tokenizer={name!r}: write 'bpe:' and a number of entries, at least {MIN_BPE_ENTRIES} "
+            "(256 byte values and EOS), e.g. 'bpe:1024'."
+        )
+    return int(digits)
+
+
+def train_bpe(name: str, texts: Iterable[str]) -> JsonTokenizer:
+    """Returns a byte-level BPE of exactly N entries, trained on `texts`; `name` is ``bpe:N``.
+
+    Raises:
+        ValueError: The text is too small for that many entries.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    size = bpe_size(name)
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[EOS_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # The trainer only counts words, but holds the words of a text with their places.
+    inner.train_from_iterator(word_parts(texts, inner.pre_tokenizer, name), trainer)
+    if inner.get_vocab_size() != size:
+        raise ValueError(
+            f"tokenizer={name!r}: the train split yields only {inner.get_vocab_size()} entries. "
+            f"Pass 'bpe:{inner.get_vocab_size()}' or fewer, or 'bytes'."
+        )
+    return JsonTokenizer(name, inner.to_str())

@@ -1,0 +1,210 @@
+"""The special tokens of published tokenizer.json files: what begins a text, and what ends it.
+
+Texts begin with BOS where the file's post-processor puts one there, whatever add_bos_token in
+tokenizer_config.json says: transformers reads that only without a tokenizer.json. EOS comes from
+generation_config.json (the first of a list ends documents, generation stops at each), config.json,
+tokenizer_config.json and special_tokens_map.json next to the file, and from well-known names as the
+last resort.
+"""
+
+import json
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+EOS_TEXT = "<|endoftext|>"
+# Names of the end-of-text token, tried in this order where no config names one.
+_EOS_CANDIDATES = (EOS_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+SPECIAL_TOKENS_FILE = "special_tokens.json"
+"""Keeps `SpecialTokens` next to a tokenizer.json that a text store or a checkpoint wrote."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The special tokens of a tokenizer.json by their text.
+
+    Attributes:
+        bos: Begins every text; None where texts begin with their first character.
+        eos: Tokens at which generation stops, at least one; the first one ends documents.
+    """
+
+    bos: str | None
+    eos: tuple[str, ...]
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "SpecialTokens":
+        """Rebuilds the tokens from `state`.
+
+        Raises:
+            ValueError: It names no EOS, or its values have other types.
+        """
+        bos, eos = state["bos"], state["eos"]
+        texts = isinstance(eos, list | tuple) and all(isinstance(text, str) for text in eos)
+        if not (bos is None or isinstance(bos, str)) or not texts or not eos:
+            raise ValueError(
+                f"bos={reprlib.repr(bos)}, eos={reprlib.repr(eos)}: bos must be the text of a "
+                "token or null, and eos a list of at least one."
+            )
+        return cls(bos, tuple(eos))
+
+    def __str__(self) -> str:
+        """Returns the tokens in words, for messages."""
+        begins = "no BOS" if self.bos is None else f"BOS {self.bos!r}"
+        return f"{begins} and EOS {', '.join(map(repr, self.eos))}"
+
+    def state(self) -> dict[str, Any]:
+        """Returns the tokens as JSON values."""
+        return {"bos": self.bos, "eos": list(self.eos)}
+
+
+class _Names:
+    """The token texts of a parsed tokenizer.json."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        added = data.get("added_tokens") or []
+        vocab = data.get("model", {}).get("vocab") or {}
+        ordinary = vocab if isinstance(vocab, dict) else {v[0]: i for i, v in enumerate(vocab)}
+        self.special = [token["content"] for token in added if token.get("special")]
+        self._ids = {**ordinary, **{token["content"]: token["id"] for token in added}}
+
+    def __contains__(self, text: object) -> bool:
+        return text in self._ids
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        return {i: text for text, i in self._ids.items()}
+
+    def known(self, values: Iterable[Any]) -> tuple[str, ...]:
+        """Returns the texts of the tokens that exist, given as ids, texts or AddedToken dicts."""
+        plain = [v.get("content") if isinstance(v, Mapping) else v for v in values]
+        texts = [self._texts.get(v) if isinstance(v, int) else v for v in plain]
+        return tuple(dict.fromkeys(t for t in texts if isinstance(t, str) and t in self))
+
+
+def legacy_special_tokens(data: Mapping[str, Any]) -> SpecialTokens | None:
+    """Returns the tokens that versions before special_tokens.json chose, by name alone."""
+    names = _Names(data)
+    eos = next((text for text in _EOS_CANDIDATES if text in names), None)
+    return None if eos is None else SpecialTokens(None, (eos,))
+
+
+def find_special_tokens(
+    name: str, data: Mapping[str, Any], folder: Path | None = None
+) -> SpecialTokens:
+    """Finds the special tokens of a tokenizer.json.
+
+    Args:
+        name: The tokenizer's name, for messages.
+        data: The parsed tokenizer.json.
+        folder: A folder that may hold the model's `CONFIGS`. Default: names alone decide.
+
+    Raises:
+        ValueError: No config names an end-of-text token and no well-known name is there, texts
+            begin with several special tokens, or special_tokens.json is broken.
+    """
+    names = _Names(data)
+    configs = {} if folder is None else _configs(folder)
+    saved = configs.get(SPECIAL_TOKENS_FILE)
+    if saved is not None and {"bos", "eos"} <= saved.keys():
+        try:
+            return SpecialTokens.from_state(saved)
+        except ValueError as error:
+            raise ValueError(
+                f"{SPECIAL_TOKENS_FILE} of tokenizer={name!r} has {error} Mend or delete it."
+            ) from error
+    eos = next((found for values in _eos_values(configs) if (found := names.known(values))), ())
+    if not eos:
+        listed = [text for text in _EOS_CANDIDATES if text in names]
+        # a special token first: "</s>" may be an HTML tag among the ordinary ones
+        eos = tuple(sorted(listed, key=lambda text: text not in names.special)[:1])
+    if not eos:
+        special = ", ".join(sorted(names.special)[:10])
+        more = f" and {len(names.special) - 10} more" if len(names.special) > 10 else ""
+        raise ValueError(
+            f"tokenizer={name!r} has no end-of-text token: looked for "
+            f"{', '.join(_EOS_CANDIDATES)}; its special tokens are: {special or 'none'}{more}. Put "
+            "a tokenizer_config.json with eos_token next to it, or add one of those names to its "
+            "added_tokens."
+        )
+    bos = _leading_token(name, data, names)
+    # where EOS begins texts too, the EOS of the document before does that
+    return SpecialTokens(None if bos == eos[0] else bos, eos)
+
+
+def check_special_tokens(name: str, data: Mapping[str, Any], special: SpecialTokens) -> None:
+    """Raises a ValueError if the vocabulary of a tokenizer.json lacks a special token."""
+    names = _Names(data)
+    missing = [text for text in (special.bos, *special.eos) if text is not None]
+    missing = [text for text in missing if text not in names]
+    if missing:
+        listed = ", ".join(map(reprlib.repr, missing[:10]))
+        raise ValueError(
+            f"tokenizer={name!r} has no token {listed}, which {SPECIAL_TOKENS_FILE} names as BOS "
+            "or EOS. Mend or delete that file."
+        )
+
+
+CONFIGS = (
+    "generation_config.json",
+    "config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+"""Files next to a tokenizer.json that name its special tokens."""
+
+
+def _configs(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Reads the configs in a folder; files that are missing or no JSON objects are left out."""
+    configs: dict[str, Mapping[str, Any]] = {}
+    for file in (SPECIAL_TOKENS_FILE, *CONFIGS):
+        try:
+            value = json.loads((folder / file).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            configs[file] = value
+    return configs
+
+
+def _eos_values(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[list[Any]]:
+    """Yields what each config names as end of text, the most specific config first."""
+    for file, key in (
+        ("generation_config.json", "eos_token_id"),
+        ("config.json", "eos_token_id"),
+        ("tokenizer_config.json", "eos_token"),
+        ("special_tokens_map.json", "eos_token"),
+    ):
+        config = configs.get(file, {})
+        inner = config.get("text_config")  # of a model that also reads images
+        value = config.get(key)
+        if value is None and isinstance(inner, Mapping):
+            value = inner.get(key)
+        yield value if isinstance(value, list) else [value]
+
+
+def _leading_token(name: str, data: Mapping[str, Any], names: _Names) -> str | None:
+    """Returns the special token that the post-processor puts before a text.
+
+    Raises:
+        ValueError: It puts several there, or one that the vocabulary lacks.
+    """
+    post = data.get("post_processor")
+    leading: list[Any] = []
+    for part in post.get("processors", [post]) if isinstance(post, Mapping) else []:
+        if part.get("type") == "TemplateProcessing":
+            first = takewhile(lambda piece: "SpecialToken" in piece, part.get("single") or [])
+            kinds = [part.get("special_tokens", {}).get(p["SpecialToken"]["id"]) for p in first]
+            leading = [i for kind in kinds for i in (kind or {}).get("ids", [None])] + leading
+        elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
+            leading = [part["cls"][1], *leading]
+    known = names.known(leading)
+    if len(leading) > 1 or len(known) < len(leading):
+        raise ValueError(
+            f"tokenizer={name!r} begins texts with the ids {leading}, where only one token of its "
+            "vocabulary can begin a text. Change the post_processor of its tokenizer.json."
+        )
+    return known[0] if known else None

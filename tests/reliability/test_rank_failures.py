@@ -1,0 +1,121 @@
+"""What only one process of several sees, and processes that launchers start: nothing hangs."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.programs import ONE_THREAD, ROOT, Program, ends
+from tests.reliability.runs import Run, finished
+
+HERE = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'reliability'}"}
+MODEL = "--model=poisoned_model.PoisonedLM"
+TWO = ("--trainer.devices=2", "--trainer.strategy=ddp")
+
+
+def poisoned(text_file, root, *extra, **environment):
+    run = Run(text_file, root, MODEL, *extra, **HERE, **environment)
+    run.name = "PoisonedLM"
+    return run
+
+
+def of_session(leader):
+    """The processes of a program's session that still run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(session) == leader and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def test_an_error_on_one_rank_is_printed_and_ends_all(text_file, tmp_path):
+    """A rank that cannot write samples goes on with the others until then."""
+    validations = ("--trainer.val_check_interval=3", "--samples.every_n_validations=1")
+    more = ("--trainer.max_steps=100", "--checkpoint.save_on_exception=true", *validations)
+    run = poisoned(text_file, tmp_path / "run", *TWO, *more, MUTE="1", FAIL="1:8")
+    process = run.start()
+    output, errors = process.communicate(timeout=90)
+    assert process.returncode == 4, errors[-3000:]
+    assert of_session(process.pid) == []
+    assert "step 8/100" in output  # after two validations
+    assert errors.count("no more text samples: PoisonedLM.generate_text failed with") == 1
+    assert errors.count("RuntimeError: no words") == 1
+    assert errors.count("RuntimeError: as planned at 1:8") == 1
+    assert errors.index("as planned at 1:8") < errors.index("error: another process of the run")
+    assert errors.count("error: another process of the run") == 1
+
+
+LONELY = """
+import os, sys, time
+from training import processes
+
+os.environ[processes.LAUNCHER] = str(os.getpid())
+if (child := os.fork()) == 0:
+    processes.end_with_launcher(patience=0.1)
+    time.sleep(600)  # as in a collective
+print(child, flush=True)
+"""
+
+
+def test_a_rank_that_waits_ends_after_the_one_that_launched_it():
+    process = Program("-c", LONELY)
+    child = int(process.stdout.readline())
+    assert ends(child, 10)
+    _, errors = process.communicate(10)
+    assert errors.count("error: another process of the run") == 1
+
+
+def test_a_taken_port_is_refused_before_anything_starts(text_file, tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        run = poisoned(text_file, tmp_path / "run", *TWO, "--trainer.max_steps=2", MASTER_PORT=port)
+        process = run.start()
+        errors = finished(process, code=2, timeout=90)
+        assert of_session(process.pid) == []
+    (line,) = [line for line in errors.splitlines() if "error" in line.lower()]
+    assert f"MASTER_PORT ({port})" in line
+    assert "Traceback" not in errors
+    assert not run.root.exists()
+
+
+def test_one_process_is_rank_0_whatever_its_environment_says(text_file, tmp_path):
+    """Pods have a RANK, and tasks of a sweep a SLURM_PROCID."""
+    environment = {"RANK": "1", "SLURM_PROCID": "1", "POISON": "0:3", **ONE_THREAD}
+    more = ("--trainer.max_steps=8", "--loggers=csv", "--checkpoint.every_n_train_steps=2")
+    run = poisoned(text_file, tmp_path / "run", *more, **environment)
+    # a program of its own: the rank is read when Lightning is imported
+    command = [sys.executable, *run.command]
+    done = subprocess.run(
+        command, env=run.environment, capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert done.returncode == 3, done.stderr[-3000:]
+    assert done.stderr.count("error: step 4, lr ") == 1
+    assert len((run.folder / "metrics.csv").read_text().splitlines()) == 4  # with a header
+    assert torch.load(run.last, weights_only=True)["global_step"] == 2
+
+
+def test_one_command_starts_and_restarts(text_file, tmp_path):
+    """torchrun starts a run again that has failed; it goes on from its last checkpoint."""
+    more = ("--name=mine", "--ckpt_path=auto", "--trainer.max_steps=8", "--loggers=csv")
+    often = "--checkpoint.every_n_train_steps=2"
+    run = poisoned(text_file, tmp_path / "run", *more, often, FAIL="0:5")
+    launcher = ("--standalone", "--nproc_per_node=1", "--max-restarts=1")
+    module = ("-m", "torch.distributed.run")
+    process = Program(*module, *launcher, *run.command, env={**run.environment, **ONE_THREAD})
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors[-3000:]
+    assert errors.count("RuntimeError: as planned at 0:5") == 1
+    folder = run.root / "mine"
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 8
+    rows = (folder / "metrics.csv").read_text().splitlines()[1:]
+    assert sum(row.count(",") > 0 for row in rows) >= 8
+    assert {path.name for path in folder.glob("config*")} == {"config.yaml", "config_4.yaml"}
+    assert os.listdir(run.root) == ["mine"]

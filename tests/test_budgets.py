@@ -1,0 +1,246 @@
+"""The cost of runs at paper scale: rows of a step are the paper's, and validation is cheap.
+
+Commands of the docs are read as a shell reads them; files and options are added up here.
+"""
+
+import re
+import shlex
+from fnmatch import fnmatch
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import paper_commands
+import pytest
+import torch
+from omegaconf import OmegaConf
+from training_parser import parse_training, training_parser
+
+from training.listing import SENTENCE_SLOTS, SENTENCES
+
+ROOT = Path(__file__).parent.parent
+SMALL = re.compile(r"^(\w+_)?(tiny|small)(_|$)")
+LTM_SMALL = re.compile(r"^ltm_small(_|$)")  # a size of the paper
+
+
+def is_paper_scale(path):
+    return bool(LTM_SMALL.match(path.stem)) or not SMALL.match(path.stem)
+
+
+METHODS = ("transformer", *paper_commands.METHODS)
+FILES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for method in METHODS
+    for path in (ROOT / "configs" / method).glob("*.yaml")
+    if is_paper_scale(path)
+)
+
+STEP = {
+    # Thoughtbubbles, section 3.2: 2.5 B tokens in 75,000 steps, 65 windows of 512 tokens.
+    "thoughtbubbles/*": 64,
+    "transformer/thoughtbubbles_*": 64,
+    # LTM, section 3.1: batch size of 512; appendix A.1: 1024 tokens.
+    "latent_thought/*": 512,
+    "transformer/ltm_76m": 512,
+    # PonderLM-3 does not say; PonderLM-2's public code: 256 x 2048 tokens.
+    "ponderlm/*": 256,
+    "transformer/ponderlm_*": 256,
+    # Thought Gestalt, appendix B.1: a budget of lexical tokens, which it does not say. Ours: 8192.
+    "thought_gestalt/gist_85m": 8,
+    "thought_gestalt/boundaries_85m": 8,
+    "thought_gestalt/*": 8192,
+    "transformer/tg_*": 8,
+    # Thinking States, section 4.1: Coconut's code as it comes, 32 rows on each of 4 devices.
+    "thinking_states/coconut_qwen2.5-1.5b_*": 128,
+    "thinking_states/icot_qwen2.5-1.5b_*": 128,
+    "thinking_states/cot_qwen2.5-1.5b_gsm8k": 128,
+    # It does not say for its own method and the other controls. Ours: 64.
+    "thinking_states/*": 64,
+}
+"""Rows of an optimiser step, of sentences lexical tokens, by config; the first that matches."""
+
+
+def rows_of_paper(name):
+    name = name.removeprefix("configs/").removesuffix(".yaml")
+    return next(rows for pattern, rows in STEP.items() if fnmatch(name, pattern))
+
+
+# ---- commands
+
+
+@cache
+def trainings():
+    """The trainings at paper scale that docs name: where each stands, and its words."""
+    found = []
+    for method in paper_commands.METHODS:
+        commands = paper_commands.commands_of(method)
+        found += [(method, " ".join(words[3:])) for words in commands if words[2:3] == ("fit",)]
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if page.stem not in paper_commands.METHODS:
+            text = page.read_text().replace("\\\n", " ")
+            found += [(page.stem, line) for line in re.findall(r"train\.py fit ([^#`\n]+)", text)]
+    return [
+        (page, tuple(shlex.split(line)))
+        for page, line in dict.fromkeys(found)
+        if any(file in line.split() for file in FILES)
+    ]
+
+
+def settings_of(words):
+    """Values of files and options of a command, later ones above earlier ones."""
+    content = OmegaConf.create()
+    for option, value in pairwise(words):
+        if option == "-c":
+            content = OmegaConf.merge(content, OmegaConf.load(ROOT / value))
+    for option, value in zip(words, [*words[1:], "--"], strict=True):
+        key = re.sub(r"^data\.(init_args\.)?", "data.init_args.", option.removeprefix("--"))
+        if option.startswith("--") and not value.startswith("--") and "+" not in key:
+            OmegaConf.update(content, key, OmegaConf.create([value])[0], force_add=True)
+    return content
+
+
+def number(content, key, default=None):
+    value = OmegaConf.select(content, key)
+    return default if value is None else float(value)
+
+
+def accumulation(content):
+    return number(content, "trainer.accumulate_grad_batches", 1)
+
+
+def rows_per_step(content):
+    """Rows of an optimiser step over all devices, of sentences lexical tokens."""
+    data = content.data.init_args
+    rows = number(data, "batch_tokens", number(data, "batch_size"))
+    devices = number(content, "trainer.devices", 1) * number(content, "trainer.num_nodes", 1)
+    return rows * devices * accumulation(content)
+
+
+def test_docs_name_trainings_of_all_methods_and_of_several_devices():
+    pages = {page for page, _ in trainings()}
+    assert {*paper_commands.METHODS, "scale", "training"} <= pages
+    devices = {number(settings_of(words), "trainer.devices", 1) for _, words in trainings()}
+    assert devices == {1, 8}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_has_the_rows_of_its_paper(file):
+    assert rows_per_step(settings_of(("-c", file))) == rows_of_paper(file)
+
+
+def test_commands_of_the_docs_have_the_rows_of_their_paper():
+    wrong = {}
+    for page, words in trainings():
+        (file,) = [word for word in words if word in FILES]
+        rows = rows_per_step(settings_of(words))
+        if rows != rows_of_paper(file):
+            wrong[page, " ".join(words)] = f"{rows:.0f} rows, not {rows_of_paper(file)}"
+    assert wrong == {}
+
+
+CODE = {
+    "lr": 1e-4,
+    "weight_decay": 0.01,
+    "betas": [0.9, 0.999],
+    "schedule": "constant",
+    "warmup": 0,
+}
+"""AdamW of Coconut's public code; it neither warms up nor clips gradients."""
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if rows_of_paper(file) == 128])
+def test_what_the_paper_ran_by_coconuts_code_has_its_optimiser(file):
+    content = settings_of(("-c", file))
+    optimizer = content.model.init_args.optimizer
+    assert {key: optimizer[key] for key in CODE} == CODE
+    assert "gradient_clip_val" not in content.trainer
+    assert number(content, "trainer.max_epochs") <= 25
+
+
+# ---- validation
+
+MOST = 0.02
+HELD_OUT = {
+    "WikiText": 0.25e6 / 12e6,  # tokens of the 60 articles, of the smallest subset (section 3.2)
+    "StateTracking": 1_000 / 20_000,
+    "Questions": 0.05 / 0.90,  # where files have no validation split of their own
+}
+"""Rows of a validation against the rows of an epoch, where the whole split is read."""
+
+
+def validation_share(content, flops_ratio):
+    """FLOPs of validation as a share of the FLOPs of training."""
+    limit, interval = (
+        number(content.trainer, key) for key in ("limit_val_batches", "val_check_interval")
+    )
+    data = content.data.init_args
+    if interval is None:  # the whole split after each epoch
+        assert content.trainer.limit_val_batches == 1.0
+        kind = content.data.class_path.removeprefix("datamodules.")
+        default = "Questions" if kind in ("ReasoningGSM8K", "TwoHop") else "WikiText"
+        return HELD_OUT.get(kind, HELD_OUT[default]) / flops_ratio
+    rows = number(data, "batch_size")
+    evaluated = limit * number(data, "eval_batch_size", rows)
+    micro_batches = number(content, "trainer.max_steps") * accumulation(content)
+    assert micro_batches // interval >= 2, "hardly ever validated"
+    return evaluated / (interval * rows) / flops_ratio
+
+
+@cache
+def flops_ratio(file):
+    """FLOPs per token of training against FLOPs of scoring, by the method's own count."""
+    model = training_parser().instantiate_classes(parse_training([f"--config={ROOT / file}"])).model
+    with torch.device("meta"):
+        model.configure_model()
+    context = model.config.block_size
+    if model.reads == "sentences":
+        context = SENTENCES * SENTENCE_SLOTS
+    return model.flops_per_token(context, training=True) / model.flops_per_token(context)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_validation_takes_little_of_the_flops_and_the_heading_says_how_much(file):
+    content = settings_of(("-c", file))
+    share = validation_share(content, flops_ratio(file))
+    assert share <= MOST
+    heading = (ROOT / file).read_text().partition("\nmodel:")[0].replace("\n# ", " ")
+    told = re.search(r" Validation: .*? ([\d.]+) % of the training FLOPs", heading)
+    assert told, "the heading does not say what validation costs"
+    assert 0 <= float(told[1]) - 100 * share < 0.1 + 1e-9
+    if "val_check_interval" in content.trainer:
+        data, trainer = content.data.init_args, content.trainer
+        windows = trainer.limit_val_batches * data.batch_size
+        steps = trainer.val_check_interval / accumulation(content)
+        every = f"{windows:,} windows of {data.block_size} tokens every {steps:,.0f} steps"
+        assert every in told[0]
+        assert "evaluate.py scores the whole split" in heading
+
+
+def test_validations_of_the_docs_commands_take_little_of_the_flops():
+    wrong = {}
+    for page, words in trainings():
+        (file,) = [word for word in words if word in FILES]
+        # Commands that change the inner steps: never less than one forward pass more.
+        ratio = 1.0 if "latent_thought" in file else flops_ratio(file)
+        share = validation_share(settings_of(words), ratio)
+        if share > MOST:
+            wrong[page, " ".join(words)] = share
+    assert wrong == {}
+
+
+def test_the_piles_validation_split_is_as_long_as_the_papers_analyses_need():
+    """PonderLM-3, section 4.3: on the order of 1e7 tokens, of a run on 10 B."""
+    pile = OmegaConf.load(ROOT / "configs/data/pile.yaml").data.init_args
+    caps = [
+        number(content, "data.init_args.train_tokens")
+        for _, words in trainings()
+        if "configs/data/pile.yaml" in words and (content := settings_of(words))
+    ]
+    assert min(caps) == 10e9
+    assert pile.val_fraction * min(caps) >= 1e7
+    (analysed,) = (
+        int(words[words.index("--trainer.callbacks.num_batches") + 1])
+        for words in paper_commands.commands_of("ponderlm")
+        if "--trainer.callbacks.num_batches" in words and "runs/ponder_410m/ponderlm3" in words
+    )
+    assert 0.9e7 < analysed * 4 * 2048 < pile.val_fraction * min(caps)

@@ -1,0 +1,59 @@
+"""The memory of a network is known on the meta device, and compared with the right memory."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from methods import IN_FULL
+
+from lightning_models import memory
+from lightning_models.memory import TooLargeError, host_memory, weights_size
+
+
+@pytest.mark.parametrize("method", IN_FULL, ids=lambda method: method.name)
+def test_the_size_is_that_of_the_built_network(method):
+    built = method.build(**method.alone)
+    tensors = itertools.chain(built.network.parameters(), built.network.buffers())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    model = type(built)(built.config, built.optimizer_config)
+    before = torch.get_rng_state()
+    assert weights_size(model, size) == size
+    assert weights_size(model, size // 4 + 1, share=4) == size
+    assert model.network is None
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(TooLargeError, match="is too large"):
+        weights_size(model, size - 1)
+    with pytest.raises(TooLargeError, match="each of 4 processes"):
+        weights_size(model, size // 4 - 1, share=4)
+    torch.nn.Linear(1000, size // 1000 + 1, device="meta")  # nothing is counted any more
+
+
+CGROUPS = {
+    "version 2": ("0::/job/step", {"job/memory.max": "5000", "job/step/memory.max": "max"}),
+    "own limit": ("0::/job/step", {"job/memory.max": "9000", "job/step/memory.max": "5000"}),
+    "root of a container": ("0::/", {"memory.max": "5000"}),
+    "version 1": (
+        "4:memory:/job\n3:cpu:/other",
+        {"memory/job/memory.limit_in_bytes": "5000", "memory/memory.limit_in_bytes": str(2**63)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CGROUPS)
+def test_the_smallest_limit_counts(case, tmp_path, monkeypatch):
+    line, files = CGROUPS[case]
+    contents = {"proc/self/cgroup": line, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    monkeypatch.setattr(memory, "Path", lambda name: Path(f"{tmp_path}{name}"))
+    assert host_memory() == 5000
+
+
+def test_without_cgroups_the_host_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "Path", lambda name: Path(f"{tmp_path}{name}"))
+    kilobytes = int(Path("/proc/meminfo").read_text().split()[1])
+    assert host_memory() == pytest.approx(1024 * kilobytes, rel=0.01)
+    assert host_memory() > os.sysconf("SC_PAGE_SIZE")

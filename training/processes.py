@@ -1,0 +1,111 @@
+"""Processes of a run: which rank this one is, how many were started, and that none is left over."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+
+from training.errors import LOST_LINE, LOST_PROCESS, UserError
+
+LAUNCHER = "LATENT_THINKING_LAUNCHER"
+"""Environment variable of launched ranks: the process id of rank 0, which has started them."""
+PATIENCE = 10.0
+"""Seconds that a rank has to end by itself once the process that launched it has ended."""
+
+
+def settle_processes(trainer: L.Trainer) -> None:
+    """Takes this process's rank from the trainer, and checks its processes against the launcher's.
+
+    Lightning's own choice of the process that logs and writes, ``rank_zero_only``, begins with
+    RANK or SLURM_PROCID, which pods and job steps have set for programs that are one process each.
+
+    Raises:
+        UserError: If another number of processes was started than the trainer asks for, or
+            MASTER_PORT cannot be used.
+    """
+    rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
+    environment: ClusterEnvironment | None = getattr(trainer.strategy, "cluster_environment", None)
+    _check_number(trainer, environment)
+    if environment is None or trainer.world_size == 1:
+        return
+    launches = isinstance(environment, LightningEnvironment)
+    launches = launches and not environment.creates_processes_externally
+    _check_port(binds=launches and environment.node_rank() == 0)
+    end_with_launcher()
+    if launches:
+        os.environ[LAUNCHER] = str(os.getpid())  # of the ranks that it launches
+
+
+def _check_number(trainer: L.Trainer, environment: ClusterEnvironment | None) -> None:
+    devices, nodes = trainer.num_devices, trainer.num_nodes
+    asked = f"--trainer.devices {devices} --trainer.num_nodes {nodes}"
+    if torch.distributed.is_torchelastic_launched():
+        launcher, cure = "torchrun", "--nproc_per_node"
+        rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    elif environment is None:
+        tasks = int(os.environ.get("SLURM_NTASKS") or 1)
+        if tasks > 1:
+            rank_zero_info(f"SLURM has {tasks} tasks; each trains a run of its own ({asked})")
+        return
+    else:
+        launcher, cure = type(environment).__name__.removesuffix("Environment"), "--ntasks-per-node"
+        rank, started = environment.global_rank(), environment.world_size()
+    if started == devices * nodes:
+        return
+    if rank:  # all processes see the same, and the first says it
+        sys.exit(2)
+    raise UserError(
+        f"{launcher} has started {started} processes, but {asked} is a run of {devices * nodes}; "
+        f"start as many as that ({cure}), or change trainer.devices and trainer.num_nodes"
+    )
+
+
+def _check_port(binds: bool) -> None:
+    """Checks MASTER_PORT before any process waits for another; without one, a free port is taken.
+
+    Args:
+        binds: Whether this process is the one that will listen there.
+    """
+    port = os.environ.get("MASTER_PORT")
+    if port is None:
+        return
+    cure = "set it to a free port, or unset it where --trainer.devices starts the processes"
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"MASTER_PORT ({port}) is no port from 1 to 65535; {cure}")
+    if binds:
+        try:
+            socket.create_server(("", int(port))).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UserError(f"MASTER_PORT ({port}) cannot be used: {reason}; {cure}") from error
+
+
+def end_with_launcher(patience: float = PATIENCE) -> None:
+    """Has a rank that rank 0 has launched end after that, also where it waits for others.
+
+    A rank that waits for a connection, or in a collective of NCCL, does not see that rank 0 ended.
+
+    Args:
+        patience: Seconds to end by itself.
+    """
+    launcher = os.environ.pop(LAUNCHER, None)  # not for programs that this process starts
+    if launcher is not None:
+        watch: Any = threading.Thread(
+            target=_await_end, args=(int(launcher), patience), name="launcher", daemon=True
+        )
+        watch.start()
+
+
+def _await_end(launcher: int, patience: float) -> None:
+    while os.getppid() == launcher:
+        time.sleep(0.5)
+    time.sleep(patience)
+    print(f"error: {LOST_LINE}", file=sys.stderr, flush=True)
+    os._exit(LOST_PROCESS)
