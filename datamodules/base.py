@@ -630,7 +630,8 @@ class LanguageDataModule(TextCorpus):
         return {**self.order(), "world_size": self._ranks()["world_size"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Warns where the data, or their order, are not those of the checkpoint."""
+        """Warns of data or an order unlike the checkpoint's; refuses another BOS or EOS."""
+        self._refuse_other_special_tokens(state_dict)
         if state_dict["fingerprint"] != self.fingerprint:
             rank_zero_warn(
                 f"The checkpoint was trained on the data {state_dict['fingerprint']}, this run has "

@@ -16,6 +16,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules.encoding import Continuation, most_workers
+from datamodules.json_tokenizer import special_tokens_of
 from datamodules.prepare import prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
@@ -32,8 +33,10 @@ from datamodules.tokenizers import (
     JsonTokenizer,
     Tokenizer,
     check_vocab_size,
+    file_at_hand,
     load_tokenizer,
     parse_tokenizer,
+    refuse_other_special_tokens,
     train_bpe,
 )
 
@@ -210,7 +213,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         """
         if self._spec.kind in ("bytes", "tiktoken"):
             return load_tokenizer(self._spec.name)
-        stored = self._store.tokenizer(self._spec.name) if self.store_dir.exists() else None
+        stored = self._stored_tokenizer() if self.store_dir.exists() else None
         if stored is not None:
             try:
                 return check_vocab_size(stored, self._spec)
@@ -222,6 +225,11 @@ class TextCorpus(L.LightningDataModule, ABC):
                 "prepare_data() first."
             )
         return load_tokenizer(self._spec.name)
+
+    def _stored_tokenizer(self) -> JsonTokenizer | None:
+        name = self._spec.name
+        path = file_at_hand(name)
+        return self._store.tokenizer(name, None if path is None else special_tokens_of(name, path))
 
     # Preparing
 
@@ -327,6 +335,13 @@ class TextCorpus(L.LightningDataModule, ABC):
         return self._store.stream(split, self.tokenizer.token_bytes.numpy())
 
     # For checkpoints
+
+    def _refuse_other_special_tokens(self, state_dict: Mapping[str, Any]) -> None:
+        """Raises a ValueError if a resumed run would read other special tokens than before."""
+        corpus: TextCorpus = getattr(self, "corpus", self)  # the one that has the tokenizer.json
+        saved = state_dict.get("corpus", state_dict).get("tokenizer") or {}
+        option = "data.tokenizer" if corpus is self else "data.corpus.tokenizer"
+        refuse_other_special_tokens(saved, corpus.tokenizer, corpus.cache_dir, option)
 
     def _init_args(self) -> dict[str, Any]:
         """Returns the constructor's arguments; under the CLI hparams also hold the class path."""

@@ -32,10 +32,14 @@ from datamodules.tokenizer_base import Row, Tokenizer, first_line
 MIN_BPE_ENTRIES = 257  # one entry a byte value, and EOS
 
 
-def chosen_special_tokens(name: str, path: Path) -> SpecialTokens | None:
-    """Returns the special tokens of a file; None where names alone give the same and no BOS."""
-    tokenizer = JsonTokenizer.from_file(name, path)
-    return tokenizer.special if SPECIAL_TOKENS_FILE in tokenizer.files() else None
+def special_tokens_of(name: str, path: Path) -> SpecialTokens:
+    """Returns the special tokens of a tokenizer.json and the configs next to it.
+
+    Raises:
+        ValueError: It is not UTF-8, or as in `JsonTokenizer`.
+    """
+    folder = path.parent if path.name == "tokenizer.json" else None
+    return find_special_tokens(name, _parsed(name, _read(name, path)), folder)
 
 
 class JsonTokenizer(Tokenizer):
@@ -46,6 +50,9 @@ class JsonTokenizer(Tokenizer):
         json_text: Content of the file.
         special: Its special tokens. Default: EOS by name and no BOS, the meaning of checkpoints and
             text stores of versions before special_tokens.json.
+
+    Attributes:
+        is_legacy: Whether its special tokens are those that such versions chose.
 
     Raises:
         ValueError: The file is broken or has no known end-of-text token.
@@ -59,7 +66,7 @@ class JsonTokenizer(Tokenizer):
         self.json_text = json_text
         data = _parsed(name, json_text)
         legacy = legacy_special_tokens(data)
-        self._is_legacy = special is None or special == legacy
+        self.is_legacy = special is None or special == legacy
         self.special = special = special or legacy or find_special_tokens(name, data)
         check_special_tokens(name, data, special)
         self._inner = self._build(json_text)
@@ -81,9 +88,7 @@ class JsonTokenizer(Tokenizer):
         Raises:
             ValueError: It is not UTF-8, or as in `__init__`.
         """
-        text = _read(name, path)
-        folder = path.parent if path.name == "tokenizer.json" else None
-        return cls(name, text, find_special_tokens(name, _parsed(name, text), folder))
+        return cls(name, _read(name, path), special_tokens_of(name, path))
 
     @classmethod
     def from_store(cls, name: str, folder: Path) -> "JsonTokenizer":
@@ -97,7 +102,7 @@ class JsonTokenizer(Tokenizer):
     def files(self) -> dict[str, str]:
         """Returns the text of each file that a text store keeps of this tokenizer, by name."""
         files = {"tokenizer.json": self.json_text}
-        if not self._is_legacy or self.special != self.by_names:
+        if not self.is_legacy or self.special != self.by_names:
             files[SPECIAL_TOKENS_FILE] = json.dumps(self.special.state())
         return files
 
@@ -333,7 +338,7 @@ class JsonTokenizer(Tokenizer):
     def state(self) -> dict[str, Any]:
         """Returns the whole ``tokenizer.json``, so that a checkpoint needs no other file."""
         state: dict[str, Any] = {"kind": "json", "name": self.name, "json": self.json_text}
-        return state if self._is_legacy else {**state, "special": self.special.state()}
+        return state if self.is_legacy else {**state, "special": self.special.state()}
 
     @cached_property
     def byte_pieces(self) -> frozenset[int]:
@@ -362,14 +367,19 @@ class JsonTokenizer(Tokenizer):
         return self.decode(self.encode(text))
 
     @property
-    def description(self) -> str:
-        """The chosen special tokens with their ids, and what of a text is lost, in one line."""
+    def bos_and_eos(self) -> str:
+        """The chosen special tokens with their ids, for messages."""
         bos = self.special.bos
         begins = "no BOS" if bos is None else f"BOS {bos!r} ({self.text_bos_id})"
         stops = zip(self.special.eos, self.stop_ids, strict=True)
         eos = ", ".join(f"{text!r} ({i})" for text, i in stops)
+        return f"{begins}, EOS {eos}"
+
+    @property
+    def description(self) -> str:
+        """The chosen special tokens with their ids, and how encoding changes texts, in one line."""
         changes = "" if self.text_changes is None else f"; it {self.text_changes}"
-        return f"tokenizer={self.name!r} has {begins}, EOS {eos}{changes}."
+        return f"tokenizer={self.name!r} has {self.bos_and_eos}{changes}."
 
     def _byte_counts(self) -> Sequence[int]:
         counts = [0] * self.vocab_size

@@ -42,7 +42,7 @@ import numpy as np
 
 from datamodules.json_tokenizer import JsonTokenizer
 from datamodules.readers import parse_json
-from datamodules.special_tokens import SPECIAL_TOKENS_FILE
+from datamodules.special_tokens import SPECIAL_TOKENS_FILE, SpecialTokens
 from datamodules.tokenizer_base import Tokenizer
 
 Split = Literal["train", "val", "test"]
@@ -328,11 +328,16 @@ class Store:
         """Returns how much text a split has."""
         return counts_of(self.meta["splits"][split])
 
-    def tokenizer(self, name: str) -> JsonTokenizer | None:
+    def tokenizer(self, name: str, special: SpecialTokens | None = None) -> JsonTokenizer | None:
         """Returns the stored tokenizer under a name; None where it is known by name alone.
 
+        Args:
+            name: The name.
+            special: The special tokens that the name stands for today. Default: that is not known,
+                and stores of older versions must have those that the file alone gives.
+
         Raises:
-            StoreError: Its files cannot be read.
+            StoreError: Its files cannot be read, or its special tokens are others.
         """
         if not (self.folder / "tokenizer.json").is_file():
             return None
@@ -340,9 +345,12 @@ class Store:
             tokenizer = JsonTokenizer.from_store(name, self.folder)
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(self.folder, f"tokenizer.json: {error}") from error
-        if SPECIAL_TOKENS_FILE in tokenizer.files().keys() - self._sizes.keys():
-            takes = f"this version takes {tokenizer.by_names or 'none'}"
-            raise self._outdated(name, f"special tokens are {tokenizer.special}, {takes}")
+        if special is None and SPECIAL_TOKENS_FILE in tokenizer.files().keys() - self._sizes.keys():
+            special = tokenizer.by_names
+        if special is not None and special != tokenizer.special:
+            raise self._outdated(
+                name, f"special tokens are {tokenizer.special}, today's are {special}"
+            )
         return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:

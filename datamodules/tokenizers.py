@@ -13,7 +13,6 @@ Text never becomes a special id: a document that spells out ``<|endoftext|>`` is
 13 characters.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -26,12 +25,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.json_tokenizer import (
     MIN_BPE_ENTRIES,
     JsonTokenizer,
     bpe_size,
-    chosen_special_tokens,
     train_bpe,
 )
 from datamodules.long_texts import sure_cuts
@@ -50,11 +49,15 @@ __all__ = [
     "TokenizerUnavailableError",
     "bpe_size",
     "check_vocab_size",
+    "file_at_hand",
     "first_line",
+    "keep_tokenizer",
     "load_tokenizer",
     "parse_tokenizer",
+    "refuse_other_special_tokens",
     "tokenizer_from_state",
     "train_bpe",
+    "with_other_special_tokens",
 ]
 
 
@@ -220,13 +223,15 @@ class TokenizerSpec:
     def identity(self) -> str:
         """What goes into a data fingerprint: the name, and for a local file its content.
 
-        Special tokens are part of it where they are not the ones that the file's names give.
+        Special tokens are part of it where they are not the ones that older versions chose.
         """
         if self.kind != "file":
             return self.name
         identity = f"json:{hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]}"
-        special = chosen_special_tokens(self.name, self.path)
-        return identity if special is None else f"{identity}:{json.dumps(special.state())}"
+        tokenizer = JsonTokenizer.from_file(self.name, self.path)
+        if tokenizer.is_legacy:
+            return identity
+        return f"{identity}:{json.dumps(tokenizer.special.state())}"
 
 
 def parse_tokenizer(name: str) -> TokenizerSpec:
@@ -315,10 +320,66 @@ def _download(name: str) -> Path:
             "tokenizer.json, or set HF_HOME to a folder that has it cached, or use 'bytes' or "
             "'bpe:1024'."
         ) from error
-    for file in CONFIGS:
-        with contextlib.suppress(Exception):  # most repositories lack some of them
-            huggingface_hub.hf_hub_download(name, file)  # into the same folder
+    unknown = _missing_configs(name)
+    if unknown:
+        rank_zero_warn(
+            f"tokenizer={name!r}: the hub cannot be reached, and {', '.join(unknown)} of this "
+            "repository are not cached. They may name another EOS than the one that is taken; load "
+            "the tokenizer once with a network."
+        )
     return path
+
+
+def _missing_configs(name: str) -> list[str]:
+    """Gets the configs of a hub tokenizer into the folder of its tokenizer.json.
+
+    Returns:
+        The configs of which nobody can say, without the hub, whether the repository has them.
+
+    Raises:
+        TokenizerUnavailableError: The hub has a config and does not give it.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    unknown = []
+    for file in CONFIGS:
+        try:
+            huggingface_hub.hf_hub_download(name, file)
+        except LocalEntryNotFoundError:  # neither a network nor a cached file
+            if huggingface_hub.try_to_load_from_cache(name, file) is None:
+                unknown.append(file)
+        except EntryNotFoundError:  # most repositories lack some of them
+            continue
+        except Exception as error:
+            raise TokenizerUnavailableError(
+                f"tokenizer={name!r}: could not get {file}, which names its special tokens, from "
+                f"the hub ({type(error).__name__}: {first_line(error)}). Try again, or pass the "
+                "path of a local folder with tokenizer.json and this file."
+            ) from error
+    return unknown
+
+
+def file_at_hand(name: str) -> Path | None:
+    """Returns the tokenizer.json of a file, a folder, or a hub name whose file is cached.
+
+    Only configs that are not cached yet are downloaded; None where that fails, and for tokenizers
+    that are known by name alone or trained.
+    """
+    spec = parse_tokenizer(name)
+    if spec.kind == "file":
+        return spec.path
+    if spec.kind != "hub":
+        return None
+    import huggingface_hub
+
+    path = huggingface_hub.try_to_load_from_cache(name, "tokenizer.json")
+    if not isinstance(path, str):
+        return None
+    try:
+        return None if _missing_configs(name) else Path(path)
+    except TokenizerUnavailableError:
+        return None
 
 
 def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
@@ -335,6 +396,63 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
             f"tokenizer state of kind {state.get('kind')!r} is broken ({error}); take another "
             "checkpoint."
         ) from error
+
+
+def with_other_special_tokens(state: Mapping[str, Any], used: Tokenizer) -> JsonTokenizer | None:
+    """Returns a saved tokenizer whose file is the one in use but whose BOS or EOS differs.
+
+    Args:
+        state: `Tokenizer.state` of the saved one.
+        used: The tokenizer in use.
+    """
+    if not isinstance(used, JsonTokenizer) or state.get("json") != used.json_text:
+        return None
+    saved = tokenizer_from_state(state)
+    if isinstance(saved, JsonTokenizer) and saved.special != used.special:
+        return saved
+    return None
+
+
+def refuse_other_special_tokens(
+    state: Mapping[str, Any], used: Tokenizer, cache_dir: Path, option: str
+) -> None:
+    """Refuses to go on with another BOS or EOS of the same file than before.
+
+    Args:
+        state: `Tokenizer.state` from before.
+        used: The tokenizer in use.
+        cache_dir: Gets a folder of the tokenizer from before, for the cure.
+        option: The option that names the tokenizer.
+
+    Raises:
+        ValueError: They differ; the message names both and the cure.
+    """
+    saved = with_other_special_tokens(state, used)
+    if saved is None or not isinstance(used, JsonTokenizer):
+        return
+    path = keep_tokenizer(saved, cache_dir.absolute())
+    raise ValueError(
+        f"tokenizer={used.name!r} has {used.bos_and_eos}, but the checkpoint was trained with "
+        f"{saved.bos_and_eos}: the rest of the run would read other text. Set --{option} {path} "
+        "--on_conflict typed to go on with the checkpoint's special tokens, or start a new run."
+    )
+
+
+def keep_tokenizer(tokenizer: JsonTokenizer, cache_dir: Path) -> Path:
+    """Writes a tokenizer and its special tokens into a folder of `cache_dir`.
+
+    Returns:
+        Its tokenizer.json, which `load_tokenizer` reads with the same special tokens.
+    """
+    files = tokenizer.files()
+    digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:16]
+    folder = cache_dir / "tokenizers" / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in reversed(files.items()):  # tokenizer.json is there last
+        unfinished = folder / f".{file}.{os.getpid()}.tmp"
+        unfinished.write_bytes(text.encode("utf-8"))
+        unfinished.replace(folder / file)
+    return folder / "tokenizer.json"
 
 
 def _from_state(state: Mapping[str, Any]) -> Tokenizer:

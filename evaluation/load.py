@@ -5,7 +5,6 @@ models of ``transformers``. The ``describe_`` functions return the provenance of
 """
 
 import dataclasses
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,13 +23,16 @@ from datamodules import (
     StoreError,
     TextCorpus,
     Tokenizer,
-    load_tokenizer,
     tokenizer_from_state,
 )
 from datamodules.sentences.tokenizer import MARKERS
 from datamodules.store import Split, TokenStream
-from datamodules.tokenizers import JsonTokenizer
-from evaluation.output import write_text
+from datamodules.tokenizers import (
+    JsonTokenizer,
+    file_at_hand,
+    keep_tokenizer,
+    with_other_special_tokens,
+)
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 from lightning_models.memory import (
@@ -275,13 +277,9 @@ def _with_tokenizer(
     if not lost:
         return dict(init_args)
     tokenizer = tokenizer_from_state(saved)
-    files = tokenizer.files() if isinstance(tokenizer, JsonTokenizer) else {}
-    digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:16]
-    folder = Path(init_args.get("cache_dir", "data_cache")).expanduser() / "tokenizers" / digest
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in reversed(files.items()):
-        write_text(folder / file, text)
-    return {**init_args, "tokenizer": str(folder / "tokenizer.json")}
+    assert isinstance(tokenizer, JsonTokenizer)  # as its kind says
+    cache_dir = Path(init_args.get("cache_dir", "data_cache")).expanduser()
+    return {**init_args, "tokenizer": str(keep_tokenizer(tokenizer, cache_dir))}
 
 
 def _is_lost(saved: Mapping[str, Any], fingerprint: str) -> bool:
@@ -292,15 +290,17 @@ def _is_lost(saved: Mapping[str, Any], fingerprint: str) -> bool:
         fingerprint: Text that the checkpoint was trained on; it says whether the tokenizer was a
             file or folder, whose name can look like one of the hub.
     """
-    path = Path(saved["name"]).expanduser()
-    if not path.exists():
-        return saved["name"].endswith(".json") or "-json-" in fingerprint
-    if "special" in saved:
+    name = saved["name"]
+    is_there = Path(name).expanduser().exists()
+    if not is_there and (name.endswith(".json") or "-json-" in fingerprint):
+        return True
+    if is_there and "special" in saved:
         return False
-    now, before = load_tokenizer(saved["name"]), tokenizer_from_state(saved)
-    if not isinstance(now, JsonTokenizer) or now.json_text != saved["json"]:
-        return False  # another tokenizer, which `check_meaning` names
-    return (now.text_bos_id, now.stop_ids) != (before.text_bos_id, before.stop_ids)
+    path = file_at_hand(name)
+    # another tokenizer is named by `check_meaning`
+    return path is not None and bool(
+        with_other_special_tokens(saved, JsonTokenizer.from_file(name, path))
+    )
 
 
 def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:

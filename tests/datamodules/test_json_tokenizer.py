@@ -3,11 +3,17 @@
 Expected ids are those that ``AutoTokenizer`` or the ``tokenizers`` library give.
 """
 
+import hashlib
 import json
 import re
+import shutil
+import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers as hf
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from tokenizer_files import begun, byte_level, pieces, unigram, word_pieces
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -15,6 +21,7 @@ from datamodules import LocalText
 from datamodules.store import StoreError
 from datamodules.tokenizers import (
     JsonTokenizer,
+    TokenizerUnavailableError,
     load_tokenizer,
     parse_tokenizer,
     tokenizer_from_state,
@@ -444,3 +451,130 @@ def test_an_older_store_of_a_hub_tokenizer_is_refused_by_name(write, tmp_path, m
     again = LocalText(tokenizer="somebody/something", **options)
     with pytest.raises(StoreError, match=r"older version with tokenizer='somebody/something'"):
         again.evaluation_source("val")
+
+
+def as_older(store_dir):
+    """Makes a store one of a version that knew no BOS and kept no special_tokens.json."""
+    meta = json.loads((store_dir / "meta.json").read_text())
+    (store_dir / "special_tokens.json").unlink()
+    del meta["checksums"]
+    (store_dir / "meta.json").write_text(json.dumps(meta))
+
+
+def test_an_older_store_opens_only_for_the_special_tokens_that_it_was_made_with(write, tmp_path):
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "the cat"}\n' * 30)
+    options = {"data_files": str(text), "cache_dir": str(tmp_path / "cache"), "block_size": 4}
+    folder = write(begun(plain(), "<s>"), special_tokens={"bos": None, "eos": ["</s>"]})
+    file = folder / "tokenizer.json"
+    older = LocalText(tokenizer=str(folder), **options)
+    # the identity that versions without special tokens gave the file, from its bytes alone
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    assert parse_tokenizer(str(file)).identity == f"json:{digest}"
+    older.prepare_data()
+    as_older(older.store_dir)
+    made = (older.store_dir / "meta.json").stat().st_mtime_ns
+
+    again = LocalText(tokenizer=str(file), **options)
+    again.prepare_data()
+    assert (again.tokenizer.text_bos_id, again.tokenizer.stop_ids) == (None, (257,))
+    stream = again.stream("train")
+    assert 256 not in stream.gather(np.arange(len(stream)))
+    assert (again.store_dir / "meta.json").stat().st_mtime_ns == made
+
+    (folder / "special_tokens.json").unlink()
+    begins = LocalText(tokenizer=str(file), **options)
+    begins.prepare_data()
+    assert begins.store_dir != again.store_dir
+    assert (begins.tokenizer.text_bos_id, begins.tokenizer.stop_ids) == (256, (257,))
+    assert begins.stream("train").gather(np.arange(1)).tolist() == [256]
+
+
+# ---- hub tokenizers, whose name stands for configs too
+
+
+class Repository:
+    """A model's files on the hub, and those of them that are cached."""
+
+    def __init__(self, folder, cached):
+        self.folder, self.cached = folder, cached
+        self.network = True
+        self.error = None
+        self.absent = set()  # files of which the cache knows that there are none
+
+    def download(self, _, file):
+        if file in self.cached:
+            return str(self.folder / file)
+        if not self.network:
+            raise LocalEntryNotFoundError("not cached")
+        if self.error is not None and file != "tokenizer.json":
+            raise self.error
+        if not (self.folder / file).is_file():
+            self.absent.add(file)
+            raise EntryNotFoundError("404: not in the repository")
+        self.cached.add(file)
+        return str(self.folder / file)
+
+    def look(self, _, file):
+        if file in self.cached:
+            return str(self.folder / file)
+        return object() if file in self.absent else None
+
+
+@pytest.fixture
+def repository(write, tmp_path, monkeypatch):
+    """A repository of which only tokenizer.json is cached; its EOS is not the one by name."""
+    folder = write(byte_level("<|im_end|>", EOT))
+    online = Repository(folder, {"tokenizer.json"})
+    (tmp_path / "snapshot").mkdir()
+
+    def download(name, file):
+        path = Path(online.download(name, file))
+        target = tmp_path / "snapshot" / path.name
+        shutil.copy(path, target)
+        return str(target)
+
+    def look(name, file):
+        found = online.look(name, file)
+        return str(tmp_path / "snapshot" / file) if isinstance(found, str) else found
+
+    (folder / "generation_config.json").write_text('{"eos_token_id": [256, 257]}')
+    shutil.copy(folder / "tokenizer.json", tmp_path / "snapshot")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", look)
+    return online
+
+
+def test_a_hub_tokenizer_without_its_configs_is_warned_of(repository):
+    repository.network = False
+    with pytest.warns(UserWarning, match="generation_config.json, config.json, tok") as said:
+        assert load_tokenizer("somebody/something").stop_ids == (257,)  # by name
+    assert len(said) == 1
+    repository.network = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_tokenizer("somebody/something").stop_ids == (256, 257)
+        repository.network = False  # the cache now knows which configs there are
+        assert load_tokenizer("somebody/something").stop_ids == (256, 257)
+
+
+def test_a_config_that_the_hub_does_not_give_is_an_error(repository):
+    repository.error = ConnectionError("503: try later")
+    with pytest.raises(TokenizerUnavailableError, match=r"generation_config\.json, .*503: try la"):
+        load_tokenizer("somebody/something")
+
+
+def test_a_hub_store_of_other_special_tokens_is_refused(repository, tmp_path):
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "the cat"}\n' * 30)
+    options = {"data_files": str(text), "cache_dir": str(tmp_path / "cache"), "block_size": 4}
+    repository.network = False
+    offline = LocalText(tokenizer="somebody/something", **options)
+    with pytest.warns(UserWarning, match="hub cannot be reached"):
+        offline.prepare_data()
+    same = LocalText(tokenizer="somebody/something", **options)
+    assert same.tokenizer.stop_ids == (257,)  # the store's own
+    repository.network = True
+    online = LocalText(tokenizer="somebody/something", **options)
+    with pytest.raises(StoreError, match=r"'somebody/something'.*<\|im_end\|>.*Delete the folder"):
+        online.evaluation_source("val")

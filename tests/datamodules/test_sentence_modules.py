@@ -1,10 +1,14 @@
 """`Sentences` and `SentenceWindows` as data modules: arguments, order, command line."""
 
+import re
+
 import pytest
 import torch
 import yaml
+from tokenizer_files import begun, byte_level
 
 from datamodules import LocalText, Sentences, SentenceWindows
+from datamodules.tokenizers import load_tokenizer
 from training import LatentCLI
 
 
@@ -36,6 +40,26 @@ def test_sizes_are_known_without_preparing(stories, tmp_path):
     assert (data.vocab_size, data.block_size) == (50260, 67)
     assert Sentences(corpus=inner, max_sentence_tokens=32).block_size == 35
     assert (data.batch_size, data.eval_batch_size, data.batch_tokens) == (64, 64, 8192)
+
+
+def test_a_checkpoint_with_other_special_tokens_of_the_inner_corpus_is_refused(stories, tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    begun(byte_level("<s>", "</s>"), "<s>").save(str(folder / "tokenizer.json"))
+    inner = LocalText(data_files=str(stories), tokenizer=str(folder), cache_dir=str(tmp_path))
+    data = Sentences(corpus=inner)
+    data.prepare_data()
+    state = data.state_dict()
+    data.load_state_dict(state)
+    for part in (state["tokenizer"]["inner"], state["corpus"]["tokenizer"]):
+        part.pop("special")  # as versions wrote it that knew no BOS
+    expected = (
+        r"has BOS '<s>' \(256\), .* was trained with no BOS, .*--data\.corpus\.tokenizer (\S+)"
+    )
+    with pytest.raises(ValueError, match=expected) as refused:
+        data.load_state_dict(state)
+    cure = re.search(expected, str(refused.value))[1]
+    assert load_tokenizer(cure).text_bos_id is None
 
 
 def test_the_order_has_all_that_decides_a_batch(stories):

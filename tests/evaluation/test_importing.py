@@ -275,6 +275,21 @@ def test_an_older_checkpoint_keeps_its_special_tokens(with_bos, train_checkpoint
     check_meaning(data.tokenizer, older, "the tokenizer")
 
 
+def test_an_older_checkpoint_of_a_hub_tokenizer_keeps_its_special_tokens(
+    with_bos, train_checkpoint, corpus, monkeypatch
+):
+    def cached(_, file):
+        return str(with_bos / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", cached)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
+    options = {**corpus, "tokenizer": "somebody/something"}
+    path = train_checkpoint(with_bos.parent / "trained.ckpt", LocalText(**options))
+    data = build_data(as_older(path))
+    data.prepare_data()
+    assert (data.tokenizer.text_bos_id, data.tokenizer.stop_ids) == (None, (257,))
+
+
 def test_a_tokenizer_with_another_beginning_is_refused(with_bos, train_checkpoint, corpus, fails):
     (with_bos / "generation_config.json").write_text('{"eos_token_id": 257}')
     name = str(with_bos / "tokenizer.json")

@@ -2,11 +2,13 @@
 
 import errno
 import os
+import re
 import shutil
 import warnings
 
 import pytest
 import torch
+from tokenizer_files import begun, byte_level
 
 from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from tests.training.conftest import checkpoint_folder, load
@@ -243,3 +245,39 @@ def test_a_resumed_run_has_one_last(fit, own_run, tmp_path, case):
             assert fit(root, *arguments, bare=True) == 0
         assert load(folder / "last.ckpt")["global_step"] == steps
     assert [path.name for path in folder.glob("last*")] == ["last.ckpt"]
+
+
+def test_an_older_checkpoint_does_not_go_on_with_other_special_tokens(
+    fit, model_arguments, text_file, tmp_path, capsys
+):
+    """Texts began with no BOS and ended with ``</s>``; the folder now says otherwise."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    begun(byte_level("<s>", "</s>", "<|stop|>"), "<s>").save(str(folder / "tokenizer.json"))
+    before = folder / "special_tokens.json"  # what versions without such a file did
+    before.write_text('{"bos": null, "eos": ["</s>"]}')
+    data = ["--data=datamodules.LocalText", "--data.block_size=32", "--data.batch_size=4"]
+    data += [f"--data.data_files={text_file}", f"--data.tokenizer={folder}/tokenizer.json"]
+    data += [f"--data.cache_dir={tmp_path}/cache"]
+    root = tmp_path / "runs"
+    assert fit(root, *data, *model_arguments, "--trainer.max_steps=4", bare=True) == 0
+    path = checkpoint_folder(root) / "last.ckpt"
+    whole = load(path)
+    assert "special" not in whole["LocalText"]["tokenizer"]
+    before.unlink()
+    (folder / "generation_config.json").write_text('{"eos_token_id": [258, 257]}')
+
+    resumed = ("--ckpt_path=last", "--trainer.max_steps=6")
+    capsys.readouterr()
+    assert fit(root, *resumed, bare=True) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith(f"error: tokenizer='{folder}/tokenizer.json' has BOS '<s>' (256), EOS ")
+    assert "'<|stop|>' (258), '</s>' (257), but the checkpoint was trained with no BOS, EOS" in line
+    (cure,) = re.findall(r"--data\.tokenizer \S+ --on_conflict typed", line)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The checkpoint was trained on the data")
+        assert fit(root, *resumed, *cure.split(), bare=True) == 0
+    after = load(path)
+    assert after["global_step"] == 6
+    assert after["LocalText"]["fingerprint"] == whole["LocalText"]["fingerprint"]
