@@ -13,7 +13,7 @@ READY := $(VENV)/.installed
 DEMO := runs/demo
 STEPS := 300
 
-.PHONY: install demo demo-full study suite tune test test-slow test-gpu bench-gpu check docs clean
+.PHONY: install demo demo-full study suite tune test test-slow test-gpu test-scatter bench-gpu check docs clean
 
 install: $(READY)
 
@@ -74,8 +74,15 @@ test-slow: $(READY)
 test-gpu: $(READY)
 	$(RUN) -m pytest -m gpu
 
-# What the pages of docs/results say of a GPU, measured and written to them in 25 minutes at most. A trial
-# without one: ARGS='--device cpu --tiny'.
+# The tests of torch-scatter, which is compiled for minutes and installed nowhere else.
+test-scatter: $(VENV)/.scatter
+	PYTHONPATH=$(VENV)/.scatter $(RUN) -m pytest tests/layers/test_segments.py
+
+$(VENV)/.scatter: $(READY)
+	$(PIP) install --quiet --no-build-isolation --no-deps --target $@ 'torch-scatter>=2.1'
+
+# What the pages of docs/results say of a GPU, measured and written to them in 65 minutes at most; the
+# first half hour has what counts most. A trial without one: ARGS='--device cpu --tiny'.
 bench-gpu: $(READY)
 	$(RUN) -m benchmarks.gpu $(ARGS)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from evaluation.output import check_target, write_text
 from lightning_models import LanguageModel, TransformerLM
+from lightning_models.runtime import choose_kernels
 
 Options = argparse.Namespace
 Table = Callable[[Options], Iterator[dict[str, Any]]]
@@ -228,6 +229,7 @@ def run(
     """
     parser.add_argument("--only", nargs="+", choices=tables, default=list(default or tables))
     options = parser.parse_args()
+    choose_kernels()
     if options.memory is not None:
         assert build_step is not None
         asked = Options(**json.loads(options.memory))

@@ -92,6 +92,20 @@ def check_least(name: str, value: float | None, least: int) -> None:
         raise ValueError(f"{name} ({value}) must be at least {least}")
 
 
+class AsksAllRanks(L.Callback):
+    """A callback with a question to all ranks at each optimiser step of several processes.
+
+    ``NonFinite`` puts it, in the exchange that it needs anyway.
+    """
+
+    def question(self) -> list[float]:
+        """Returns this rank's numbers, as many on every rank."""
+        return []
+
+    def answer(self, totals: list[float]) -> None:
+        """Takes the sums of the numbers over all ranks, before the optimiser's step."""
+
+
 class AgreedEnd(Exception):  # noqa: N818 - some are no errors
     """An end of the program that every rank raises at the same place; rank 0 reports it."""
 

@@ -1,16 +1,19 @@
 """Gradient norms, and the guard against steps and weights that are not finite."""
 
+import itertools
 import math
 from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from callbacks.hooks import (
     AgreedEnd,
+    AsksAllRanks,
     checkpoint_to_resume,
     gather,
     has_scaler,
@@ -113,7 +116,7 @@ class NonFinite(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Looks at losses and gradient, the only wait for the device at every step.
+        """Looks at losses and gradient, the only wait for the device, and for others, at a step.
 
         Raises:
             NonFiniteError: if they are not finite and the step is not to be skipped; if the
@@ -126,13 +129,7 @@ class NonFinite(L.Callback):
         settings = _describe_settings(trainer, optimizer)
         if settings:
             raise NonFiniteError(f"{_untouched(trainer, optimizer, settings)} {_cure(trainer)}")
-        numbers = torch.stack(values).tolist() if values else []
-        finite = all(map(math.isfinite, numbers))
-        loss = sum(numbers[: len(step)]) / len(step) if step and finite else 0.0
-        if trainer.world_size > 1:  # one exchange for both questions
-            found = torch.tensor([loss / trainer.world_size, not finite], device=pl_module.device)
-            loss, refused = trainer.strategy.reduce(found, reduce_op="sum").tolist()
-            finite = not refused
+        loss, finite = _agree(trainer, values, len(step))
         if finite:
             self._in_a_row = 0
             if self._usual is not None and step and self._usual.exceeded_by(loss):
@@ -256,6 +253,37 @@ def weights_are_finite(trainer: L.Trainer) -> bool:
     norm = torch.nn.utils.get_total_norm(weights)  # finite: all are; it can overflow otherwise
     finite = bool(norm.isfinite()) or all(bool(weight.isfinite().all()) for weight in weights)
     return not trainer.strategy.reduce_boolean_decision(not finite, all=False)
+
+
+def _agree(trainer: L.Trainer, values: list[Tensor], losses: int) -> tuple[float, bool]:
+    """Returns the mean loss of all ranks, and whether all values of all ranks are finite.
+
+    One exchange, with one wait for it, also answers the questions of other callbacks.
+
+    Args:
+        trainer: of the run.
+        values: scalars of this rank.
+        losses: how many of them, from the first, are losses.
+    """
+    if trainer.world_size == 1:
+        here = torch.stack(values).tolist() if values else []
+        finite = all(map(math.isfinite, here))
+        return sum(here[:losses]) / losses if losses and finite else 0.0, finite
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    asking = [callback for callback in callbacks if isinstance(callback, AsksAllRanks)]
+    questions = [callback.question() for callback in asking]
+    device = trainer.strategy.root_device
+    numbers = torch.stack(values) if values else torch.zeros(1, device=device)
+    loss = numbers[:losses].mean() if losses else numbers.new_zeros(())
+    own = torch.stack((loss / trainer.world_size, (~numbers.isfinite()).any().to(loss.dtype)))
+    asked = torch.tensor(list(itertools.chain(*questions)), dtype=own.dtype)
+    found = torch.cat((own, asked.to(device, non_blocking=True)))  # the list is not waited for
+    dist.all_reduce(found)  # Lightning's own reduction would wait at a barrier first
+    total, refused, *answers = found.tolist()
+    remaining = iter(answers)
+    for callback, question in zip(asking, questions, strict=True):
+        callback.answer(list(itertools.islice(remaining, len(question))))
+    return total, not refused
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.checkpointing import SaveCheckpoints
-from callbacks.hooks import AgreedEnd, in_accumulation
+from callbacks.hooks import AgreedEnd, AsksAllRanks, in_accumulation
 
 SAME_REQUEST_SECONDS = 1.0
 
@@ -34,14 +34,17 @@ LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)
 """Signals that stay ignored where the program began so: background jobs of a script, and nohup."""
 
 
-class Termination(L.Callback):
+class Termination(AsksAllRanks):
     """Ends training on a signal of ``ENDING`` as if it had never run past its last checkpoint.
 
     The optimiser step in work is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
-    on all ranks at the same step whichever of them was asked. A validation is left at its next
-    batch, after a ``last.ckpt`` from which ``PendingValidation`` begins it again; only where it
-    falls between two accumulated micro-batches of several ranks, whose gradients a checkpoint does
-    not hold in every bit, its end and that of the step are waited for. A second SIGINT ends the
+    on all ranks at the same step whichever of them was asked. Several ranks finish the next step,
+    too, if the signal comes after the exchange in which ``NonFinite`` asks all of them.
+
+    A validation is left at its next batch, after a ``last.ckpt`` from which ``PendingValidation``
+    begins it again; only where it falls between two accumulated micro-batches of several ranks,
+    whose gradients a checkpoint does not hold in every bit, its end and that of the step are waited
+    for. A second SIGINT ends the
     process at once, as does a SIGTERM more than a second after the first signal; an earlier one is
     the same request (``timeout`` and launchers signal the process and its group). A run that ends
     by itself in the meantime ends as always. SIGHUP says that the terminal was closed: what would
@@ -73,7 +76,16 @@ class Termination(L.Callback):
         self._asked: int | None = None  # the signal
         self._asked_at = 0.0
         self._ending: signal.Signals | None = None  # the one that all ranks have agreed on
+        self._ranks: list[float] | None = None  # that got each signal of ENDING, where all said so
         self._terminals: list[int] = []  # standard streams that were one when training started
+
+    def question(self) -> list[float]:
+        """Says which signal of ``ENDING`` this rank got."""
+        return [float(self._asked == number) for number in ENDING]
+
+    def answer(self, totals: list[float]) -> None:
+        """Keeps the number of ranks that got each signal until the end of the batch."""
+        self._ranks = totals
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listens from now on; the trainer puts the former handler back when it ends."""
@@ -143,10 +155,14 @@ class Termination(L.Callback):
         """Decides with all ranks, which are at the same batch; nothing to wait for on one rank."""
         if self._ending:
             return
-        any_rank = partial(trainer.strategy.reduce_boolean_decision, all=False)
-        if any_rank(self._asked is not None):
-            asked = [number for number in ENDING if any_rank(self._asked == number)]
-            self._ending = asked[0]
+        ranks, self._ranks = self._ranks, None
+        if ranks is None:  # in a validation, or without NonFinite
+            any_rank = partial(trainer.strategy.reduce_boolean_decision, all=False)
+            asked = any_rank(self._asked is not None)
+            ranks = [float(asked and any_rank(self._asked == number)) for number in ENDING]
+        asked_for = [number for number, count in zip(ENDING, ranks, strict=True) if count]
+        if asked_for:
+            self._ending = asked_for[0]
             step, name = trainer.global_step, self._ending.name
             rank_zero_info(f"{name}: writing a checkpoint after step {step}, then ending")
 

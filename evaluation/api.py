@@ -33,6 +33,7 @@ from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Which
 from lightning_models.generation import SamplingConfig, generate_steps, written_text
 from lightning_models.outputs import Likelihood
+from lightning_models.runtime import choose_kernels
 
 ANALYSES: tuple[Callable[[], Analysis], ...] = (
     ForkAnalysis,
@@ -85,7 +86,7 @@ def load(
         path: a checkpoint file, or the folder of a run.
         which: of a folder's run the furthest checkpoint, or the best one.
         device: where it runs; 'auto' takes a GPU if there is one.
-        precision: of the matrix products; 'bf16' rounds them, weights stay float32.
+        precision: of the matrix products, '32', 'tf32' or 'bf16'; weights stay float32.
         changes: fields of the method's config to set to other values than in training, such as
             ``{"inner_steps": 4}``.
         tokenizer: name of the tokenizer, for checkpoints that name none.
@@ -110,6 +111,7 @@ def load(
         tokenizer=tokenizer,
         packages=list(packages),
     )
+    choose_kernels()
     checkpoint, model, own_tokenizer = load_with_tokenizer(settings)
     return LoadedModel(checkpoint, model, own_tokenizer, precision)
 

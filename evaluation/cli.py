@@ -126,12 +126,16 @@ def _run(argv: Sequence[str]) -> None:
     from lightning.pytorch.utilities import rank_zero_only  # the command has imported both
 
     from evaluation.arguments import check_numbers
+    from lightning_models.runtime import choose_kernels
 
     # whatever RANK or SLURM_PROCID say
     rank_zero_only.rank = 0  # type: ignore[attr-defined]
     module, _ = COMMANDS[settings.command]
-    check_numbers(settings[settings.command])
-    importlib.import_module(f"evaluation.{module}").run(settings[settings.command])
+    options = settings[settings.command]
+    check_numbers(options)
+    if "cudnn_attention" in options:  # commands that run models
+        choose_kernels(cudnn_attention=options.cudnn_attention)
+    importlib.import_module(f"evaluation.{module}").run(options)
 
 
 def _parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:

@@ -7,8 +7,8 @@ models of ``transformers``. The ``describe_`` functions return the provenance of
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -47,7 +47,7 @@ from lightning_models.recipe import resolve_class
 from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
 
 Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["32", "bf16"]
+Precision = Literal["32", "tf32", "bf16"]
 
 
 def pick_device(name: Device) -> torch.device:
@@ -63,10 +63,21 @@ def pick_device(name: Device) -> torch.device:
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """Returns the context of a precision: weights stay float32, bf16 rounds matrix products."""
-    if precision == "32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    """Returns the context of a precision of matrix products; weights stay float32."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return float32_products(precision)
+
+
+@contextmanager
+def float32_products(precision: Precision) -> Iterator[None]:
+    """Computes products of float32 matrices in TF32 where ``precision`` is tf32, else exactly."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # ---- model
@@ -550,6 +561,7 @@ class Pretrained:
 
     Attributes:
         source: the same.
+        precision: the same.
         model: the ``transformers`` model, in eval mode.
         tokenizer: the ``transformers`` tokenizer.
         start: the BOS that the tokenizer puts before texts by itself, or nothing.
@@ -573,7 +585,7 @@ class Pretrained:
         named = f"{key} ({source})"
         kind = "causal language model" if head == "causal" else "model"
         other = f"the folder of a saved {kind} with its tokenizer"
-        self.source = source
+        self.source, self.precision = source, precision
         self.tokenizer: Any = read_pretrained(
             AutoTokenizer, source, "tokenizer", named, other=other
         )
@@ -582,7 +594,7 @@ class Pretrained:
             named,
             other=other,
             head=head,
-            dtype=torch.float32 if precision == "32" else torch.bfloat16,
+            dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         )
         self.model: Any = model.eval().to(device)
         first, bos = self.tokenizer("a")["input_ids"][:1], self.tokenizer.bos_token_id

@@ -29,6 +29,7 @@ from evaluation.load import (
     build_data,
     count_train_tokens,
     describe_asked,
+    float32_products,
     non_embedding_parameters,
     pick_device,
 )
@@ -175,7 +176,7 @@ class HubModel(Pretrained):
                 f"hf: a prompt has {prompts.shape[1]} tokens and the model's context "
                 f"{self.context}; take one with a longer context"
             )
-        with torch.inference_mode():
+        with torch.inference_mode(), float32_products(self.precision):
             logits = self.model(input_ids=prompts.to(self.model.device)).logits[:, -1]
         log_probs: Tensor = logits.float().log_softmax(dim=-1).cpu()
         return log_probs

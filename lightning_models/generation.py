@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_models.runtime import in_eval_mode, seeded_generator
+from lightning_models.runtime import in_eval_mode, on_device, seeded_generator, uncompiled
 
 
 class Decoder(Protocol):
@@ -132,11 +132,11 @@ def generate_steps(
         raise ValueError("prompts must hold at least one token each; start with the EOS token")
     if max_new_tokens < 1:
         return
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
+    lengths = on_device([len(prompt) for prompt in prompts], device)
+    padded = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.int64)
     for row, prompt in enumerate(prompts):
         padded[row, : len(prompt)] = torch.as_tensor(prompt)
-    padded = padded.to(device)
+    padded = on_device(padded, device)
     tokens = padded.gather(1, lengths[:, None] - 1)[:, 0]
     numbers = range(first_row, first_row + len(prompts)) if streams is None else streams
     keys = [(sampling.seed, number) for number in numbers]
@@ -168,7 +168,7 @@ def generate_steps(
         if not keep:
             break
         if len(keep) < len(rows):
-            index = torch.tensor(keep, dtype=torch.int64, device=device)
+            index = on_device(keep, device, torch.int64)
             cache.select(index)
             tokens, rows = tokens[index], [rows[i] for i in keep]
 
@@ -209,7 +209,7 @@ class Sampler:
             for row, flag in zip(rows, flags, strict=True)
         ]
         ids, cumulative = self._distribution(logits)
-        level = torch.tensor(draws, dtype=torch.float64, device=logits.device) * cumulative[:, -1]
+        level = on_device(draws, logits.device, torch.float64) * cumulative[:, -1]
         place = torch.searchsorted(cumulative, level[:, None], right=True)
         place = place.clamp(max=cumulative.shape[1] - 1)
         return ids.gather(1, place)[:, 0]
@@ -306,7 +306,12 @@ class ContinuesText:
             ValueError: if a prompt is empty.
         """
         model: Any = self
-        with in_eval_mode(model), model.gathered(), model.precision_context():
+        with (
+            in_eval_mode(model),
+            model.gathered(),
+            model.precision_context(),
+            uncompiled(model.compile_network),  # a cache has another length for each token
+        ):
             return generate(
                 model,
                 prompts,

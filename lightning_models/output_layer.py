@@ -65,7 +65,7 @@ def token_chunks(owner: Tensor) -> list[TokenChunk]:
     marks = torch.arange(0, len(owner), size, device=owner.device)
     starts = torch.searchsorted(owner, owner[marks])  # back to the token's first state
     starts = torch.unique_consecutive(starts)
-    stops = torch.cat((starts[1:], starts.new_tensor([len(owner)])))
+    stops = torch.cat((starts[1:], starts.new_full((1,), len(owner))))
     table = torch.stack((starts, stops, owner[starts], owner[stops - 1]), dim=1)
     return [
         TokenChunk(slice(start, stop), first, last - first + 1)

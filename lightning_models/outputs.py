@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torchmetrics import Metric
 
+from lightning_models.runtime import on_device
+
 Likelihood = Literal["exact", "lower_bound", "estimate", "noncausal"]
 
 
@@ -123,8 +125,8 @@ class Ratio(Metric):
     def update(self, numerator: Tensor, denominator: Tensor | float) -> None:
         """Adds one batch: two sums (scalars, or tensors whose elements are summed)."""
         self.numerator += torch.as_tensor(numerator, dtype=torch.float64).detach().sum()
-        count = torch.as_tensor(denominator, dtype=torch.float64).detach().sum()
-        self.denominator += count.to(self.denominator.device)
+        device = self.denominator.device
+        self.denominator += on_device(denominator, device, torch.float64).detach().sum()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
         """Follows the module to its device, but not to its dtype: bf16 sums stop at 256."""
@@ -210,7 +212,7 @@ class StepMeans:
     def add(self, name: str, numerator: Tensor, denominator: Tensor | float = 1.0) -> None:
         """Adds one micro-batch's sum and what it is to be divided by (a tensor's sum)."""
         top = numerator.detach().double().sum()
-        bottom = torch.as_tensor(denominator, dtype=torch.float64, device=top.device).detach().sum()
+        bottom = on_device(denominator, top.device, torch.float64).detach().sum()
         pair = torch.stack((top, bottom))
         if name in self._sums:
             pair = self._sums[name].to(pair.device) + pair  # restored sums lie on the CPU
@@ -297,7 +299,7 @@ def _share(
     if totals and term.over is not None:
         counted = _counted(name, term.over, totals)
         return world_size * accumulate / counted if counted else 0.0
-    normaliser = torch.as_tensor(term.normaliser, device=device)
+    normaliser = on_device(term.normaliser, device)
     share = accumulate / totals.get("micro_batches", accumulate) / normaliser
     return torch.where(normaliser > 0, share, 0.0)
 

@@ -1,17 +1,17 @@
-"""Random generators with keys, gradients within evaluation, checkpointing, sharded parameters.
+"""Kernels, random generators with keys, gradients in evaluation, checkpointing, sharded parameters.
 
 A generator's stream depends on what it is for, not on what was drawn before.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -19,6 +19,55 @@ from torch.utils.checkpoint import (
 )
 
 from lightning_models.layers.recording import is_recording
+
+MatmulPrecision = Literal["highest", "high", "medium"]
+MATMUL_PRECISION_HELP = (
+    "Products of float32 matrices: highest in float32; high in TF32, several times faster on GPUs "
+    "since Ampere, with relative errors up to 1e-3; medium in bf16. Products under autocast "
+    "(bf16-mixed) stay as they are."
+)
+CUDNN_ATTENTION_HELP = (
+    "Whether attention may take cuDNN's kernels, which PyTorch prefers on recent GPUs. They plan "
+    "anew for each shape and, before cuDNN 9.26, have nan gradients with masks; of use to methods "
+    "of one shape without masks."
+)
+
+
+def choose_kernels(
+    matmul_precision: MatmulPrecision | None = None, *, cudnn_attention: bool = False
+) -> None:
+    """Sets which kernels this process takes; train.py, evaluate.py and benchmarks begin with it.
+
+    Args:
+        matmul_precision: Precision of products of float32 matrices. None leaves it unchanged.
+        cudnn_attention: Whether scaled_dot_product_attention may take the kernels of cuDNN.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
+    if matmul_precision is not None:
+        torch.set_float32_matmul_precision(matmul_precision)
+
+
+def on_device(
+    values: Tensor | float | Sequence[float],
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Returns numbers of the host, or a tensor, on the device, and does not wait for its queue.
+
+    A plain copy waits until the device has done all that was asked of it before.
+    """
+    if isinstance(values, int | float):
+        return torch.full((), values, dtype=dtype, device=device)
+    tensor = values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=dtype)
+    leaves = tensor.device.type == "cpu"  # in the other direction values would not be there yet
+    return tensor.to(device, dtype, non_blocking=leaves)
+
+
+@contextlib.contextmanager
+def uncompiled(wanted: bool = True) -> Iterator[None]:
+    """Runs compiled networks as plain code, for work whose shapes change from call to call."""
+    with torch.compiler.set_stance("force_eager") if wanted else contextlib.nullcontext():
+        yield
 
 
 def seeded_generator(*key: int) -> torch.Generator:

@@ -1,7 +1,7 @@
 """A device that this machine does not have: real values, on tensors that say they are elsewhere.
 
 What a GPU would refuse, a host tensor among device tensors, raises; what would stall its queue,
-because the host needs a value, is counted by the line that asked for it.
+because the host needs a value or copies one there, is counted by the line that asked for it.
 
 Usage: python tests/fake_device.py OUT: every method there and here, as JSON. A process of its
 own, as torch knows the device from then on.
@@ -147,6 +147,8 @@ def _run(func, args, kwargs, mode):
         if hosts:
             raise RuntimeError(f"{func} has tensors of both devices: {_line()}")
     leaves_host = target == "cpu" and packet is aten._to_copy
+    if mode is not None and _arrives(packet, args, kwargs, target):
+        mode.waits[f"{packet.__name__} to the device at {_line()}"] += 1
     if there and mode is not None:
         masks = packet in BY_MASK and any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -164,6 +166,20 @@ def _run(func, args, kwargs, mode):
         return out
     wrapped = tree_map(_there, out)
     return return_and_correct_aliasing(func, args, kwargs, wrapped) if there else wrapped
+
+
+def _arrives(packet: Any, args: Any, kwargs: dict[str, Any], target: str | None) -> bool:
+    """Whether values of the host are copied to the device, and the host waits for that."""
+    source = args[1 if packet is aten.copy_ else 0] if args else None
+    if not isinstance(source, torch.Tensor) or source.numel() == 0:
+        return False  # nothing is copied
+    if packet is aten._to_copy:
+        blocks = not kwargs.get("non_blocking")
+        return blocks and target == NAME and not isinstance(source, OnDevice)
+    if packet is aten.copy_:
+        blocks = not kwargs.get("non_blocking", len(args) > 2 and args[2])
+        return blocks and isinstance(args[0], OnDevice) and not isinstance(source, OnDevice)
+    return False
 
 
 def _line() -> str:

@@ -54,6 +54,12 @@ from lightning_models.recipe import (
     split_names,
     trust,
 )
+from lightning_models.runtime import (
+    CUDNN_ATTENTION_HELP,
+    MATMUL_PRECISION_HELP,
+    MatmulPrecision,
+    choose_kernels,
+)
 from training import listing
 from training.arguments import (
     DEFAULT_ROOT,
@@ -247,6 +253,15 @@ class LatentCLI(LightningCLI):
             help="Where fit logs: tensorboard, csv, wandb or mlflow, several separated by commas; "
             "ckpt_path=last keeps those of the run. trainer.logger takes any other of Lightning.",
         )
+        parser.add_argument(
+            "--matmul_precision",
+            type=MatmulPrecision,
+            default="highest",
+            help=MATMUL_PRECISION_HELP,
+        )
+        parser.add_argument(
+            "--cudnn_attention", type=bool, default=False, help=CUDNN_ATTENTION_HELP
+        )
         parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
         parser.add_argument(
             DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input, too."
@@ -408,6 +423,10 @@ class LatentCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Builds data, model and trainer."""
+        choose_kernels(
+            self._get(self.config, "matmul_precision"),
+            cudnn_attention=self._get(self.config, "cudnn_attention"),
+        )
         super().instantiate_classes()
         if self._conflicts:
             chosen = self._get(self.config, "on_conflict")

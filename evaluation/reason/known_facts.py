@@ -31,7 +31,7 @@ from datamodules.journals import append_durably, only_writer
 from datamodules.readers import parse_json
 from datamodules.reasoning.two_hop import Chain, Hop, check_csv, read_chains
 from evaluation.arguments import add_device_arguments
-from evaluation.load import Pretrained, pick_device
+from evaluation.load import Pretrained, float32_products, pick_device
 from evaluation.output import check_target, format_table, write_jsonl
 
 
@@ -176,7 +176,7 @@ def _continue(pretrained: Pretrained, rows: Sequence[list[int]], max_new_tokens:
     pad = 0 if pad is None else pad
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    with torch.inference_mode():
+    with torch.inference_mode(), float32_products(pretrained.precision):
         out = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),

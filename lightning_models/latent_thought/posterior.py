@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_models.latent_thought.config import LatentThoughtConfig
 from lightning_models.layers import record, wants
-from lightning_models.runtime import seeded_generator
+from lightning_models.runtime import on_device, seeded_generator
 
 # ---- standard normals that belong to a sequence, whatever batch it comes in
 
@@ -69,7 +69,7 @@ class Noise:
         for own, number in zip(values, numbers, strict=True):
             for row, key in zip(own, self.keys, strict=True):  # (Z, D) each, contiguous
                 row.normal_(generator=seeded_generator(*key, int(purpose), number))
-        return values.to(self.device, self.dtype, non_blocking=on_gpu)
+        return on_device(values, self.device, self.dtype)
 
 
 # ---- inference

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from lightning_models.layers.recording import record, wants
 
 Backend = Literal["auto", "math", "sdpa", "flex", "flash_attn"]
+FLEX_CHANNELS = 16
+"""Fewest channels of a head that FlexAttention computes with on a GPU."""
 
 
 class _Rules(NamedTuple):
@@ -56,7 +58,8 @@ def attend(
         key_bias: (B, N) float, added to the scores of each key for all heads and queries; finite.
         mask: bool, broadcastable to (B, H, T, N); true where a query may see a key.
         dropout: probability of dropping an attention weight.
-        backend: the kernel; ``auto`` takes sdpa, and for windows on a GPU flash_attn or flex.
+        backend: the kernel; ``auto`` takes sdpa, and for windows on a GPU flash_attn, or flex
+            where it suits.
 
     Raises:
         ValueError: if the chosen backend cannot do what is asked, with the one that can.
@@ -121,6 +124,10 @@ def _autocast(x: Tensor) -> Tensor:
     return x
 
 
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
+
+
 def _for_each_query_head(x: Tensor, num_heads: int) -> Tensor:
     """Returns keys or values (B, G, N, C) as (B, H, N, C), each head for H / G queries' heads."""
     if x.shape[1] == num_heads:
@@ -129,12 +136,14 @@ def _for_each_query_head(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _choose(q: Tensor, window: int | None, mask: Tensor | None, dropout: float) -> Backend:
-    if window is None or not q.is_cuda:
+    if window is None or not _on_gpu(q):
         return "sdpa"
     half = q.dtype in (torch.bfloat16, torch.float16)
-    if half and mask is None and _flash_function() is not None:
+    if half and mask is None and _has_flash():
         return "flash_attn"
-    return "sdpa" if dropout else "flex"
+    # A query that reads a cache alone would make a block mask for each length of the cache.
+    suits_flex = q.shape[-1] >= FLEX_CHANNELS and q.shape[2] > 1
+    return "flex" if suits_flex and not dropout else "sdpa"
 
 
 def _allowed(q: Tensor, k: Tensor, rules: _Rules) -> Tensor | None:
@@ -200,15 +209,24 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, rules: _Rules) -> Tensor:
         raise ValueError(
             f"backend flex has no dropout ({rules.dropout}); set attention_dropout=0 or sdpa"
         )
-    if not q.is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+    if not _on_gpu(q) and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError("backend flex has no backward pass on CPU; use sdpa or math there")
+    if _on_gpu(q) and q.shape[-1] < FLEX_CHANNELS:
+        raise ValueError(
+            f"backend flex needs heads of {FLEX_CHANNELS} channels on a GPU, not {q.shape[-1]}; "
+            "use sdpa, or fewer heads"
+        )
+    compiling = torch.compiler.is_compiling()
     shape = q.shape[2], k.shape[2], rules.causal, rules.window, q.device
     if rules.mask is not None:
         block_mask = _block_mask(*shape, rules.mask.expand(-1, -1, q.shape[2], k.shape[2]))
+    elif compiling:
+        block_mask = _block_mask(*shape)
     else:
         with torch.inference_mode(False):  # a later training step may take it from the cache
             block_mask = _cached_block_mask(*shape)
-    kernel = _compiled_flex() if q.is_cuda else flex_attention
+    # A compiled network compiles the kernel with all else; torch.compile in it breaks its graph.
+    kernel = _compiled_flex() if _on_gpu(q) and not compiling else flex_attention
     return kernel(q, k, v, block_mask=block_mask, scale=rules.scale)
 
 
@@ -248,7 +266,16 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention)
 
 
+@torch.compiler.assume_constant_result  # a failing import would break the graph
+def _has_flash() -> bool:
+    return _found_flash()
+
+
 @functools.lru_cache(maxsize=1)
+def _found_flash() -> bool:
+    return _flash_function() is not None
+
+
 def _flash_function() -> Any:
     try:
         from flash_attn import flash_attn_func
@@ -263,7 +290,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, rules: _Rules) -> Tensor:
         raise ValueError("backend flash_attn needs the package flash-attn; install it or use sdpa")
     if rules.mask is not None:
         raise ValueError("backend flash_attn takes no mask; use sdpa or flex")
-    if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
+    if not _on_gpu(q) or q.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(
             f"backend flash_attn needs half precision on a GPU, not {q.dtype} on {q.device}; "
             "use --trainer.precision bf16-mixed or backend sdpa"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_models.flops import linear_flops, mean_keys, training_flops
+from lightning_models.runtime import on_device
 from lightning_models.thinking_states.config import ReasoningConfig
 from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
 
@@ -279,7 +280,7 @@ class AnswerCache:
         self.past: Any = new_cache()
         self.real = torch.zeros(rows, 0, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.pending = torch.tensor(pending, dtype=torch.int64, device=device)
+        self.pending = on_device(pending, device, torch.int64)
 
     def select(self, rows: Tensor) -> None:
         """Keeps only ``rows`` (int64 indices), in that order."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_models.output_layer import logits, product_dtype, row_chunks
+from lightning_models.runtime import on_device
 from lightning_models.thinking_states.backbone import (
     AnswerCache,
     HiddenStates,
@@ -318,8 +319,8 @@ class SpeculativeReader(QueryReader):
         super().__init__(network, blocks)
         self.positions, self.real = blocks.positions, blocks.real.flatten(1)
         self.below = new_cache()
-        own, all_rows = (0, network.input_layer), torch.arange(len(self.real))
-        self.all_rows = all_rows.to(self.real.device)
+        own = 0, network.input_layer
+        self.all_rows = torch.arange(len(self.real), device=self.real.device)
         self.lower = self._layers(self.embedded.flatten(1, 2), self.all_rows, own, self.below)
 
     def read(self) -> ReadQueries:
@@ -449,7 +450,7 @@ class ThinkingCache:
         self.layout = ThoughtLayout.of(network.config)
         self._thoughts = None if trace is None else list(trace.rows)  # of the remaining rows
         self.past, self.state = queries.past, queries.state
-        self.past.pending = torch.tensor(prefix, dtype=torch.int64, device=self.state.device)
+        self.past.pending = on_device(prefix, self.state.device, torch.int64)
         complete = queries.blocks.thinks[:, -1]
         c = self.layout.grid.chunk_size
         own = queries.blocks.real[:, -1].sum(dim=1)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_models.runtime import on_device
 from lightning_models.thinking_states.config import GridKind
 
 
@@ -78,14 +79,15 @@ def join(*segments: tuple[Tensor, Tensor]) -> Joined:
     widths = [tokens.shape[1] for tokens, _ in segments]
     number = torch.repeat_interleave(
         torch.arange(len(segments)), torch.tensor(widths), output_size=sum(widths)
-    ).to(packed.places.device)
+    )
+    number = on_device(number, packed.places.device)
     segment = torch.where(packed.valid, number[packed.places], -1)
     return Joined(packed.values, packed.lengths, segment)
 
 
 def constant(ids: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the same segment for every row of ``like`` (B, ...)."""
-    tokens = torch.tensor(list(ids), dtype=torch.int64, device=like.device)
+    tokens = on_device(ids, like.device, torch.int64)
     lengths = torch.full((len(like),), len(ids), device=like.device)
     return tokens.expand(len(like), -1), lengths
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_models.output_layer import IGNORE_INDEX
+from lightning_models.runtime import on_device
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.rows import NOWHERE, Grid, pack, within
 
@@ -304,7 +305,7 @@ class ThoughtLayout:
     def answer_tokens(self, batch: dict[str, Tensor]) -> Tensor:
         """Returns the prefix and the answer without its last token (B, P + A - 1)."""
         answers = batch["targets"][:, :-1].clamp(min=0)
-        prefix = torch.tensor(self.prefix, dtype=torch.int64, device=answers.device)
+        prefix = on_device(self.prefix, answers.device, torch.int64)
         return torch.cat((prefix.expand(len(answers), -1), answers), dim=1)
 
     def _tokens(self, batch: dict[str, Tensor]) -> Tensor:

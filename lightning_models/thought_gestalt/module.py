@@ -19,6 +19,7 @@ from lightning_models.output_layer import (
     token_log_probs,
 )
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
+from lightning_models.runtime import on_device
 from lightning_models.thought_gestalt.cache import GestaltCache
 from lightning_models.thought_gestalt.config import ThoughtGestaltConfig
 from lightning_models.thought_gestalt.network import ThoughtGestaltNetwork
@@ -99,7 +100,7 @@ class ThoughtGestaltLM(LanguageModel):
         stats: dict[str, Tensor | Mean] = {
             f"{name}_loss": Mean(sums[kind], counts[kind]) for name, kind in KINDS.items()
         }
-        stats["sentence_steps"] = torch.tensor(self.sentence_steps, device=self.device)
+        stats["sentence_steps"] = on_device(self.sentence_steps, self.device)
         return LossOutput({"nll": Term(total, normaliser, over)}, stats)
 
     def _losses(
@@ -147,7 +148,7 @@ class ThoughtGestaltLM(LanguageModel):
         """Returns the weights (3,) of the kinds of targets."""
         weights = {number: self._weight(name) for name, number in KINDS.items()}
         values = [weights[number] for number in sorted(weights)]
-        return torch.tensor(values, dtype=torch.float32, device=self.device)
+        return on_device(values, self.device, torch.float32)
 
     # ---- the warm-in of token and sentence dropout
 

@@ -20,6 +20,7 @@ from lightning_models.output_layer import (
     mixture_log_probs,
 )
 from lightning_models.outputs import Likelihood, LossOutput, Scores, Term
+from lightning_models.runtime import uncompiled
 from lightning_models.thoughtbubbles.config import ThoughtbubblesConfig
 from lightning_models.thoughtbubbles.forking import ForkLayer
 from lightning_models.thoughtbubbles.network import (
@@ -54,8 +55,17 @@ class ThoughtbubblesLM(LanguageModel):
             config: shape of the network, fork layers and budget.
             optimizer: optimiser and schedule.
             compile: whether to compile the network with torch.compile (in place).
+
+        Raises:
+            ValueError: if it is to be compiled, and texts decide the number of streams.
         """
         super().__init__(config, optimizer, compile)
+        if compile and self.adaptive_training:
+            raise ValueError(
+                f"compile (true): under allocation {self.config.allocation} texts decide the "
+                "number of streams, so that most batches would compile anew; set compile: false, "
+                "or allocation: global_topk"
+            )
 
     @property
     def causal(self) -> bool:
@@ -125,7 +135,8 @@ class ThoughtbubblesLM(LanguageModel):
         float64 of each row, and its ``tokens`` (B,) int64.
         """
         self._check_thresholds()
-        decoded = self._decode(batch, count=wants("thinking_steps") or wants("flops"))
+        with uncompiled(self.adaptive):  # each number of streams would compile anew
+            decoded = self._decode(batch, count=wants("thinking_steps") or wants("flops"))
         targets = batch["targets"]
         if decoded.streams is not None:
             self._record_streams(decoded.streams)

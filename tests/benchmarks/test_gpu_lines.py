@@ -66,9 +66,69 @@ def test_all_lines_end_in_the_time_that_there_is():
     assert sum(line.minutes for line in gpu.LINES) <= gpu.build_parser().get_default("minutes")
 
 
+def test_half_an_hour_has_tests_speed_and_memory_of_every_method():
+    """What compiles may take longer than it computes, and has the time for it."""
+    compiles = [bool({"--compile", "compile"} & {*line.arguments.split()}) for line in gpu.LINES]
+    assert compiles == sorted(compiles)
+    assert all(line.minutes >= 7 for line, last in zip(gpu.LINES, compiles, strict=True) if last)
+    first = [line for line, last in zip(gpu.LINES, compiles, strict=True) if not last]
+    assert gpu.TEST_MINUTES + sum(line.minutes for line in first) <= 30
+    fast = ["--no_memory" in line.arguments for line in first if line.module == "throughput"]
+    assert fast == sorted(fast, reverse=True), "memory comes after speed"
+    configs = {word for line in first for word in line.arguments.split() if "/" in word}
+    for line in gpu.LINES:
+        named = any(f"configs/{line.page}/" in word for word in configs)
+        assert named or line.page in ("throughput", "foundation", "thinking_states"), line.page
+    assert any(line.module == "thinking" for line in first)
+
+
+def test_a_line_is_kept_as_soon_as_it_is_measured(monkeypatch, tmp_path):
+    pages = {}
+    for name in {line.page for line in gpu.LINES}:
+        text = (gpu.PAGES / f"{name}.md").read_text()
+        pages[name] = tmp_path / f"{name}.md"
+        pages[name].write_text(text)
+    ran = []
+
+    def measure(line, *_, **__):
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(line)
+        return {"tables": {"speed": [{"MFU": len(ran) / 4}]}, "place": "some GPU"}
+
+    monkeypatch.setattr(gpu, "run_line", measure)
+    argv = ["--device", "cpu", "--folder", str(tmp_path)]
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(argv)
+    text = pages["throughput"].read_text()
+    assert "| 0.25 |" in text
+    assert "| 0.5 |" in text
+    monkeypatch.setattr(gpu, "run_line", lambda *_, **__: "ended after 1.0 minutes")
+    assert gpu.main(argv) == 1
+    text = pages["throughput"].read_text()
+    assert "| 0.25 |" in text, "what was measured before stays"
+    assert text.count("Not measured (ended after 1.0 minutes)") == 3
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(0, 0), (1, 1), (None, 1)])
+def test_the_tests_come_first_and_decide_the_exit_code(code, outcome, monkeypatch, tmp_path):
+    (tmp_path / "ponderlm.md").write_text((gpu.PAGES / "ponderlm.md").read_text())
+    asked = []
+
+    def ended(command, _):
+        asked.append("pytest" in command)
+        return code
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(gpu, "exit_code", ended)
+    monkeypatch.setattr(gpu, "run_line", lambda *_, **__: {"tables": {}, "place": "some GPU"})
+    assert gpu.main(["--folder", str(tmp_path), "--only", "ponderlm"]) == outcome
+    assert asked == [True]
+
+
 def test_results_go_to_their_pages_and_failures_keep_their_command(monkeypatch, tmp_path, capsys):
     def ended(command, seconds):
-        assert 0 < seconds <= 180
+        assert 0 < seconds <= 60 * max(line.minutes for line in gpu.LINES)
         file = command[command.index("--output") + 1]
         rows = {"tables": {"steps": [{"MFU": 0.5}]}, "place": "some GPU"}
         with open(file, "w") as out:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from benchmarks.harness import compare, in_turn, options_parser, run
 
@@ -25,7 +26,10 @@ def test_ratios_are_taken_pair_by_pair(monkeypatch):
 def test_the_file_is_tried_first_and_written_whole(monkeypatch, tmp_path, capsys):
     seen = []
 
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
     def table(options):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
         seen.append(options.rounds)
         yield {"width": 3}
 

@@ -1,15 +1,25 @@
 """Gradient norms; and a loss or gradient that is not a number never reaches the weights."""
 
 import math
+import signal
 from types import SimpleNamespace
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
 
-from callbacks import GradientNorm, NonFinite, NonFiniteError, ResumeState, SaveCheckpoints
+from callbacks import (
+    GradientNorm,
+    NonFinite,
+    NonFiniteError,
+    ResumeState,
+    SaveCheckpoints,
+    Termination,
+)
 from callbacks.hooks import unscaled
-from callbacks.nonfinite import _UsualLoss, weights_are_finite
+from callbacks.nonfinite import _agree, _UsualLoss, weights_are_finite
+from callbacks.termination import ENDING
 from lightning_models import OptimizerConfig, TransformerLM
 from tests.callbacks.conftest import Recorder
 
@@ -383,3 +393,41 @@ def test_losses_are_looked_at_without_the_factor_of_a_scaler():
     assert unscaled(trainer, scaler.scale(loss)).item() == 2.5
     trainer.precision_plugin = SimpleNamespace()
     assert unscaled(trainer, loss).item() == 2.5
+
+
+@pytest.mark.parametrize(
+    ("other", "agreed"),
+    [
+        ((4.0, 0.0, {}), (3.0, True, None)),
+        ((math.nan, 1.0, {}), (math.nan, False, None)),
+        ((4.0, 0.0, {signal.SIGTERM: 1.0}), (3.0, True, signal.SIGTERM)),
+    ],
+)
+def test_two_ranks_exchange_all_they_ask_at_once(other, agreed, monkeypatch):
+    """Losses and gradients of both, and whether one of them is to end, are one sum."""
+    exchanged = []
+
+    def all_reduce(found):
+        loss, refused, signals = other
+        theirs = [loss / 2, refused, *(signals.get(number, 0.0) for number in ENDING)]
+        found += torch.tensor(theirs)
+        exchanged.append(len(theirs))
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    termination = Termination()
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))  # has no further reductions
+    ready = SimpleNamespace(current=SimpleNamespace(ready=1))
+    loop = SimpleNamespace(batch_progress=ready, _should_accumulate=lambda: False)
+    trainer: Any = SimpleNamespace(
+        world_size=2,
+        callbacks=[NonFinite(), termination],
+        strategy=strategy,
+        global_step=7,
+        fit_loop=SimpleNamespace(epoch_loop=loop),
+        checkpoint_callbacks=[],
+    )
+    losses = [torch.tensor(1.0), torch.tensor(3.0)]
+    loss, finite = _agree(trainer, [*losses, torch.tensor(0.5)], len(losses))
+    termination.on_train_batch_end(trainer, None, None, None, 0)
+    assert (loss, finite, termination._ending) == pytest.approx(agreed, nan_ok=True)
+    assert exchanged == [2 + len(ENDING)]

@@ -123,6 +123,25 @@ def test_limit_scores_the_first_batches(score, checkpoint_path):
     assert result["settings"]["batches"] == 2 < result["settings"]["of_batches"]
 
 
+def test_kernels_are_chosen_by_options(score, checkpoint_path, monkeypatch):
+    """A GPU would take them; they are asked for while the model runs, and only then."""
+    seen, real = [], TransformerLM.score
+
+    def spy(model, batch):
+        products = torch.get_float32_matmul_precision()
+        seen.append((torch.backends.cuda.cudnn_sdp_enabled(), products))
+        return real(model, batch)
+
+    monkeypatch.setattr(TransformerLM, "score", spy)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    few = ("--limit_batches", "1")
+    assert score(checkpoint_path, *few)["settings"]["precision"] == "32"
+    result = score(checkpoint_path, *few, "--precision", "tf32", "--cudnn_attention", "true")
+    assert result["settings"]["precision"] == "tf32"
+    assert seen == [(False, "highest"), (True, "high")]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_bf16_is_close_and_named(score, checkpoint_path):
     exact = score(checkpoint_path)["nats_per_token"]
     result = score(checkpoint_path, "--precision", "bf16")

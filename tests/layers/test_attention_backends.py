@@ -88,6 +88,54 @@ def test_flash_needs_half_precision_on_a_gpu(dtype):
         attend(*qkv(4, 4, dtype=dtype), backend="flash_attn")
 
 
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Has attend() choose as for tensors on a GPU; returns the kernels that it has taken."""
+    taken = []
+
+    def watch(name, kernel):
+        def watched(*args):
+            taken.append(name)
+            return kernel(*args)
+
+        return watched
+
+    for name in ("_sdpa", "_flex", "_flash"):
+        monkeypatch.setattr(module, name, watch(name, getattr(module, name)))
+    monkeypatch.setattr(module, "_on_gpu", lambda x: True)
+    compiled = torch.nn.attention.flex_attention.flex_attention
+    monkeypatch.setattr(module, "_compiled_flex", lambda: compiled)
+    return taken
+
+
+WINDOWED = {"causal": True, "window": 2}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("channels", "queries", "options", "kernel"),
+    [
+        (16, 6, WINDOWED, "_flex"),
+        (16, 6, {"causal": True}, "_sdpa"),
+        (8, 6, WINDOWED, "_sdpa"),  # FlexAttention refuses such heads on a GPU
+        (16, 1, WINDOWED, "_sdpa"),  # decoding: another mask and graph for each length
+        (16, 6, {**WINDOWED, "dropout": 0.1}, "_sdpa"),
+    ],
+)
+def test_auto_takes_flex_on_a_gpu_where_it_suits(on_gpu, channels, queries, options, kernel):
+    q, k, v = qkv(queries, 6, C=channels, dtype=torch.float32)
+    out = attend(q, k, v, **options)
+    assert on_gpu == [kernel]
+    if "dropout" not in options:
+        torch.testing.assert_close(out, attend(q, k, v, backend="math", **options))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_flex_refuses_narrow_heads_on_a_gpu():
+    with pytest.raises(ValueError, match=r"16 channels on a GPU, not 8; use sdpa"):
+        attend(*qkv(4, 4, C=8, dtype=torch.float32), **WINDOWED, backend="flex")
+
+
 def test_auto_is_sdpa_on_cpu():
     q, k, v = qkv(6, 6, dtype=torch.float32)
     for options in ({}, {"causal": True}, {"causal": True, "window": 2}):

@@ -66,6 +66,24 @@ def test_the_seed_is_fixed():
     assert torch.equal(first, torch.rand(3))
 
 
+@pytest.fixture
+def kernels():
+    """The kernels of a fresh process, put back afterwards."""
+    before = torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.set_float32_matmul_precision("highest")
+    yield lambda: (torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision())
+    torch.backends.cuda.enable_cudnn_sdp(before[0])
+    torch.set_float32_matmul_precision(before[1])
+
+
+def test_kernels_are_chosen_by_options(kernels):
+    build()
+    assert kernels() == (False, "highest")
+    build("--cudnn_attention=true", "--matmul_precision=high")
+    assert kernels() == (True, "high")
+
+
 def test_standing_callbacks_and_their_options():
     cli = build(
         "--checkpoint.every_n_train_steps=7",

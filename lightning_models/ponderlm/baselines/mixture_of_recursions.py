@@ -19,6 +19,7 @@ from lightning_models.output_layer import linear_cross_entropy
 from lightning_models.outputs import Likelihood, LossOutput, Mean, Term
 from lightning_models.ponderlm.baselines.shared import DepthLM, RepeatedNetwork, places
 from lightning_models.ponderlm.config import PonderingConfig
+from lightning_models.runtime import uncompiled
 
 Routing = Literal["threshold", "topk"]
 
@@ -352,12 +353,14 @@ class MoRLM(DepthLM):
         Records ``flops``, see ``LanguageModel.adaptive``.
         """
         valid = batch.get("mask", torch.ones_like(batch["tokens"], dtype=torch.bool))
-        found: Recursed = self.network(
-            batch["tokens"],
-            every_depth=every_depth,
-            valid=valid,
-            routing=self.config.eval_routing,
-        )
+        # A threshold takes another number of tokens from each batch: each would compile anew.
+        with uncompiled(self.config.eval_routing == "threshold"):
+            found: Recursed = self.network(
+                batch["tokens"],
+                every_depth=every_depth,
+                valid=valid,
+                routing=self.config.eval_routing,
+            )
         if wants("flops"):
             flops = self._executed_flops(found.executed, valid)
             record("flops", flops=flops, tokens=valid.sum(dim=1))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import Mean
-from lightning_models.runtime import seeded_generator
+from lightning_models.runtime import on_device, seeded_generator
 from lightning_models.thinking_states.baselines.text import (
     CHAIN,
     Batch,
@@ -337,7 +337,7 @@ class StagedLM(TextLM):
         """Returns the batch's ``stage``, and ``chain_tokens``: those left in a row on average."""
         stage = self.stages.at(batch["epochs"]) if "epochs" in batch else self.stage
         return {
-            "stage": torch.tensor(float(stage), device=self.device),
+            "stage": on_device(float(stage), self.device),
             "chain_tokens": Mean((rows.kinds == CHAIN).sum(), float(len(rows.tokens))),
         }
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import linear_cross_entropy_each, logits, token_log_probs
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
+from lightning_models.runtime import on_device
 from lightning_models.thinking_states.backbone import AnswerCache, ReasoningNetwork, read
 from lightning_models.thinking_states.config import ReasoningConfig
 from lightning_models.thinking_states.module import ReasoningLM
@@ -62,7 +63,7 @@ def line_up(*parts: tuple[int, Segment]) -> Joined:
     """Returns segments one after the other; ``segment`` holds the kind given with each."""
     joined = join(*(segment for _, segment in parts))
     names = [*(kind for kind, _ in parts), NOTHING]  # -1, after a row's end, takes the last
-    kinds = torch.tensor(names, device=joined.tokens.device)
+    kinds = on_device(names, joined.tokens.device)
     return joined._replace(segment=kinds[joined.segment])
 
 
@@ -215,7 +216,7 @@ class TextCache(AnswerCache):
     ) -> None:
         super().__init__(len(limits), limits.device, pending)
         self._last = last
-        self._end = torch.tensor(end, dtype=torch.int64, device=limits.device)
+        self._end = on_device(end, limits.device, torch.int64)
         self._tail = limits.new_full((len(limits), len(end)), -1)
         self._limits = limits
         self._written = 0  # tokens after each query; equal, as rows begin together
@@ -330,7 +331,7 @@ class TextLM(ReasoningLM):
             "answer_nll": Mean((each * answers).sum(), answers.sum())
         }
         stats |= self.statistics(batch, rows)
-        number = torch.tensor(len(learned), device=h.device)
+        number = on_device(len(learned), h.device)
         return LossOutput({"nll": Term(nll, number, "targets")}, stats)
 
     def statistics(self, batch: Batch, rows: TextRows) -> dict[str, Tensor | Mean]:
