@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.store import SIZE, Split, token_dtype
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizer_base import Tokenizer
 
 CHUNK_DOCUMENTS = 1024  # documents of a chunk, or fewer once they hold
 CHUNK_BYTES = 2**20  # this much text

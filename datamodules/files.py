@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 import zstandard
 
-from datamodules.tokenizers import first_line
+from datamodules.tokenizer_base import first_line
 
 Format = Literal["text", "jsonl", "parquet"]
 TEXT_SUFFIXES = (".txt", ".text", ".md")

@@ -16,7 +16,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.tokenizers import first_line
+from datamodules.tokenizer_base import first_line
 
 CONVERSION = "refs/convert/parquet"  # the hub's own conversion of a data set, a branch next to it
 _TIMEOUT = 10  # seconds for a question to the hub

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules.files import CHUNK, HEAD, Format, format_of, not_utf8, open_text
-from datamodules.tokenizers import first_line
+from datamodules.tokenizer_base import first_line
 
 # Characters kept before and awaited after a separator match: as far as a pattern may look around
 # itself.

@@ -41,7 +41,7 @@ from datamodules.base import (
 from datamodules.corpus import REMOVE_REPEATS
 from datamodules.order import EpochOrder, draws, epoch_order
 from datamodules.store import Split, TokenStream
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizer_base import Tokenizer
 
 IGNORE = -100  # target of positions where nothing is predicted, and filler in rows
 

@@ -24,7 +24,7 @@ from itertools import islice, pairwise
 import numpy as np
 
 from datamodules.encoding import as_utf8
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizer_base import Tokenizer
 
 MARKER = "<T>"
 """Stands in a marked query where a step can be inferred (Thinking States, Sec. 3.4)."""

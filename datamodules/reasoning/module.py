@@ -26,7 +26,7 @@ from datamodules.reasoning.preparation import (
     why_empty,
 )
 from datamodules.store import SPLITS, Split
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizer_base import Tokenizer
 
 # ---- rows of splits
 

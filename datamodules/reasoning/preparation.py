@@ -50,7 +50,7 @@ from datamodules.store import (
     token_dtype,
     whole_number,
 )
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizer_base import Tokenizer
 
 # ---- what is counted
 

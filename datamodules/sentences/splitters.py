@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from datamodules.tokenizers import first_line
+from datamodules.tokenizer_base import first_line
 
 
 class SplitterUnavailableError(ValueError):

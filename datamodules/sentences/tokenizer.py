@@ -8,7 +8,8 @@ import numpy as np
 
 from datamodules import long_texts
 from datamodules.sentences.splitters import SpanSplitter, Splitter, parse_splitter, tidy
-from datamodules.tokenizers import Tokenizer, tokenizer_from_state
+from datamodules.tokenizer_base import Tokenizer
+from datamodules.tokenizers import tokenizer_from_state
 
 MARKERS = 3  # BOS, EOS and EOD, after the ids of the inner tokenizer
 # What a token must end in for an over-long sentence to be cut after it. Hyphens and apostrophes
