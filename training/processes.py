@@ -96,7 +96,7 @@ def end_with_launcher(patience: float = PATIENCE) -> None:
         patience: Seconds to end by itself.
     """
     launcher = os.environ.pop(LAUNCHER, None)  # not for programs that this process starts
-    if launcher is not None:
+    if launcher is not None and int(launcher) != os.getpid():  # one that launches a second run
         watch: Any = threading.Thread(
             target=_await_end, args=(int(launcher), patience), name="launcher", daemon=True
         )

@@ -1,5 +1,7 @@
 """Several processes, started as a user starts them."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from evaluation.cli import main as evaluate
 from tests.programs import ROOT, run
 from tests.training.conftest import checkpoint_folder, load
-from training import main
+from training import main, processes
 
 
 @pytest.fixture
@@ -126,6 +128,12 @@ def test_of_refused_processes_one_speaks(fit, tmp_path, monkeypatch, capsys):
         fit(tmp_path, "--trainer.max_steps=2", "--trainer.devices=1")
     assert end.value.code == 2
     assert "error" not in capsys.readouterr().err
+
+
+def test_a_process_that_launches_a_second_run_is_not_ended(monkeypatch):
+    monkeypatch.setenv(processes.LAUNCHER, str(os.getpid()))
+    processes.end_with_launcher()
+    assert "launcher" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_tasks_of_a_sweep_are_runs_of_one_process(fit, tmp_path, monkeypatch):
