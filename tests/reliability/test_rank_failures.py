@@ -4,12 +4,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
 
 from tests.programs import ONE_THREAD, ROOT, Program, ends
 from tests.reliability.runs import Run, finished
+from training import processes
 
 HERE = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'reliability'}"}
 MODEL = "--model=poisoned_model.PoisonedLM"
@@ -36,6 +38,14 @@ def of_session(leader):
     return found
 
 
+def leaves_nothing(leader, seconds=processes.PATIENCE + 5):
+    """Whether the session of a program that has ended is empty within the time ranks have."""
+    until = time.monotonic() + seconds
+    while of_session(leader) and time.monotonic() < until:
+        time.sleep(0.1)
+    return of_session(leader) == []
+
+
 def test_an_error_on_one_rank_is_printed_and_ends_all(text_file, tmp_path):
     """A rank that cannot write samples goes on with the others until then."""
     validations = ("--trainer.val_check_interval=3", "--samples.every_n_validations=1")
@@ -44,7 +54,7 @@ def test_an_error_on_one_rank_is_printed_and_ends_all(text_file, tmp_path):
     process = run.start()
     output, errors = process.communicate(timeout=90)
     assert process.returncode == 4, errors[-3000:]
-    assert of_session(process.pid) == []
+    assert leaves_nothing(process.pid)
     assert "step 8/100" in output  # after two validations
     assert errors.count("no more text samples: PoisonedLM.generate_text failed with") == 1
     assert errors.count("RuntimeError: no words") == 1
@@ -79,7 +89,7 @@ def test_a_taken_port_is_refused_before_anything_starts(text_file, tmp_path):
         run = poisoned(text_file, tmp_path / "run", *TWO, "--trainer.max_steps=2", MASTER_PORT=port)
         process = run.start()
         errors = finished(process, code=2, timeout=90)
-        assert of_session(process.pid) == []
+        assert leaves_nothing(process.pid)
     (line,) = [line for line in errors.splitlines() if "error" in line.lower()]
     assert f"MASTER_PORT ({port})" in line
     assert "Traceback" not in errors
