@@ -9,7 +9,7 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, cast, get_type_hints
 
 import lightning as L
 import torch
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from lightning_models.checkpoint import RestoresItself
 from lightning_models.generation import ContinuesText
-from lightning_models.layers import SequenceConfig, recording
+from lightning_models.layers import SequenceConfig, record, recording, wants
 from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
+from lightning_models.output_layer import token_scores
 from lightning_models.outputs import (
     Likelihood,
     LossOutput,
@@ -209,6 +210,21 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
         """Returns parameters exempt from weight decay, besides norms and biases."""
         return ()
+
+    def target_log_probs(self, h: Tensor, targets: Tensor) -> Tensor:
+        """Returns log p(target) (...) in nats for ``score``, 0 where nothing is predicted.
+
+        Records ``greedy``: ``greedy`` (...) bool, whether a target is the most likely token.
+
+        Args:
+            h: Normed states (..., D), before the network's ``output_matrix``.
+            targets: int64 (...), -100 where nothing is predicted.
+        """
+        below = self.config.vocab_size if wants("greedy") else None
+        found = token_scores(h, cast(Any, self.network).output_matrix, targets, below)
+        if found.greedy is not None:
+            record("greedy", greedy=found.greedy)
+        return found.log_prob
 
     # ---- construction
 

@@ -215,7 +215,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         each = torch.zeros(len(h), dtype=wide, device=h.device)
         for rows, first, count in chunks:
             # (n, V), (n, 1), (n,)
-            exponentials, mass, losses = _softmax(states[rows], matrix, targets[rows])
+            exponentials, mass, losses = _softmax(logits(states[rows], matrix), targets[rows])
             each[rows] = losses
             factor = scale[rows].to(losses.dtype)
             if log_scores is None or owner is None or grad_scores is None:
@@ -256,12 +256,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_h, grad_weight, grad_scores, None, None, None, None, None
 
 
-def _softmax(h: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns exp(logits - maximum) (n, V), its sums (n, 1) and -log p(target) (n,)."""
-    scores = logits(h, weight)  # (n, V)
+def _softmax(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns exp(logits - maximum) (n, V), its sums (n, 1) and -log p(target) (n,).
+
+    Args:
+        scores: Logits (n, V), which are overwritten: one chunk of (n, V) is held.
+        targets: int64 (n,).
+    """
     picked = scores.gather(1, targets[:, None])[:, 0]
     highest = scores.amax(dim=-1, keepdim=True)
-    # in place: one chunk of (n, V) is held
     exponentials = scores.sub_(highest).exp_()
     mass = exponentials.sum(dim=-1, keepdim=True)
     return exponentials, mass, mass.log()[:, 0] + highest[:, 0] - picked
@@ -297,91 +300,124 @@ def _accumulate(grad_weight: Tensor, logit_grad: Tensor, states: Tensor) -> None
 # ---- log-probabilities, greedy choices and entropies
 
 
+class TargetScores(NamedTuple):
+    """Scores of targets, in the shape of the targets; 0 and False where nothing is predicted."""
+
+    log_prob: Tensor
+    """log p(target) in nats, float32, or float64 for states in float64."""
+    greedy: Tensor | None
+    """Whether greedy decoding would choose the target, bool; None if nobody asked."""
+
+
 @torch.no_grad()
-def token_log_probs(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Returns log p(target) in nats for logits ``h weight^T``, float32, the shape of ``targets``.
+def token_scores(
+    h: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int | None = None,
+    count: int | None = None,
+) -> TargetScores:
+    """Scores targets under logits ``h weight^T``, from one product of the states that have one.
 
     Args:
-        h: normed states (..., D).
-        weight: output matrix (V, D).
-        targets: int64 (...), -100 where nothing is predicted; 0.0 is returned there.
-    """
-    dtype = product_dtype(h)
-    flat, weight = h.reshape(-1, h.shape[-1]).to(dtype), weight.to(dtype)
-    index = target_index(targets)[:, None]
-    out = torch.empty(len(flat), dtype=torch.float32, device=h.device)
-    for rows in row_chunks(len(flat), weight.device):
-        chunk = logits(flat[rows], weight)  # (n, V)
-        out[rows] = chunk.gather(1, index[rows])[:, 0] - chunk.logsumexp(dim=-1)
-    return out.view(targets.shape).masked_fill(targets == IGNORE_INDEX, 0.0)
-
-
-@torch.no_grad()
-def mixture_log_probs(
-    h: Tensor, weight: Tensor, log_scores: Tensor, owner: Tensor, targets: Tensor
-) -> Tensor:
-    """Returns log p(target) (tokens,), float32, of mixtures of several states' distributions.
-
-    The mixture is that of ``linear_mixture_cross_entropy``, and so are the arguments; 0.0
-    is returned where nothing is predicted.
-    """
-    own = token_log_probs(h, weight, target_index(targets)[owner])
-    count, scores = len(targets), log_scores.float()
-    joint = segment_logsumexp(scores + own, owner, count)
-    prior = segment_logsumexp(scores, owner, count)
-    return torch.where(targets == IGNORE_INDEX, 0.0, joint - prior)
-
-
-@torch.no_grad()
-def greedy_targets(h: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
-    """Returns whether greedy decoding would choose each target, bool, the shape of ``targets``.
-
-    False where nothing is predicted: those states cost nothing.
-
-    Args:
-        h: normed states (..., D).
-        weight: output matrix (V, D).
+        h: Normed states (..., D).
+        weight: Output matrix (V, D).
         targets: int64 (...), -100 where nothing is predicted.
-        vocab_size: ids from here on (padding of the vocabulary) are never chosen.
+        vocab_size: Ids from here on (padding of the vocabulary) are never chosen; None skips the
+            greedy choice.
+        count: Number of targets, where the host knows it; None waits for the device to count them.
     """
-    flat, wanted = h.reshape(-1, h.shape[-1]), targets.reshape(-1)
-    places = (wanted != IGNORE_INDEX).nonzero()[:, 0]
-    dtype = product_dtype(h)
-    states, matrix = flat[places].to(dtype), weight[:vocab_size].to(dtype)
-    greedy = torch.zeros_like(wanted, dtype=torch.bool)
+    flat, wanted, dtype = h.reshape(-1, h.shape[-1]), targets.reshape(-1), product_dtype(h)
+    places = _scored_places(wanted, count)
+    states, matrix, index = flat[places].to(dtype), weight.to(dtype), wanted[places]
+    found = h.new_empty(len(places), dtype=torch.promote_types(dtype, torch.float32))
+    is_greedy = None if vocab_size is None else torch.empty_like(index, dtype=torch.bool)
     for rows in row_chunks(len(places), weight.device):
-        chosen = logits(states[rows], matrix).argmax(dim=-1)
-        greedy[places[rows]] = chosen == wanted[places[rows]]
-    return greedy.view(targets.shape)
+        chunk = logits(states[rows], matrix)  # (n, V)
+        if is_greedy is not None:
+            is_greedy[rows] = chunk[:, :vocab_size].argmax(dim=-1) == index[rows]
+        found[rows] = -_softmax(chunk, index[rows])[2]
+        del chunk  # before the next chunk's logits are there
+    log_prob = _spread(found, places, targets.shape)
+    greedy = None if is_greedy is None else _spread(is_greedy, places, targets.shape)
+    return TargetScores(log_prob, greedy)
 
 
 @torch.no_grad()
-def mixture_greedy_targets(
+def mixture_scores(
     h: Tensor,
     weight: Tensor,
     log_scores: Tensor,
     owner: Tensor,
     targets: Tensor,
-    vocab_size: int,
-) -> Tensor:
-    """Returns ``greedy_targets`` (tokens,) of mixtures of several states' distributions.
+    vocab_size: int | None = None,
+) -> TargetScores:
+    """Scores targets (tokens,) under mixtures of several states' distributions.
+
+    The mixture is the one of ``linear_mixture_cross_entropy``, whose arguments these are. Only
+    states of tokens that have a target are multiplied.
 
     Args:
-        h: normed states (N, D), those of one token next to each other.
-        weight: output matrix (V, D).
+        h: Normed states (N, D), the states of one token next to each other.
+        weight: Output matrix (V, D).
         log_scores: log P of each state (N,).
         owner: int64 (N,), the token of each state, never decreasing.
         targets: int64 (tokens,), -100 where nothing is predicted.
-        vocab_size: ids from here on are never chosen.
+        vocab_size: Ids from here on are never chosen; None skips the greedy choice.
     """
-    kept = (targets != IGNORE_INDEX)[owner]
-    tokens, place = torch.unique_consecutive(owner[kept], return_inverse=True)
-    chosen = torch.empty_like(tokens)
-    for _, index, mixed in _mixtures(h[kept], weight, log_scores[kept], place, len(tokens)):
-        chosen[index] = mixed[:, :vocab_size].argmax(dim=-1)
-    greedy = torch.zeros_like(targets, dtype=torch.bool)
-    greedy[tokens] = chosen == targets[tokens]
-    return greedy
+    kept, dtype = _scored_places(targets[owner]), product_dtype(h)
+    place, number = owner[kept], len(targets)
+    states, matrix, index = h[kept].to(dtype), weight.to(dtype), targets[place]
+    scores = log_scores[kept].to(torch.promote_types(dtype, torch.float32))
+    own, prior = torch.empty_like(scores), segment_logsumexp(scores, place, number)
+    greedy = None if vocab_size is None else torch.zeros_like(targets, dtype=torch.bool)
+    for rows, whole in _state_chunks(place, whole_tokens=greedy is not None):
+        weights, mass, losses = _softmax(logits(states[rows], matrix), index[rows])
+        own[rows] = -losses
+        if greedy is not None and whole is not None:
+            tokens, inner = whole
+            shares = (scores[rows] - prior[place[rows]]).exp()
+            weights.mul_(shares[:, None] / mass)  # (n, V), P_j softmax(h_j weight^T) / sum_j P_j
+            mixed = weights.new_zeros(len(tokens), weights.shape[1]).index_add_(0, inner, weights)
+            greedy[tokens] = mixed[:, :vocab_size].argmax(dim=-1) == targets[tokens]
+        del weights  # before the next chunk's logits are there
+    log_prob = segment_logsumexp(scores + own, place, number) - prior
+    return TargetScores(torch.where(targets == IGNORE_INDEX, 0.0, log_prob), greedy)
+
+
+def _state_chunks(
+    owner: Tensor, *, whole_tokens: bool
+) -> Iterator[tuple[slice, tuple[Tensor, Tensor] | None]]:
+    """Yields chunks of the states that ``owner`` (N,) assigns to tokens.
+
+    With ``whole_tokens`` no token is cut, which an accelerator is waited for, and each chunk comes
+    with its tokens (n,) and the index among them of each state's token.
+    """
+    if not whole_tokens:
+        yield from ((rows, None) for rows in row_chunks(len(owner), owner.device))
+        return
+    tokens, dense = torch.unique_consecutive(owner, return_inverse=True)
+    for rows, first, count in token_chunks(dense):
+        yield rows, (tokens[first : first + count], dense[rows] - first)
+
+
+def _scored_places(targets: Tensor, count: int | None = None) -> Tensor:
+    """Returns the indices (n,) of flat targets (N,) where something is predicted.
+
+    An accelerator is waited for to know how many there are, unless ``count`` says so: once a batch
+    whose scores the host reads next anyway. In return most logits of a task are never computed, and
+    a chunk of 2,048 rows at 50,257 entries has 0.4 GB of them, which five kernels read or write.
+    A method that scores in many calls a batch counts on the host.
+    """
+    predicted = targets != IGNORE_INDEX
+    if count is None:
+        return predicted.nonzero()[:, 0]
+    return predicted.nonzero_static(size=count)[:, 0]
+
+
+def _spread(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+    """Returns zeros of a shape with ``values`` (n,) at the flat ``places`` (n,)."""
+    return values.new_zeros(shape.numel()).index_copy_(0, places, values).view(shape)
 
 
 @torch.no_grad()

@@ -59,7 +59,8 @@ class LossOutput:
 class Scores(NamedTuple):
     """Log-likelihood of a batch in nats.
 
-    ``log_prob`` float32 in the shape of the targets, (B, T) or (B, S, U), 0 where none is;
+    ``log_prob`` in the shape of the targets, (B, T) or (B, S, U), 0 where none is, is float32, or
+    float64 from a model in float64;
     ``sequence_term`` (B,) belongs to a whole sequence (minus a KL divergence) and is not spread
     over tokens; ``num_targets`` (B,) says how many tokens of each row are counted, 0 for rows that
     only fill up a batch; ``kind`` says what the sum is.

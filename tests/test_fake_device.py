@@ -40,3 +40,12 @@ def test_it_does_there_what_it_does_here(method, results):
 def test_a_training_step_waits_no_more_often_than_it_says(method, results):
     found = results[method.name]["training"]
     assert sum(found.values()) == method.waits, found
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_scoring_waits_once_at_most_to_select_what_has_a_target(method, results):
+    """Not at all where the host knows how many there are: it counts sentences and answers."""
+    waits = results[method.name]["scoring"]
+    selecting = {line: count for line, count in waits.items() if "output_layer.py" in line}
+    counts_here = method.name.startswith(("thought-gestalt", "cot", "no-cot", "icot", "coconut"))
+    assert sum(selecting.values()) == (0 if counts_here else 1), selecting

@@ -7,9 +7,9 @@ from lightning_models import output_layer
 from lightning_models.output_layer import (
     linear_mixture_cross_entropy,
     mixture_entropies,
-    mixture_log_probs,
+    mixture_scores,
     token_entropies,
-    token_log_probs,
+    token_scores,
 )
 from tests.largest import Largest
 
@@ -53,14 +53,15 @@ COUNTS = [1, 4, 2, 7, 1, 1, 3]
 def test_log_probs_of_mixtures(dtype):
     h, weight, log_scores, owner, targets = inputs(COUNTS, dtype)
     targets[2] = -100
-    mine = mixture_log_probs(h, weight, log_scores, owner, targets)
+    mine = mixture_scores(h, weight, log_scores, owner, targets).log_prob
     whole = mixtures(h, weight, log_scores, owner, len(COUNTS))
     expected = [
         p[target].log() if target >= 0 else torch.tensor(0.0, dtype=torch.float64)
         for p, target in zip(whole, targets.tolist(), strict=True)
     ]
-    assert mine.dtype == torch.float32
-    torch.testing.assert_close(mine.double(), torch.stack(expected), **CLOSE)
+    assert mine.dtype == dtype
+    close = CLOSE if dtype == torch.float32 else {"atol": 1e-12, "rtol": 1e-12}
+    torch.testing.assert_close(mine.double(), torch.stack(expected), **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -78,15 +79,15 @@ def test_they_are_the_loss_with_the_sign_changed():
     h, weight, log_scores, owner, targets = inputs(COUNTS)
     targets[4] = -100
     loss = linear_mixture_cross_entropy(h, weight, log_scores, owner, targets)
-    mine = mixture_log_probs(h, weight, log_scores, owner, targets)
+    mine = mixture_scores(h, weight, log_scores, owner, targets).log_prob
     torch.testing.assert_close(-mine.double().sum(), loss, **CLOSE)
 
 
 def test_the_level_of_the_scores_does_not_matter():
     """Only P / sum P counts, also where P itself underflows."""
     h, weight, log_scores, owner, targets = inputs(COUNTS, torch.float32)
-    before = mixture_log_probs(h, weight, log_scores, owner, targets)
-    after = mixture_log_probs(h, weight, log_scores - 200, owner, targets)
+    before = mixture_scores(h, weight, log_scores, owner, targets).log_prob
+    after = mixture_scores(h, weight, log_scores - 200, owner, targets).log_prob
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
     entropies = [
         mixture_entropies(h, weight, scores, owner, len(COUNTS))
@@ -101,8 +102,8 @@ def test_tokens_without_states():
     apart = torch.tensor([1, 4])[owner]
     spread = torch.full((6,), -100)
     spread[[1, 4]] = targets
-    mine = mixture_log_probs(h, weight, log_scores, apart, spread)
-    expected = mixture_log_probs(h, weight, log_scores, owner, targets)
+    mine = mixture_scores(h, weight, log_scores, apart, spread).log_prob
+    expected = mixture_scores(h, weight, log_scores, owner, targets).log_prob
     torch.testing.assert_close(mine[[1, 4]], expected)
     assert (mine[[0, 2, 3, 5]] == 0).all()
     entropy = mixture_entropies(h, weight, log_scores, apart, 6)
@@ -112,8 +113,10 @@ def test_tokens_without_states():
 
 def test_one_state_a_token_is_the_plain_distribution():
     h, weight, log_scores, owner, targets = inputs([1] * 9, torch.float32)
-    plain = token_log_probs(h, weight, targets)
-    torch.testing.assert_close(mixture_log_probs(h, weight, log_scores, owner, targets), plain)
+    plain = token_scores(h, weight, targets).log_prob
+    torch.testing.assert_close(
+        mixture_scores(h, weight, log_scores, owner, targets).log_prob, plain
+    )
     entropies = token_entropies(h, weight)
     assert torch.equal(mixture_entropies(h, weight, 0 * log_scores, owner, 9), entropies)
     probabilities = (h.double() @ weight.double().t()).softmax(-1)
@@ -127,13 +130,13 @@ def test_plain_ones_keep_the_shape():
     assert token_entropies(wide, weight).shape == (2, 3, 4)
     torch.testing.assert_close(token_entropies(wide, weight).flatten(), token_entropies(h, weight))
     targets = torch.randint(0, V, (2, 3, 4))
-    assert token_log_probs(wide, weight, targets).shape == (2, 3, 4)
+    assert token_scores(wide, weight, targets).log_prob.shape == (2, 3, 4)
 
 
 def test_no_gradients():
     h, weight, log_scores, owner, targets = inputs(COUNTS, torch.float32)
     leaves = h.requires_grad_(), weight.requires_grad_(), log_scores.requires_grad_(), owner
-    assert not mixture_log_probs(*leaves, targets).requires_grad
+    assert not mixture_scores(*leaves, targets).log_prob.requires_grad
     assert not mixture_entropies(*leaves, len(COUNTS)).requires_grad
     assert not token_entropies(h, weight).requires_grad
 
@@ -155,17 +158,17 @@ def test_nothing_at_all():
     weight, none = torch.randn(V, D), torch.zeros(0, D)
     empty, whole = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
     assert token_entropies(none, weight).shape == (0,)
-    assert token_log_probs(none, weight, whole).shape == (0,)
+    assert token_scores(none, weight, whole).log_prob.shape == (0,)
     ignored = torch.full((3,), -100)
-    assert mixture_log_probs(none, weight, empty, whole, ignored).tolist() == [0.0] * 3
+    assert mixture_scores(none, weight, empty, whole, ignored).log_prob.tolist() == [0.0] * 3
     assert mixture_entropies(none, weight, empty, whole, 2).isnan().all()
 
 
 def test_autocast_runs_the_products_in_half_precision():
     h, weight, log_scores, owner, targets = inputs(COUNTS, torch.float32)
-    exact = mixture_log_probs(h, weight, log_scores, owner, targets)
+    exact = mixture_scores(h, weight, log_scores, owner, targets).log_prob
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = mixture_log_probs(h, weight, log_scores, owner, targets)
+        half = mixture_scores(h, weight, log_scores, owner, targets).log_prob
         entropy = mixture_entropies(h, weight, log_scores, owner, len(COUNTS))
     assert half.dtype == entropy.dtype == torch.float32
     assert not torch.equal(half, exact)
@@ -177,7 +180,7 @@ def test_targets_outside_the_vocabulary_are_errors(target):
     h, weight, log_scores, owner, targets = inputs(COUNTS)
     targets[1] = target
     with pytest.raises((IndexError, RuntimeError, ValueError)):
-        mixture_log_probs(h, weight, log_scores, owner, targets)
+        mixture_scores(h, weight, log_scores, owner, targets)
 
 
 def test_logits_of_all_states_are_never_held(monkeypatch):
@@ -187,7 +190,7 @@ def test_logits_of_all_states_are_never_held(monkeypatch):
     owner = torch.arange(50).repeat_interleave(4)
     scores, targets = torch.zeros(states), torch.randint(0, words, (50,))
     with Largest() as made:
-        mixture_log_probs(h, weight, scores, owner, targets)
+        mixture_scores(h, weight, scores, owner, targets)
         mixture_entropies(h, weight, scores, owner, 50)
         token_entropies(h, weight)
     assert made.numel == 20 * words

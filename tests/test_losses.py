@@ -12,7 +12,7 @@ from lightning_models.output_layer import (
     linear_cross_entropy,
     linear_cross_entropy_each,
     linear_mixture_cross_entropy,
-    token_log_probs,
+    token_scores,
 )
 from tests.largest import Largest
 from tests.reference import cross_entropy as reference
@@ -102,7 +102,7 @@ def test_any_chunk_border(rows, limit, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(output_layer.CHUNK_ROWS, "cpu", limit)
         mine = linear_cross_entropy(h, weight, targets, weights)
-        log_prob = token_log_probs(h, weight, targets)
+        log_prob = token_scores(h, weight, targets).log_prob
     expected = reference.cross_entropy(h, weight, targets, weights)
     assert_equal(with_gradients(mine, h, weight), with_gradients(expected, h, weight))
     assert_equal([log_prob], [reference.log_probs(h, weight, targets).detach()], atol=1e-6)
@@ -121,7 +121,7 @@ def test_nothing_to_predict(rows):
         assert loss == 0
         assert torch.equal(h_gradient, torch.zeros_like(h))
         assert torch.equal(weight_gradient, torch.zeros_like(weight))
-    assert torch.equal(token_log_probs(h, weight, targets), torch.zeros(rows))
+    assert torch.equal(token_scores(h, weight, targets).log_prob, torch.zeros(rows))
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -200,7 +200,7 @@ def test_inputs_that_are_not_contiguous():
     mine = with_gradients(linear_cross_entropy(*views), *views[:2])
     expected = with_gradients(reference.cross_entropy(h, weight, targets, weights), h, weight)
     assert_equal(mine, expected)
-    log_prob = token_log_probs(*views[:3])
+    log_prob = token_scores(*views[:3]).log_prob
     assert_equal([log_prob], [reference.log_probs(h, weight, targets).detach()], atol=1e-6)
 
 
@@ -212,7 +212,7 @@ def test_large_logits_neither_overflow_nor_lose_the_target():
     expected = F.cross_entropy(logits, targets, reduction="sum")
     assert all(x.isfinite().all() for x in mine)
     assert mine[0].item() == pytest.approx(expected.item(), rel=1e-5)
-    assert token_log_probs(h, weight, targets).sum().item() == pytest.approx(
+    assert token_scores(h, weight, targets).log_prob.sum().item() == pytest.approx(
         -expected.item(), rel=1e-5
     )
 
@@ -220,16 +220,16 @@ def test_large_logits_neither_overflow_nor_lose_the_target():
 @pytest.mark.usefixtures("chunked")
 def test_token_log_probs():
     h, weight, targets, _ = inputs(2, 3, 4)
-    mine = token_log_probs(h, weight, targets)
+    mine = token_scores(h, weight, targets).log_prob
     assert mine.shape == targets.shape
-    assert mine.dtype == torch.float32
+    assert mine.dtype == torch.float64
     assert not mine.requires_grad
     assert (mine[targets == -100] == 0).all()
     assert (mine[targets != -100] < 0).all()
-    assert_equal([mine], [reference.log_probs(h, weight, targets).detach()], atol=1e-6)
+    assert_equal([mine], [reference.log_probs(h, weight, targets).detach()], atol=1e-12)
 
 
-@pytest.mark.parametrize("function", [linear_cross_entropy, token_log_probs])
+@pytest.mark.parametrize("function", [linear_cross_entropy, token_scores])
 @pytest.mark.parametrize("target", [-1, -99, V])
 def test_targets_outside_the_vocabulary_are_errors(function, target):
     h, weight, targets, _ = inputs(4)
@@ -251,7 +251,7 @@ def test_bfloat16_autocast_is_close_to_float32(monkeypatch):
     expected = with_gradients(linear_cross_entropy(h, weight, targets), h, weight)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = linear_cross_entropy(h, weight, targets)
-        log_prob = token_log_probs(h, weight, targets)
+        log_prob = token_scores(h, weight, targets).log_prob
     mine = with_gradients(loss, h, weight)
     assert loss.dtype == log_prob.dtype == torch.float32
     assert [x.dtype for x in mine] == [torch.float32] * 3
@@ -320,7 +320,7 @@ def test_logits_of_the_batch_are_never_held(monkeypatch, autocast):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         with Largest() as chunked:
             linear_cross_entropy(h, weight, targets).backward()
-            token_log_probs(h, weight, targets)
+            token_scores(h, weight, targets)
         with Largest() as whole:
             F.cross_entropy(h @ weight.t(), targets).backward()
     assert whole.numel == rows * words

@@ -30,9 +30,8 @@ from lightning_models.layers import KVCache, record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
     IGNORE_INDEX,
-    greedy_targets,
     linear_cross_entropy,
-    token_log_probs,
+    token_scores,
 )
 from lightning_models.outputs import Likelihood, LossOutput, Mean, Scores, Term
 from lightning_models.runtime import gradients_on, in_eval_mode, ordinary
@@ -276,10 +275,7 @@ class LatentThoughtLM(LanguageModel):
             z = self._scored_sample(posterior, keys)
         with torch.no_grad():
             h = self.network(reading.start, z)  # (B, T, D)
-        log_prob = token_log_probs(h, self.network.output_matrix, targets)  # (B, T)
-        if wants("greedy"):
-            sizes = targets, self.config.vocab_size
-            record("greedy", greedy=greedy_targets(h, self.network.output_matrix, *sizes))
+        log_prob = self.target_log_probs(h, targets)  # (B, T)
         number = (targets >= 0).sum(dim=1)
         if wants("posterior"):
             record(
@@ -310,8 +306,8 @@ class LatentThoughtLM(LanguageModel):
         others = z.index_copy(0, rows, z[rows.roll(1)])  # rows to fill up keep what they have
         with torch.no_grad():
             h = self.network(reading.start, others)  # (B, T, D)
-            each = token_log_probs(h, self.network.output_matrix, reading.targets)
-        return -each.sum(dim=1)
+            each = token_scores(h, self.network.output_matrix, reading.targets)
+        return -each.log_prob.sum(dim=1)
 
     def _floor(self, rate: float) -> float:
         """Returns the KL divergence in nats of a sequence that inference can hardly go below."""

@@ -10,11 +10,10 @@ from lightning_models.base import LanguageModel
 from lightning_models.layers import record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
-    greedy_targets,
     linear_cross_entropy,
+    linear_cross_entropy_each,
     logits,
     token_entropies,
-    token_log_probs,
 )
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.ponderlm import network as slot_network
@@ -304,9 +303,7 @@ def step_scores(
         record("depth_losses", losses=depth_losses(by_step(), matrix, targets))
     if wants("entropy"):
         record("entropy", entropy=token_entropies(h, matrix))
-    if wants("greedy"):
-        record("greedy", greedy=greedy_targets(h, matrix, targets, config.vocab_size))
-    log_prob = token_log_probs(h, matrix, targets)
+    log_prob = model.target_log_probs(h, targets)
     num_targets = (targets >= 0).sum(dim=1)
     return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, model.likelihood)
 
@@ -320,5 +317,6 @@ def depth_losses(states: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
         matrix: output matrix (V, D).
         targets: int64 (...), -100 where nothing is predicted.
     """
-    each = [token_log_probs(h, matrix, targets) for h in states.unbind(dim=-2)]
-    return torch.stack(each, dim=-1).neg()
+    # of all rows: to select those with a target, training would wait for the device
+    each = [linear_cross_entropy_each(h, matrix, targets)[1] for h in states.unbind(dim=-2)]
+    return torch.stack(each, dim=-1)

@@ -16,7 +16,6 @@ from lightning_models.output_layer import (
     linear_cross_entropy,
     linear_cross_entropy_each,
     logits,
-    token_log_probs,
 )
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.thinking_states.backbone import ReasoningNetwork, backbone_flops
@@ -258,7 +257,7 @@ class ThinkingStatesLM(ReasoningLM):
         if "steps" in batch and wants("gold_thoughts"):
             record("gold_thoughts", trace=layout.gold_trace(batch))
         states = torch.cat((cache.last[:, None], states), dim=1)
-        log_prob = token_log_probs(states[:, prefix:], self.network.output_matrix, targets)
+        log_prob = self.target_log_probs(states[:, prefix:], targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 

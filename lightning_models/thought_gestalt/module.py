@@ -12,11 +12,10 @@ from lightning_models.flops import head_flops, linear_flops, training_flops
 from lightning_models.layers import record, segment_sum, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import (
-    greedy_targets,
     linear_cross_entropy,
     linear_cross_entropy_each,
     token_entropies,
-    token_log_probs,
+    token_scores,
 )
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.runtime import on_device
@@ -193,18 +192,20 @@ class ThoughtGestaltLM(LanguageModel):
         likely token.
         """
         targets, matrix = batch["targets"], self.network.output_matrix
-        log_prob = targets.new_zeros(targets.numel(), dtype=torch.float32)
-        entropy = torch.full_like(log_prob, torch.nan)
+        dtype = torch.promote_types(matrix.dtype, torch.float32)
+        log_prob = targets.new_zeros(targets.numel(), dtype=dtype)
+        entropy = torch.full_like(log_prob, torch.nan, dtype=torch.float32)
         greedy = torch.zeros_like(log_prob, dtype=torch.bool)
+        below = self.config.vocab_size if wants("greedy") else None
 
         def consume(step: SentenceStep, h: Tensor) -> None:
             """Writes the scores of a step's states (P, D) to their slots."""
-            log_prob[step.source] = token_log_probs(h, matrix, step.targets)
             if wants("entropy"):
                 entropy[step.source] = token_entropies(h, matrix)
-            if wants("greedy"):
-                vocabulary = self.config.vocab_size
-                greedy[step.source] = greedy_targets(h, matrix, step.targets, vocabulary)
+            found = token_scores(h, matrix, step.targets, below, step.num_targets)
+            log_prob[step.source] = found.log_prob
+            if found.greedy is not None:
+                greedy[step.source] = found.greedy
 
         for _ in self.network.run(self._steps(batch), (), consume):
             pass

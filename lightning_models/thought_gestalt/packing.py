@@ -70,6 +70,8 @@ class SentenceStep:
     """int64 (A,)."""
     source: Tensor
     """int64 (P,): index into the batch's tokens (B, S, U), flattened."""
+    num_targets: int | None = None
+    """How many slots predict something; None where no targets were packed."""
 
 
 LEXICAL, EOS, EOD = 0, 1, 2
@@ -89,18 +91,26 @@ def pack(
         targets: int64 (B, S, U): what each slot predicts, -100 for nothing; None: the token after.
     """
     order = (lengths > 0).sum(dim=1).argsort(descending=True, stable=True)
-    counts = lengths[order].cpu().t().tolist()
+    predicted = lengths.new_zeros(lengths.shape) if targets is None else _counts(lengths, targets)
+    sizes, numbers = torch.stack((lengths[order], predicted)).cpu().transpose(1, 2).tolist()
     stride = tokens.shape[1] * tokens.shape[2]
     steps = []
-    for t, row_lengths in enumerate(counts):
+    for t, row_lengths in enumerate(sizes):
         used = [length for length in row_lengths if length > 0]
         if not used:
             break
         step = _step(tokens, lengths, order[: len(used)], used, is_last, slots, t, stride)
         if targets is not None:
-            step = replace(step, targets=targets.reshape(-1)[step.source])
+            own = targets.reshape(-1)[step.source]
+            step = replace(step, targets=own, num_targets=sum(numbers[t]))
         steps.append(step)
     return steps, order
+
+
+def _counts(lengths: Tensor, targets: Tensor) -> Tensor:
+    """Returns the number of targets (B, S) in the used slots of each sentence."""
+    used = torch.arange(targets.shape[2], device=targets.device) < lengths[..., None]
+    return ((targets != IGNORE_INDEX) & used).sum(dim=2)
 
 
 def _step(

@@ -12,7 +12,7 @@ eqs. 5-6, keep, fork with v', left of the parent           ``forking.ForkLayer``
 eq. 8, attention attenuated by log P and P                 ``network.AttenuatedBlock``
 eqs. 9-10, residual writes attenuated by P                 ``network.AttenuatedBlock``
 eq. 11, output averaging                                   ``linear_mixture_cross_entropy`` and
-                                                           ``mixture_log_probs`` (output_layer)
+                                                           ``mixture_scores`` (output_layer)
 eqs. 12-13, rotary positions of forks                      ``forking.ResidualStreams.positions``
 App. E.1, budget in proportion to the input                ``forking.row_budgets``
 causal allocations (ours)                                  ``forking.by_threshold``,

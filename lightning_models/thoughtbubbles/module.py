@@ -16,8 +16,7 @@ from lightning_models.output_layer import (
     linear_mixture_cross_entropy,
     logits,
     mixture_entropies,
-    mixture_greedy_targets,
-    mixture_log_probs,
+    mixture_scores,
 )
 from lightning_models.outputs import Likelihood, LossOutput, Scores, Term
 from lightning_models.runtime import uncompiled
@@ -145,10 +144,11 @@ class ThoughtbubblesLM(LanguageModel):
         if wants("entropy"):
             entropy = mixture_entropies(*mixture, len(states.targets))
             record("entropy", entropy=entropy.view_as(targets))
-        if wants("greedy"):
-            sizes = states.targets, self.config.vocab_size
-            record("greedy", greedy=mixture_greedy_targets(*mixture, *sizes).view_as(targets))
-        log_prob = mixture_log_probs(*mixture, states.targets).view_as(targets)
+        below = self.config.vocab_size if wants("greedy") else None
+        found = mixture_scores(*mixture, states.targets, below)
+        if found.greedy is not None:
+            record("greedy", greedy=found.greedy.view_as(targets))
+        log_prob = found.log_prob.view_as(targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(targets)), num_targets, self.likelihood)
 

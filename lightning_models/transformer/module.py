@@ -10,12 +10,7 @@ from lightning_models.base import LanguageModel
 from lightning_models.flops import attention_flops, head_flops, linear_flops, training_flops
 from lightning_models.layers import FeedForward, KVCache, SelfAttention, record, wants
 from lightning_models.optim import OptimizerConfig
-from lightning_models.output_layer import (
-    greedy_targets,
-    linear_cross_entropy,
-    token_entropies,
-    token_log_probs,
-)
+from lightning_models.output_layer import linear_cross_entropy, token_entropies
 from lightning_models.outputs import LossOutput, Scores, Term
 from lightning_models.transformer.network import TransformerConfig, TransformerNetwork
 
@@ -66,10 +61,7 @@ class TransformerLM(LanguageModel):
         matrix = self.network.output_matrix
         if wants("entropy"):
             record("entropy", entropy=token_entropies(h, matrix))
-        if wants("greedy"):
-            greedy = greedy_targets(h, matrix, targets, self.config.vocab_size)
-            record("greedy", greedy=greedy)
-        log_prob = token_log_probs(h, matrix, targets)
+        log_prob = self.target_log_probs(h, targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 

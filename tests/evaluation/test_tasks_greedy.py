@@ -5,7 +5,7 @@ import torch
 from methods import METHODS
 
 from lightning_models.layers import recording
-from lightning_models.output_layer import greedy_targets, mixture_greedy_targets, mixture_log_probs
+from lightning_models.output_layer import mixture_scores, token_scores
 
 SCORING = [method for method in METHODS if method.format.__class__.__name__ != "Reasoning"]
 
@@ -48,14 +48,14 @@ def test_the_greedy_target_is_the_likeliest_one(method):
 def test_padding_of_the_vocabulary_is_never_chosen():
     h, weight = torch.eye(2)[:1], torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
     targets = torch.tensor([1])
-    assert greedy_targets(h, weight, targets, vocab_size=2).tolist() == [True]
-    assert greedy_targets(h, weight, targets, vocab_size=3).tolist() == [False]
+    assert token_scores(h, weight, targets, vocab_size=2).greedy.tolist() == [True]
+    assert token_scores(h, weight, targets, vocab_size=3).greedy.tolist() == [False]
 
 
 def test_no_targets_are_not_greedy():
     h, weight = torch.randn(2, 3, 4), torch.randn(5, 4)
     targets = torch.full((2, 3), -100)
-    assert not greedy_targets(h, weight, targets, 5).any()
+    assert not token_scores(h, weight, targets, 5).greedy.any()
 
 
 def test_mixtures_choose_by_the_mixed_distribution():
@@ -64,12 +64,12 @@ def test_mixtures_choose_by_the_mixed_distribution():
     h, weight, scores = torch.randn(6, 8) * 2, torch.randn(11, 8), torch.randn(6)
     table = torch.stack(
         [
-            mixture_log_probs(h, weight, scores, owner, torch.full((3,), token))
+            mixture_scores(h, weight, scores, owner, torch.full((3,), token)).log_prob
             for token in range(11)
         ]
     )
     best = table.argmax(dim=0)
     arguments = h, weight, scores, owner
-    assert mixture_greedy_targets(*arguments, best, 11).tolist() == [True] * 3
+    assert mixture_scores(*arguments, best, 11).greedy.tolist() == [True] * 3
     other = torch.tensor([(best[0] + 1) % 11, -100, best[2]])
-    assert mixture_greedy_targets(*arguments, other, 11).tolist() == [False, False, True]
+    assert mixture_scores(*arguments, other, 11).greedy.tolist() == [False, False, True]

@@ -78,7 +78,7 @@ def test_decoding_gives_the_scores(make):
         expected = model.score(batch).log_prob
         cache = model.init_cache(batch["query"], lengths, 40)
         tokens = torch.zeros_like(lengths)
-        found = torch.zeros(targets.shape)
+        found = torch.zeros_like(expected)
         read = torch.zeros_like(lengths)
         while (read < targets.shape[1]).any():
             out, ready = model.decode_step(cache, tokens)
@@ -88,6 +88,7 @@ def test_decoding_gives_the_scores(make):
             answer = targets.gather(1, place)[:, 0].clamp(min=0)
             scored = cache.answering & (read < targets.shape[1])
             own = log_prob.gather(1, answer[:, None])[:, 0]
+            own = own.to(found.dtype)
             found[scored] = found[scored].scatter(1, place[scored], own[scored][:, None])
             tokens = torch.where(cache.answering, answer, out[:, :V].argmax(-1))
             read = read + cache.answering

@@ -69,7 +69,7 @@ def test_sentences_have_vectors_and_losses():
     assert [len(vector) for vector in vectors] == [3, 3, 2, 2, 1]
     assert {vector.shape[1] for vector in vectors} == {WIDTH}
     by_step = -model.score(batch).log_prob.sum(dim=(0, 2))
-    torch.testing.assert_close(torch.stack(nll).float(), by_step.detach())
+    torch.testing.assert_close(torch.stack(nll), by_step.detach())
     torch.testing.assert_close(torch.stack(nll).sum(), output.terms["nll"].sum)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_models.optim import OptimizerConfig
-from lightning_models.output_layer import linear_cross_entropy_each, logits, token_log_probs
+from lightning_models.output_layer import linear_cross_entropy_each, logits, token_scores
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.runtime import on_device
 from lightning_models.thinking_states.backbone import AnswerCache, ReasoningNetwork, read
@@ -350,9 +350,9 @@ class TextLM(ReasoningLM):
         targets = batch["targets"]
         rows = self.scored_rows(batch)
         h = self.states(rows)
-        found = token_log_probs(
-            h[rows.answers], self.network.output_matrix, rows.targets[rows.answers]
-        )
+        states, answers = h[rows.answers], rows.targets[rows.answers]
+        matrix = self.network.output_matrix
+        found = token_scores(states, matrix, answers, count=len(answers)).log_prob
         log_prob = found.new_zeros(targets.shape)
         log_prob[targets >= 0] = found  # both in the order of rows, and of tokens in a row
         num_targets = (targets >= 0).sum(dim=1)
