@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from evaluation.tasks.readers import Piece, Reader, label, reader_of
+from evaluation.tasks.readers import Piece, Reader, label, reader_of, rests
 from evaluation.tasks.writing import Continuations, WritingRequest, write
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
@@ -36,7 +36,8 @@ class Facts:
 
     Attributes:
         scored: Tokens whose log-probabilities it is the sum of.
-        read: Tokens that the model has read for it, those of all its passes together.
+        read: Tokens that the model has read for it, those of all its passes together; a context
+            that several requests share counts for each of them, as do its FLOPs.
         flops: Forward FLOPs of reading them, additional steps and inference included: those that
             ran, where the model records them.
         steps: Additional steps of the scored tokens together; None where the model records none.
@@ -301,24 +302,71 @@ class HarnessModel(LM):
         """Yields number and result of each request as soon as all of its pieces are scored."""
         sums = [_Sum(missing=len(pieces)) for pieces in cuts]
         jobs = [(n, piece) for n, pieces in enumerate(cuts) for piece in pieces]
-        jobs.sort(key=lambda job: (-self.reader.read_tokens(job[1]), job[1].tokens))
+        share = given and self.model.shares_prefixes and self.batch_size > 1
         yield from ((n, total) for n, total in enumerate(sums) if not total.missing)
         with self._bar(len(jobs), "scoring", " rows") as bar:
-            for first in range(0, len(jobs), self.batch_size):
-                batch = jobs[first : first + self.batch_size]
-                self._add_batch(batch, sums, requests, given=given)
+            for batch, shared in self._batches(jobs, share=share):
+                self._add_batch(batch, sums, requests, given=given, shared=shared)
                 bar.update(len(batch))
                 for number in dict.fromkeys(number for number, _ in batch):
                     if not sums[number].missing:
                         yield number, sums[number]
 
+    def _batches(self, jobs: Sequence[_Job], *, share: bool) -> Iterator[tuple[list[_Job], bool]]:
+        """Yields batches of jobs, and whether the jobs of a batch share what they are given."""
+        number = Counter(_given(job) for job in jobs) if share else Counter()
+        shared = [job for job in jobs if number[_given(job)] > 1 and job[1].given > 1]
+        yield from ((batch, True) for batch in self._shared_batches(shared))
+        plain = [job for job in jobs if number[_given(job)] <= 1 or job[1].given <= 1]
+        plain.sort(key=lambda job: (-self.reader.read_tokens(job[1]), job[1].tokens))
+        for first in range(0, len(plain), self.batch_size):
+            yield plain[first : first + self.batch_size], False
+
+    def _shared_batches(self, jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
+        """Yields batches in which the jobs of one context stand together, the longest first."""
+        groups: dict[tuple[int, ...], list[_Job]] = {}
+        for job in sorted(jobs, key=lambda job: (-len(job[1].tokens), job[1].tokens)):
+            groups.setdefault(_given(job), []).append(job)
+        batch: list[_Job] = []
+        for group in groups.values():
+            for first in range(0, len(group), self.batch_size):
+                more = group[first : first + self.batch_size]
+                if batch and not self._fit([*batch, *more]):
+                    yield batch
+                    batch = []
+                batch += more
+        if batch:
+            yield batch
+
+    def _fit(self, jobs: Sequence[_Job]) -> bool:
+        """Whether jobs that share contexts fit a batch: its rows, and the positions of its padding.
+
+        A batch is as wide as its longest context and its longest continuation together, and
+        positions may be learned.
+        """
+        if len(jobs) > self.batch_size:
+            return False
+        pieces = [piece for _, piece in jobs]
+        width = max(p.given for p in pieces) + max(len(p.tokens) - p.given for p in pieces) - 1
+        return self.reader.limit is None or width <= self.reader.limit
+
     def _add_batch(
-        self, batch: Sequence[_Job], sums: Sequence[_Sum], requests: Sequence[Any], *, given: bool
+        self,
+        batch: Sequence[_Job],
+        sums: Sequence[_Sum],
+        requests: Sequence[Any],
+        *,
+        given: bool,
+        shared: bool,
     ) -> None:
         """Scores the pieces, and adds the results to their requests' sums."""
         start, pieces = time.perf_counter(), [piece for _, piece in batch]
-        whole = not given and self.mode == "blockwise"
-        rows = self.reader.whole_batch(pieces) if whole else self.reader.batch(pieces)
+        read = [self.reader.read_tokens(piece) for piece in pieces]
+        if shared:
+            rows, pieces = self.reader.shared_batch(pieces), rests(pieces)
+        else:
+            whole = not given and self.mode == "blockwise"
+            rows = self.reader.whole_batch(pieces) if whole else self.reader.batch(pieces)
         seen: dict[str, Any] = {}  # what the model records, by name: greedy, executed, flops, ...
         taken = dict.fromkeys(("greedy", "thinking_steps", "flops"), seen.update)
         with recording(**taken), torch.no_grad(), self._context():
@@ -328,7 +376,6 @@ class HarnessModel(LM):
         steps = self._scored(seen["executed"], pieces) if "executed" in seen else None
         terms = scores.sequence_term.detach().double().cpu().tolist()
         seconds = time.perf_counter() - start
-        read = [self.reader.read_tokens(piece) for piece in pieces]
         planned = [tokens * self._flops(tokens) for tokens in read]
         flops = seen["flops"].tolist() if "flops" in seen else planned
         for row, (number, _) in enumerate(batch):
@@ -361,6 +408,11 @@ class HarnessModel(LM):
     def _bar(self, total: int, what: str, unit: str) -> Any:
         hidden = True if self._rank else self._hidden
         return tqdm(total=total, desc=what, unit=unit, disable=hidden)
+
+
+def _given(job: _Job) -> tuple[int, ...]:
+    """Returns the tokens that a job is given."""
+    return job[1].tokens[: job[1].given]
 
 
 def _alike(

@@ -121,6 +121,22 @@ class Reader(ABC):
         batch.pop("context", None)
         return batch | {"sequence_id": torch.tensor([piece.whole_number for piece in pieces])}
 
+    def shared_batch(self, pieces: Sequence[Piece]) -> Batch:
+        """Returns the batch of pieces, in which what several are given stands once, as ``prefix``.
+
+        Its targets stand where the targets of ``rests`` do; ``LanguageModel.score`` has the keys.
+        """
+        prefixes = dict.fromkeys(piece.tokens[: piece.given] for piece in pieces)
+        index = {prefix: row for row, prefix in enumerate(prefixes)}
+        batch = self.batch(rests(pieces))
+        batch.pop("context", None)
+        rows = [torch.tensor(prefix) for prefix in prefixes]
+        return batch | {
+            "prefix": pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.eos_id),
+            "prefix_lengths": torch.tensor([len(row) for row in rows]),
+            "prefix_row": torch.tensor([index[piece.tokens[: piece.given]] for piece in pieces]),
+        }
+
     def document(self, text: str) -> Piece:
         """Returns a whole text, from its start to its end, all of which is read."""
         return self.piece("", text)
@@ -179,6 +195,13 @@ def windows(piece: Piece, limit: int | None) -> list[Piece]:
             found.append(Piece(tokens, tuple(scored[:last])))
         begin = end
     return found
+
+
+def rests(pieces: Sequence[Piece]) -> list[Piece]:
+    """Returns the pieces from their last given token on."""
+    return [
+        Piece(piece.tokens[piece.given - 1 :], piece.scored[piece.given - 1 :]) for piece in pieces
+    ]
 
 
 class WindowReader(Reader):

@@ -57,6 +57,11 @@ class PonderLM2(LanguageModel):
         """
         super().__init__(config, optimizer, compile)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether ``score`` reads what several rows begin with once: if it goes slot by slot."""
+        return self.config.inference == "sequential" and not self.compile_network
+
     def build_network(self) -> SlotNetwork:
         """Returns a freshly initialised network."""
         return SlotNetwork(self.config)
@@ -131,15 +136,37 @@ class PonderLM2(LanguageModel):
         if self.config.inference == "sequential" and not self.training:
             valid = batch.get("mask", torch.ones_like(tokens))
             lengths = valid.sum(dim=1)  # (B,)
-            pondered = sequential.read_text(self.network, tokens, lengths)
+            cache, executed, real = self._prefix(batch)
+            pondered = sequential.read_text(self.network, tokens, lengths, cache)
             if wants("flops"):
-                real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-                flops = slot_network.executed_flops(self.network, pondered.executed, real)
-                record("flops", flops=flops, tokens=lengths)
+                own = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+                # a row costs what it does alone, with its prefix
+                real = torch.cat((real, own), dim=1)
+                executed = torch.cat((executed, pondered.executed), dim=1)
+                flops = slot_network.executed_flops(self.network, executed, real)
+                record("flops", flops=flops, tokens=real.sum(dim=1))
             record_states(pondered.states, None)
         else:
             pondered = self.network(tokens, self._iterations())
         return pondered
+
+    def _prefix(self, batch: dict[str, Any]) -> tuple[SlotCache | None, Tensor, Tensor]:
+        """Returns copies of the cache of each row's prefix, and what its tokens (B, P) executed.
+
+        The latter are steps, int64, and which tokens are no padding, bool; P is 0 without prefixes.
+        """
+        tokens = batch["tokens"]
+        if "prefix" not in batch:
+            none = tokens[:, :0]
+            return None, none, none.bool()
+        prefix, rows = batch["prefix"][:, :-1], batch["prefix_row"]
+        lengths = batch["prefix_lengths"] - 1  # the last token is the first of ``tokens``
+        room = prefix.shape[1] + tokens.shape[1]
+        cache = sequential.new_cache(self.network, len(prefix), room)
+        executed = sequential.read_text(self.network, prefix, lengths, cache).executed
+        real = torch.arange(prefix.shape[1], device=prefix.device) < lengths[:, None]
+        cache.select(rows)
+        return cache, executed[rows], real[rows]
 
     # ---- generation
 

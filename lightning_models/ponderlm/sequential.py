@@ -194,7 +194,9 @@ def _read_in_parallel(
     cache.token = lengths.clone()
 
 
-def read_text(network: SlotNetwork, tokens: Tensor, lengths: Tensor) -> Pondered:
+def read_text(
+    network: SlotNetwork, tokens: Tensor, lengths: Tensor, cache: SlotCache | None = None
+) -> Pondered:
     """Returns what ``network(tokens)`` does at the fixed point, slot by slot.
 
     States of slots that are skipped, and of tokens after a row's length, are zero.
@@ -203,18 +205,20 @@ def read_text(network: SlotNetwork, tokens: Tensor, lengths: Tensor) -> Pondered
         network: in eval mode.
         tokens: (B, T), padded on the right.
         lengths: int64 (B,).
+        cache: earlier tokens, with room for these, which are added; None: there are none.
     """
     rows, num_tokens = tokens.shape
     num_slots = network.config.thinking_steps + 1
-    cache = new_cache(network, rows, num_tokens)
+    cache = new_cache(network, rows, num_tokens) if cache is None else cache
+    first = cache.token  # (B,), its index in the whole text
     like = cache.state
     states = like.new_zeros(rows, num_tokens, num_slots, like.shape[1])
     read_out = like.new_zeros(rows, num_tokens, like.shape[1])
     steps: list[Tensor] | None = None
     executed = tokens.new_zeros(tokens.shape)
     row = torch.arange(rows, device=tokens.device)
-    while bool((active := cache.token < lengths).any()):
-        token, slot = cache.token.clamp(max=num_tokens - 1), cache.slot
+    while bool((active := cache.token - first < lengths).any()):
+        token, slot = (cache.token - first).clamp(max=num_tokens - 1), cache.slot
         ready = advance(network, cache, tokens[row, token], active)
         states[row[active], token[active], slot[active]] = cache.state[active]
         read_out[row[ready], token[ready]] = cache.read_out[ready]

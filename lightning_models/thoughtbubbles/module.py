@@ -94,6 +94,11 @@ class ThoughtbubblesLM(LanguageModel):
         """``exact`` for causal allocations, else ``noncausal``."""
         return "exact" if self.causal else "noncausal"
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether ``score`` reads what several rows begin with once: if no later token counts."""
+        return self.causal and not self.compile_network
+
     def build_network(self) -> ThoughtbubblesNetwork:
         """Returns a freshly initialised network."""
         return ThoughtbubblesNetwork(self.config)
@@ -135,10 +140,10 @@ class ThoughtbubblesLM(LanguageModel):
         """
         self._check_thresholds()
         with uncompiled(self.adaptive):  # each number of streams would compile anew
-            decoded = self._decode(batch, count=wants("thinking_steps") or wants("flops"))
+            decoded, before = self._decode_rows(batch)
         targets = batch["targets"]
         if decoded.streams is not None:
-            self._record_streams(decoded.streams)
+            self._record_streams(decoded.streams, before)
         states, matrix = _flatten(decoded, targets), self.network.output_matrix
         mixture = states.h, matrix, states.log_p, states.owner
         if wants("entropy"):
@@ -247,11 +252,31 @@ class ThoughtbubblesLM(LanguageModel):
         decoded: Decoded = self.network(batch["tokens"], lengths, count=count)
         return decoded
 
-    def _record_streams(self, streams: Tensor) -> None:
-        """Records steps and FLOPs of a batch by the streams (L, B, T) that ran."""
+    def _decode_rows(self, batch: dict[str, Any]) -> tuple[Decoded, Tensor | None]:
+        """Returns the states of a batch to score, and the streams (L, B, P - 1) of its prefixes."""
+        count = wants("thinking_steps") or wants("flops")
+        if "prefix" not in batch:
+            return self._decode(batch, count), None
+        prefix, lengths = batch["prefix"][:, :-1], batch["prefix_lengths"] - 1
+        rows, tokens = batch["prefix_row"], batch["tokens"]
+        cache = self.network.new_cache(len(prefix), prefix.shape[1] + 1 + tokens.shape[1])
+        before = self.network(prefix, lengths, cache, count).streams
+        cache.select(rows)
+        decoded = self.network(tokens, batch["mask"].sum(dim=1), cache, count)
+        return decoded, None if before is None else before[:, rows]
+
+    def _record_streams(self, streams: Tensor, before: Tensor | None = None) -> None:
+        """Records steps and FLOPs of a batch by the streams (L, B, T) that ran.
+
+        Args:
+            streams: In each block, of each token.
+            before: The same (L, B, P) of tokens before these; they cost a row as much as if it had
+                read them alone.
+        """
         blocks = [stop - start for start, stop in self.config.stretches]
         most = sum((2**forks - 1) * number for forks, number in enumerate(blocks)) / len(streams)
         record("thinking_steps", executed=_additional(streams), most=most)
+        streams = streams if before is None else torch.cat((before, streams), dim=2)
         tokens = (streams[0] > 0).sum(dim=1)
         rows = zip(streams.sum(dim=2).t().tolist(), tokens.tolist(), strict=True)
         flops = [sum(self._parts(row, max(1, n)).values()) * n for row, n in rows]

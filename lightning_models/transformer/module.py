@@ -41,6 +41,11 @@ class TransformerLM(LanguageModel):
         """Entries of the decoding cache that a token takes."""
         return 1
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether ``score`` reads what several rows begin with once: where nothing is compiled."""
+        return self.causal and not self.compile_network
+
     def build_network(self) -> TransformerNetwork:
         """Returns a freshly initialised network."""
         return TransformerNetwork(self.config)
@@ -57,10 +62,9 @@ class TransformerLM(LanguageModel):
         Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats; and
         ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token.
         """
-        h, targets = self.network(batch["tokens"]), batch["targets"]
-        matrix = self.network.output_matrix
+        h, targets = self.network(batch["tokens"], self.prefix_cache(batch)), batch["targets"]
         if wants("entropy"):
-            record("entropy", entropy=token_entropies(h, matrix))
+            record("entropy", entropy=token_entropies(h, self.network.output_matrix))
         log_prob = self.target_log_probs(h, targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)

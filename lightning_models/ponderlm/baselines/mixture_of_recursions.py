@@ -280,6 +280,13 @@ class MoRNetwork(RepeatedNetwork):
         return RecursionCache(self.config, batch, capacity, self.embedding.weight.device)
 
 
+class _Read(NamedTuple):
+    """Recursions (B, P) int64 of the tokens of prefixes, and which of them are no padding."""
+
+    executed: Tensor
+    real: Tensor
+
+
 class MoRLM(DepthLM):
     """Mixture-of-Recursions with expert choice (arXiv 2507.10524).
 
@@ -355,16 +362,34 @@ class MoRLM(DepthLM):
         valid = batch.get("mask", torch.ones_like(batch["tokens"], dtype=torch.bool))
         # A threshold takes another number of tokens from each batch: each would compile anew.
         with uncompiled(self.config.eval_routing == "threshold"):
+            cache, before = self._prefix(batch)
             found: Recursed = self.network(
                 batch["tokens"],
-                every_depth=every_depth,
+                cache,
+                every_depth,
                 valid=valid,
                 routing=self.config.eval_routing,
             )
         if wants("flops"):
-            flops = self._executed_flops(found.executed, valid)
-            record("flops", flops=flops, tokens=valid.sum(dim=1))
+            executed, real = found.executed, valid
+            if before is not None:  # a row costs what it does alone
+                executed = torch.cat((before.executed, executed), dim=1)
+                real = torch.cat((before.real, real), dim=1)
+            flops = self._executed_flops(executed, real)
+            record("flops", flops=flops, tokens=real.sum(dim=1))
         return found.states, found.executed
+
+    def _prefix(self, batch: dict[str, Any]) -> tuple[RecursionCache | None, _Read | None]:
+        """Returns for each row a copy of the cache of its prefix, and what its tokens executed."""
+        if "prefix" not in batch:
+            return None, None
+        tokens, rows = batch["prefix"][:, :-1], batch["prefix_row"]
+        cache = self.network.new_cache(len(tokens), tokens.shape[1] + 1 + batch["tokens"].shape[1])
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        real = place < batch["prefix_lengths"][:, None] - 1
+        found: Recursed = self.network(tokens, cache, valid=real, routing="threshold")
+        cache.select(rows)
+        return cache, _Read(found.executed[rows], real[rows])
 
     def init_cache(  # type: ignore[override]
         self,

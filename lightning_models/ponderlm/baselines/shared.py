@@ -77,7 +77,7 @@ class DepthLM(TransformerLM):
         last of which predict. Executed steps are (B, T) int64.
         """
         tokens = batch["tokens"]
-        states = self.network(tokens, every_depth=every_depth)
+        states = self.network(tokens, self.prefix_cache(batch), every_depth)
         return states, torch.full_like(tokens, self.config.thinking_steps)
 
     def score(self, batch: dict[str, Any]) -> Scores:
