@@ -1,0 +1,146 @@
+"""Log-likelihoods of multiple-choice tasks against lm-eval's ``hf``, in seconds.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.scoring
+    OMP_NUM_THREADS=1 python -m benchmarks.scoring --layers 6 --dim 256 --heads 4
+
+Both sides have the same GPT-2 weights, tokenizer, requests and batch size. Requests are random
+words, with about as many tokens as requests of the named tasks; ``long`` has contexts of 200.
+"Whole rows" is our side when it reads each context once for every continuation.
+"""
+
+import itertools
+import json
+import random
+import string
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from benchmarks import harness
+from benchmarks.harness import Options, gpt2_pair, in_turn
+from lightning_models import TransformerLM
+
+
+class Shape(NamedTuple):
+    """Mean numbers of tokens, and choices of a question."""
+
+    context: int
+    choices: int
+    continuation: int
+
+
+SHAPES = {
+    "arc_easy": Shape(28, 4, 5),
+    "hellaswag": Shape(70, 4, 30),
+    "piqa": Shape(17, 2, 25),
+    "long": Shape(200, 4, 5),
+}
+END, SPACE = "<|endoftext|>", "\u0120"
+
+
+def tokenizer_json(vocab: int) -> str:
+    """Returns a byte-level BPE, as JSON, in which short words with their space are one token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    ids = {sign: i for i, sign in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = []
+    for letters in itertools.chain.from_iterable(map(_words_of, itertools.count(1))):
+        if len(ids) == vocab - 1:
+            break
+        ids[SPACE + letters] = len(ids)
+        merges.append((SPACE + letters[:-1], letters[-1]))
+    inner = Tokenizer(models.BPE(vocab=ids, merges=merges))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([END])
+    text: str = inner.to_str()
+    return text
+
+
+def _words_of(size: int) -> Iterator[str]:
+    return map("".join, itertools.product(string.ascii_lowercase, repeat=size))
+
+
+def requests_of(shape: Shape, words: list[str], questions: int) -> list[Any]:
+    """Returns the requests of some questions; numbers of tokens vary by a half."""
+    from lm_eval.api.instance import Instance
+
+    draw, found, kind = random.Random(0), [], "loglikelihood"
+
+    def text(mean: int) -> str:
+        count = draw.randint(max(1, mean // 2), mean + mean // 2)
+        return "".join(draw.choice(words) for _ in range(count))
+
+    for number in range(questions):
+        context = text(shape.context)
+        for choice in range(shape.choices):
+            pair, about = (context, text(shape.continuation)), ("task", number, 1)
+            found.append(Instance(kind, {}, pair, choice, metadata=about))
+    return found
+
+
+def sides(options: Options) -> tuple[Any, Any, list[str]]:
+    """Returns lm-eval's model, ours with the same weights, and the words that are one token."""
+    from lm_eval.models.huggingface import HFLM
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    from datamodules.json_tokenizer import JsonTokenizer
+    from evaluation.tasks.adapter import HarnessModel
+
+    longest = 2 * max(shape.context + shape.continuation for shape in SHAPES.values())
+    theirs, ours = gpt2_pair(options.vocab, longest, options.layers, options.dim, options.heads)
+    written, ends = tokenizer_json(options.vocab), {"eos_token": END, "bos_token": END}
+    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(written), **ends)
+    vocabulary = json.loads(written)["model"]["vocab"]
+    words = [" " + word[1:] for word in vocabulary if word[0] == SPACE and len(word) > 1]
+    size, device = options.batch, options.device
+    hf = HFLM(pretrained=theirs.eval(), tokenizer=fast, batch_size=size, device=device)
+    model, tokenizer = ours.to(device).eval(), JsonTokenizer("words", written)
+    alike: dict[str, Any] = {"batch_size": size, "context": nullcontext, "progress": False}
+    return hf, HarnessModel(model, tokenizer, **alike), words
+
+
+def scoring(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields one row per task."""
+    theirs, ours, words = sides(options)
+    for name in options.tasks:
+        asked = requests_of(SHAPES[name], words, options.questions)
+
+        def hf(asked: list[Any] = asked) -> list[Any]:
+            return list(theirs.loglikelihood(asked, disable_tqdm=True))
+
+        def shared(asked: list[Any] = asked) -> list[Any]:
+            return list(ours.loglikelihood(asked))
+
+        def whole(asked: list[Any] = asked) -> list[Any]:
+            with patch.object(TransformerLM, "shares_prefixes", False):
+                return list(ours.loglikelihood(asked))
+
+        seconds = torch.tensor(in_turn((hf, shared, whole), options.rounds))  # (3, rounds)
+        pairs = list(zip(shared(), hf(), strict=True))
+        yield {
+            "task": name,
+            "requests": len(asked),
+            "hf s": seconds[0].median().item(),
+            "ours s": seconds[1].median().item(),
+            "time ratio": (seconds[1] / seconds[0]).median().item(),
+            "whole rows, time ratio": (seconds[2] / seconds[0]).median().item(),
+            "largest difference, nats": max(abs(a[0] - b[0]) for a, b in pairs),
+            "same greedy flags": all(a[1] == b[1] for a, b in pairs),
+        }
+
+
+def main() -> None:
+    """Parses the command line and prints the table."""
+    sizes = {"layers": 12, "dim": 768, "heads": 12, "vocab": 50257, "batch": 16, "questions": 8}
+    parser = harness.options_parser(__doc__, rounds=3, **sizes)
+    parser.add_argument("--tasks", nargs="+", choices=SHAPES, default=list(SHAPES))
+    harness.run(parser, {"scoring": scoring})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The benchmark of scoring asks both sides the same, in tokens of its own vocabulary."""
+
+import argparse
+
+from tokenizers import Tokenizer
+
+from benchmarks.scoring import SHAPES, requests_of, scoring, sides, tokenizer_json
+
+TINY = {"layers": 1, "dim": 16, "heads": 2, "vocab": 1000, "batch": 4, "questions": 2}
+
+
+def test_words_are_single_tokens():
+    inner = Tokenizer.from_str(tokenizer_json(1000))
+    assert inner.get_vocab_size() == 1000
+    assert len(inner.encode(" a bc zz q").ids) == 4
+
+
+def test_both_sides_agree():
+    options = argparse.Namespace(**TINY, device="cpu", rounds=1, tasks=["arc_easy", "piqa"])
+    rows = list(scoring(options))
+    assert [row["requests"] for row in rows] == [8, 4]
+    assert all(row["largest difference, nats"] < 1e-3 for row in rows)
+    assert all(row["same greedy flags"] for row in rows)
+
+
+def test_requests_have_the_lengths_of_their_task():
+    _, ours, words = sides(argparse.Namespace(**TINY, device="cpu"))
+    asked = requests_of(SHAPES["hellaswag"], words, 20)
+    pieces = [ours.reader.piece(*one.args) for one in asked]
+    given = sum(piece.given for piece in pieces) / len(pieces)
+    assert 55 < given < 85
+    assert 25 < sum(len(piece.tokens) - piece.given for piece in pieces) / len(pieces) < 35
