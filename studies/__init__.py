@@ -8,7 +8,7 @@ through ``evaluate.py``; what is finished is not done again, so a stopped study 
 
 | File | What it holds |
 |---|---|
-| ``study`` | declarations: ``Study``, ``Run``, ``AnalysisSettings``, ``Column``, read from YAML |
+| ``study`` | declarations: ``Study``, ``Run``, ``AnalysisSettings``, ``Search``, read from YAML |
 | ``runner`` | commands of the runs, executed where the records do not have them |
 | ``tune`` | hyperparameter search of the runs: ``python -m studies.tune`` |
 | ``report`` | results, tables, figure, and the marked section of the Markdown file |

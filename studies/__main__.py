@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.report import check_report, write_report, write_suite
-from studies.runner import CommandError, executor, run_study
+from studies.runner import CommandError, run_study
 from studies.study import ROOT, Study, StudyError, load_study, study_names
 
 RESULTS = ROOT / "docs" / "results"
@@ -21,7 +21,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Runs a study and returns the exit code, see `run_guarded`.
 
     Args:
-        args: the command line; None: that of the process.
+        args: The command line, by default that of the process.
     """
     return run_guarded(lambda: _run(parser().parse_args(args)))
 
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
     runs = study.seeded(options.only)
     folder = Path(options.folder or Path("runs", "studies", study.folder)).resolve()
     if study.columns:  # with the options that only narrow or repeat it, it is still the study
-        same = ("steps", "epochs", "options")
+        same = ("steps", "epochs", "operations")
         whole = all(getattr(study, key) == getattr(declared, key) for key in same)
     else:
         whole = study == declared and not options.only
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> None:
     if study.columns:
         check_report(output)
     print(f"{len(runs)} runs of {study.length} in {folder}")
-    run_study(study, folder, only=options.only, jobs=options.jobs, execute=executor(options.jobs))
+    run_study(study, folder, only=options.only, jobs=options.jobs)
     if study.columns:
         write_report(study, folder, output)
     else:

@@ -4,19 +4,19 @@ Of a study with columns a marked section of docs/results/NAME.md is generated; t
 run, the comparison and the files of the analyses are written to the folder docs/results/NAME.
 """
 
-import csv
 import json
 import re
 import shutil
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from evaluation.cli import main as evaluate
 from evaluation.runs import read_scalars
-from studies.runner import CONFIG, RunFolder, clock, evaluate_command, execute
-from studies.study import LOGGED, Column, Run, Study, StudyError
+from studies.runner import CONFIG, RunFolder, clock
+from studies.study import LOGGED, Run, Study, StudyError
 
 BEGIN = "<!-- study: begin (generated; what stands outside of the two marks is kept) -->"
 END = "<!-- study: end -->"
@@ -24,56 +24,49 @@ MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 RELATIVE = re.compile(r"\]\((?![#/]|\w+:)")
 """Beginning of a relative link of Markdown."""
 COMPARISON, EVERY_RUN = "comparison", "evaluations.csv"
-NONE = "-"
+BITS = ".bits_per_byte"
 
-Results = Mapping[str, Any]
-"""Contents of a run's JSON files by evaluation, and its last logged values as ``LOGGED``."""
 Trained = Sequence[tuple[Run, RunFolder]]
 
 
 def trained_runs(study: Study, folder: Path) -> list[tuple[Run, RunFolder]]:
     """Returns all runs of a study that are trained, extra ones too, in its order."""
-    places = [(run, RunFolder(folder / run.folder)) for run in study.seeded(study.names)]
+    places = [(run, RunFolder(folder / run.folder)) for run in study.seeded(list(study.runs))]
     return [(run, place) for run, place in places if place.trained]
 
 
-def compare(study: Study, trained: Trained, output: Path, log: Path) -> None:
-    """Writes the report of ``evaluate.py compare`` on trained runs.
+def compare(study: Study, trained: Trained, output: Path, introduction: str = "") -> None:
+    """Writes the comparison of trained runs to a folder.
 
-    Perplexities of their evaluations are taken over where compare would measure the same.
-
-    Args:
-        study: its title and introduction head the report, ``compare`` has further options.
-        trained: the runs.
-        output: folder of the report.
-        log: file for the output of the command.
-
-    Raises:
-        CommandError: if it fails.
+    Scores of their evaluations are taken over where the comparison would measure the same.
     """
-    words = [f"{run.title}={place.training}" for run, place in trained]
+    argv = ["compare", *(f"{run.title}={place.training}" for run, place in trained)]
     files = [
         str(place.output(name))
         for run, place in trained
         for name, options in run.evaluations.items()
         if "command" not in options
     ]
-    words += ["--results", *files] if files else []
-    options = {"output": output, "title": study.title, "introduction": study.introduction}
+    argv += ["--results", *files] if files else []
+    named = {"output": output, "title": study.title, "introduction": introduction}
+    for key, value in {**named, **study.compare}.items():
+        argv += [f"--{key}", str(value)]
     output.parent.mkdir(parents=True, exist_ok=True)
-    execute(evaluate_command("compare", words, {**options, **study.compare}), log)
+    code = evaluate(argv)
+    if code:  # it has printed why
+        raise SystemExit(code)
 
 
 def write_suite(study: Study, folder: Path, output: Path) -> None:
     """Writes the comparison of trained runs and the config of each to a folder.
 
     Args:
-        study: without columns.
-        folder: of its runs.
-        output: folder of the report.
+        study: A study without columns.
+        folder: Folder of its runs.
+        output: Folder of the report.
     """
     trained = trained_runs(study, folder)
-    compare(study, trained, output, folder / "compare.log")
+    compare(study, trained, output, study.introduction)
     for run, place in trained:
         shutil.copyfile(place.path / CONFIG, output / f"{run.folder}.yaml")
 
@@ -102,21 +95,21 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     """Writes the generated section of the report, and its files to a folder of its name.
 
     Args:
-        study: with columns.
-        folder: of its runs, at least one of which is trained.
-        path: the file; its other sections stay as they are, a new one gets a place for them.
+        study: A study with columns.
+        folder: Folder of its runs, at least one of which is trained.
+        path: The file; its other sections stay, and a new one gets a place for them.
     """
     check_report(path)
     files = path.with_suffix("")
     files.mkdir(exist_ok=True)
     trained = trained_runs(study, folder)
-    results = [read_results(run, place) for run, place in trained]
-    plain = replace(study, introduction="")  # which is in the section
     shutil.rmtree(files / COMPARISON, ignore_errors=True)  # of the last time, without its report
-    compare(plain, trained, files / COMPARISON, folder / "compare.log")
-    _write_csv(study, trained, results, files / EVERY_RUN)
+    compare(study, trained, files / COMPARISON)
+    results = pd.DataFrame([read_results(run, place) for run, place in trained])
+    table = evaluations_table(study, trained, results)
+    table.to_csv(files / EVERY_RUN, index=False)
     _copy_files(study, trained, files)
-    section = render_section(study, trained, results, files)
+    section = render_section(study, trained, summary_table(study, table, results), files)
     for name in ("report.md", "report.html"):  # which the section has
         (files / COMPARISON / name).unlink(missing_ok=True)
     blank = (
@@ -129,112 +122,131 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     partial.replace(path)
 
 
+def logged(place: RunFolder) -> dict[str, dict[int, float]]:
+    """Returns what a run has logged, by tag and step."""
+    return {} if place.checkpoint is None else read_scalars(place.checkpoint.parent.parent)
+
+
 def read_results(run: Run, place: RunFolder) -> dict[str, Any]:
-    """Returns what was measured on a trained run, see ``Results``."""
-    scalars = read_scalars(place.last_checkpoint().parent.parent)
+    """Returns all values of a run's result files, and the last values that it has logged.
+
+    Returns:
+        Values by ``EVALUATION.KEY``, with dots into nested values and positions in lists.
+    """
     files = {name: place.output(name) for name in run.evaluations}
     results = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
-    last = {tag: values[max(values)] for tag, values in scalars.items() if values}
-    return {**results, LOGGED: last}
+    last = {tag: values[max(values)] for tag, values in logged(place).items() if values}
+    return _flat({**results, LOGGED: last})
 
 
-def value_of(column: Column, results: Results) -> float | None:
-    """Returns a column's number in its unit; None where it was not measured."""
-    value: Any = results.get(column.evaluation)
-    for key in column.key.split("."):
-        if isinstance(value, list):
-            value = value[int(key)]
-        else:
-            value = value.get(key) if isinstance(value, Mapping) else None
-    return None if value is None else float(value) / column.unit
+def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        nested = isinstance(value, dict | list)
+        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flat
 
 
-def summary_table(study: Study, trained: Trained, results: Sequence[Results]) -> str:
+def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> pd.DataFrame:
+    """Returns a line for each run: the study's columns with all digits, and its seconds."""
+    runs = [(run.folder, run.title, run.seed) for run, _ in trained]
+    table = pd.DataFrame(runs, columns=["run", "title", "seed"])
+    for title, key in study.columns.items():
+        table[title] = _numbers(results, key)
+    return table.assign(seconds=[place.record["train"]["seconds"] for _, place in trained])
+
+
+def _numbers(results: pd.DataFrame, key: str) -> Any:
+    """Returns the numbers of a column, nan where they were not measured."""
+    if key in results:
+        return results[key].astype(float)
+    try:
+        return results.eval(key) if "`" in key else float("nan")
+    except pd.errors.UndefinedVariableError:  # measured on none of the runs
+        return float("nan")
+
+
+def summary_table(study: Study, table: pd.DataFrame, results: pd.DataFrame) -> str:
     """Returns a row for each run: means over its seeds, with the smallest and largest value."""
-    rows = [["run", *(column.title for column in study.columns), "wall time"]]
-    rows.append(["---"] * len(rows[0]))
-    for name in study.names:
-        places = [place for run, place in trained if run.name == name]
-        own = [found for (run, _), found in zip(trained, results, strict=True) if run.name == name]
-        if places:
-            title = next(run.title for run in study.runs if run.name == name)
-            seconds = statistics.mean(place.record["train"]["seconds"] for place in places)
-            rows.append([title, *(_mean(column, own) for column in study.columns), clock(seconds)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = []
+    for title, group in table.groupby("title", sort=False):
+        cells = {
+            name: _mean(group[name]) + _kind(key, results.loc[group.index])
+            for name, key in study.columns.items()
+        }
+        rows.append({"run": title, **cells, "wall time": clock(group["seconds"].mean())})
+    return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
 
 
-def _mean(column: Column, group: Sequence[Results]) -> str:
-    values = [value for each in group if (value := value_of(column, each)) is not None]
-    if not values:
-        return NONE
-    shown = [statistics.mean(values), min(values), max(values)]
-    mean, low, high = (f"{value:z.{column.digits}f}" for value in shown)  # z: no -0.0000
-    return mean + (f" ({low} to {high})" if len(values) > 1 else "") + _kind(column, group)
+def _mean(values: pd.Series) -> str:
+    values = values.dropna()
+    if values.empty:
+        return "-"
+    several = f" ({values.min():.5g} to {values.max():.5g})" if len(values) > 1 else ""
+    return f"{values.mean():.5g}{several}"
 
 
-def _kind(column: Column, group: Sequence[Results]) -> str:
+def _kind(key: str, results: pd.DataFrame) -> str:
     """Returns the kind of a likelihood that is not an exact, causal one."""
-    if column.key != "bits_per_byte":
+    measured = results[results[key].notna()] if key.endswith(BITS) and key in results else None
+    if measured is None or measured.empty:
         return ""
-    content = next(each[column.evaluation] for each in group if column.evaluation in each)
-    if not content.get("causal", True):
+    name, first = key.removesuffix(BITS), measured.iloc[0]
+    if not first.get(f"{name}.causal", True):
         return ", not causal"
-    kind = str(content.get("likelihood", "exact")).replace("_", " ")
+    kind = str(first.get(f"{name}.likelihood", "exact")).replace("_", " ")
     return "" if kind == "exact" else f", {kind}"
 
 
-def render_section(study: Study, trained: Trained, results: Sequence[Results], files: Path) -> str:
+def render_section(study: Study, trained: Trained, summary: str, files: Path) -> str:
     """Returns the generated section, its marks included.
 
     Args:
-        study: what was compared.
-        trained: its trained runs.
-        results: of each.
-        files: folder of the report's files, the comparison among them.
+        study: The declared runs and columns.
+        trained: Its trained runs.
+        summary: Table of their evaluations, in Markdown.
+        files: Folder of the report's files, the comparison among them.
     """
     missing = {run.folder for run in study.seeded()} - {run.folder for run, _ in trained}
+    not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
     seeds = " and ".join(str(seed) for seed in sorted({run.seed for run, _ in trained}))
-    bits = any(column.key == "bits_per_byte" for column in study.columns)
-    bpb = "bpb: bits per byte, lower is better. " if bits else ""
     report = (files / COMPARISON / "report.md").read_text(encoding="utf-8")
     body = report.partition("\n")[2].replace("\n## ", "\n### ").strip()  # without its heading
     body = RELATIVE.sub(f"]({files.name}/{COMPARISON}/", body)
-    parts = [
-        BEGIN,
-        study.introduction,
-        f"```bash\n{_command(study)}\n```",
-        f"- text: {study.source_name}\n- {study.length} a run"
-        + (f"\n- not run: {', '.join(sorted(missing))}" if missing else ""),
-        f"## Evaluations\n\nSeeds {seeds}: means, in brackets the smallest and the largest value. "
-        f"{bpb}Wall time is that of the whole training process, start-up and validations included. "
-        f"[Every run]({files.name}/{EVERY_RUN}).",
-        summary_table(study, trained, results),
-        f"## Comparison\n\n{body}",
-        *_analyses(trained, files),
-        END,
-    ]
-    return "\n\n".join(parts)
+    return f"""{BEGIN}
+
+{study.introduction}
+
+```bash
+{_command(study)}
+```
+
+- text: {study.source_name}
+- {study.length} a run{not_run}
+
+## Evaluations
+
+Seeds {seeds}: means, in brackets the smallest and the largest value. bpb: bits per byte, lower is \
+better. Wall time is that of the whole training process, start-up and validations included. \
+[Every run]({files.name}/{EVERY_RUN}).
+
+{summary}
+
+## Comparison
+
+{body}
+{_analyses(trained, files)}
+{END}"""
 
 
 def _command(study: Study) -> str:
     """Returns the command, with the name of the user's text in the place of its paths."""
-    words = ["python -m studies", study.name, *([study.options] if study.options else [])]
+    words = ["python -m studies", study.name]
+    words += [] if study.operations is None else [f"--operations {study.operations}"]
     words += [f"--text '<{study.source_name}>'"] if study.files else []
     length = f"--steps {study.steps}" if study.epochs is None else f"--epochs {study.epochs}"
     return " ".join([*words, length, f"--seeds {','.join(map(str, study.seeds))}"])
-
-
-def _write_csv(study: Study, trained: Trained, results: Sequence[Results], path: Path) -> None:
-    """Writes a line for each run, with all digits."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        titles = [column.title for column in study.columns]
-        writer.writerow(["run", "title", "seed", *titles, "seconds", "times resumed"])
-        for (run, place), found in zip(trained, results, strict=True):
-            train = place.record["train"]
-            values = [value_of(column, found) for column in study.columns]
-            row = [run.folder, run.title, run.seed, *values]
-            writer.writerow([*row, train["seconds"], train["sittings"] - 1])
 
 
 def _copy_files(study: Study, trained: Trained, files: Path) -> None:
@@ -250,15 +262,13 @@ def _copy_files(study: Study, trained: Trained, files: Path) -> None:
                 shutil.copyfile(path, target / path.name)
 
 
-def _analyses(trained: Trained, files: Path) -> list[str]:
-    """Returns paragraphs with the pictures of each analysis and links to its tables."""
-    names = [f"{run.name}-{name}" for run, _ in trained for name in run.analyses]
-    parts = ["## Analyses"] if names else []
-    for name in names:
+def _analyses(trained: Trained, files: Path) -> str:
+    """Returns the pictures of each analysis and links to its tables."""
+    parts = []
+    for name in (f"{run.name}-{name}" for run, _ in trained for name in run.analyses):
         inside = sorted(path.name for path in (files / name).iterdir())
-        pictures = [file for file in inside if file.endswith((".png", ".svg"))]
         links = {file: f"[{file}]({files.name}/{name}/{file})" for file in inside}
-        parts.append(f"### {name}")
-        parts += [f"!{links.pop(file)}" for file in pictures]
+        parts += [f"### {name}"]
+        parts += [f"!{links.pop(file)}" for file in inside if file.endswith((".png", ".svg"))]
         parts += [", ".join(links.values())] if links else []
-    return parts
+    return "\n\n".join(["\n## Analyses", *parts, ""]) if parts else ""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import studies.__main__ as command_line
-from studies import report
 from studies.runner import CommandError
 
 ROOT = Path(__file__).parents[2]
@@ -19,9 +18,6 @@ def run(study_file, commands, monkeypatch, tmp_path):
     """Runs the command line without executing its commands; returns the exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command_line, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(command_line, "executor", lambda jobs: commands)
-    monkeypatch.setattr(report, "execute", commands)
-    monkeypatch.setattr(report, "read_scalars", lambda folder: {})
     (tmp_path / "results").mkdir()
     path = study_file()
 
@@ -139,10 +135,7 @@ def test_make_passes_options_on_and_quotes_patterns(typed, words):
 @pytest.mark.slow
 def test_a_trial_through_the_real_programs(study_file, text_file, data_cache, tmp_path):
     data = {"tokenizer": "bytes", "block_size": 16, "batch_size": 2, "cache_dir": str(data_cache)}
-    columns = [
-        {"title": "bpb", "evaluation": "blockwise"},
-        {"title": "logged", "evaluation": "logged", "key": "val/bpb"},
-    ]
+    columns = {"bpb": "blockwise.bits_per_byte", "logged": "logged.val/bpb"}
     path = study_file(data=data, trainer={"accelerator": "cpu"}, seeds=[0], columns=columns)
     output = tmp_path / "report.md"
     words = ["--text", str(text_file), "--folder", str(tmp_path / "runs"), "--output", str(output)]

@@ -1,7 +1,7 @@
-"""Searches: equal budgets, successive halving, resume at any moment, refusals, one real search."""
+"""Searches: equal budgets, successive halving, resume, refusals, one real search."""
 
+import contextlib
 import itertools
-import json
 import math
 import os
 import signal
@@ -9,16 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import torch
 import yaml
-from torch.utils.tensorboard import SummaryWriter
+from omegaconf import OmegaConf
 
-from evaluation.runs import find_compared, read_scalars
+from evaluation.runs import find_compared
 from studies import tune
-from studies.runner import CommandError, RunFolder
+from studies.runner import RunFolder
 from studies.study import StudyError, load_study, study_names
 
 ROOT = Path(__file__).parents[2]
@@ -29,42 +29,46 @@ STEPS, INTERVAL = 9, 1  # 300 tokens in steps of 32, cut at nine validations
 
 
 class Trainings:
-    """In place of training: logs a loss that follows from learning rate and step, and saves."""
+    """In place of training: a step at each look, whose loss follows from learning rate and step."""
 
     def __init__(self):
         self.seen = []
         self.raising = {}
-        """What to raise, by (folder of the trial, validation); once."""
-        self.watched = True
+        """What to raise, or an exit code, by (folder of the trial, step); once."""
+        self.logs = {}
+        self.at_once = False
+        """Whether a training ends before it is looked at."""
 
-    def __call__(self, command, log, threads=None, watch=None):
+    @contextlib.contextmanager
+    def started(self, command, log):
         value = dict(itertools.pairwise(map(str, command)))
         config = yaml.safe_load(Path(value["-c"]).read_text())
-        resumed = value.get("--ckpt_path") == "last"
-        root = Path(value["--trainer.default_root_dir"])
-        name = f"{root.parts[-3]}/{root.parts[-2]}"
-        self.seen.append((name, resumed))
-        log.write_text("")
-        folder = root / "X" / "version_0"
-        file = folder / "checkpoints" / "last.ckpt"
-        begin = torch.load(file)["global_step"] if resumed else 0
-        writer = SummaryWriter(folder, purge_step=begin or None)
-        try:
-            for step in range(begin + 1, config["trainer"]["max_steps"] + 1):
-                error = self.raising.pop((name, step), None)
-                if isinstance(error, CommandError):
-                    raise error
-                writer.add_scalar("val/loss", loss(config, step), step - 1)
-                writer.flush()
-                file.parent.mkdir(parents=True, exist_ok=True)
-                recipe = {"model": config["model"], "data": config["data"]}
-                torch.save({"state_dict": {}, "global_step": step, "recipe": recipe}, file)
-                if error is not None:
-                    raise error
-                if self.watched:
-                    watch()
-        finally:
-            writer.close()
+        trial = log.parent
+        self.seen.append(f"{trial.parent.name}/{trial.name}")
+        log.write_text("step 0\nerror: step 1: the loss of batch 0 is nan\n")
+        losses = self.logs[trial] = {}
+        process = SimpleNamespace(returncode=None)
+
+        def poll():
+            step = len(losses) + 1
+            happens = self.raising.pop((self.seen[-1], step), None)
+            if isinstance(happens, BaseException):
+                raise happens
+            if happens is not None:
+                process.returncode = happens
+            elif step <= config["trainer"]["max_steps"]:
+                losses[step - 1] = loss(config, step)
+                if self.at_once:
+                    return poll()
+            else:
+                process.returncode = 0
+            return process.returncode
+
+        process.poll = poll
+        yield process
+
+    def logged(self, place):
+        return {"val/loss": self.logs.get(place.path, {})}
 
 
 def loss(config, step):
@@ -76,7 +80,9 @@ def loss(config, step):
 @pytest.fixture
 def trainings(monkeypatch):
     trainings = Trainings()
-    monkeypatch.setattr(tune, "executor", lambda jobs: trainings)
+    monkeypatch.setattr(tune, "started", trainings.started)
+    monkeypatch.setattr(tune, "logged", trainings.logged)
+    monkeypatch.setattr(tune, "POLL", 0)
     return trainings
 
 
@@ -85,8 +91,9 @@ def search(study_file, trainings, tmp_path):
     """Searches with changed keys of the declaration; returns exit code and table."""
     runs = yaml.safe_load(study_file().read_text())["runs"]
     for number, run in enumerate(runs.values()):
-        optimizer = {"lr": 2e-3}
-        run["model"]["init_args"] = {**run["model"]["init_args"], "optimizer": optimizer}
+        arguments = run["model"]["init_args"]
+        config = {**arguments["config"], "init_std": 0.02}
+        run["model"]["init_args"] = {"config": config, "optimizer": {"lr": 2e-3}}
         if number:
             run["search"] = {"model.init_args.config.copies": {"low": 2, "high": 5}}
     evaluations = {"blockwise": {"split": "test"}, "sampled": {"split": "test"}}
@@ -105,7 +112,8 @@ def search(study_file, trainings, tmp_path):
 
 
 def results(table):
-    return table.drop(columns="seconds").astype(object).fillna("").to_dict("records")
+    table = table.drop(columns=["seconds", "trial"]).sort_values(["run", LR], ignore_index=True)
+    return table.astype(object).fillna("").to_dict("records")
 
 
 # ---- size and order
@@ -115,7 +123,7 @@ def test_every_run_has_as_many_trials_of_as_many_tokens(search, trainings, tmp_p
     code, table = search()
     assert code == 0
     assert table.groupby("run").size().to_dict() == {"plain": 8, "copy": 8}
-    assert [name for name, _ in trainings.seen[:4]] == [
+    assert trainings.seen[:4] == [
         *("plain/trial-000", "copy/trial-000", "plain/trial-001", "copy/trial-001")
     ]
     configs = [yaml.safe_load(p.read_text()) for p in tmp_path.rglob("trial-*/config.yaml")]
@@ -123,11 +131,11 @@ def test_every_run_has_as_many_trials_of_as_many_tokens(search, trainings, tmp_p
     assert {config["trainer"]["val_check_interval"] for config in configs} == {INTERVAL}
     assert {config["seed_everything"] for config in configs} == {0}
     whole = table[table.state == "complete"]
-    assert set(whole.tokens) == {STEPS * 32}
-    assert set(table.tokens) <= {1 * 32, 3 * 32, STEPS * 32}
+    assert set(whole.steps) == {STEPS}
+    assert set(table.steps) <= {1, 3, STEPS}
 
 
-def test_the_first_trial_has_the_declared_values_and_defaults(search):
+def test_the_first_trial_has_the_declared_values(search):
     _, table = search()
     first = table[table.trial == 0].set_index("run")
     assert first.loc["plain", LR] == first.loc["copy", LR] == 2e-3
@@ -156,51 +164,45 @@ def test_trials_are_halved_by_the_values_at_the_rungs(search):
 
 def test_a_trial_that_ends_before_it_is_looked_at_is_judged_by_the_same_values(search, trainings):
     _, watched = search("--only=plain")
-    trainings.watched = False
+    trainings.at_once = True
     _, ended = search("--only=plain", folder="other")
-    same = ["trial", LR, STD, "val/loss", "state"]
-    assert ended[same].equals(watched[same])
-    assert set(ended.steps) == {STEPS}
+    assert results(ended) == results(watched)
 
 
 # ---- resume
 
 
 @pytest.mark.parametrize(
-    "moment", [("plain/trial-000", 1), ("copy/trial-000", 4), ("plain/trial-003", 1)]
+    "moment", [("plain/trial-000", 2), ("copy/trial-000", 4), ("plain/trial-003", 1)]
 )
-def test_a_killed_search_ends_like_one_that_was_not(search, trainings, moment):
-    killed, _ = moment
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), MemoryError()])
+def test_a_killed_search_ends_like_one_that_was_not(search, trainings, moment, stop, tmp_path):
     _, whole = search()
-    trained = [name for name, _ in trainings.seen]
+    trained = len(trainings.seen)
     trainings.seen.clear()
-    trainings.raising = {moment: KeyboardInterrupt()}
-    code, table = search(folder="killed")
-    assert code == 130
-    assert "unfinished" in set(table.state)
-    assert trainings.seen[-1][0] == killed
-    before = [name for name, _ in trainings.seen]
-    trainings.seen.clear()
+    trainings.raising = {moment: stop}
+    with contextlib.suppress(MemoryError):
+        assert search(folder="killed")[0] == 130
+    assert trainings.seen[-1] == moment[0]
+    before = trainings.seen[:-1]
     code, table = search(folder="killed")
     assert code == 0
-    # one that had logged what it is pruned by is not trained any more
-    assert [each for each in trainings.seen if each[0] == killed] in ([], [(killed, True)])
-    after = [name for name, _ in trainings.seen if name != killed]
-    assert sorted(before + after) == sorted(trained)
-    keys = ["run", "trial"]
-    assert results(table.sort_values(keys)) == results(whole.sort_values(keys))
+    assert len(before) + len(trainings.seen[len(before) + 1 :]) == trained
+    assert len(set(trainings.seen)) == len(trainings.seen)
+    assert not (tmp_path / "killed" / moment[0]).exists()
+    assert results(table) == results(whole)
     trainings.seen.clear()
     assert search(folder="killed")[0] == 0
     assert trainings.seen == []
 
 
-def test_minutes_end_a_search_that_goes_on_later(search, trainings, capsys, monkeypatch):
+def test_minutes_end_a_search_that_goes_on_later(search, capsys, monkeypatch):
     now = itertools.count()
     monkeypatch.setattr(tune.time, "monotonic", lambda: float(next(now)))
-    code, table = search("--only=plain", "--minutes=0.5")
+    code, table = search("--only=plain", "--minutes=0.2")
     assert code == 0
     assert 0 < len(table) < 8
-    assert f"{8 - (table.state != 'unfinished').sum()} trials are left" in capsys.readouterr().out
+    assert f"{8 - len(table)} trials are left" in capsys.readouterr().out
     assert search("--only=plain")[1].trial.tolist() == list(range(8))
 
 
@@ -208,8 +210,8 @@ def test_more_trials_may_be_asked_for_later(search, trainings):
     _, few = search("--only=plain", "--trials=3")
     trainings.seen.clear()
     _, more = search("--only=plain", trials=5)
-    assert [name for name, _ in trainings.seen] == ["plain/trial-003", "plain/trial-004"]
-    assert results(more)[:3] == results(few)
+    assert trainings.seen == ["plain/trial-003", "plain/trial-004"]
+    assert results(more[more.trial < 3]) == results(few)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_another_declaration_is_refused_in_one_line(search, trainings, capsys, d
     capsys.readouterr()
     assert search("--only=plain", **declared)[0] == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"begun with another {key}" in line
+    assert key in line
     assert "--folder" in line
     assert trainings.seen == []
 
@@ -237,29 +239,25 @@ def test_another_declaration_is_refused_in_one_line(search, trainings, capsys, d
 
 
 def test_a_diverged_trial_is_the_worst_one_and_others_go_on(search, trainings, tmp_path):
-    log = tmp_path / "log"
-    log.write_text("step 0\nerror: step 1, lr 2: the loss of batch 0 is nan\n")
-    trainings.raising = {("plain/trial-001", 1): CommandError(["train.py"], 3, log)}
+    trainings.raising = {("plain/trial-001", 1): 3}
     code, table = search("--only=plain", trials=4)
     assert code == 0
     assert len(table) == 4
     assert table[table.state == "diverged"].trial.tolist() == [1]
-    assert table.reason[1] == "step 1, lr 2: the loss of batch 0 is nan"
+    assert table.reason[1] == "step 1: the loss of batch 0 is nan"
     best = table[table.state == "complete"].sort_values("val/loss").iloc[0]
     tuned = yaml.safe_load((tmp_path / "search" / "pair_tuned.yaml").read_text())
     arguments = tuned["runs"]["plain"]["model"]["init_args"]
     assert arguments["optimizer"]["lr"] == pytest.approx(best[LR])
 
 
-def test_another_failure_ends_the_search_with_1(search, trainings, tmp_path, capsys):
-    log = tmp_path / "log"
-    log.write_text("error: no space left\n")
-    trainings.raising = {("plain/trial-001", 1): CommandError(["train.py"], 2, log)}
+def test_another_failure_ends_the_search_with_1(search, trainings, capsys):
+    trainings.raising = {("plain/trial-001", 1): 2}
     assert search("--only=plain")[0] == 1
-    assert "no space left" in capsys.readouterr().err
+    assert "the loss of batch 0" in capsys.readouterr().err
     trainings.seen.clear()
     assert search("--only=plain")[0] == 0
-    assert trainings.seen[0] == ("plain/trial-001", False)
+    assert trainings.seen[0] == "plain/trial-002"
 
 
 def test_a_metric_that_is_not_logged_is_named(search, capsys):
@@ -277,14 +275,14 @@ def test_a_metric_that_is_not_logged_is_named(search, capsys):
         ({"tokens": 200}, "search.tokens"),
         ({"direction": "down"}, "search.direction"),
         ({"space": {}}, "search.space"),
-        ({"space": {"model.init_args.config.depth": {"choices": [1]}}}, "config.depth is no key"),
-        ({"space": {"trainer.max_steps": {"choices": [1]}}}, "trainer.max_steps is no key"),
+        ({"space": {LR: {"low": 1}}}, LR),
+        ({"space": {LR: 3}}, LR),
         ({"space": {LR: {"low": 1, "high": 0.1}}}, LR),
         ({"space": {LR: {"low": 0, "high": 0.1, "log": True}}}, LR),
         ({"space": {LR: {"choices": []}}}, LR),
         ({"space": {LR: {"choices": [1], "log": True}}}, LR),
         ({"changes": {"search": None}}, "declares no search"),
-        ({"changes": {"search": {"trials": 1}}}, "has no tokens"),
+        ({"changes": {"search": {"trials": 1}}}, "search.tokens"),
     ],
 )
 def test_a_wrong_declaration_is_one_line_before_anything_runs(
@@ -300,11 +298,11 @@ def test_trials_validate_on_documents_that_the_report_does_not_score(study_file)
     def split(**changes):
         changes = {"search": SEARCH, **changes}
         trials = tune.as_trials(load_study(str(study_file(**changes))))
-        config = trials.train_config(trials.runs[0])
+        config = trials.train_config(trials.runs["plain"])
         return config["data"]["init_args"].get("validation_split", "val")
 
     only = {"runs": {"plain": {"model": {"class_path": "lightning_models.TransformerLM"}}}}
-    columns = {"columns": [{"title": "bpb", "evaluation": "blockwise"}]}
+    columns = {"columns": {"bpb": "`blockwise.bits_per_byte` / 1"}}
     assert split(**only, **columns) == "test"
     assert split(**only, **columns, evaluations={"blockwise": {"split": "test"}}) == "val"
     assert split(**only, **columns, evaluations={"blockwise": {"command": "reason"}}) == "val"
@@ -318,9 +316,10 @@ def test_trials_validate_on_documents_that_the_report_does_not_score(study_file)
 def test_every_declared_search_fits_its_runs(name):
     study = load_study(name, steps=tune.steps_of_trial(load_study(name)))
     trials = tune.as_trials(study)
-    for run in trials.runs:
+    for run in trials.runs.values():
         space = tune.space_of(trials, run)
-        declared = {key: tune.value_at(run.model, key, name) for key in space}
+        settings = OmegaConf.create(trials.train_config(run))
+        declared = {key: OmegaConf.select(settings, key) for key in space}
         assert all(tune._inside(value, space[key]) for key, value in declared.items()), run.name
         config = trials.train_config(run)
         assert config["trainer"]["max_steps"] % study.search.validations == 0
@@ -331,14 +330,13 @@ def test_every_declared_search_fits_its_runs(name):
 def test_the_best_values_are_a_study(search, tmp_path):
     _, table = search()
     tuned = load_study(str(tmp_path / "search" / "pair_tuned.yaml"))
-    for run in tuned.runs:
+    for run in tuned.runs.values():
         own = table[(table.run == run.name) & (table.state == "complete")]
         best = own.sort_values("val/loss").iloc[0]
         assert run.model["init_args"]["optimizer"]["lr"] == pytest.approx(best[LR])
         assert run.model["init_args"]["config"]["dim"] == 16
     text = (tmp_path / "search" / "search.md").read_text()
     assert text.count("| complete") + text.count("| pruned") == 16
-    assert text.count(f"Best: `--{LR} ") == 2
 
 
 # ---- the real programs
@@ -359,15 +357,11 @@ def test_a_real_search_is_killed_and_goes_on(study_file, text_file, data_cache, 
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 143
-    assert not place.trained
-    stopped = torch.load(place.checkpoint, weights_only=True)["global_step"]
-    assert 0 < stopped < 90
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
     table = pd.read_csv(folder / "search.csv")
-    assert table.state[0] == "complete"
+    assert table.trial.tolist() == [1, 2]
+    assert set(table.state) <= {"complete", "pruned"}
     assert table.steps[0] == 90
-    assert json.loads((place.path / "record.json").read_text())["train"]["sittings"] == 2
-    assert len(read_scalars(place.checkpoint.parent.parent)["val/loss"]) == 9
     runs, left_out = find_compared([str(folder / "plain")], skip=False)
     assert len(runs) == 2
     assert not left_out
