@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jsonargparse.typing import PositiveInt
+
 from studies.report import check_report, write_report, write_suite
 from studies.runner import CommandError, run_study
 from studies.study import ROOT, Study, StudyError, load_study, study_names
@@ -120,19 +122,12 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     add("--separator", help="Regular expression between documents of txt files.")
     add("--operations", type=int, metavar="N", help="Most operations of made-up training texts.")
     add("--only", action="append", default=[], metavar="NAME", help="A run; repeatable.")
-    add("--jobs", type=_count, default=1, help="Runs at a time, which share the processors.")
+    add("--jobs", type=PositiveInt, default=1, help="Runs at a time, which share the processors.")
     add("--folder", help="Where runs are kept (default: in runs).")
 
 
 def _numbers(typed: str) -> tuple[int, ...]:
     return tuple(int(part) for part in typed.split(","))
-
-
-def _count(typed: str) -> int:
-    number = int(typed)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
-    return number
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ class Study:
     (``logged.TAG`` of the training's log), or a pandas expression with such names in backticks.
     Without columns the report is the comparison alone."""
     compare: Settings = field(default_factory=dict)
-    """Scoring of the comparison, e.g. its split; fields of ``ScoringOptions``."""
+    """Options of ``evaluate.py compare``, e.g. its split."""
     trainer: Settings = field(default_factory=dict)
     """Trainer arguments of all runs, except those that follow from the length."""
     steps: int = 750

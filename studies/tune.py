@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 JOURNAL, DECLARATION, REASON = "journal.log", "declaration", "reason"
 ENDED = ("COMPLETE", "PRUNED")
 """States of trials that are not trained again; a diverged one is complete."""
+UNDECLARED = "???"
 STARTUP = 5
 """Trials that are drawn evenly, before the sampler learns from their values."""
 POLL = 1.0
@@ -59,26 +60,29 @@ def declared_search(study: Study) -> Search:
     """Returns the search of a study.
 
     Raises:
-        StudyError: if it declares none, or its trials are too short for its rungs.
+        StudyError: if it declares none.
     """
-    search = study.search
-    if search is None:
+    if study.search is None:
         raise StudyError(
             f"{study.name} declares no search; add search: {{trials: ..., tokens: ..., space: ...}}"
         )
-    if search.tokens < search.validations * study.units_per_step:
-        raise StudyError(
-            f"search.tokens ({search.tokens}) must be at least "
-            f"{search.validations * study.units_per_step}: a step of {study.units_per_step} "
-            f"{study.unit} for each of {search.validations} validations"
-        )
-    return search
+    return study.search
 
 
 def steps_of_trial(study: Study) -> int:
-    """Returns the optimiser steps of a whole trial, as many between any two validations."""
+    """Returns the optimiser steps of a whole trial, as many between any two validations.
+
+    Raises:
+        StudyError: if trials are shorter than a step for each validation.
+    """
     search = declared_search(study)
-    return search.validations * round(search.tokens / study.units_per_step / search.validations)
+    least = search.validations * study.units_per_step
+    if search.tokens < least:
+        raise StudyError(
+            f"search.tokens ({search.tokens}) must be at least {least}, a step for each of the "
+            f"{search.validations} validations"
+        )
+    return search.validations * round(search.tokens / least)
 
 
 def validation_split(study: Study) -> Literal["val", "test"]:
@@ -127,12 +131,14 @@ def space_of(study: Study, run: Run) -> dict[str, Settings]:
     """Returns the ranges and choices of a run by the keys of its config.
 
     Raises:
-        StudyError: if one is malformed, or there is none.
+        StudyError: if one is malformed, the run's model declares no such key, or there is none.
     """
     search = declared_search(study)
     space = {key: entry for key, entry in {**search.space, **run.search}.items() if entry}
-    where = f"{study.name}: search of {run.name}"
+    where, model = f"{study.name}: search of {run.name}", OmegaConf.create({"model": run.model})
     for key, entry in space.items():
+        if OmegaConf.select(model, key, default=UNDECLARED) == UNDECLARED:
+            raise StudyError(f"{where}: {key} is not declared; give it a value in the run's model")
         try:
             distribution(entry)
         except (KeyError, TypeError, ValueError) as error:

@@ -122,6 +122,7 @@ def _run_of(command) -> str:
 @pytest.fixture
 def commands(monkeypatch):
     commands = Commands()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several jobs change it
     monkeypatch.setattr(runner, "execute", commands)
     monkeypatch.setattr(report, "evaluate", commands.compare)
     monkeypatch.setattr(report, "read_scalars", lambda folder: {"val/x": {0: 4e6, 1: 3e6}})

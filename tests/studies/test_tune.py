@@ -80,6 +80,7 @@ def loss(config, step):
 @pytest.fixture
 def trainings(monkeypatch):
     trainings = Trainings()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several jobs change it
     monkeypatch.setattr(tune, "started", trainings.started)
     monkeypatch.setattr(tune, "logged", trainings.logged)
     monkeypatch.setattr(tune, "POLL", 0)
@@ -96,6 +97,7 @@ def search(study_file, trainings, tmp_path):
         run["model"]["init_args"] = {"config": config, "optimizer": {"lr": 2e-3}}
         if number:
             run["search"] = {"model.init_args.config.copies": {"low": 2, "high": 5}}
+            config["copies"] = 3
     evaluations = {"blockwise": {"split": "test"}, "sampled": {"split": "test"}}
     for run in runs.values():
         run["evaluations"] = evaluations
@@ -275,6 +277,11 @@ def test_a_metric_that_is_not_logged_is_named(search, capsys):
         ({"tokens": 200}, "search.tokens"),
         ({"direction": "down"}, "search.direction"),
         ({"space": {}}, "search.space"),
+        (
+            {"space": {"model.init_args.config.depth": {"choices": [1]}}},
+            "model.init_args.config.depth",
+        ),
+        ({"space": {"trainer.max_steps": {"choices": [1]}}}, "trainer.max_steps"),
         ({"space": {LR: {"low": 1}}}, LR),
         ({"space": {LR: 3}}, LR),
         ({"space": {LR: {"low": 1, "high": 0.1}}}, LR),
@@ -346,7 +353,10 @@ def test_the_best_values_are_a_study(search, tmp_path):
 def test_a_real_search_is_killed_and_goes_on(study_file, text_file, data_cache, tmp_path):
     data = {"tokenizer": "bytes", "block_size": 16, "batch_size": 2, "cache_dir": str(data_cache)}
     declared = {**SEARCH, "trials": 2, "tokens": 32 * 90, "space": {LR: SPACE[LR]}}
-    path = study_file(data=data, trainer={"accelerator": "cpu"}, search=declared, columns=None)
+    runs = yaml.safe_load(study_file().read_text())["runs"]
+    runs["plain"]["model"]["init_args"]["optimizer"] = {"lr": 2e-3}
+    changes = {"data": data, "trainer": {"accelerator": "cpu"}, "search": declared, "runs": runs}
+    path = study_file(columns=None, **changes)
     folder = tmp_path / "search"
     words = ["--text", str(text_file), "--folder", str(folder), "--only", "plain"]
     command = [sys.executable, "-m", "studies.tune", str(path), *words]
