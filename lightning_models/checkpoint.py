@@ -14,6 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -202,12 +203,16 @@ def _near(path: Path) -> list[Path]:
     return found
 
 
-def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
+def read_checkpoint(
+    path: str | Path, which: Which = "last", *, verifies: bool = True
+) -> Checkpoint:
     """Returns the checkpoint at ``path``; only tensors and plain values are ever unpickled.
 
     Args:
         path: a file, a model folder, or the folder of a run: then the newest run below it.
         which: of a folder's run the furthest whole checkpoint, or the best one.
+        verifies: Whether parts that processes have written are read against their digests. Ranks
+            above 0 of a run leave that to the first rank, and verify a share when they load.
 
     Raises:
         CheckpointError: if the file is missing, damaged, wants to run code, or is not ours; if the
@@ -222,9 +227,9 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
             f"--hf {path} --output FILE.ckpt"
         )
     if path.is_dir() and not is_model_folder(path):
-        last = newest_checkpoint([path])
+        last = newest_checkpoint([path], verifies=verifies)
         started_runs([path])  # names the starts that it has passed over
-        found = last if which == "last" else best_checkpoint(last, "which=best")
+        found = last if which == "last" else best_checkpoint(last, "which=best", verifies=verifies)
         return replace(found, which=which)
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint at {path}{is_near_meant(path)}")
@@ -236,11 +241,15 @@ def read_checkpoint(path: str | Path, which: Which = "last") -> Checkpoint:
         )
     checkpoint = _open(path)
     _check_sums(path)
-    return _with_shards(checkpoint)
+    return _with_shards(checkpoint, verifies)
 
 
-def _with_shards(checkpoint: Checkpoint) -> Checkpoint:
+def _with_shards(checkpoint: Checkpoint, verifies: bool) -> Checkpoint:
     """Returns the checkpoint with all weights, read on demand, also where processes have parts.
+
+    Args:
+        checkpoint: As its file has it.
+        verifies: Whether the parts are read against their digests.
 
     Raises:
         CheckpointError: if parts are missing or damaged.
@@ -251,6 +260,8 @@ def _with_shards(checkpoint: Checkpoint) -> Checkpoint:
     try:
         parts = shards.Shards(path, content)
         parts.check()
+        if verifies:
+            parts.verify()
     except shards.BrokenShardsError as error:
         raise CheckpointError(f"{path}: {error}") from error
     weights = shards.TensorsInShards(parts, "state_dict", content["state_dict"])
@@ -303,7 +314,7 @@ def _check_sums(path: Path) -> None:
         )
 
 
-def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
+def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Checkpoint:
     """Returns the furthest whole checkpoint of the newest run below ``folders``.
 
     The newest run is the one that has written the newest whole file. Its own are the files next to
@@ -311,30 +322,38 @@ def newest_checkpoint(folders: Sequence[Path]) -> Checkpoint:
     taken: copying a run may change the order of its files' times, but not their steps. Damaged
     files are named in a warning and skipped.
 
+    Args:
+        folders: Searched with all their subfolders.
+        verifies: See :func:`read_checkpoint`.
+
     Raises:
         CheckpointError: if there is none.
     """
     found = {path.resolve(): path for folder in folders for path in checkpoint_files(folder)}
     files = sorted(found.values(), key=_time, reverse=True)
+    damaged: list[CheckpointError] = []
     while files:
-        newest = next(iter(_whole(files, _open)), None)
+        newest = next(iter(_whole(files, _open, damaged)), None)
         if newest is None:
             break
         files = files[files.index(newest.path) + 1 :]  # those before it are damaged
         others = [path for path in files if path.parent == newest.path.parent]
-        run = [newest, *(c for c in _whole(others, _open) if c.run_id == newest.run_id)]
+        run = [newest, *(c for c in _whole(others, _open, damaged) if c.run_id == newest.run_id)]
         run.sort(key=lambda checkpoint: (checkpoint.step, _time(checkpoint.path)), reverse=True)
         # the whole content of the one that is taken only: a folder may hold hundreds
-        best = next(iter(_whole([checkpoint.path for checkpoint in run], read_checkpoint)), None)
+        read = partial(read_checkpoint, verifies=verifies)
+        paths = [checkpoint.path for checkpoint in run]
+        best = next(iter(_whole(paths, read, damaged)), None)
         if best is not None:
             return best
-        files = [path for path in files if path not in {checkpoint.path for checkpoint in run}]
+        files = [path for path in files if path not in paths]
     places = ", ".join(str(folder) for folder in folders)
     missing = next((folder for folder in folders if not folder.exists()), None)
     hint = "" if missing is None else is_near_meant(missing)
+    reason = f" ({damaged[0]})" if damaged else ""
     raise CheckpointError(
-        f"there is no whole checkpoint below {places}; give the folder of the run or the path of a "
-        f"checkpoint, or leave it out to start again{hint}"
+        f"there is no whole checkpoint below {places}{reason}; give the folder of the run or the "
+        f"path of a checkpoint, or leave it out to start again{hint}"
     )
 
 
@@ -382,12 +401,13 @@ def _has_checkpoint(folder: Path) -> bool:
     return is_model_folder(folder) or any(checkpoint_files(folder))
 
 
-def best_checkpoint(last: Checkpoint, asked: str) -> Checkpoint:
+def best_checkpoint(last: Checkpoint, asked: str, *, verifies: bool = True) -> Checkpoint:
     """Returns the best checkpoint of a run by the account of its furthest one.
 
     Args:
         last: the furthest.
         asked: what asks for it, for messages.
+        verifies: See :func:`read_checkpoint`.
 
     Raises:
         CheckpointError: if the run has kept none, or it cannot be read.
@@ -398,7 +418,7 @@ def best_checkpoint(last: Checkpoint, asked: str) -> Checkpoint:
             f"{asked}: the run of {last.path} has kept no best checkpoint; it needs a validation "
             "and checkpoint.save_top_k of at least 1. Give a path, or `last`"
         )
-    chosen = read_checkpoint(best)
+    chosen = read_checkpoint(best, verifies=verifies)
     if chosen.run_id != last.run_id:
         raise CheckpointError(
             f"{asked}: {best}, which {last.path} names as its best checkpoint, is of another run; "
@@ -423,11 +443,15 @@ def checkpoint_files(folder: Path) -> Iterable[Path]:
     return (path for path in sorted(folder.expanduser().rglob("*.ckpt")) if path.is_file())
 
 
-def _whole(files: Iterable[Path], read: Callable[[Path], Checkpoint]) -> Iterable[Checkpoint]:
+def _whole(
+    files: Iterable[Path], read: Callable[[Path], Checkpoint], damaged: list[CheckpointError]
+) -> Iterable[Checkpoint]:
+    """Yields the checkpoints that can be read; warns of the others, and notes their errors."""
     for path in files:
         try:
             yield read(path)
         except CheckpointError as error:
+            damaged.append(error)
             warnings.warn(f"skipping a damaged checkpoint: {error}", stacklevel=2)
 
 

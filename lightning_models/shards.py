@@ -10,7 +10,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,9 @@ Place = tuple[str | int, ...]
 
 class BrokenShardsError(ValueError):
     """Shards that are missing, incomplete or not those of their checkpoint."""
+
+    agreed = False
+    """Whether all processes of the run raise it at the same place."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,12 @@ def names_of_parts(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.safetensors"))
 
 
-def sums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of each file, an empty one where it cannot be read."""
-    sums = dict.fromkeys(names, "")
-    for name in sums:
-        with suppress(OSError):
-            sums[name] = digest(folder / name)
-    return sums
+def sum_of(path: Path) -> str:
+    """Returns the digest of a file, an empty text where it cannot be read."""
+    try:
+        return digest(path)
+    except OSError:
+        return ""
 
 
 def name_of(place: Place) -> str:
@@ -138,7 +140,8 @@ class Shards:
         """
         try:
             folder = str(content[KEY]["folder"])
-            self.sums = dict(content[KEY].get("sums", {}))  # none in older checkpoints
+            sums = content[KEY].get("sums")  # none in older checkpoints
+            self.sums = None if sums is None else dict(sums)
             self.tensors = {
                 str(name): Sharded(
                     tuple(entry["place"]), tuple(entry["shape"]), getattr(torch, entry["dtype"])
@@ -167,24 +170,24 @@ class Shards:
             str(each.place[-1]): name for name, each in self.tensors.items() if each.place[0] == key
         }
 
-    def verify(self, *, together: bool = False) -> None:
-        """Reads all files against the digests in the checkpoint, which older ones do not have.
+    def verify(self, share: slice = slice(None)) -> None:
+        """Reads the files against the digests in the checkpoint, which older ones do not have.
 
         Args:
-            together: Whether all processes call this, and each reads its share of the files.
+            share: Which of the files to read, in the order of their names. The default is all.
 
         Raises:
-            BrokenShardsError: if a file changed, is missing or was added; on all processes.
+            BrokenShardsError: If a file changed, is missing or was added, or none has a digest.
         """
-        rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-        found = sums_of(self.folder, sorted(self.sums)[rank::world])
-        wrong = [name for name, value in found.items() if value != self.sums[name]]
-        if self.sums:
-            wrong += [name for name in names_of_parts(self.folder) if name not in self.sums]
-        if together:
-            of_ranks: list[Any] = [None] * world
-            dist.all_gather_object(of_ranks, wrong)
-            wrong = [name for names in of_ranks for name in names]
+        if self.sums is None:
+            return
+        if self.tensors and not self.sums:
+            raise BrokenShardsError(
+                f"its {KEY} name no file of {self.folder}; take another checkpoint"
+            )
+        names = sorted(self.sums)
+        wrong = [name for name in names[share] if sum_of(self.folder / name) != self.sums[name]]
+        wrong += [name for name in names_of_parts(self.folder) if name not in self.sums]
         if wrong:
             raise BrokenShardsError(
                 f"{self.folder / min(wrong)} is damaged, or not the file that was written (its "
@@ -195,7 +198,7 @@ class Shards:
     def read(
         self, names: Iterable[str], empty: Callable[..., Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Returns tensors by name, once the files are verified.
+        """Returns tensors by name; it does not verify their files.
 
         Args:
             names: which.
@@ -207,7 +210,6 @@ class Shards:
         """
         import torch.distributed.checkpoint as dcp
 
-        self.verify(together=empty is not None)
         state = {
             name: (empty or torch.empty)(self.tensors[name].shape, dtype=self.tensors[name].dtype)
             for name in names
@@ -301,7 +303,11 @@ class TensorsInShards(Mapping[str, Tensor]):
 
 
 def whole(
-    path: Path, content: dict[str, Any], empty: Callable[..., Tensor] | None = None
+    path: Path,
+    content: dict[str, Any],
+    empty: Callable[..., Tensor] | None = None,
+    *,
+    together: bool = False,
 ) -> dict[str, Any]:
     """Returns a checkpoint's content with all its tensors, in place; as it is, if none is sharded.
 
@@ -309,17 +315,46 @@ def whole(
         path: its file.
         content: what the file holds.
         empty: see :meth:`Shards.read`.
+        together: Whether all processes of the run call this. Each then verifies its share of the
+            files, and all raise the same error.
 
     Raises:
         BrokenShardsError: if they cannot be read.
     """
     if KEY not in content:
         return content
-    shards = Shards(path, content)
-    shards.check()
+    several = together and dist.is_available() and dist.is_initialized()
+    rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+    with _agreed(several):
+        shards = Shards(path, content)
+        shards.check()
+        shards.verify(slice(rank, None, world))
     del content[KEY]
-    read = shards.read(shards.tensors, empty)
-    filled: dict[str, Any] = put_back(
-        content, {each.place: read[name] for name, each in shards.tensors.items()}
-    )
+    with _agreed(several):
+        read = shards.read(shards.tensors, empty)
+        values = {each.place: read[name] for name, each in shards.tensors.items()}
+        filled: dict[str, Any] = put_back(content, values)
     return filled
+
+
+@contextmanager
+def _agreed(several: bool) -> Iterator[None]:
+    """Raises a BrokenShardsError on all processes of a run if one of them raises it within.
+
+    The others would wait for it in the next collective operation.
+    """
+    problem: str | None = None
+    try:
+        yield
+    except BrokenShardsError as error:
+        if not several:
+            raise
+        problem = str(error)
+    if not several:
+        return
+    of_ranks: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, problem)
+    if (first := next(filter(None, of_ranks), None)) is not None:
+        failure = BrokenShardsError(first)
+        failure.agreed = True
+        raise failure

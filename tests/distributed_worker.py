@@ -4,8 +4,10 @@ Usage: LOCAL_RANK=... MASTER_ADDR=... MASTER_PORT=... \\
     python tests/distributed_worker.py OUT TEXT STRATEGY,... METHOD...
 """
 
+import contextlib
 import hashlib
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,7 @@ def keeps_checkpoint(trainer: L.Trainer, ended: dict[str, Any], folder: Path) ->
         strategy.barrier()
     same &= loads_without_optimizers(trainer, path)
     same &= refuses_changed_parts(trainer, path)
+    same &= trusts_no_listing(trainer, path)
     saved = read_whole(path)
     same &= all(
         torch.equal(saved["state_dict"][f"network.{key}"], weight)
@@ -214,6 +217,46 @@ def refuses_changed_parts(trainer: L.Trainer, path: Path) -> bool:
             except BrokenShardsError:
                 refused += 1
     return sums == content["shards"]["sums"] and refused == len(files) == trainer.world_size
+
+
+def trusts_no_listing(trainer: L.Trainer, path: Path) -> bool:
+    """Whether parts that a network file system shows late are recorded, and not loaded without.
+
+    Each rank sees only the part that another rank has written, and then all but the last rank see
+    all parts.
+    """
+    strategy: Any = trainer.strategy
+    if not strategy.sharded_checkpoints:
+        return True
+    rank, world = trainer.global_rank, trainer.world_size
+    with unlisted(f"shard-{rank + 1:05}"):
+        trainer.save_checkpoint(path)
+        strategy._writer.wait()
+    record = torch.load(path, weights_only=True)["shards"]
+    parts = list((path.parent / record["folder"]).iterdir())
+    same = {part.name: hashlib.sha256(part.read_bytes()).hexdigest() for part in parts}
+    refused = 0
+    for hidden in ("shard-00001", ""):
+        with unlisted(hidden if hidden and rank == world - 1 else "nothing"):
+            try:
+                strategy.load_checkpoint(path)
+            except BrokenShardsError:
+                refused += 1
+    return len(parts) == world and same == record["sums"] and refused == 1
+
+
+@contextlib.contextmanager
+def unlisted(start: str) -> Iterator[None]:
+    """Leaves files whose names begin so out of all listings of folders."""
+    listings = {name: getattr(Path, name) for name in ("glob", "iterdir")}
+
+    def shorter(name: str) -> Any:
+        return lambda *args: (p for p in listings[name](*args) if not p.name.startswith(start))
+
+    with contextlib.ExitStack() as stack:
+        for name in listings:
+            stack.enter_context(mock.patch.object(Path, name, shorter(name)))
+        yield
 
 
 def own_tensors(trainer: L.Trainer) -> list[torch.Tensor]:

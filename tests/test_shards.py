@@ -5,7 +5,9 @@ Several processes write and read them in test_distributed.py and reliability/tes
 
 import hashlib
 import json
+import os
 import shutil
+import socket
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from lightning_models.checkpoint import (
     read_checkpoint,
     read_whole,
 )
+from tests.programs import ROOT, Program
 from training.checkpoints import AtomicCheckpointIO
 
 WEIGHT, MOMENT = torch.arange(15.0).view(5, 3), torch.arange(5.0)
@@ -123,12 +126,64 @@ def test_each_bit_of_the_parts_is_verified(with_sums, reader):
     READERS[reader](with_sums)
 
 
+@pytest.mark.parametrize("kept", [[], ["rank0.safetensors"]], ids=["none", "one of two"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_record_that_lacks_parts_is_refused(with_sums, reader, kept):
+    sums = torch.load(with_sums, weights_only=True)[shards.KEY]["sums"]
+    rewrite(with_sums, sums={name: sums[name] for name in kept})
+    with pytest.raises(ValueError, match=FOLDER):
+        READERS[reader](with_sums)
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_parts_of_another_checkpoint_are_refused(with_sums, reader):
     folder = with_sums.parent / FOLDER
     shutil.copy(folder / "rank0.safetensors", folder / "rank2.safetensors")
     with pytest.raises(ValueError, match=FOLDER):
         READERS[reader](with_sums)
+
+
+RANK_OF_TWO = """
+import sys
+import torch.distributed as dist
+from lightning_models import shards
+from training.checkpoints import AtomicCheckpointIO
+
+dist.init_process_group("gloo")
+read, digest = [], shards.digest
+shards.digest = lambda path: (read.append(path.name), digest(path))[1]
+try:
+    weight = AtomicCheckpointIO().load_checkpoint(sys.argv[1])["state_dict"]["w"].sum().item()
+except shards.BrokenShardsError as error:
+    weight = f"{error} {error.agreed}"
+print(*read, weight, sep="|")
+"""
+
+
+def on_two_ranks(path):
+    """Returns the parts that each rank has read against their digests, and what it then has."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    place |= {"PYTHONPATH": str(ROOT)}
+    ranks = [
+        Program("-c", RANK_OF_TWO, path, env={**os.environ, **place, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    return [rank.communicate(60)[0].strip().split("|") for rank in ranks]
+
+
+def test_ranks_that_load_whole_tensors_verify_a_share_each(with_sums):
+    """As in a resume with DDP; each learns what the others have found."""
+    own = "rank0.safetensors", "rank1.safetensors"
+    assert on_two_ranks(with_sums) == [[name, str(WEIGHT.sum().item())] for name in own]
+    damaged = with_sums.parent / FOLDER / own[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    first, second = on_two_ranks(with_sums)
+    assert (first[0], second[0]) == own
+    assert first[1] == second[1]
+    assert str(damaged) in first[1]
+    assert first[1].endswith("True")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ KEYS = (
     "replay",
     "packages",
     "trainer.default_root_dir",
+    "trainer.devices",
     "checkpoint.dirpath",
     *CLASS_KEYS,
 )

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from torch.distributed.checkpoint import HuggingFaceStorageWriter, SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
+from callbacks.hooks import gather
 from lightning_models import shards
 from lightning_models.checkpoint import (
     Checkpoint,
@@ -34,7 +36,9 @@ AUTO = "auto"
 """Value of ``--ckpt_path`` for the last checkpoint, and a new run where there is none yet."""
 
 
-def find_checkpoint(asked: str, folders: Sequence[Path], verb: str = "fit") -> Checkpoint | None:
+def find_checkpoint(
+    asked: str, folders: Sequence[Path], verb: str = "fit", *, verifies: bool = True
+) -> Checkpoint | None:
     """Returns the checkpoint that ``--ckpt_path`` names; None where ``auto`` begins a new run.
 
     Args:
@@ -42,6 +46,7 @@ def find_checkpoint(asked: str, folders: Sequence[Path], verb: str = "fit") -> C
             ``best``: the best one of that run; ``auto``: ``last``, if there is a checkpoint file.
         folders: searched with all their subfolders.
         verb: of the command line; only ``fit`` can begin a run.
+        verifies: See :func:`read_checkpoint`.
 
     Raises:
         ValueError: there is none, or it cannot be read.
@@ -51,9 +56,11 @@ def find_checkpoint(asked: str, folders: Sequence[Path], verb: str = "fit") -> C
             return None
         asked = "last"
     if asked not in ("last", "best", AUTO):
-        return read_checkpoint(place_of(asked, "ckpt_path"))
-    last = newest_checkpoint(folders)
-    return best_checkpoint(last, "ckpt_path=best") if asked == "best" else last
+        return read_checkpoint(place_of(asked, "ckpt_path"), verifies=verifies)
+    last = newest_checkpoint(folders, verifies=verifies)
+    if asked != "best":
+        return last
+    return best_checkpoint(last, "ckpt_path=best", verifies=verifies)
 
 
 def checkpoint_before(last: Checkpoint, step: int) -> Checkpoint:
@@ -125,11 +132,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Returns everything a checkpoint holds, also in parts that processes have written."""
+        """Returns everything a checkpoint holds, also in parts that processes have written.
+
+        All processes of a run call this together, and read the checkpoint that the first one has
+        found: later ones do not verify parts before, and may have found a damaged one.
+        """
+        path = gather(path)[0]
         if "://" not in str(path) and is_model_folder(Path(path)):
             return read_whole(path)
         content: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
-        return content if "://" in str(path) else shards.whole(Path(path), content)
+        return content if "://" in str(path) else shards.whole(Path(path), content, together=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes a checkpoint and the parts that processes have written of it."""
@@ -204,7 +216,7 @@ class ShardWriter:
         import torch.distributed.checkpoint as dcp
 
         folder = path.parent / rest[shards.KEY]["folder"]
-        writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        writer = _NamedParts(str(folder), save_distributed=True)
         state = {shards.name_of(place): tensor for place, tensor in tensors.items()}
         try:
             dcp.save(state, storage_writer=writer, process_group=self._group)
@@ -214,8 +226,8 @@ class ShardWriter:
             reason = next((reason for reason in reasons if reason is not None), None)
             if reason is None:
                 raise
-            raise UserError(_not_written(path, reason)) from error
-        rest[shards.KEY]["sums"] = self._sums(folder, path)
+            raise UserError(_not_written(path, reason), agreed=True) from error
+        rest[shards.KEY]["sums"] = self._sums(folder, writer.names, path)
         failure: list[str | None] = [None]
         if torch.distributed.get_rank() == 0:
             try:
@@ -224,22 +236,35 @@ class ShardWriter:
                 failure = [str(error)]
         torch.distributed.broadcast_object_list(failure, group=self._group)
         if failure[0] is not None:
-            raise UserError(failure[0])
+            raise UserError(failure[0], agreed=True)
 
-    def _sums(self, folder: Path, path: Path) -> dict[str, str]:
-        """Returns the digests of all parts; each rank reads its share of them.
+    def _sums(self, folder: Path, names: set[str], path: Path) -> dict[str, str]:
+        """Returns the digests of all parts; each rank reads the parts that it has written.
+
+        No rank lists the folder: on a network file system it may not see yet what others wrote.
 
         Raises:
             UserError: if one cannot be read; on all ranks.
         """
-        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        own = shards.sums_of(folder, shards.names_of_parts(folder)[rank::world])
-        of_ranks: list[Any] = [None] * world
+        own = {name: shards.sum_of(folder / name) for name in names}
+        of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(of_ranks, own, group=self._group)
         sums = {name: value for each in of_ranks for name, value in each.items()}
         if not all(sums.values()):
-            raise UserError(_not_written(path, OSError(errno.EIO, f"{folder} cannot be read back")))
+            reason = OSError(errno.EIO, f"{folder} cannot be read back")
+            raise UserError(_not_written(path, reason), agreed=True)
         return sums
+
+
+class _NamedParts(HuggingFaceStorageWriter):
+    """Writes this rank's tensors, and keeps the names of the files that it has written."""
+
+    names: set[str]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        written = super().write_data(plan, planner)
+        self.names = {result.storage_data.relative_path for result in written.wait()}
+        return written
 
 
 def _system_error(error: BaseException | None) -> OSError | None:

@@ -85,14 +85,16 @@ from training.errors import (
     check_verb,
     condense,
     explain,
+    is_agreed,
     lost_process,
     nearest_names,
+    of_launcher,
     was_restoring,
     with_options,
 )
 from training.help import FULL_FLAG, VERBS, TrainingParser, public_classes, short_help, verbs_help
 from training.loggers import RunPlace, build_loggers, purge_step
-from training.processes import settle_processes
+from training.processes import is_later_rank, settle_processes
 from training.records import SaveRunRecord, WaitedError, hold, log_folder_of, loggers_of
 from training.runtime import (
     INTERRUPTED,
@@ -348,7 +350,12 @@ class LatentCLI(LightningCLI):
             self.config = parser.parse_args(argv)
             return
         self._continues = given.subcommand == "fit" and given.ckpt_path in ("last", AUTO)
-        self._saved_run = find_checkpoint(given.ckpt_path, given.folders, given.subcommand)
+        self._saved_run = find_checkpoint(
+            given.ckpt_path,
+            given.folders,
+            given.subcommand,
+            verifies=not is_later_rank(given.values.get("trainer.devices", "")),
+        )
         if self._saved_run is None:
             self.config = parser.parse_args(argv)
             self.config[given.subcommand].ckpt_path = None
@@ -638,6 +645,10 @@ def main(args: list[str] | None = None) -> int:
             return LOST_PROCESS
         if message is None or DEBUG_FLAG in argv:
             raise
+        if is_agreed(error) and getattr(rank_zero_only, "rank", 0):
+            return 0  # rank 0 reports it; see _end_on_all_ranks
+        if of_launcher(error) and os.environ.get("SLURM_PROCID", "0") != "0":
+            return 2  # the first task of the job step reports it
         print(f"error: {message}", file=sys.stderr)
         return 2
     return 0

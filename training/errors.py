@@ -55,6 +55,16 @@ LOST_LINE = (
 class UserError(Exception):
     """A problem with the input, reported without a traceback; the message names the cure."""
 
+    def __init__(self, message: str, *, agreed: bool = False) -> None:
+        """Takes the message.
+
+        Args:
+            message: What is wrong, and the cure.
+            agreed: Whether all processes of the run raise it at the same place.
+        """
+        super().__init__(message)
+        self.agreed = agreed
+
 
 def explain(error: BaseException) -> str | None:
     """Returns what to tell the user, or None if the error is a defect that needs its traceback.
@@ -78,10 +88,10 @@ def explain(error: BaseException) -> str | None:
     if (full := no_room(error)) is not None:
         name = getattr(error, "filename", None) or "the log, or another file of the run"
         return f"{name} cannot be written ({full}); make room, or choose another place"
-    if _of_launcher(error):
+    if of_launcher(error):
         missing = f"the environment variable {error} is missing; start with srun or torchrun"
         text = missing if isinstance(error, KeyError) else _one_line(str(error))
-        return f"{text}. For a run of one process, set --trainer.devices 1"
+        return f"{text.rstrip('.')}. For a run of one process, set --trainer.devices 1"
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or type(error).__name__
         return f"{error.filename}: {reason}. Check the path, or choose another one"
@@ -91,6 +101,11 @@ def explain(error: BaseException) -> str | None:
         return condense(str(error))
     text = _one_line(str(error))
     return next((f"{text}; {cure}" for words, cure in CURES if words in text), None)
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Whether all processes of the run raise the error at the same place, so that one reports."""
+    return any(getattr(cause, "agreed", False) for cause in _causes(error))
 
 
 LOST = re.compile(
@@ -444,7 +459,7 @@ def _without_worker(message: str) -> str:
     return message.rstrip().splitlines()[-1].partition(": ")[2]
 
 
-def _of_launcher(error: BaseException) -> bool:
+def of_launcher(error: BaseException) -> bool:
     """Whether Lightning cannot use the environment variables of SLURM, torchrun or another one."""
     frames = traceback.extract_tb(error.__traceback__)[-2:]  # os.environ has a frame of its own
     return any({"lightning", "environments"} <= {*Path(frame.filename).parts} for frame in frames)

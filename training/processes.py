@@ -20,6 +20,24 @@ PATIENCE = 10.0
 """Seconds that a rank has to end by itself once the process that launched it has ended."""
 
 
+def is_later_rank(devices: str) -> bool:
+    """Whether this process certainly is a rank above 0 of a run; before there is a trainer.
+
+    Args:
+        devices: ``--trainer.devices``. Tasks of SLURM with one device each are runs of their own.
+    """
+    if torch.distributed.is_torchelastic_launched():
+        return os.environ.get("RANK", "0") != "0"
+    if (launcher := os.environ.get(LAUNCHER)) is not None:
+        return int(launcher) != os.getpid()
+    several = devices.isdecimal() and int(devices) > 1 and _slurm_tasks() > 1
+    return several and os.environ.get("SLURM_PROCID", "0") != "0"
+
+
+def _slurm_tasks() -> int:
+    return int(os.environ.get("SLURM_NTASKS") or 1)
+
+
 def settle_processes(trainer: L.Trainer) -> None:
     """Takes this process's rank from the trainer, and checks its processes against the launcher's.
 
@@ -50,7 +68,7 @@ def _check_number(trainer: L.Trainer, environment: ClusterEnvironment | None) ->
         launcher, cure = "torchrun", "--nproc_per_node"
         rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     elif environment is None:
-        tasks = int(os.environ.get("SLURM_NTASKS") or 1)
+        tasks = _slurm_tasks()
         if tasks > 1:
             rank_zero_info(f"SLURM has {tasks} tasks; each trains a run of its own ({asked})")
         return

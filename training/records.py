@@ -74,13 +74,7 @@ class SaveRunRecord(SaveConfigCallback):
         if self.already_saved or stage != "fit":
             return
         self.already_saved = True
-        found = gather(trainer.ckpt_path and str(trainer.ckpt_path))
-        if len(set(found)) > 1:  # ranks that restore and ranks that do not would wait for ever
-            raise UserError(
-                f"ckpt_path: the first process resumes from {found[0]}, another one from "
-                f"{next(path for path in found if path != found[0])}; give the path itself, in a "
-                "folder that all nodes see"
-            )
+        self._check_resumed(trainer.ckpt_path and str(trainer.ckpt_path))
         self.run_id = trainer.strategy.broadcast(self.run_id or uuid.uuid4().hex)
         log_dir = trainer.log_dir  # the same on all ranks: this broadcasts it
         if log_dir is not None and trainer.loggers:
@@ -100,6 +94,25 @@ class SaveRunRecord(SaveConfigCallback):
             log_text(logger, "config", block, self.step)
             if isinstance(logger, WandbRun | MLFlowRun):
                 logger.log_hyperparams(self.config.as_dict())
+
+    def _check_resumed(self, path: str | None) -> None:
+        """Checks that all ranks resume the same run; they then follow the first rank.
+
+        Those that restore and those that do not would wait for each other. Only the first rank has
+        verified the parts of a checkpoint, and may have fallen back to an older one of the run.
+        """
+        settings = repr((self.config.get("model"), self.config.get("data")))
+        of_ranks = gather((path, self.run_id, settings))
+        paths = [each[0] for each in of_ranks]
+        follow = None not in paths and self.run_id is not None
+        if len(set(paths)) == 1 or (follow and len({each[1:] for each in of_ranks}) == 1):
+            return
+        raise UserError(
+            f"ckpt_path: the first process resumes from {paths[0]}, another one from "
+            f"{next(each for each in paths if each != paths[0])}; give the path itself, in a "
+            "folder that all nodes see",
+            agreed=True,
+        )
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

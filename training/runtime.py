@@ -154,7 +154,7 @@ class FullySharded(ModelParallelStrategy):
             like: Any = next(model.parameters())
             mesh, placements = like.device_mesh, like.placements
             empty = partial(empty_dtensor, device_mesh=mesh, placements=placements)
-            content = shards.whole(path, content, empty)
+            content = shards.whole(path, content, empty, together=True)
             model.load_state_dict(content["state_dict"], strict=model.strict_loading)
         else:
             set_model_state_dict(model, content["state_dict"], options=whole)

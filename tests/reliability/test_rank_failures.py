@@ -1,16 +1,18 @@
 """What only one process of several sees, and processes that launchers start: nothing hangs."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.programs import ONE_THREAD, ROOT, Program, ends
-from tests.reliability.runs import Run, finished
+from tests.reliability.runs import IN_PARTS, SHARDED, Run, finished
 from training import processes
 
 HERE = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'reliability'}"}
@@ -129,3 +131,86 @@ def test_one_command_starts_and_restarts(text_file, tmp_path):
     assert sum(row.count(",") > 0 for row in rows) >= 8
     assert {path.name for path in folder.glob("config*")} == {"config.yaml", "config_4.yaml"}
     assert os.listdir(run.root) == ["mine"]
+
+
+# ---- a checkpoint in parts, of which one is damaged
+
+
+@pytest.fixture(scope="module")
+def with_parts(text_file, tmp_path_factory):
+    """The folder of a run with checkpoints in parts of steps 2 and 4; to be read only."""
+    more = ("--trainer.max_steps=4", "--checkpoint.every_n_train_steps=2")
+    root = tmp_path_factory.mktemp("with_parts") / "run"
+    finished(Run(text_file, root, *IN_PARTS, *more, "--checkpoint.save_top_k=-1").start())
+    return root
+
+
+def damage(checkpoint):
+    """Changes the last byte of a checkpoint's second part; returns the part."""
+    (folder,) = checkpoint.parent.glob(f"{checkpoint.name}.shards-*")
+    part = sorted(folder.iterdir())[1]
+    part.write_bytes(part.read_bytes()[:-1] + bytes([part.read_bytes()[-1] ^ 1]))
+    return part
+
+
+ON = {
+    "one": ("--trainer.devices=1",),
+    "ddp": (*TWO, "--trainer.accelerator=cpu"),
+    "sharded": (*SHARDED, "--trainer.strategy.sharded_checkpoints=true"),
+}
+
+
+@pytest.mark.parametrize("processes", ON)
+def test_last_falls_back_where_a_part_is_damaged(text_file, with_parts, tmp_path, processes):
+    """To the furthest whole checkpoint of the run, as with a damaged file; all ranks follow."""
+    root = tmp_path / "run"
+    shutil.copytree(with_parts, root)
+    more = ("--trainer.max_steps=5", "--checkpoint.save_top_k=-1")
+    run = Run(text_file, root, *ON[processes], *more)
+    part = damage(run.last)
+    damage(run.last.with_name("step=4.ckpt"))
+    errors = finished(run.resume())
+    assert (run.folder / "config_2.yaml").is_file()
+    assert torch.load(run.last, weights_only=True)["global_step"] == 5
+    lines = [line for line in errors.splitlines() if str(part) in line]
+    assert len(lines) == 1
+    assert "skipping a damaged checkpoint" in lines[0]
+
+
+def test_a_damaged_part_without_an_older_checkpoint_is_named(text_file, with_parts, tmp_path):
+    root = tmp_path / "run"
+    shutil.copytree(with_parts, root)
+    run = Run(text_file, root, *TWO, "--trainer.max_steps=5")
+    parts = [damage(path) for path in run.last.parent.glob("*.ckpt")]
+    errors = finished(run.resume(), code=2)
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert any(str(part) in line for part in parts)
+
+
+UNVERIFIED = """
+import sys
+from functools import partial
+import training.cli
+
+found = training.cli.find_checkpoint
+training.cli.find_checkpoint = lambda *args, **_: found(*args, verifies=False)
+sys.exit(training.cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("processes", ["ddp", "sharded"])
+def test_a_part_damaged_while_ranks_start_is_named_once(text_file, with_parts, tmp_path, processes):
+    root = tmp_path / "run"
+    shutil.copytree(with_parts, root)
+    run = Run(text_file, root, *ON[processes], "--trainer.max_steps=5")
+    part = damage(run.last)
+    program = tmp_path / "program.py"
+    program.write_text(UNVERIFIED)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    environment = {**run.environment, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    more = ("--ckpt_path", run.last)
+    process = Program(*launcher, program, *run.command[1:], *more, env=environment)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors[-3000:]  # torchrun's own
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert str(part) in line

@@ -118,6 +118,7 @@ def test_other_sizes_than_the_launchers_are_refused(
     assert fit(root, "--trainer.max_steps=2", *options) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert "devices" in line
+    assert ".." not in line
     assert not root.exists()
 
 
@@ -127,6 +128,13 @@ def test_of_refused_processes_one_speaks(fit, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         fit(tmp_path, "--trainer.max_steps=2", "--trainer.devices=1")
     assert end.value.code == 2
+    assert "error" not in capsys.readouterr().err
+
+
+def test_of_refused_job_steps_one_speaks(fit, tmp_path, monkeypatch, capsys):
+    for name, value in {**SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert fit(tmp_path, *TWO_OF_DDP) == 2
     assert "error" not in capsys.readouterr().err
 
 
