@@ -94,8 +94,8 @@ from training.errors import (
 )
 from training.help import FULL_FLAG, VERBS, TrainingParser, public_classes, short_help, verbs_help
 from training.loggers import RunPlace, build_loggers, purge_step
-from training.processes import is_later_rank, settle_processes
-from training.records import SaveRunRecord, WaitedError, hold, log_folder_of, loggers_of
+from training.processes import LostRankError, await_launched, is_later_rank, settle_processes
+from training.records import SaveRunRecord, WaitedError, hold, hold_checkpoints, log_folder_of, loggers_of
 from training.runtime import (
     INTERRUPTED,
     interrupts_here_only,
@@ -496,9 +496,12 @@ class LatentCLI(LightningCLI):
             ]
             names = ", ".join(chosen) or "trainer"
             raise UserError(f"{names}: {' '.join(str(error).split())}") from error
-        settle_processes(trainer)
+        settle_processes(trainer, config["devices"])
         if logs and self.subcommand in (None, "fit") and not config["barebones"]:
             trainer.loggers = self._loggers(Path(config["default_root_dir"]), trainer)
+        if self.subcommand == "fit" and not config["fast_dev_run"] and trainer.is_global_zero:
+            goes_on = self._saved_run is not None and self._continues
+            hold_checkpoints(trainer, self._at_end, waits=goes_on)
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -629,6 +632,9 @@ def main(args: list[str] | None = None) -> int:
             if argv and not argv[0].startswith("-"):
                 _check_first_word(argv)
             _execute(argv)
+    except LostRankError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return LOST_PROCESS
     except AgreedEnd as stop:
         return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
     except SIGTERMException:  # before the first step
@@ -657,7 +663,7 @@ def main(args: list[str] | None = None) -> int:
 def _execute(argv: list[str]) -> None:
     """Runs a verb; where it had to wait for a run, once more from the start."""
     try:
-        LatentCLI(argv)
+        await_launched(LatentCLI(argv).trainer)
     except WaitedError:  # the checkpoint that was found may have been replaced meanwhile
         _execute(argv)
 

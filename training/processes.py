@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from training.errors import LOST_LINE, LOST_PROCESS, UserError
 
@@ -18,6 +19,10 @@ LAUNCHER = "LATENT_THINKING_LAUNCHER"
 """Environment variable of launched ranks: the process id of rank 0, which has started them."""
 PATIENCE = 10.0
 """Seconds that a rank has to end by itself once the process that launched it has ended."""
+
+
+class LostRankError(Exception):
+    """A rank that this process has launched has failed after training."""
 
 
 def is_later_rank(devices: str) -> bool:
@@ -38,11 +43,15 @@ def _slurm_tasks() -> int:
     return int(os.environ.get("SLURM_NTASKS") or 1)
 
 
-def settle_processes(trainer: L.Trainer) -> None:
+def settle_processes(trainer: L.Trainer, devices: object) -> None:
     """Takes this process's rank from the trainer, and checks its processes against the launcher's.
 
     Lightning's own choice of the process that logs and writes, ``rank_zero_only``, begins with
     RANK or SLURM_PROCID, which pods and job steps have set for programs that are one process each.
+
+    Args:
+        trainer: What the processes will run.
+        devices: ``--trainer.devices`` as it was given, such as ``auto``.
 
     Raises:
         UserError: If another number of processes was started than the trainer asks for, or
@@ -50,7 +59,7 @@ def settle_processes(trainer: L.Trainer) -> None:
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     environment: ClusterEnvironment | None = getattr(trainer.strategy, "cluster_environment", None)
-    _check_number(trainer, environment)
+    _check_number(trainer, environment, chosen=str(devices) == "1")
     if environment is None or trainer.world_size == 1:
         return
     launches = isinstance(environment, LightningEnvironment)
@@ -61,7 +70,9 @@ def settle_processes(trainer: L.Trainer) -> None:
         os.environ[LAUNCHER] = str(os.getpid())  # of the ranks that it launches
 
 
-def _check_number(trainer: L.Trainer, environment: ClusterEnvironment | None) -> None:
+def _check_number(
+    trainer: L.Trainer, environment: ClusterEnvironment | None, *, chosen: bool
+) -> None:
     devices, nodes = trainer.num_devices, trainer.num_nodes
     asked = f"--trainer.devices {devices} --trainer.num_nodes {nodes}"
     if torch.distributed.is_torchelastic_launched():
@@ -69,8 +80,15 @@ def _check_number(trainer: L.Trainer, environment: ClusterEnvironment | None) ->
         rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     elif environment is None:
         tasks = _slurm_tasks()
-        if tasks > 1:
+        if tasks > 1 and chosen:
             rank_zero_info(f"SLURM has {tasks} tasks; each trains a run of its own ({asked})")
+        elif tasks > 1:
+            rank_zero_warn(
+                f"SLURM has {tasks} tasks, and --trainer.devices auto is one device here: each "
+                "task trains a run of its own. For one run of all tasks set --trainer.devices to "
+                "the tasks of a node and --trainer.num_nodes; for separate runs, as in a sweep, "
+                "set --trainer.devices 1"
+            )
         return
     else:
         launcher, cure = type(environment).__name__.removesuffix("Environment"), "--ntasks-per-node"
@@ -103,6 +121,32 @@ def _check_port(binds: bool) -> None:
         except OSError as error:
             reason = error.strerror or str(error)
             raise UserError(f"MASTER_PORT ({port}) cannot be used: {reason}; {cure}") from error
+
+
+def await_launched(trainer: L.Trainer, patience: float = PATIENCE) -> None:
+    """Waits until the ranks that this process has launched end as it does, without an error.
+
+    Nobody else sees their exit codes: a run of which one rank fails at its very end would count as
+    done.
+
+    Args:
+        trainer: What has launched them.
+        patience: Seconds for each of them to end.
+
+    Raises:
+        LostRankError: If one ends with an error, or not at all.
+    """
+    launched = getattr(trainer.strategy.launcher, "procs", ())
+    for rank, process in enumerate(launched, start=1):
+        try:
+            code = process.wait(patience)
+        except subprocess.TimeoutExpired as error:
+            raise LostRankError(f"process {rank} of the run has not ended") from error
+        if code:
+            raise LostRankError(
+                f"process {rank} of the run has failed at its end (exit code {code}); its own "
+                "message stands above"
+            )
 
 
 def end_with_launcher(patience: float = PATIENCE) -> None:

@@ -21,7 +21,9 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from jsonargparse import Namespace
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from callbacks.hooks import gather, log_text, write_whole
@@ -136,31 +138,58 @@ class WaitedError(Exception):
 
 
 def hold(place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
-    """Holds the folder of a run against other processes; the system frees it when this one dies.
+    """Holds the folder of a run, see :func:`hold_folder`; returns the place with its name.
 
     Args:
         place: Where the run is logged. Without a version the run gets a new folder.
         at_end: Frees the folder, and removes it if nothing was written to it.
-
-    Returns:
-        The place with the name of the folder.
-
-    Raises:
-        WaitedError: A run that goes on was in use until now.
-        UserError: It still is after `PATIENCE`, or a new run's name is taken.
     """
-    missing = [path for path in (place.group, *place.group.parents) if not path.exists()]
-    place.group.mkdir(parents=True, exist_ok=True)
-    for path in reversed(missing):
-        at_end.callback(_remove_if_empty, path)
+    _make(place.group, at_end)
     if place.version is None:
         place = dataclasses.replace(place, version=_new_version(place.group))
     folder = place.group / str(place.version)
-    folder.mkdir(exist_ok=True)
     at_end.callback(_remove_if_empty, folder)
+    hold_folder(folder, at_end, key=f"name ({folder.name})", waits=place.purge_step is not None)
+    return place
+
+
+def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits: bool) -> None:
+    """Holds the folders that checkpoints of a training go to, see :func:`hold_folder`.
+
+    Services such as W&B give each run a folder with a new name; these are not known yet.
+    """
+    local = (TensorBoardLogger, CSVLogger, WandbRun, MLFlowRun)
+    named = not trainer.loggers or isinstance(trainer.loggers[0], local)
+    held = set()
+    for callback in trainer.checkpoint_callbacks:
+        if not isinstance(callback, ModelCheckpoint) or not (named or callback.dirpath):
+            continue
+        given = callback.dirpath is not None
+        path = str(callback._ModelCheckpoint__resolve_ckpt_dir(trainer))  # type: ignore[attr-defined]
+        if "://" in path or (folder := Path(path).resolve()) in held:
+            continue
+        held.add(folder)
+        key = "checkpoint.dirpath" if given else "trainer.default_root_dir"
+        hold_folder(folder, at_end, key=key, waits=waits)
+
+
+def hold_folder(folder: Path, at_end: contextlib.ExitStack, *, key: str, waits: bool) -> None:
+    """Holds a folder against other processes; the system frees it when this one dies.
+
+    Args:
+        folder: Made if there is none.
+        at_end: Frees the folder, and removes it if it was made and nothing was written to it.
+        key: The option that names it, for messages.
+        waits: Whether a run goes on, which another process may be about to end.
+
+    Raises:
+        WaitedError: A run that goes on was in use until now.
+        UserError: It still is after `PATIENCE`, or the folder of a new run is in use.
+    """
+    _make(folder, at_end)
     lock = FileLock(folder / LOCK, fallback_to_soft=False)
     try:
-        _acquire(lock, folder, waits=place.purge_step is not None)
+        _acquire(lock, folder, key, waits=waits)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -169,16 +198,23 @@ def hold(place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
             "other process trains the same run"
         )
     at_end.callback(lock.release)
-    return place
 
 
-def _acquire(lock: FileLock, folder: Path, *, waits: bool) -> None:
+def _make(folder: Path, at_end: contextlib.ExitStack) -> None:
+    """Makes a folder and those above it, to be removed at the end if they are empty."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        at_end.callback(_remove_if_empty, path)
+
+
+def _acquire(lock: FileLock, folder: Path, key: str, *, waits: bool) -> None:
     with contextlib.suppress(Timeout):
         lock.acquire(timeout=0)
         return
     if not waits:
         raise UserError(
-            f"name ({folder.name}): another process trains the run in {folder}; choose another name"
+            f"{key}: another process trains a run in {folder}; choose another folder for this one"
         )
     rank_zero_info(f"another process trains the run in {folder}: waiting up to {PATIENCE:g} s")
     try:

@@ -13,8 +13,8 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 class PoisonedLM(TransformerLM):
     """POISON=rank:batch says where its loss is nan, OVERFLOW=rank:step where a weight is lost.
 
-    FAIL=rank:batch says where it raises an error, unless a launcher has restarted it, and MUTE=rank
-    which rank cannot write text.
+    FAIL=rank:batch says where it raises an error, unless a launcher has restarted it, FAIL=rank:end
+    that it does so after the last step, and MUTE=rank which rank cannot write text.
     """
 
     def configure_model(self):
@@ -27,6 +27,10 @@ class PoisonedLM(TransformerLM):
         if f"{self.global_rank}:{self.global_step}" == os.environ.get("OVERFLOW"):
             with torch.no_grad():
                 self.network.spare[-1] = math.inf
+
+    def on_train_end(self):
+        if f"{self.global_rank}:end" == os.environ.get("FAIL"):
+            raise RuntimeError("as planned at the end")
 
     def generate_text(self, *args, **kwargs):
         if str(self.global_rank) == os.environ.get("MUTE"):

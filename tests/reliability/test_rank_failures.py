@@ -65,6 +65,15 @@ def test_an_error_on_one_rank_is_printed_and_ends_all(text_file, tmp_path):
     assert errors.count("error: another process of the run") == 1
 
 
+def test_an_error_of_a_rank_after_the_last_step_fails_the_run(text_file, tmp_path):
+    run = poisoned(text_file, tmp_path / "run", *TWO, "--trainer.max_steps=2", FAIL="1:end")
+    errors = finished(run.start(), code=4)
+    assert errors.count("RuntimeError: as planned at the end") == 1
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert "process 1" in line
+    assert torch.load(run.last, weights_only=True)["global_step"] == 2
+
+
 LONELY = """
 import os, sys, time
 from training import processes

@@ -157,6 +157,15 @@ def test_tasks_of_a_sweep_are_runs_of_one_process(fit, tmp_path, monkeypatch):
     assert (folder.parent / "metrics.csv").is_file()
 
 
+@pytest.mark.parametrize("rank", ["0", "7"])
+def test_tasks_that_nobody_asked_for_are_warned_of(fit, tmp_path, monkeypatch, rank):
+    for name, value in {**SLURM, "SLURM_NTASKS": "8", "SLURM_PROCID": rank}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "8")
+    with pytest.warns(UserWarning, match="SLURM has 8 tasks.* each task trains a run of its own"):
+        assert fit(tmp_path, "--trainer.max_steps=1") == 0
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_evaluate_is_one_process(monkeypatch, capsys, rank):
     for name, value in {**TORCHRUN, "WORLD_SIZE": "2", "RANK": str(rank)}.items():

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import json
 import os
 import shutil
 import threading
@@ -226,6 +227,39 @@ def test_a_run_goes_on_in_one_process_at_a_time(text_file, tmp_path):
     step = load(run.root / "mine" / "checkpoints" / "last.ckpt")["global_step"]
     finished(run.start("--ckpt_path=last", f"--trainer.max_steps={step + 1}"))
     assert load(run.root / "mine" / "checkpoints" / "last.ckpt")["global_step"] == step + 1
+
+
+@pytest.mark.parametrize("place", ["no logger", "own logger", "shared folder"])
+def test_a_folder_of_checkpoints_has_one_process_at_a_time(text_file, tmp_path, place):
+    """Wherever the values are logged; once the process is gone, a resume takes the folder."""
+    root = tmp_path / "root"
+    folder = {
+        "no logger": root / "checkpoints",
+        "own logger": root / "logs" / "mine" / "checkpoints",
+        "shared folder": tmp_path / "shared",
+    }[place]
+    logger = {"class_path": "lightning.pytorch.loggers.CSVLogger"}
+    logger["init_args"] = {"save_dir": str(root), "name": "logs", "version": "mine"}
+    options = {
+        "no logger": ["--trainer.logger=false"],
+        "own logger": [f"--trainer.logger={json.dumps(logger)}"],
+        "shared folder": [f"--checkpoint.dirpath={folder}"],
+    }[place]
+    often = ("--checkpoint.every_n_train_steps=5", "--trainer.max_steps=100000")
+    run = Run(text_file, root, *options, *often)
+    process = run.start()
+    assert next(n for n in step_lines(process) if n >= 11)
+    second = {"shared folder": [f"--trainer.default_root_dir={tmp_path}/second"]}.get(place, [])
+    for more in (["--ckpt_path=last"], []):
+        command = [*run.command[1:], *second, *more]
+        other = Program("-c", IMPATIENT, *command, env=run.environment)
+        errors = finished(other, code=2)
+        (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert f"another process trains {'the' if more else 'a'} run in {folder}" in line
+    killed(process, 12)
+    step = load(folder / "last.ckpt")["global_step"]
+    finished(run.start("--ckpt_path=last", f"--trainer.max_steps={step + 1}"))
+    assert load(folder / "last.ckpt")["global_step"] == step + 1
 
 
 def test_a_resume_that_has_waited_takes_the_newer_checkpoint(fit, own_run, monkeypatch):
