@@ -60,7 +60,7 @@ from lightning_models.runtime import (
     MatmulPrecision,
     choose_kernels,
 )
-from training import listing
+from training import listing, records
 from training.arguments import (
     DEFAULT_ROOT,
     OPTIMIZER_PREFIX,
@@ -85,17 +85,21 @@ from training.errors import (
     check_verb,
     condense,
     explain,
-    is_agreed,
     lost_process,
     nearest_names,
-    of_launcher,
     was_restoring,
     with_options,
 )
 from training.help import FULL_FLAG, VERBS, TrainingParser, public_classes, short_help, verbs_help
 from training.loggers import RunPlace, build_loggers, purge_step
-from training.processes import LostRankError, await_launched, is_later_rank, settle_processes
-from training.records import SaveRunRecord, WaitedError, hold, hold_checkpoints, log_folder_of, loggers_of
+from training.processes import (
+    LostRankError,
+    await_launched,
+    code_without_report,
+    is_later_rank,
+    settle_processes,
+)
+from training.records import SaveRunRecord, WaitedError, hold, log_folder_of, loggers_of
 from training.runtime import (
     INTERRUPTED,
     interrupts_here_only,
@@ -501,7 +505,7 @@ class LatentCLI(LightningCLI):
             trainer.loggers = self._loggers(Path(config["default_root_dir"]), trainer)
         if self.subcommand == "fit" and not config["fast_dev_run"] and trainer.is_global_zero:
             goes_on = self._saved_run is not None and self._continues
-            hold_checkpoints(trainer, self._at_end, waits=goes_on)
+            records.hold_checkpoints(trainer, self._at_end, waits=goes_on)
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -632,9 +636,6 @@ def main(args: list[str] | None = None) -> int:
             if argv and not argv[0].startswith("-"):
                 _check_first_word(argv)
             _execute(argv)
-    except LostRankError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return LOST_PROCESS
     except AgreedEnd as stop:
         return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
     except SIGTERMException:  # before the first step
@@ -651,12 +652,10 @@ def main(args: list[str] | None = None) -> int:
             return LOST_PROCESS
         if message is None or DEBUG_FLAG in argv:
             raise
-        if is_agreed(error) and getattr(rank_zero_only, "rank", 0):
-            return 0  # rank 0 reports it; see _end_on_all_ranks
-        if of_launcher(error) and os.environ.get("SLURM_PROCID", "0") != "0":
-            return 2  # the first task of the job step reports it
+        if (code := code_without_report(error)) is not None:
+            return code
         print(f"error: {message}", file=sys.stderr)
-        return 2
+        return LOST_PROCESS if isinstance(error, LostRankError) else 2
     return 0
 
 

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from training.errors import LOST_LINE, LOST_PROCESS, UserError
+from training.errors import LOST_LINE, LOST_PROCESS, UserError, is_agreed, of_launcher
 
 LAUNCHER = "LATENT_THINKING_LAUNCHER"
 """Environment variable of launched ranks: the process id of rank 0, which has started them."""
@@ -21,7 +21,7 @@ PATIENCE = 10.0
 """Seconds that a rank has to end by itself once the process that launched it has ended."""
 
 
-class LostRankError(Exception):
+class LostRankError(UserError):
     """A rank that this process has launched has failed after training."""
 
 
@@ -121,6 +121,19 @@ def _check_port(binds: bool) -> None:
         except OSError as error:
             reason = error.strerror or str(error)
             raise UserError(f"MASTER_PORT ({port}) cannot be used: {reason}; {cure}") from error
+
+
+def code_without_report(error: Exception) -> int | None:
+    """Returns the exit code of a process that leaves the report of an error to the first one.
+
+    None is returned for the first process, and for an error that others need not have. After an
+    error of all ranks it is 0: a launcher that sees one fail would kill rank 0 while it speaks.
+    """
+    if is_agreed(error) and int(getattr(rank_zero_only, "rank", 0) or 0):
+        return 0
+    if of_launcher(error) and os.environ.get("SLURM_PROCID", "0") != "0":
+        return 2
+    return None
 
 
 def await_launched(trainer: L.Trainer, patience: float = PATIENCE) -> None:

@@ -76,7 +76,7 @@ class SaveRunRecord(SaveConfigCallback):
         if self.already_saved or stage != "fit":
             return
         self.already_saved = True
-        self._check_resumed(trainer.ckpt_path and str(trainer.ckpt_path))
+        self._check_resumed(str(trainer.ckpt_path) if trainer.ckpt_path else None)
         self.run_id = trainer.strategy.broadcast(self.run_id or uuid.uuid4().hex)
         log_dir = trainer.log_dir  # the same on all ranks: this broadcasts it
         if log_dir is not None and trainer.loggers:

@@ -7,13 +7,14 @@ import os
 import shutil
 import threading
 import time
-from pathlib import Path
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from filelock import FileLock
+from jsonargparse import Namespace
 
 from evaluation.runs import find_compared
 from lightning_models.checkpoint import read_checkpoint
@@ -153,7 +154,7 @@ def test_all_ranks_take_the_id_of_the_first():
     trainer = SimpleNamespace(
         strategy=strategy, log_dir=None, loggers=[], is_global_zero=False, ckpt_path=None
     )
-    record, checkpoint = SaveRunRecord(None, None), {}
+    record, checkpoint = SaveRunRecord(None, Namespace()), {}
     record.setup(trainer, None, "fit")
     record.on_save_checkpoint(trainer, None, checkpoint)
     assert checkpoint["run"]["id"] == "of rank 0"
@@ -322,8 +323,17 @@ def test_auto_is_for_training_alone(fit, tmp_path, capsys):
     assert "no whole checkpoint" in capsys.readouterr().err
 
 
-def test_ranks_that_find_other_checkpoints_are_refused(monkeypatch):
-    trainer = SimpleNamespace(ckpt_path=Path("last.ckpt"))
-    monkeypatch.setattr("training.records.gather", lambda own: [None, own])
-    with pytest.raises(UserError, match="ckpt_path"):
-        SaveRunRecord(None, None).setup(trainer, None, "fit")
+@pytest.mark.parametrize(
+    ("path", "run_id", "dim"),
+    [(None, "a", 1), ("older.ckpt", "b", 1), ("older.ckpt", "a", 2), ("older.ckpt", "a", 1)],
+)
+def test_ranks_that_resume_another_run_are_refused(monkeypatch, path, run_id, dim):
+    """The first rank may have found another checkpoint of the same run, if one is damaged."""
+    sent = []
+    monkeypatch.setattr("training.records.gather", lambda own: sent.append(own) or [own])
+    SaveRunRecord(None, Namespace(model={"dim": dim}), run_id=run_id)._check_resumed(path)
+    monkeypatch.setattr("training.records.gather", lambda own: [*sent, own])
+    second = SaveRunRecord(None, Namespace(model={"dim": 1}), run_id="a")
+    same = (path, run_id, dim) == ("older.ckpt", "a", 1)
+    with nullcontext() if same else pytest.raises(UserError, match="ckpt_path"):
+        second._check_resumed("last.ckpt")
