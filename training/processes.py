@@ -149,8 +149,10 @@ def await_launched(trainer: L.Trainer, patience: float = PATIENCE) -> None:
     Raises:
         LostRankError: If one ends with an error, or not at all.
     """
-    launched = getattr(trainer.strategy.launcher, "procs", ())
-    for rank, process in enumerate(launched, start=1):
+    launched: list[Any] = getattr(trainer.strategy.launcher, "procs", [])
+    processes = list(launched)
+    launched.clear()  # Lightning's observer reads the list, and kills this process where one failed
+    for rank, process in enumerate(processes, start=1):
         try:
             code = process.wait(patience)
         except subprocess.TimeoutExpired as error:
