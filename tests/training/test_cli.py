@@ -133,7 +133,7 @@ def test_fit_leaves_checkpoints_config_and_logs_in_one_folder(trained):
     assert {"checkpoints", "config.yaml"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     steps = {path.name for path in (folder / "checkpoints").iterdir()}
-    assert steps == {"last.ckpt", "step=2.ckpt", "step=4.ckpt", "step=6.ckpt"}
+    assert steps == {".lock", "last.ckpt", "step=2.ckpt", "step=4.ckpt", "step=6.ckpt"}
 
 
 def test_the_best_and_the_last_are_kept_by_default(fit, tmp_path):
