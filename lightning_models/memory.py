@@ -5,6 +5,8 @@ import copy
 import dataclasses
 import itertools
 import os
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +19,8 @@ MOST_TENSORS = 20_000
 """Weight tensors of a network; a network of 1,000 layers has about 10,000."""
 USUAL = 1024
 """Stands in for the default of a size that has none."""
+
+GPT2_VOCABULARY = 50_257
 
 
 class TooLargeError(ValueError):
@@ -112,15 +116,16 @@ def bounded_weights(most: float) -> Iterator[None]:
 def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
     """Returns the bytes of a model's network, which is built on the meta device.
 
-    A network that cannot be built there is not checked; its size is 0 then.
+    A network that reads values of its tensors cannot be built there. Its size is 0, with a warning.
 
     Args:
-        model: A ``LanguageModel`` without a network; it is left as it is.
+        model: A ``LanguageModel`` without a network, which gets none here.
         memory: Bytes for the weights of one process.
         share: Processes that hold one copy together.
 
     Raises:
-        TooLargeError: if they do not fit; the message names the size to lower.
+        TooLargeError: if the weights do not fit; the message names the option to change.
+        Exception: whatever building the real network would raise.
     """
     config = dataclasses.asdict(model.config)
     check_layers(config, "model.config.")
@@ -136,15 +141,23 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
         size = sum(x.nbytes for x in itertools.chain(network.parameters(), network.buffers()))
         if size > memory * share:
             raise TooLargeError(f"the network has {as_gib(size)} of weights")
-    except Exception as error:  # the real network says what else is wrong
-        if not isinstance(error, TooLargeError) and "overflow" not in str(error):
-            return 0
-        reason = str(error) if isinstance(error, TooLargeError) else "its weights overflow"
-        each = f" for each of {share} processes" if share > 1 else ""
-        raise TooLargeError(
-            f"{_option(config, type(model.config))} is too large: {reason}, and memory is "
-            f"{as_gib(memory)}{each}; lower it"
-        ) from error
+    except (TooLargeError, RuntimeError, TypeError, OverflowError) as error:
+        too_large = isinstance(error, TooLargeError)
+        if too_large or "overflow" in str(error):  # torch, of sizes beyond int64
+            reason = str(error) if too_large else "its weights overflow"
+            each = f" for each of {share} processes" if share > 1 else ""
+            option, cure = _largest_option(config, type(model.config))
+            raise TooLargeError(
+                f"{option} is too large: {reason}, and memory is {as_gib(memory)}{each}; {cure}"
+            ) from error
+        if re.search(r"\bmeta\b", str(error), re.IGNORECASE) is None:
+            raise
+        warnings.warn(
+            f"{type(model).__name__} cannot be built on the meta device ({error}), so nothing "
+            "checks that its weights fit into memory",
+            stacklevel=2,
+        )
+        return 0
     return size
 
 
@@ -168,15 +181,21 @@ def check_batch(data: Any) -> None:
         )
 
 
-def _option(config: Mapping[str, Any], kind: Any) -> str:
-    """Returns the option of the size that is the largest one, as it is typed."""
+def _largest_option(config: Mapping[str, Any], kind: Any) -> tuple[str, str]:
+    """Returns the option that makes a network large, with its value, and the cure."""
+    # a backbone from elsewhere decides the sizes; the config's fields of sizes are ignored then
+    if config.get("architecture") is not None:
+        return "model.config.architecture", "lower its sizes, or take a machine with more memory"
+    if config.get("backbone") is not None:
+        return f"model.config.backbone ({config['backbone']})", "name a smaller one"
     usual = {field.name: field.default for field in dataclasses.fields(kind)}
+    usual["vocab_size"] = GPT2_VOCABULARY
     named = largest(config, usual)
     linked = {"vocab_size": "data.tokenizer, vocab_size", "block_size": "data.block_size"}
     key = named.partition(" ")[0]
-    return named.replace(key, linked.get(key, f"model.config.{key}"), 1)
+    return named.replace(key, linked.get(key, f"model.config.{key}"), 1), "lower it"
 
 
 def as_gib(size: float) -> str:
-    """Returns bytes for people."""
+    """Formats a number of bytes in GiB, with one decimal."""
     return f"{size / 2**30:,.1f} GiB"

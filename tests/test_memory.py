@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from methods import IN_FULL
+from methods import METHODS
 
-from lightning_models import memory
+from lightning_models import NoCoTLM, TransformerConfig, TransformerLM, memory
 from lightning_models.memory import TooLargeError, host_memory, weights_size
+from lightning_models.thinking_states.baselines.text import NoCoTConfig
+
+SMALL = TransformerConfig(vocab_size=300, block_size=16, num_layers=1, dim=8, num_heads=2)
 
 
-@pytest.mark.parametrize("method", IN_FULL, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_the_size_is_that_of_the_built_network(method):
     built = method.build(**method.alone)
     tensors = itertools.chain(built.network.parameters(), built.network.buffers())
@@ -28,6 +31,47 @@ def test_the_size_is_that_of_the_built_network(method):
     with pytest.raises(TooLargeError, match="each of 4 processes"):
         weights_size(model, size // 4 - 1, share=4)
     torch.nn.Linear(1000, size // 1000 + 1, device="meta")  # nothing is counted any more
+
+
+QWEN = "Qwen/Qwen2.5-0.5B"
+SHAPE = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
+SHAPE |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
+BACKBONES = {
+    "published": ({"backbone": QWEN}, rf"^model\.config\.backbone \({QWEN}\) is .*a smaller one$"),
+    "kept": ({"backbone": QWEN, "architecture": SHAPE}, r"^model\.config\.architecture is "),
+    "width": ({"dim": 896}, r"^model\.config\.dim \(896\) is .*lower it$"),
+    "vocabulary": ({}, r"^data\.tokenizer, vocab_size \(151000\) is .*lower it$"),
+}
+
+
+@pytest.mark.parametrize("case", BACKBONES)
+def test_the_option_that_decides_the_size_is_named(case):
+    changes, message = BACKBONES[case]
+    config = NoCoTConfig(vocab_size=151000, block_size=64, **changes)
+    with pytest.raises(TooLargeError, match=message):
+        weights_size(NoCoTLM(config), 2**20)
+
+
+def test_an_error_of_the_network_is_not_taken_for_a_size():
+    class Broken(TransformerLM):
+        def build_network(self):
+            raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        weights_size(Broken(SMALL), 2**30)
+
+
+@pytest.mark.parametrize(
+    "read", [torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu]
+)
+def test_a_network_that_reads_its_tensors_is_reported_as_unchecked(read):
+    class Reading(TransformerLM):
+        def build_network(self):
+            read(torch.ones(()))
+            return super().build_network()
+
+    with pytest.warns(UserWarning, match="Reading .*nothing checks"):
+        assert weights_size(Reading(SMALL), 2**30) == 0
 
 
 CGROUPS = {
