@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
+import numpy as np
 import pandas as pd
 import torch
 from jsonargparse import Namespace
@@ -31,7 +32,7 @@ from evaluation.scoring import Totals, score_batch
 from evaluation.tasks.readers import Piece, Reader, label, reader_of
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Which
-from lightning_models.generation import SamplingConfig, generate_steps, written_text
+from lightning_models.generation import SamplingConfig, generate_steps, whole_number, written_text
 from lightning_models.outputs import Likelihood
 from lightning_models.runtime import choose_kernels
 
@@ -45,6 +46,8 @@ ANALYSES: tuple[Callable[[], Analysis], ...] = (
 """What ``think`` asks a model for; the first that it has something for is shown."""
 ROWS = 32
 """Rows that are scored at once."""
+MOST_TOKENS = 2**31 - 1
+"""Longest sequence that may be asked for."""
 Compute = Literal["scoring", "training", "generation"]
 """What FLOPs are counted of."""
 
@@ -61,11 +64,9 @@ def _check_type(kind: Any, wanted: str, **values: Any) -> None:
             raise ValueError(f"{name} ({value!r}) must be {wanted}")
 
 
-def _check_count(least: int, **values: Any) -> None:
-    _check_type(int, "a whole number", **values)
-    for name, value in values.items():
-        if value < least:
-            raise ValueError(f"{name} ({value}) must be at least {least}")
+def _plain(value: Any) -> Any:
+    """Returns a number of NumPy's as Python's, which configs and their files hold."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def load(
@@ -107,7 +108,7 @@ def load(
         ckpt=str(path),
         which=which,
         device=device,
-        set=dict(changes or {}),
+        set={key: _plain(value) for key, value in (changes or {}).items()},
         tokenizer=tokenizer,
         packages=list(packages),
     )
@@ -224,7 +225,7 @@ class LoadedModel:
                 model's context.
         """
         _check_type(str, "text (str)", text=text)
-        _check_count(0, max_new_tokens=max_new_tokens)
+        most = whole_number("max_new_tokens", max_new_tokens, least=0, most=MOST_TOKENS)
         _check_type(bool, "True or False", stream=stream)
         unknown = sampling.keys() - {each.name for each in fields(SamplingConfig)}
         if unknown:
@@ -235,12 +236,12 @@ class LoadedModel:
         check_utf8(text, f"prompt {text!a}")
         config = SamplingConfig(**sampling)
         if stream:
-            return self._written(text, max_new_tokens, config)
+            return self._written(text, most, config)
         ((_, continuation),) = continue_prompts(
             self.model,
             self.tokenizer,
             [text],
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=most,
             sampling=config,
             precision=self.precision,
         )
@@ -422,9 +423,9 @@ class LoadedModel:
             kind: of scoring in one pass, of a training step, or of a generated token.
         """
         _check_choice("kind", kind, Compute)
+        tokens = self.model.config.block_size
         if context is not None:
-            _check_count(1, context=context)
-        tokens = self.model.config.block_size if context is None else context
+            tokens = whole_number("context", context, least=1, most=MOST_TOKENS)
         if kind == "generation":
             return self.model.generation_flops(tokens)
         return self.model.flops_per_token(tokens, training=kind == "training")

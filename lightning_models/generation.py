@@ -1,6 +1,8 @@
 """The one decode loop of every method, and sampling."""
 
 import math
+import numbers
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,9 @@ import torch
 from torch import Tensor
 
 from lightning_models.runtime import in_eval_mode, on_device, seeded_generator, uncompiled
+
+MOST_SEED = 2**64 - 1
+"""Random streams are told apart by 64 bits of their seed."""
 
 
 class Decoder(Protocol):
@@ -47,25 +52,53 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         """Checks types, which Python callers may get wrong, and ranges."""
-        optional = {"top_k", "top_p"}
-        for key in ("temperature", "top_k", "top_p", "seed"):
-            value = getattr(self, key)
-            whole = key in ("top_k", "seed")
-            kinds = (int,) if whole else (int, float)
-            if value is None and key in optional:
-                continue
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                raise ValueError(f"{key} ({value!r}) must be a {'whole ' if whole else ''}number")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(
-                f"temperature ({self.temperature}) must be 0 (greedy) or above, and finite"
-            )
-        if self.seed < 0:
-            raise ValueError(f"seed ({self.seed}) must be at least 0")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k ({self.top_k}) must be at least 1, or null")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p ({self.top_p}) must be in (0, 1], or null")
+        values: dict[str, Any] = {
+            "temperature": finite_number("temperature", self.temperature),
+            "seed": whole_number("seed", self.seed, least=0, most=MOST_SEED),
+        }
+        if self.top_k is not None:
+            values["top_k"] = whole_number("top_k", self.top_k, least=1)
+        if self.top_p is not None:
+            values["top_p"] = finite_number("top_p", self.top_p)
+            if not 0 < values["top_p"] <= 1:
+                raise ValueError(f"top_p ({self.top_p}) must be in (0, 1], or null")
+        if values["temperature"] < 0:
+            raise ValueError(f"temperature ({self.temperature}) must be 0 (greedy) or above")
+        for key, value in values.items():
+            object.__setattr__(self, key, value)  # a plain number in place of NumPy's
+
+
+def whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """Returns an integer of any type, such as NumPy's, as Python's.
+
+    Raises:
+        ValueError: if it is no integer (``True`` is none), or out of its range.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} ({value!r}) must be a whole number")
+    number = int(value)
+    if number < least:
+        raise ValueError(f"{name} ({number}) must be at least {least}")
+    if most is not None and number > most:
+        raise ValueError(f"{name} ({number}) must be at most {most}")
+    return number
+
+
+def finite_number(name: str, value: Any) -> float:
+    """Returns a real number of any type, such as NumPy's, as Python's.
+
+    Raises:
+        ValueError: if it is no number (``True`` is none), infinite, NaN or too large for a float.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} ({value!r}) must be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} ({value}) must be finite, at most {sys.float_info.max:.1g}")
+    return number
 
 
 def generate(
@@ -138,11 +171,11 @@ def generate_steps(
         padded[row, : len(prompt)] = torch.as_tensor(prompt)
     padded = on_device(padded, device)
     tokens = padded.gather(1, lengths[:, None] - 1)[:, 0]
-    numbers = range(first_row, first_row + len(prompts)) if streams is None else streams
-    keys = [(sampling.seed, number) for number in numbers]
+    places = range(first_row, first_row + len(prompts)) if streams is None else streams
+    keys = [(sampling.seed, place) for place in places]
     cache = model.init_cache(padded, lengths, max_new_tokens, keys)
     limit = getattr(model, "context_limit", None)
-    sampler = Sampler(sampling, numbers)
+    sampler = Sampler(sampling, places)
     out: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each remaining row belongs to
     while True:

@@ -320,7 +320,7 @@ def test_empty_prompts_are_errors(prompts):
     ("options", "message"),
     [
         ({"temperature": -0.1}, r"temperature \(-0.1\) must be 0 \(greedy\) or above"),
-        ({"top_k": 0}, r"top_k \(0\) must be at least 1, or null"),
+        ({"top_k": 0}, r"top_k \(0\) must be at least 1"),
         ({"top_p": 0.0}, r"top_p \(0.0\) must be in \(0, 1\], or null"),
         ({"top_p": 1.01}, r"top_p \(1.01\) must be in \(0, 1\], or null"),
     ],

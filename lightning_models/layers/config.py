@@ -1,6 +1,7 @@
 """The sizes and styles that every decoder shares."""
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -189,7 +190,7 @@ def _fault(value: Any, hint: Any) -> str | None:
     if hint in _TYPES:
         kinds, words = _TYPES[hint]
         belongs = isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
-        finite = not isinstance(value, float) or math.isfinite(value)
+        finite = hint is not float or not belongs or abs(value) <= sys.float_info.max  # NaN is not
         return None if belongs and finite else f"({value!r}) {words}"
     return None
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -241,17 +242,17 @@ WRONG = {
     },
     "generate": {
         "text": [None, 3, b"One."],
-        "max_new_tokens": [-1, True, 1.5, "3", None],
+        "max_new_tokens": [-1, True, 1.5, "3", None, 10**12, 10**30, np.bool_(True)],
         "stream": ["yes", None, 1],
-        "temperature": ["x", True, None, -1.0, float("nan")],
+        "temperature": ["x", True, None, -1.0, float("nan"), np.float32("inf"), 10**400],
         "top_k": ["x", 1.5, True, 0],
-        "top_p": ["x", True, 0.0, 2],
-        "seed": ["x", 1.5, None, True, -1],
+        "top_p": ["x", True, 0.0, 2, 10**400],
+        "seed": ["x", 1.5, None, True, -1, np.float64(3), 2**64],
         "temprature": [1.0],
     },
     "score": {"text": [None, 3, b"One."], "context": [5, None, b"One."], "mode": [None, 3, "x"]},
     "think": {"text": [None, 3, b"One."]},
-    "flops": {"context": ["x", 1.5, True, 0], "kind": [None, 3]},
+    "flops": {"context": ["x", 1.5, True, 0, 10**400], "kind": [None, 3]},
 }
 """Arguments of the public functions, and values that they refuse."""
 ARGUMENTS = [(verb, name) for verb, names in WRONG.items() for name in names]
@@ -268,6 +269,24 @@ def test_a_wrong_argument_is_named(verb, name):
     for value in WRONG[verb][name]:
         with pytest.raises(ValueError, match=rf"\b{name}\b"):
             call(**{**given, name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    lm = opened("transformer")
+    plain = {"max_new_tokens": 6, "temperature": 1.5, "top_k": 9, "top_p": 0.75, "seed": 3}
+    kinds = dict(zip(plain, (np.int64, np.float32, np.uint8, np.float64, np.int32), strict=True))
+    theirs = {key: kinds[key](value) for key, value in plain.items()}
+    assert lm.generate(TEXT, **theirs) == lm.generate(TEXT, **plain)
+    assert "".join(lm.generate(TEXT, **theirs, stream=True)) == lm.generate(TEXT, **plain)
+    assert lm.flops(np.int16(16)) == lm.flops(16)
+    few = load(FIXTURES / "latent_thought.ckpt", device="cpu", changes={"inner_steps": np.int64(1)})
+    assert type(few.model.config.inner_steps) is int
+
+
+def test_the_hottest_temperature_draws_evenly():
+    lm = opened("transformer")
+    hot = lm.generate(TEXT, max_new_tokens=6, temperature=10**30, seed=3)
+    assert hot == lm.generate(TEXT, max_new_tokens=6, temperature=1e30, seed=3)
 
 
 def test_options_of_load_reach_the_model(tmp_path):

@@ -36,6 +36,7 @@ def test_dropout_out_of_range(key, value):
     [
         ("init_std", float("nan"), r"\(nan\) must be a finite number"),
         ("rope_base", float("inf"), r"\(inf\) must be a finite number"),
+        ("rope_base", 10**309, r"\(10+\) must be a finite number"),
         ("norm_eps", "small", r"\('small'\) must be a finite number"),
         ("dropout", True, r"\(True\) must be a finite number"),
         ("bias", 3, r"\(3\) must be true or false"),
