@@ -3,6 +3,7 @@
 import tempfile
 import time
 import zipfile
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from callbacks.hooks import (
 from callbacks.nonfinite import NonFiniteError, check_weights, weights_are_finite
 
 KEY = "pending_validation"
+MONITOR = "val/loss"
 UNLIMITED = -1
 _PROGRESS = "epoch_loop.val_loop.batch_progress"
 
@@ -51,7 +53,7 @@ class SaveCheckpoints(ModelCheckpoint):
         self,
         dirpath: str | None = None,
         filename: str | None = None,
-        monitor: str | None = "val/loss",
+        monitor: str | None = MONITOR,
         mode: Literal["min", "max"] = "min",
         save_top_k: int = 1,
         save_last: bool = True,
@@ -101,11 +103,27 @@ class SaveCheckpoints(ModelCheckpoint):
         self._requested = False
         self._deferred = False  # to the validation that follows
         self._numbered = ""
+        self._first_step = 0  # of this process
+        self._unchecked = monitor is not None and save_top_k != 0
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Checks that a value of validations is ranked by only where there are validations.
+
+        Raises:
+            ValueError: if there are none. The default of ``monitor`` ranks nothing then.
+        """
+        if trainer.enable_validation or not self._unchecked:
+            return
+        if _is_of(self.monitor, "val") and self.monitor != MONITOR:
+            raise ValueError(
+                f"checkpoint.monitor ({self.monitor}) is a value of validations, and this run has "
+                "none; choose a value of the training, such as train/loss, or null"
+            )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock; a step that was restored counts as written."""
         super().on_train_start(trainer, pl_module)
-        self._seen_step = trainer.global_step
+        self._seen_step = self._first_step = trainer.global_step
 
     def on_train_batch_end(
         self,
@@ -115,11 +133,18 @@ class SaveCheckpoints(ModelCheckpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Writes ``last.ckpt`` at the end of an optimiser step, if it is time."""
+        """Writes ``last.ckpt`` at the end of an optimiser step, if it is time.
+
+        Raises:
+            ValueError: if nothing has logged ``monitor``, in a run without validations.
+        """
         step = trainer.global_step
         if step == self._seen_step or in_accumulation(trainer):
             return
         self._seen_step = step
+        # the throughput is logged from the second step on
+        if step % log_interval(trainer) == 0 and step - self._first_step > 1:
+            self._check_training(trainer)
         due = self.every_n_train_steps is not None and step % self.every_n_train_steps == 0
         if not (due or self._requested or self._time_is_up(trainer)):
             return
@@ -140,16 +165,15 @@ class SaveCheckpoints(ModelCheckpoint):
         """Ranks this validation's checkpoint; writes the ``last.ckpt`` that is due again.
 
         Raises:
-            ValueError: if nothing has logged ``monitor``. Values of training may come later.
+            ValueError: if nothing has logged ``monitor``. A value of the training may come later,
+                with the first optimiser step.
         """
         names = trainer.callback_metrics
-        monitors = self.save_top_k != 0 and not trainer.sanity_checking
-        if monitors and self.monitor not in (None, *names) and not _of_training(self.monitor):
-            raise ValueError(
-                f"checkpoint.monitor ({self.monitor}) was not logged by the first validation; "
-                f"choose one of {', '.join(sorted(names))}, or null"
-            )
-        super().on_validation_end(trainer, pl_module)
+        comes_later = _is_of(self.monitor, "train") and not any(_is_of(n, "train") for n in names)
+        if not comes_later:
+            if not trainer.sanity_checking:
+                self._check_monitor(trainer, names, "the first validation")
+            super().on_validation_end(trainer, pl_module)
         if self._deferred and not trainer.sanity_checking:
             self._deferred = False
             if self._last_global_step_saved != trainer.global_step:  # else it was written just now
@@ -168,7 +192,12 @@ class SaveCheckpoints(ModelCheckpoint):
             self._save_now(trainer, numbered=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ranks the checkpoint of the epoch, if there has been a validation to rank it by."""
+        """Ranks the checkpoint of the epoch, if there has been a validation to rank it by.
+
+        Raises:
+            ValueError: if nothing has logged ``monitor``, in a run without validations.
+        """
+        self._check_training(trainer)
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
 
@@ -199,6 +228,23 @@ class SaveCheckpoints(ModelCheckpoint):
             path.suffix == ".ckpt" and path.resolve().parent == folder and not path.is_dir()
             for path in paths
         )
+
+    def _check_training(self, trainer: L.Trainer) -> None:
+        """Checks once, in a run without validations, that the training logs ``monitor``."""
+        if trainer.enable_validation or _is_of(self.monitor, "val"):
+            return
+        logged = trainer._results or {}  # also means over the epoch, which have no value yet
+        names = {*trainer.callback_metrics, *(result.meta.name for result in logged.values())}
+        self._check_monitor(trainer, names, f"step {trainer.global_step}")
+
+    def _check_monitor(self, trainer: L.Trainer, names: Collection[str], by: str) -> None:
+        """Raises a ValueError if ``monitor`` is none of the names that were logged."""
+        if self._unchecked and self.monitor not in names:
+            raise ValueError(
+                f"checkpoint.monitor ({self.monitor}) was not logged by {by}; choose one of "
+                f"{', '.join(sorted(trainer.callback_metrics))}, or null"
+            )
+        self._unchecked = False
 
     def _save_now(self, trainer: L.Trainer, *, numbered: bool = True) -> None:
         """Writes ``last.ckpt`` (all kept: a numbered one too), leaving the best to validation."""
@@ -266,8 +312,8 @@ class SaveCheckpoints(ModelCheckpoint):
         return bool(trainer.strategy.broadcast(up))
 
 
-def _of_training(monitor: str | None) -> bool:
-    return monitor is not None and monitor.startswith("train/")
+def _is_of(name: str | None, stage: str) -> bool:
+    return name is not None and name.startswith(f"{stage}/")
 
 
 def _is_torn_or_of_run(path: Path, run: str | None) -> bool:

@@ -274,14 +274,50 @@ def test_checkpoints_that_cannot_be_restored(refused, place, case):
     assert "broken.ckpt" in refused(train_main, verb, "--ckpt_path=broken.ckpt", *options)
 
 
-def test_a_monitor_that_nothing_logs(refused):
-    options = ("--checkpoint.monitor=nope/none", "--trainer.val_check_interval=1")
+MONITORS = {
+    "validated": ("nope/none", "trainer.val_check_interval=1"),
+    "of a validation": ("val/nope", "trainer.val_check_interval=1"),
+    "of training, validated": ("train/nope", "trainer.val_check_interval=1"),
+    "never validated": ("nope/none", "trainer.limit_val_batches=0"),
+    "of a validation that never comes": ("val/ppl", "trainer.limit_val_batches=0"),
+    "of training, never validated": ("train/nope", "trainer.limit_val_batches=0"),
+    "never validated, many steps": (
+        "train/nope",
+        "trainer.limit_val_batches=0",
+        "trainer.log_every_n_steps=1",
+        "trainer.max_steps=20",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MONITORS)
+def test_a_monitor_that_nothing_logs(case, refused):
+    monitor, *options = MONITORS[case]
+    options = (f"--checkpoint.monitor={monitor}", *(f"--{option}" for option in options))
     line = refused(train_main, *FIT, "--data.cache_dir=cache", *options)
-    assert "checkpoint.monitor (nope/none)" in line
+    assert f"checkpoint.monitor ({monitor})" in line
 
 
-def test_a_monitor_of_training_is_ranked_by(place):
-    options = ("--checkpoint.monitor=train/loss", "--trainer.val_check_interval=1")
+RANKED_BY = {
+    "at each step": ("train/loss", "trainer.val_check_interval=1"),
+    "after the first validation": (
+        "train/loss",
+        "trainer.val_check_interval=1",
+        "trainer.accumulate_grad_batches=3",
+    ),
+    "without validations": ("train/loss", "trainer.limit_val_batches=0"),
+    "throughput": (
+        "throughput/tokens_per_second",
+        "trainer.limit_val_batches=0",
+        "trainer.log_every_n_steps=1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RANKED_BY)
+def test_a_monitor_of_training_is_ranked_by(case, place):
+    monitor, *options = RANKED_BY[case]
+    options = (f"--checkpoint.monitor={monitor}", *(f"--{option}" for option in options))
     root = "--trainer.default_root_dir=again"
     assert train_main([*FIT, "--data.cache_dir=cache", *options, root]) == 0
     assert list((place / "again").rglob("best-*.ckpt"))
@@ -483,7 +519,7 @@ EVALUATE = {
     "wrong type": (("generate", *CKPT, "--prompt", "a", "--top_k", "many"), "top_k"),
     "temperature nan": (
         ("generate", *CKPT, "--prompt", "a", "--temperature", ".nan"),
-        "temperature (nan) must be 0 (greedy) or above, and finite",
+        "temperature (nan) must be finite",
     ),
     "negative seed": (
         ("generate", *CKPT, "--prompt", "a", "--seed", "-1", "--max_new_tokens", "3"),
