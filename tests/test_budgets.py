@@ -13,9 +13,11 @@ from pathlib import Path
 import paper_commands
 import pytest
 import torch
+import yaml
 from omegaconf import OmegaConf
 from training_parser import parse_training, training_parser
 
+from studies.study import load_study
 from training.listing import SENTENCE_SLOTS, SENTENCES
 
 ROOT = Path(__file__).parent.parent
@@ -214,6 +216,31 @@ def test_validation_takes_little_of_the_flops_and_the_heading_says_how_much(file
         every = f"{windows:,} windows of {data.block_size} tokens every {steps:,.0f} steps"
         assert every in told[0]
         assert "evaluate.py scores the whole split" in heading
+
+
+OPENWEBTEXT = 9.04e9 / 8_013_769
+"""Tokens of a document by GPT-2's tokenizer, as nanoGPT's preparation counts them."""
+STUDIES = {
+    "suite_paper": lambda data: data["val_documents"] * OPENWEBTEXT / data["train_tokens"],
+    "suite_h200": lambda data: 0.25e6 / data["train_tokens"],  # WikiText's 60 articles
+}
+"""Tokens of a validation against those of an epoch, from the arguments of the text."""
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_validations_of_studies_at_paper_scale_take_little_of_the_flops(name, tmp_path):
+    study, shares = load_study(name), {}
+    for run in study.runs:
+        content = study.train_config(run)
+        file = tmp_path / f"{run.name}.yaml"
+        file.write_text(yaml.safe_dump(content))
+        checks = 1 / content["trainer"]["val_check_interval"]  # an epoch
+        data = content["data"]["init_args"]
+        held_out = STUDIES[name](data.get("corpus", {}).get("init_args", data))
+        shares[run.name] = checks * held_out / flops_ratio(str(file))
+        assert checks >= 2, "hardly ever validated"
+    assert len(shares) > 5
+    assert {name: share for name, share in shares.items() if share > MOST} == {}
 
 
 def test_validations_of_the_docs_commands_take_little_of_the_flops():
