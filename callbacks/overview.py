@@ -70,10 +70,12 @@ def batch_line(
         tokens: Tokens of a micro-batch of one device.
         steps: Optimiser steps of the run; None or infinity where the run does not say.
         total: Tokens of the run; None where it is not known.
-        bound: What stands before the tokens where they are not exact, such as ``at most``.
+        bound: What stands before the tokens where they are not exact, such as ``at most``. Rows
+            are exact.
     """
+    of_size = "" if unit == "rows" else bound
     parts = [
-        f"global batch {size * accumulate * devices:,} {unit} = {size:,} micro-batch x "
+        f"global batch {of_size}{size * accumulate * devices:,} {unit} = {size:,} micro-batch x "
         f"{accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
         f"{bound}{round(tokens * accumulate * devices):,} tokens a step",
     ]

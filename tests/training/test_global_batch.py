@@ -83,7 +83,9 @@ def test_sentences_are_counted_in_lexical_tokens(text_file, data_cache, tmp_path
     steps = ["--trainer.max_steps=4", "--trainer.accumulate_grad_batches=3", "--trainer.devices=1"]
     assert main(["fit", *sentences, *common, *steps]) == 0
     (line,) = LINE.findall(capsys.readouterr().out)
-    assert line.startswith("global batch 2,100 lexical tokens = 700 micro-batch x 3 accumulated")
+    assert line.startswith(
+        "global batch at most 2,100 lexical tokens = 700 micro-batch x 3 accumulated"
+    )
     assert line.endswith(
         "x 1 device, at most 2,100 tokens a step, 4 steps, at most 8,400 tokens in all"
     )
