@@ -11,9 +11,9 @@ place               what it holds
 ``cost``            what a score costs: FLOPs, steps and wall time
 ``runs``            runs and checkpoints: places, names, labels, logs
 ``run_metrics``     the table of runs: sizes, training cost, likelihood, tasks
-``report``          report of a comparison: checks, columns, tables, page
-``views``           curves, FLOPs and result files, without a score
-``tables``          frames as tables for people: text, Markdown, HTML
+``report``          report of a comparison: checks, columns, tables; ``report.html`` is its page
+``results``         results in the folder of a run: the same key is the same result
+``tables``          frames as tables for people: text, Markdown
 ``figures``         figures from frames, and pictures and CSV as whole files
 ``generate``        command: continuations of prompts
 ``importing``       command: a checkpoint from ``transformers`` weights

@@ -1,7 +1,7 @@
 """Options that commands share: checkpoint, device, data, files; and what they name.
 
 A command declares options with the ``add_`` functions, and opens what they name with
-``load_with_data`` or ``load_with_tokenizer``; `evaluation.output` checks and writes its files.
+``open_with_data`` or ``load_with_tokenizer``; `evaluation.output` checks and writes its files.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from evaluation.load import (
     Precision,
     build_data,
     build_model,
+    build_outline,
     build_tokenizer,
     check_fit,
     check_meaning,
@@ -134,12 +135,12 @@ def add_run_arguments(parser: ArgumentParser) -> None:
         default={},
         help="Fields of the model's config to change, e.g. --set.attention_backend math.",
     )
-    parser.add_argument(
-        "--packages",
-        type=list[str] | str,
-        default=[],
-        help=PACKAGES_HELP,
-    )
+    add_packages_argument(parser)
+
+
+def add_packages_argument(parser: ArgumentParser) -> None:
+    """Declares which packages of the user hold classes of checkpoints."""
+    parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
 
 
 def add_device_arguments(parser: ArgumentParser) -> None:
@@ -381,17 +382,29 @@ def load_model(
     Raises:
         ValueError: if the model cannot be rebuilt, or a budget is given that has no effect.
     """
-    device, typed = pick_device(settings.device), settings.get("budget")
-    changes = dict(settings["set"])
-    if typed is not None or budget is not None:
-        changes = _with_budget(checkpoint, changes, typed, budget)
-    model = build_model(checkpoint, changes).to(device)
-    if typed is not None and not getattr(model.config, "uses_budget", True):
+    device = pick_device(settings.device)
+    return build_model(checkpoint, model_changes(settings, checkpoint, budget=budget)).to(device)
+
+
+def model_changes(
+    settings: Namespace, checkpoint: Checkpoint, *, budget: Budget | None = None
+) -> dict[str, Any]:
+    """Returns the fields of the model's config that the command line changes; see ``load_model``.
+
+    Raises:
+        ValueError: if a budget is given that has no effect.
+    """
+    typed, changes = settings.get("budget"), dict(settings["set"])
+    if typed is None and budget is None:
+        return changes
+    changes = _with_budget(checkpoint, changes, typed, budget)
+    config = build_outline(checkpoint, changes).config
+    if typed is not None and not getattr(config, "uses_budget", True):
         raise ValueError(
             f"budget ({typed}) has no effect on the allocation of this model when it is evaluated; "
             "leave --budget out"
         )
-    return model
+    return changes
 
 
 def _with_budget(
@@ -436,10 +449,10 @@ def load_own_tokenizer(
     return tokenizer
 
 
-def load_with_data(
+def open_with_data(
     settings: Namespace,
-) -> tuple[Checkpoint, LanguageModel, LanguageDataModule]:
-    """Returns the checkpoint that the options name, its model, and the data they name, prepared.
+) -> tuple[Checkpoint, dict[str, Any], LanguageDataModule]:
+    """Returns the checkpoint that the options name, changes of its config, and prepared data.
 
     Raises:
         ValueError: if one cannot be had, or the data do not fit the model; before text is prepared
@@ -447,10 +460,10 @@ def load_with_data(
     """
     checkpoint = load_checkpoint(settings)
     data = build_data(checkpoint, data_recipe(settings))
-    model = load_model(settings, checkpoint)
-    check_fit(model, data)
+    changes = model_changes(settings, checkpoint)
+    check_fit(build_outline(checkpoint, changes), data)
     prepare(data, checkpoint)
-    return checkpoint, model, data
+    return checkpoint, changes, data
 
 
 def load_with_tokenizer(

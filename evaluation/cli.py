@@ -45,14 +45,6 @@ ARGUMENTS = dict.fromkeys(COMMANDS, "--ckpt runs/first") | {
 }
 """Arguments of an example of each command, for messages."""
 
-MOVED = {
-    "answers": "reason --ckpt CKPT ... --rounds null",
-    "curves": "compare RUN ... --view curves",
-    "compute": "compare RUN ... --view compute",
-    "table": "compare FILE ... --view results",
-}
-"""Former commands, and what has taken their place."""
-
 
 class ExactParser(ArgumentParser):
     """A parser that takes no prefix for an option.
@@ -106,10 +98,6 @@ def run_with_clear_errors(program: Callable[[], None], argv: Sequence[str]) -> i
 
 
 def _run(argv: Sequence[str]) -> None:
-    chosen = command_in(argv)
-    if chosen in MOVED:
-        verb = MOVED[chosen].partition(" ")[0]
-        raise ValueError(f"{chosen} is part of {verb}; use evaluate.py {MOVED[chosen]}")
     if not ((argv and argv[0] in COMMANDS) or {"-h", "--help"} & set(argv)):
         from training.errors import check_verb  # takes seconds, so not before there is an error
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from datamodules.text import IGNORE
@@ -99,6 +100,64 @@ def mean_cost(results: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> Co
         if all(key in result for result in results)
     }
     return {**means, "seconds": sum(result["seconds"] for result in results)}
+
+
+# ---- what FLOPs are spent on
+
+
+PARTS = ("output", "self_attention", "cross_attention", "feed_forward")
+"""Parts that most models have; those of a method follow."""
+
+
+def count_compute(model: LanguageModel, context: int) -> dict[str, Any]:
+    """Returns sizes and FLOPs per token of a model, under the keys of the CSV file.
+
+    ``flops_one_pass`` is one pass through the network, ``flops_PART`` what it is spent on;
+    ``flops_forward`` scores a sequence, with as many passes as the method needs;
+    ``flops_as_published`` is a training step as the method's paper counts it, None where that is no
+    other count.
+
+    The model needs no weights; ``context`` is the tokens of a sequence.
+    """
+    parts = model.flops_by_part(context)
+    return {
+        "context": context,
+        "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "flops_one_pass": sum(parts.values()),
+        "flops_forward": model.flops_per_token(context),
+        "flops_training": model.flops_per_token(context, training=True),
+        "flops_as_published": model.published_flops_per_token(context),
+        "parts": parts,
+    }
+
+
+def compute_frame(counts: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
+    """Returns sizes, FLOPs per token and the shares of one pass, a line a model.
+
+    Args:
+        counts: Results of ``count_compute``, at least one.
+        labels: The label of each model.
+
+    Returns:
+        ``label``, the numbers, and ``flops_PART`` and ``share_PART`` (0 to 1) of the parts that any
+        of the models has, the common ones first.
+    """
+    found = dict.fromkeys(part for count in counts for part in count["parts"])
+    names = [*(part for part in PARTS if part in found), *(p for p in found if p not in PARTS)]
+    frame = pd.DataFrame(list(counts), dtype=object)
+    spent = {part: [float(c["parts"].get(part, 0)) for c in counts] for part in names}
+    parts = pd.DataFrame(spent)
+    shares = parts.div(frame["flops_one_pass"].astype(float), axis=0)
+    frame = pd.concat(
+        [frame.drop(columns="parts"), parts.add_prefix("flops_"), shares.add_prefix("share_")],
+        axis=1,
+    )
+    frame.insert(0, "label", list(labels))
+    unknown = frame["flops_as_published"].isna().all()
+    return frame.drop(columns="flops_as_published") if unknown else frame
+
+
+# ---- counts while models run
 
 
 class GeneratedSteps:

@@ -1,4 +1,4 @@
-"""Figures of compare, its views, sweep and scaling from frames; pictures and CSV as whole files."""
+"""Figures of compare, sweep and scaling from frames; pictures and CSV as whole files."""
 
 import itertools
 import statistics
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from evaluation.output import check_target, write_atomically
-from evaluation.runs import Labels, is_number
 from evaluation.tables import KINDS
 from lightning_models.outputs import Likelihood
 
@@ -203,67 +202,6 @@ def _draw_scores(
         if len(costs):
             shown = panel.errorbar([statistics.fmean(costs)], [mean], yerr=error, zorder=3, **style)
     return shown
-
-
-# ---- curves: a logged value over training tokens and FLOPs (Fig. 5 of the Latent-Thought paper)
-
-
-DASHES = ("-", "--", ":", "-.")
-UNITS = {"loss": "nats per token", "bpb": "bits per byte"}
-
-
-def curves_figure(points: pd.DataFrame, labels: Labels, scalar: str) -> Any:
-    """Returns a panel over training tokens and one over training FLOPs, both logarithmic.
-
-    The first key of the labels has a colour, from dark to light where it is a number, the second a
-    dash; runs of one label share both.
-
-    Points are ``run``, ``label``, ``tokens``, ``flops`` and the scalar, run after run, labels in
-    the order of their first points. Perplexities have a logarithmic axis, too.
-    """
-    figure, panels = make_panels((10, 4.4), 2, sharey=True)
-    curves, styles = points.groupby("run", sort=False), _styles(labels)
-    named: dict[str, Any] = {}
-    runs = list(points["run"].unique())
-    for number in labels.order():
-        curve = curves.get_group(runs[number])
-        for panel, cost in zip(panels, ("tokens", "flops"), strict=True):
-            look = {"marker": ".", "markersize": 4, "linewidth": 1.2, **styles[number]}
-            (line,) = panel.plot(list(curve[cost]), list(curve[scalar]), **look)
-            named.setdefault(curve["label"].iloc[0], line)
-    for panel, name in zip(panels, ("training tokens", "training FLOPs"), strict=True):
-        set_costs(panel, name)
-    if "ppl" in scalar:
-        panels[0].set_yscale("log")
-    unit = UNITS.get(scalar.rpartition("/")[2])
-    panels[0].set_ylabel(scalar if unit is None else f"{scalar} ({unit})")
-    add_legend(figure, named)
-    return figure
-
-
-def _styles(labels: Labels) -> list[dict[str, Any]]:
-    """Returns colour and dash of each run."""
-    order = labels.order()
-    firsts = list(dict.fromkeys(labels.values[number][0] for number in order))
-    rests = list(dict.fromkeys(labels.values[number][1:] for number in order))
-    colours = _colours(firsts)
-    return [
-        {
-            "color": colours[firsts.index(values[0])],
-            "linestyle": DASHES[rests.index(values[1:]) % len(DASHES)],
-        }
-        for values in labels.values
-    ]
-
-
-def _colours(values: Sequence[Any]) -> list[Any]:
-    """Returns a colour a value."""
-    if len(values) > 2 and all(map(is_number, values)):
-        from matplotlib import colormaps
-
-        scale = colormaps["viridis"]
-        return [scale(0.9 * place / (len(values) - 1)) for place in range(len(values))]
-    return [COLOURS[place % len(COLOURS)] for place in range(len(values))]
 
 
 # ---- compute: what the FLOPs of models are spent on (Fig. 3 of the Latent-Thought paper)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -14,18 +15,24 @@ from evaluation.arguments import (
     add_data_arguments,
     add_file_arguments,
     add_model_arguments,
-    load_with_data,
+    open_with_data,
 )
 from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
 from evaluation.cost import ComputeCounter, price
 from evaluation.load import (
+    Device,
     Precision,
+    build_model,
+    build_outline,
+    changed_fields,
     count_train_tokens,
     describe_data,
     describe_settings,
     non_embedding_parameters,
+    pick_device,
 )
 from evaluation.output import check_targets, format_table, report_result
+from evaluation.results import kept
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
@@ -161,6 +168,61 @@ def measure_perplexity(
     }
 
 
+def score_checkpoint(
+    checkpoint: Checkpoint,
+    data: LanguageDataModule,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    device: Device = "auto",
+    **how: Any,
+) -> tuple[dict[str, Any], Path | None]:
+    """Returns a checkpoint's likelihood of a split, see ``measure_perplexity``, scored once.
+
+    Every command scores text through this function. A result of the same checkpoint, text, code
+    and settings is read from the folder of the run (``evaluation.results``), with the seconds that
+    it took then.
+
+    Args:
+        checkpoint: The checkpoint to score.
+        data: Prepared and set up.
+        changes: Fields of the model's config to set to other values than in training.
+        device: Where to run.
+        **how: Options of ``measure_perplexity``.
+
+    Returns:
+        The result, and the file that it was read from, or None where it was measured.
+
+    Raises:
+        ValueError: if the split is empty or the weights do not fit.
+    """
+    outline, where = build_outline(checkpoint, changes), pick_device(device)
+    count = len(data.evaluation_source(how.get("split", "val")))
+    limit = how.pop("limit_batches", None)
+    settings = {"mode": "blockwise", "split": "val", "precision": "32", **how}
+    if settings["mode"] == "blockwise":
+        settings = {k: v for k, v in settings.items() if k not in ("positions", "seed")}
+    facts = {
+        "command": "perplexity",
+        "text": data.fingerprint,
+        "data": data.recipe(),
+        "set": changed_fields(checkpoint, outline),
+        "batches": count if limit is None else min(limit, count),
+        "device": where.type,
+        **settings,
+    }
+
+    def measure() -> dict[str, Any]:
+        """Scores the split with the real weights."""
+        model = build_model(checkpoint, changes).to(where)
+        return measure_perplexity(checkpoint, model, data, limit_batches=limit, **settings)
+
+    result, path = kept(checkpoint, facts, (type(outline), type(data)), measure)
+    if path is not None:  # the same content may lie elsewhere, or have been chosen otherwise
+        result["checkpoint"] = str(checkpoint.path)
+        result["settings"]["which"] = checkpoint.which
+    return result, path
+
+
 def _score_blockwise(
     model: LanguageModel,
     data: LanguageDataModule,
@@ -247,7 +309,10 @@ def run(settings: Namespace) -> None:
     """Scores the corpus, prints a table and writes the JSON file if one is asked for."""
     positions = _positions(settings)
     (target,) = check_targets(output=settings.output)
-    checkpoint, model, data = load_with_data(settings)
-    how = {key: settings[key] for key in ("mode", "seed", "split", "precision", "limit_batches")}
-    result = measure_perplexity(checkpoint, model, data, positions=positions, **how)
+    checkpoint, changes, data = open_with_data(settings)
+    keys = ("mode", "seed", "split", "precision", "limit_batches", "device")
+    how = {key: settings[key] for key in keys}
+    result, path = score_checkpoint(checkpoint, data, changes, positions=positions, **how)
     report_result(perplexity_table(result), result, target)
+    if path is not None:
+        print(f"measured before: {path}")

@@ -1,4 +1,4 @@
-"""Report of a comparison: checks, columns, tables, notes; as text, Markdown, CSV and HTML.
+"""Report of a comparison: checks, columns, tables and notes, as Markdown and as an HTML page.
 
 All of it is made from the table of runs (``run_metrics.runs_frame``).
 """
@@ -6,15 +6,16 @@ All of it is made from the table of runs (``run_metrics.runs_frame``).
 import base64
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
 from evaluation.output import unfinished_path
-from evaluation.run_metrics import ANSWERS, BITS, NATS, runs_with_loss
+from evaluation.run_metrics import ANSWERS, BITS, NATS
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import (
     FOUR,
@@ -23,8 +24,6 @@ from evaluation.tables import (
     TWO,
     WHOLE,
     TableColumn,
-    as_aligned,
-    as_html,
     as_markdown,
     escape_markdown,
     show_mean,
@@ -161,7 +160,7 @@ def _shown(value: Any, form: str = "") -> str:
     return str(value) if plain else format(value, form)
 
 
-# ---- columns, and the CSV files
+# ---- columns
 
 
 TOKEN = {"all": "token", "lexical": "lexical token", ANSWERS: "answer token"}
@@ -225,23 +224,6 @@ def number_keys(runs: pd.DataFrame) -> list[str]:
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the content of ``runs.csv``: a line a run, ``FACTS`` and the numbers there are."""
     return runs[[*FACTS, *number_keys(runs)]]
-
-
-def rows_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the content of ``report.csv``: a line a row, its facts, and mean and range."""
-    lines, keys = [], number_keys(runs)
-    for label, row in runs.groupby("label", sort=False):
-        first = row.iloc[0]
-        line = {"label": label, "model": first["model"], "runs": " ".join(row["run"])}
-        line |= {"seeds": " ".join(row["seed"]), "num_seeds": len(row)}
-        line |= {key: first[key] for key in ("likelihood", "counted", "causal")}
-        for key in keys:  # not by agg: whole numbers stay whole next to unknown ones
-            known = list(row[key].dropna())
-            line[key] = sum(known) / len(known) if known else None
-            line[f"{key}_min"] = min(known, default=None)
-            line[f"{key}_max"] = max(known, default=None)
-        lines.append(line)
-    return pd.DataFrame(lines, dtype=object)
 
 
 def _metrics(runs: pd.DataFrame) -> dict[str, list[str]]:
@@ -384,22 +366,40 @@ def _same_seeds(label: str, seeds: Sequence[str]) -> str:
     )
 
 
-# ---- report, as text and Markdown
+# ---- report, as Markdown and as one HTML page
 
 
-FIGURE = "loss.svg"
-ALT = "Loss against training tokens, training FLOPs and inference FLOPs per token"
-CAPTION = (
+LOSS_FIGURE, COMPUTE_FIGURE = "loss.svg", "compute.svg"
+LOSS_ALT = "Loss against training tokens, training FLOPs and inference FLOPs per token"
+LOSS_CAPTION = (
     "Lines: what validations have logged, on validation text (they may have read less than all of "
     "it), one for each seed; a run with one validation is a cross. Large points: the scores of the "
     "table, with the range of the seeds. Filled points and solid lines are exact, causal "
     "likelihoods; hollow points and dashed lines are not."
 )
+COMPUTE_ALT = "Shares of the FLOPs of one pass through each model"
+COMPUTE_CAPTION = "What the FLOPs of one pass are spent on, at the context of the scores."
+
+
+@dataclass(frozen=True)
+class ComparisonFigure:
+    """A figure of the report."""
+
+    heading: str
+    file: str
+    alt: str
+    caption: str
+
+
+FIGURES = (
+    ComparisonFigure("Curves", LOSS_FIGURE, LOSS_ALT, LOSS_CAPTION),
+    ComparisonFigure("Where FLOPs go", COMPUTE_FIGURE, COMPUTE_ALT, COMPUTE_CAPTION),
+)
 
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """What all formats show."""
+    """The content of a report, whatever its format."""
 
     title: str
     introduction: str
@@ -412,7 +412,6 @@ class ComparisonReport:
     """A line a run, as text."""
     left_out: Mapping[str, str]
     """Runs that could not be read or scored, and why."""
-    has_figure: bool
 
 
 def make_report(
@@ -423,41 +422,28 @@ def make_report(
     introduction: str = "",
 ) -> ComparisonReport:
     """Returns the report of a table of runs; without a title it is how many there are."""
-    number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     return ComparisonReport(
-        title=f"Comparison of {number}" if title is None else title,
+        title=f"Comparison of {count}" if title is None else title,
         introduction=introduction,
         checks=make_checks(runs),
         tables=shown_tables(runs),
         notes=make_notes(runs),
         runs=shown_runs(runs),
         left_out=left_out,
-        has_figure=not runs_with_loss(runs).empty,
     )
 
 
-def report_text(report: ComparisonReport) -> str:
-    """Returns checks, tables and notes for the terminal."""
-    parts = [
-        "\n".join(
-            f"{state}: {what}: {detail}" for what, state, detail in report.checks.itertuples()
-        ),
-        *(f"{heading}\n{as_aligned(table)}" for heading, table in report.tables.items()),
-        "\n".join(f"note: {note}" for note in report.notes),
-        "\n".join(f"left out: {name}: {reason}" for name, reason in report.left_out.items()),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def report_markdown(report: ComparisonReport) -> str:
-    """Returns the report as Markdown; the figure is a file next to it."""
+def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> str:
+    """Returns the report as Markdown; ``figures`` are the files that lie next to it."""
     safe, checks, tables = escape_markdown, report.checks.itertuples(), report.tables.items()
+    drawn = [figure for figure in FIGURES if figure.file in figures]
     parts = [
         f"# {safe(report.title)}",
         *([html.escape(report.introduction, quote=False)] if report.introduction else []),
         *(f"## {safe(heading)}\n\n{as_markdown(table)}" for heading, table in tables),
         "\n".join(f"- {safe(note)}" for note in report.notes),
-        *([f"## Curves\n\n![{ALT}]({FIGURE})\n\n{CAPTION}"] if report.has_figure else []),
+        *(f"## {f.heading}\n\n![{f.alt}]({f.file})\n\n{f.caption}" for f in drawn),
         "## What the runs have in common",
         "\n".join(f"- **{state}**: {safe(what)}: {safe(detail)}" for what, state, detail in checks),
         f"## Every run\n\n{as_markdown(report.runs)}",
@@ -468,93 +454,40 @@ def report_markdown(report: ComparisonReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# ---- HTML page
+def report_page(report: ComparisonReport, pictures: Mapping[str, bytes]) -> str:
+    """Returns the report as one HTML file: no network, no script, no other file.
 
+    Args:
+        report: The report.
+        pictures: SVG of the figures there are, by their files.
+    """
+    import jinja2
 
-GENERATOR = "evaluate.py compare"
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What the page may load: nothing but what is in it."""
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733; background: #fff;
-       max-width: 80rem; margin: 2rem auto; padding: 0 1.2rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .86rem; }
-th, td { padding: .35rem .9rem .35rem 0; text-align: right; vertical-align: top;
-         font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-thead th { border-bottom: 2px solid #c4cdd6; vertical-align: bottom; font-weight: 600; }
-th:first-child, td:first-child, .text th, .text td { text-align: left; }
-.text td, tbody th { overflow-wrap: anywhere; }
-tbody tr + tr { border-top: 1px solid #e3e8ee; }
-tbody th { font-weight: 600; min-width: 8rem; max-width: 18rem; }
-.range { display: block; color: #5d6b7a; font-size: .8rem; white-space: nowrap; }
-.checks { list-style: none; padding: 0; } .checks li { margin: .2rem 0; }
-.state { display: inline-block; min-width: 5.6rem; margin-right: .6rem; padding: 0 .5rem;
-         border-radius: 4px; font-size: .8rem; text-align: center; }
-.matched { background: #e2f2e8; color: #1c5a36; } .differs { background: #fbe5d6; color: #8a3d0c; }
-.not-known { background: #e9edf1; color: #47535f; }
-.note, figcaption { color: #47535f; font-size: .88rem; }
-figure { margin: 1rem 0; } figure img { width: 100%; height: auto; }
-"""
-
-
-def report_page(report: ComparisonReport, svg: bytes | None) -> str:
-    """Returns the report as one HTML file: no network, no script, no other file."""
-    safe, checks = html.escape, report.checks.itertuples()
-    parts = [
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>",
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        f'<meta name="generator" content="{GENERATOR}">',
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{safe(report.title)}</title>\n<style>{STYLE}</style></head><body>",
-        f"<h1>{safe(report.title)}</h1>",
-        *([f"<p>{safe(report.introduction)}</p>"] if report.introduction else []),
-        *(f"<h2>{safe(name)}</h2>{as_html(t, 'numbers')}" for name, t in report.tables.items()),
-        _list("note", map(safe, report.notes)),
-        *([] if svg is None else ["<h2>Curves</h2>", _figure(svg)]),
-        "<h2>What the runs have in common</h2>",
-        _list(
-            "checks",
-            (
-                f"<span class='state {state.replace(' ', '-')}'>{state}</span>"
-                f"<b>{safe(what)}</b>: {safe(detail)}"
-                for what, state, detail in checks
-            ),
-        ),
-        "<h2>Every run</h2>",
-        as_html(report.runs, "text"),
+    template = resources.files("evaluation").joinpath("report.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    figures = [
+        {**asdict(figure), "data": base64.b64encode(pictures[figure.file]).decode("ascii")}
+        for figure in FIGURES
+        if figure.file in pictures
     ]
-    if report.left_out:
-        lines = (f"<b>{safe(name)}</b>: {safe(why)}" for name, why in report.left_out.items())
-        parts.append("<h2>Left out</h2>" + _list("left-out", lines))
-    return "\n".join([*parts, "</body></html>", ""])
-
-
-def _list(kind: str, items: Iterable[str]) -> str:
-    lines = "\n".join(f"<li>{item}</li>" for item in items)
-    return f"<ul class='{kind}'>{lines}</ul>"
-
-
-def _figure(svg: bytes) -> str:
-    data = base64.b64encode(svg).decode("ascii")
-    image = f'<img alt="{html.escape(ALT)}" src="data:image/svg+xml;base64,{data}">'
-    return f"<figure>{image}<figcaption>{html.escape(CAPTION)}</figcaption></figure>"
+    return environment.from_string(template).render(report=report, figures=figures)
 
 
 # ---- output folder
 
 
-PAGE = "report.html"
-FILES = (FIGURE, "report.md", "report.csv", "runs.csv", "curves.csv", PAGE)
-"""What is written; the page last, as it says whose folder it is."""
+PAGE, TABLE = "report.html", "runs.csv"
+FILES = (
+    *("report.md", PAGE, TABLE, "curves.csv", "compute.csv"),
+    *(figure.file for figure in FIGURES),
+)
 
 
 def check_folder(target: str) -> Path:
     """Returns the folder that a report is to be written to, having tried that it can be.
 
     Args:
-        target: a folder that does not exist, is empty or has an earlier report; others above it
+        target: A folder that does not exist, is empty or has an earlier report; others above it
             are made.
 
     Raises:
@@ -563,9 +496,9 @@ def check_folder(target: str) -> Path:
     folder = Path(target).expanduser()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output ({folder}) is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder):
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / PAGE).is_file():
         raise ValueError(
-            f"output ({folder}) has other files, and no report of an earlier comparison; name "
+            f"output ({folder}) has other files, and no {PAGE} of an earlier comparison; name "
             "another folder"
         )
     try:
@@ -579,13 +512,3 @@ def check_folder(target: str) -> Path:
             "another folder"
         ) from error
     return folder
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder has a page that this command wrote."""
-    page = folder / PAGE
-    try:
-        with page.open(encoding="utf-8", errors="replace") as file:
-            return f'content="{GENERATOR}"' in file.read(2000)
-    except OSError:
-        return False

@@ -1,36 +1,16 @@
 """The table of runs: a line a run with its provenance, sizes, training cost, likelihood and tasks.
 
-``measure`` makes a line, ``runs_frame`` the table. Its columns are the numbers of ``runs.csv``
-under their keys, and where they come from; cells are None where something is not known.
-
-=====================  ===========================================================================
-provenance             what it is
-=====================  ===========================================================================
-``text tokenizer``     name and digest of the training text, and of the tokenizer without markers
-``order``              dict: what decides which tokens an optimiser step has
-``same_text``          whether the text that is there today is what the checkpoint was trained on
-``reads``              rows of its data: windows, sentences, reasoning
-``scored``             dict: text, split, bytes, batches ... of the score
-``context stride``     tokens of a row, and targets that it adds where rows overlap
-``source``             file that the scores come from, or ``NOW``
-``markers``            positions per token of text, at least 1: markers of sentences are computed
-``tasks``              dict: metrics of each task, and how they were measured
-``flops``              of the training, whether they ran or are planned
-``nats_per_token ...`` the loss whatever its kind, for what draws and orders
-``recipe``             what runs that differ in the seed have in common, as text
-``model_recipe row``   what makes the label: config of the model, name on the command line
-``recorded ...``       see ``runs.read_record``
-=====================  ===========================================================================
+``measure`` makes the ``RunMetrics`` of a run, ``runs_frame`` the table of several, which reports,
+figures and ``runs.csv`` are made of.
 """
 
 import hashlib
-import itertools
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,107 +22,173 @@ from evaluation.load import (
     Device,
     Precision,
     build_data,
-    build_model,
     build_tokenizer,
     check_fit,
     count_lexical,
-    count_train_tokens,
     non_embedding_parameters,
-    pick_device,
     prepare,
 )
-from evaluation.output import read_json
-from evaluation.perplexity import measure_perplexity
-from evaluation.runs import RunRecord, is_number, label_rows, matching
-from evaluation.scoring import PERPLEXITY_KEYS
+from evaluation.perplexity import score_checkpoint
+from evaluation.results import results_of
+from evaluation.runs import RunRecord, is_number, make_labels
+from evaluation.scoring import PERPLEXITY_KEYS, bounded_exp
 from evaluation.tables import KINDS
 from lightning_models.checkpoint import CheckpointError
+from lightning_models.outputs import Likelihood
 from lightning_models.recipe import resolve_class
 
-# ---- result files
+ANSWERS = "answers"
+"""Targets that models of questions are scored on; they are no text."""
+BITS, NATS = "bits_per_byte", "nats_per_token"
+NOW = "measured now"
+Task = Mapping[str, Mapping[str, Any]]
+"""Scores of a task: its ``metrics``, and ``how`` they were measured."""
 
 
-ABOVE = 2
-"""How many folders above its log folder results of a run may lie: below the root of the run."""
-ResultFile = tuple[Path, Mapping[str, Any]]
-"""A file, and what a command wrote to it about a checkpoint."""
+@dataclass(frozen=True)
+class RunMetrics:
+    """All that is known of a run; None where something is not known.
 
-
-def named_results(words: Sequence[str], runs: Sequence[RunRecord]) -> list[ResultFile]:
-    """Returns the result files that the command line names.
-
-    ``words`` are files or patterns.
-
-    Raises:
-        ValueError: if a file is missing or no result, or is about none of the runs.
+    FLOPs per token are per token of text. Fields from ``run`` to ``torch`` are provenance.
     """
-    compared = {run.checkpoint.path.resolve() for run in runs}
-    results = []
-    for word in words:
-        paths = matching(Path(word).expanduser())
-        if not paths:
-            raise ValueError(f"results ({word}): there is no such file")
-        for path in paths:
-            content = _read_result(path)
-            if _subject(content) not in compared:
-                raise ValueError(
-                    f"results ({path}) is about {content['checkpoint']}, which is not compared; "
-                    "name that run, too, or leave the file out"
-                )
-            results.append((path, content))
-    return results
+
+    run: str
+    """Path of the run below the folder of all that are compared."""
+    row: str | None
+    """Name of its row on the command line, else of the run in training."""
+    checkpoint: str
+    """Path of the file that was scored."""
+    which: str | None
+    """How the file was chosen: ``last``, ``best``, or None for a file that was named."""
+    model: str
+    """Class of the model."""
+    model_recipe: Mapping[str, Any]
+    """Class path and arguments of the model."""
+    recipe: str
+    """All that runs which differ in the seed have in common, as text."""
+    reads: str
+    """Rows of its data: windows, sentences or reasoning."""
+    tokenizer: str
+    """Name and digest of the tokenizer, without markers of sentences."""
+    order: Mapping[str, Any]
+    """Settings that decide which tokens an optimiser step has."""
+    recorded: bool
+    """Whether the run has a ``config.yaml``, which the following fields come from."""
+    seed_everything: int | None
+    """Seed of the run."""
+    precision: str | None
+    """Precision of the training."""
+    accumulate_grad_batches: int | None
+    """Micro-batches of an optimiser step on each device."""
+    commit: str | None
+    """Version of the code; several where the run was resumed with another one."""
+    torch: str | None
+    """Version of torch, likewise."""
+
+    parameters: int
+    """Trainable numbers."""
+    non_embedding_parameters: int
+    """All numbers outside embeddings and output matrix."""
+    steps: int
+    """Optimiser steps up to the checkpoint."""
+    training_tokens: int | None
+    """Tokens of text that it was trained on, each time they were seen."""
+    flops: float | None
+    """FLOPs of the training so far, whether they ran or are planned."""
+    training_flops: float | None
+    """The same, of models whose steps all compute the same."""
+    training_flops_per_token: float | None
+    """``training_flops`` over ``training_tokens``."""
+    nominal_training_flops: float | None
+    """FLOPs of the training as planned, of models whose texts decide what a step computes."""
+    nominal_training_flops_per_token: float | None
+    """``nominal_training_flops`` over ``training_tokens``."""
+    training_flops_per_token_published: float | None
+    """FLOPs per training token as the method's paper counts them, where it counts otherwise."""
+    tokens_per_second: float | None
+    """Median of the logged speed of training, on whatever machine that was, without markers."""
+    val_accuracy: float | None
+    """Share of questions that training answered rightly at its last validation, 0 to 1."""
+
+    text: str = ""
+    """Name and digest of the training text, whatever it was tokenised with."""
+    same_text: bool = False
+    """Whether the text that is there today is the text that the checkpoint was trained on."""
+    source: str = NOW
+    """File that the likelihood was read from, or ``NOW``."""
+    scored: Mapping[str, Any] = field(default_factory=dict)
+    """Text, split, bytes, tokens, batches and precision of the likelihood."""
+    context: int = 0
+    """Tokens of a scored row, on average."""
+    stride: int | None = None
+    """Targets that a window adds where windows overlap."""
+    markers: float = 1.0
+    """Positions per token of text, at least 1: markers of sentences are computed, too."""
+    text_changes: str | None = None
+    """What of a text the tokenizer cannot give back."""
+    likelihood: Likelihood = "exact"
+    """Kind of the likelihood: exact, lower_bound, estimate or noncausal."""
+    counted: str = "all"
+    """Targets that nats per token count: all, lexical or answers."""
+    causal: bool = True
+    """Whether no token's score depends on later tokens."""
+    nats_per_token: float | None = None
+    """Mean negative log-likelihood of the counted targets; never to be compared across kinds."""
+    bits_per_byte: float | None = None
+    """Bits of all targets per UTF-8 byte of the source text, of the same kind."""
+    executed_steps: float | None = None
+    """Mean number of additional steps of the targets."""
+    expected_steps: float | None = None
+    """Mean number of additional steps that a router expects."""
+    inference_flops_per_token: float | None = None
+    """FLOPs of generating a token."""
+    scoring_flops_per_token: float | None = None
+    """FLOPs of scoring a token in one pass."""
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    """Scores of tasks by their names."""
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the fields, and the numbers whose columns depend on what they are.
+
+        No column has two kinds of likelihood, two kinds of targets, or metrics of two tasks.
+        """
+        end = "" if self.counted == "all" else f"_{self.counted}"
+        bits_end = end if self.counted == ANSWERS else ""  # bits are of all targets
+        nats = self.nats_per_token
+        perplexity = None if nats is None else bounded_exp(nats)
+        return {
+            **asdict(self),
+            f"{NATS}_{self.likelihood}{end}": self.nats_per_token,
+            f"{PERPLEXITY_KEYS[self.likelihood]}{end}": perplexity,
+            f"{BITS}_{self.likelihood}{bits_end}": self.bits_per_byte,
+            **{
+                f"{name}_{key}": value
+                for name, task in self.tasks.items()
+                for key, value in task["metrics"].items()
+            },
+        }
 
 
-def results_nearby(run: RunRecord) -> list[ResultFile]:
-    """Returns the results in the folders of a run that are about its checkpoint and not older."""
-    path = run.checkpoint.path.resolve()
-    folders = [path.parent]
-    if run.log is not None:
-        log = run.log.resolve()
-        folders += [log, *log.parents[:ABOVE]]
-    results: list[ResultFile] = []
-    files = [sorted(folder.glob("*.json")) for folder in dict.fromkeys(folders)]
-    for file in itertools.chain(*files):
-        if not file.is_file() or file.stat().st_mtime < path.stat().st_mtime:
-            continue
-        with suppress(ValueError):
-            content = _read_result(file)
-            results += [(file, content)] if _subject(content) == path else []
-    return results
-
-
-def _read_result(path: Path) -> Mapping[str, Any]:
-    content = read_json(path, "results")
-    if not isinstance(content, dict) or not isinstance(content.get("checkpoint"), str):
-        raise ValueError(
-            f"results ({path}) names no checkpoint; give results of evaluate.py tasks or "
-            "perplexity --output"
-        )
-    return content
-
-
-def _subject(content: Mapping[str, Any]) -> Path:
-    """Returns the checkpoint that a result is about."""
-    return Path(content["checkpoint"]).expanduser().resolve()
+# ---- scores of tasks, from the results of the run's folder
 
 
 HOW_TASK = ("examples", "of_examples", "num_fewshot", "version", "likelihood")
 HOW_ASKED = ("mode", "budget", "precision", "counted")
 
 
-def tasks_in(results: Iterable[ResultFile]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Returns the result of each task; of several the one with the most examples.
+def tasks_in(results: Iterable[Mapping[str, Any]]) -> dict[str, Task]:
+    """Returns the scores of each task; of several the one with the most examples.
 
-    Of two with as many the later one. What was measured with other settings of the model than it
-    was trained with (``--set``) is left out, and so are the tasks that a group consists of where
-    the group has a mean.
+    Of two with as many the later one. Results with other settings of the model than it was trained
+    with (``--set``) are left out, and so are the tasks that a group consists of where the group has
+    a mean.
 
     Returns:
-        By task its ``metrics`` without standard errors, and ``how`` they were measured: what must
-        be the same for two of them to be compared.
+        For each task its ``metrics`` without standard errors, and ``how`` they were measured: what
+        must be the same for two of them to be compared.
     """
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for _, content in results:
+    found: dict[str, Task] = {}
+    for content in results:
         asked, tasks = content.get("settings", {}), content.get("tasks")
         if not isinstance(tasks, Mapping) or asked.get("set"):
             continue
@@ -156,7 +202,7 @@ def tasks_in(results: Iterable[ResultFile]) -> dict[str, dict[str, Mapping[str, 
     return found
 
 
-def _examples(task: Mapping[str, Mapping[str, Any]]) -> int:
+def _examples(task: Task) -> int:
     return int(task["how"].get("examples") or 0)
 
 
@@ -168,7 +214,7 @@ def _members(task: Any) -> Sequence[str]:
     return members
 
 
-def _task_result(task: Any, asked: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _task_result(task: Any, asked: Mapping[str, Any]) -> Task:
     content = task if isinstance(task, Mapping) else {}
     metrics = content.get("metrics", content)
     numbers = metrics.items() if isinstance(metrics, Mapping) else ()
@@ -194,33 +240,16 @@ POINT = ("steps", "tokens", "flops")
 """Training up to a logged value: steps done, tokens of text and FLOPs of training on them."""
 
 
-def training_cost(run: RunRecord) -> dict[str, Any]:
-    """Returns sizes and costs of a run that is not scored; its data are opened where needed.
-
-    Tokens of windows are known from the checkpoint, unless some of them mark sentences.
-
-    Raises:
-        ValueError: if data are needed and are not there.
-    """
-    windows = run.outline.reads == "windows"
-    if windows and not _has_markers(build_tokenizer(run.checkpoint)):
-        return describe_training(run, None, None)
-    data = open_data(run, ScoringOptions())
-    return describe_training(run, data, count_train_tokens(run.checkpoint, data))
-
-
 def describe_training(
     run: RunRecord, data: LanguageDataModule | None, train_tokens: int | None
 ) -> dict[str, Any]:
-    """Returns sizes and costs of a run under the keys of ``runs.csv``, and ``flops``.
-
-    FLOPs per token are per token of text. They are ``nominal_...`` where texts decide what a step
-    computes, and then those that the configuration plans.
+    """Returns sizes and costs of a run's training, under the names of ``RunMetrics``.
 
     Args:
-        run: which.
-        data: its own, prepared; None: not needed, as it reads windows without markers.
-        train_tokens: lexical tokens of the train split, each counted once; None: not known.
+        run: The run.
+        data: Its own data, prepared; None where they are not needed, as it reads windows without
+            markers.
+        train_tokens: Lexical tokens of the train split, each counted once; None if not known.
     """
     tokens, positions = _amount(run, data, train_tokens)
     outline, per_position = run.outline, _flops(run, data)
@@ -231,15 +260,18 @@ def describe_training(
         published = published * positions / tokens if tokens and positions is not None else None
     share = tokens / positions if tokens and positions else 1.0
     speeds, answers = run.scalars.get(SPEED_TAG, {}), run.scalars.get(ACCURACY_TAG, {})
-    planned = "nominal_" if outline.adaptive_training else ""
+    ran, planned = (None, flops) if outline.adaptive_training else (flops, None)
+    ran_each, planned_each = (None if x is None else per_token for x in (ran, planned))
     return {
         "parameters": sum(p.numel() for p in outline.parameters() if p.requires_grad),
         "non_embedding_parameters": non_embedding_parameters(outline),
         "steps": run.checkpoint.step,
         "training_tokens": tokens,
         "flops": flops,
-        f"{planned}training_flops": flops,
-        f"{planned}training_flops_per_token": per_token,
+        "training_flops": ran,
+        "training_flops_per_token": ran_each,
+        "nominal_training_flops": planned,
+        "nominal_training_flops_per_token": planned_each,
         "training_flops_per_token_published": published,
         "tokens_per_second": statistics.median(speeds.values()) * share if speeds else None,
         "val_accuracy": answers[max(answers)] if answers else None,
@@ -342,15 +374,14 @@ def _flops(run: RunRecord, data: LanguageDataModule | None) -> float | None:
 # ---- likelihood of held-out text, and FLOPs of inference
 
 
-ANSWERS = "answers"
-"""What is counted where models are asked questions: targets are answers, and no text."""
-BITS, NATS = "bits_per_byte", "nats_per_token"
-NOW = "measured now"
-SAME_RECIPE = frozenset(
-    {"cache_dir", "num_proc", "num_workers", "predict_file", "validation_split"}
+NOT_A_RECIPE = frozenset(
+    {
+        *("cache_dir", "num_proc", "num_workers", "predict_file", "validation_split"),
+        *("seed", "compile", "eval_batch_size", "eval_stride"),
+        *("data_files", "val_files", "test_files"),  # the fingerprint says which text they are
+    }
 )
-"""Arguments of data that change nothing of what is scored."""
-SCORED = ("batches", "of_batches", "precision")
+"""Keys in which runs of one recipe may differ."""
 
 
 @dataclass(frozen=True)
@@ -397,84 +428,68 @@ def open_data(run: RunRecord, options: ScoringOptions) -> LanguageDataModule:
     return data
 
 
-def score(
-    run: RunRecord, data: LanguageDataModule, options: ScoringOptions, results: Iterable[ResultFile]
-) -> tuple[Mapping[str, Any], str]:
-    """Returns the result of ``evaluate.py perplexity`` on a split of a run's data, and its source.
-
-    The first of ``results`` that was measured in the same way is taken over. Data are the run's
-    own, prepared.
+def measure(run: RunRecord, options: ScoringOptions) -> RunMetrics:
+    """Returns the metrics of a run; its held-out text is scored unless that was done before.
 
     Raises:
-        ValueError: if the split is empty or the weights do not fit.
+        ValueError: if its data are not there or it cannot be scored.
     """
-    taken = _taken_over(run, data, options, results)
-    if taken is not None:
-        file, content = taken
-        return content, file.name
-    result = measure_perplexity(
+    data = open_data(run, options)
+    content, file = score_checkpoint(
         run.checkpoint,
-        build_model(run.checkpoint).to(pick_device(options.device)),
         data,
+        device=options.device,
         split=options.split,
         precision=options.precision,
         limit_batches=options.limit_batches,
     )
-    return result, NOW
+    markers, text = _markers(data, options.split), _digest(data_name(run), read_source(data))
+    settings = {key: content["settings"].get(key) for key in ("batches", "of_batches", "precision")}
+    sizes = {key: content[key] for key in ("bytes", "tokens")}
+    return RunMetrics(
+        **_provenance(run),
+        **describe_training(run, data, content.get("train_tokens")),
+        **describe_score(run, content, data.row_tokens(options.split), markers),
+        text=text,
+        same_text=run.checkpoint.data_state.get("fingerprint") == data.fingerprint,
+        source=NOW if file is None else file.name,
+        scored={"text": text, "split": options.split, **sizes, **settings},
+        stride=getattr(data, "eval_stride", None),
+        text_changes=data.tokenizer.text_changes,
+        tasks=tasks_in(results_of(run.checkpoint)),
+    )
 
 
-def _taken_over(
-    run: RunRecord, data: LanguageDataModule, options: ScoringOptions, results: Iterable[ResultFile]
-) -> ResultFile | None:
-    """Returns the first result that was measured as it would be now."""
-    of_batches = len(data.evaluation_source(options.split))
-    limit = options.limit_batches
-    wanted = {
-        "mode": "blockwise",
-        "split": options.split,
-        "fingerprint": data.fingerprint,
-        "recipe": _as_json(data.recipe()),
-        "batches": of_batches if limit is None else min(limit, of_batches),
-        "batch_size": data.eval_batch_size,
-        "precision": options.precision,
-        "device": pick_device(options.device).type,
-        "set": {},
-    }
-    for file, content in results:
-        if _subject(content) != run.checkpoint.path.resolve() or _facts(content) != wanted:
-            continue
-        if run.outline.adaptive and "nominal_steps" not in content:
-            continue  # of a version that gave the nominal costs as those that ran
-        if not data.tokenizer.exact_bytes and "text_changes" not in content:
-            continue  # of a version that counted bytes of tokens, not of the text
-        return file, content
-    return None
+def describe_score(
+    run: RunRecord, content: Mapping[str, Any], context: int, markers: float
+) -> dict[str, Any]:
+    """Returns likelihood and inference FLOPs under the names of ``RunMetrics``.
 
-
-def _facts(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns what a result must share to be taken over; None if it is of another command."""
-    data, settings = content.get("data"), content.get("settings")
-    if not (isinstance(data, Mapping) and isinstance(settings, Mapping)):
-        return None
-    if not isinstance(content.get(NATS), float):  # null where nothing was scored
-        return None
+    Args:
+        run: The run.
+        content: A result of ``evaluate.py perplexity``.
+        context: Tokens of a row on average.
+        markers: Positions per token of text.
+    """
+    kind = str(content["likelihood"])
+    scoring, generating = (
+        content.get(key) for key in ("flops_per_token", "generation_flops_per_token")
+    )
+    if generating is None:
+        generating = run.outline.generation_flops(context)
     return {
-        "mode": content.get("mode"),
-        "split": data.get("split"),
-        "fingerprint": data.get("fingerprint"),
-        "recipe": _as_json(data.get("recipe")),
-        "device": str(settings.get("device")).partition(":")[0],
-        **{key: settings.get(key) for key in ("batches", "batch_size", "precision", "set")},
+        "context": context,
+        "markers": markers,
+        "likelihood": kind,
+        "counted": ANSWERS if run.outline.reads == "reasoning" else str(content["counted"]),
+        "causal": content["causal"],
+        NATS: content[NATS],
+        BITS: content[BITS],
+        "executed_steps": content.get("executed_steps"),
+        "expected_steps": content.get("expected_steps"),
+        "inference_flops_per_token": float(generating) * markers,
+        "scoring_flops_per_token": None if scoring is None else scoring * markers,
     }
-
-
-def _as_json(recipe: Any) -> Any:
-    """Returns a recipe as JSON has it, without what changes nothing."""
-    if isinstance(recipe, Mapping):
-        kept = {k: v for k, v in recipe.items() if k not in SAME_RECIPE and v is not None}
-        # rows a batch are compared by themselves
-        return {key: _as_json(v) for key, v in kept.items() if key != "eval_batch_size"}
-    return json.loads(json.dumps(recipe))
 
 
 def _markers(data: LanguageDataModule, split: Split) -> float:
@@ -486,88 +501,11 @@ def _markers(data: LanguageDataModule, split: Split) -> float:
     return counts.tokens / max(1, lexical + counts.documents)
 
 
-def describe_score(
-    run: RunRecord, content: Mapping[str, Any], context: int, markers: float
-) -> dict[str, Any]:
-    """Returns likelihood and inference FLOPs, no key of which has two kinds of likelihood.
-
-    ``content`` is a result of ``evaluate.py perplexity``, ``context`` the tokens of a row on
-    average, ``markers`` the positions per token of text.
-    """
-    kind = str(content["likelihood"])
-    counted = ANSWERS if run.outline.reads == "reasoning" else str(content["counted"])
-    end = "" if counted == "all" else f"_{counted}"
-    bits_end = end if counted == ANSWERS else ""  # bits are of all targets
-    scoring, generating = (
-        content.get(key) for key in ("flops_per_token", "generation_flops_per_token")
-    )
-    if generating is None:
-        generating = run.outline.generation_flops(context)
-    return {
-        "likelihood": kind,
-        "counted": counted,
-        "causal": content["causal"],
-        NATS: content[NATS],
-        BITS: content[BITS],
-        f"{NATS}_{kind}{end}": content[NATS],
-        f"{PERPLEXITY_KEYS[kind]}{end}": content[PERPLEXITY_KEYS[kind]],
-        f"{BITS}_{kind}{bits_end}": content[BITS],
-        "executed_steps": content.get("executed_steps"),
-        "expected_steps": content.get("expected_steps"),
-        "inference_flops_per_token": float(generating) * markers,
-        "scoring_flops_per_token": None if scoring is None else scoring * markers,
-    }
-
-
-# ---- the line of a run
-
-
-NOT_A_RECIPE = SAME_RECIPE | {
-    "seed",
-    "compile",
-    "eval_batch_size",
-    "eval_stride",
-    "data_files",  # what the text is, its fingerprint says
-    "val_files",
-    "test_files",
-}
-"""Keys in which runs of one recipe may differ."""
-
-
-def measure(run: RunRecord, options: ScoringOptions, named: Sequence[ResultFile]) -> dict[str, Any]:
-    """Returns the line of a run; its held-out text is scored unless a result file has that.
-
-    ``named`` are result files that the command line names; those next to the run are looked for.
-
-    Raises:
-        ValueError: if its data are not there or it cannot be scored.
-    """
-    data, path = open_data(run, options), run.checkpoint.path.resolve()
-    results = [*results_nearby(run), *(pair for pair in named if _subject(pair[1]) == path)]
-    content, source = score(run, data, options, reversed(results))  # what is named first
-    context, markers = data.row_tokens(options.split), _markers(data, options.split)
-    tasks, text = tasks_in(results), _digest(data_name(run), read_source(data))
-    settings = {key: content["settings"].get(key) for key in SCORED}
-    sizes = {key: content[key] for key in ("bytes", "tokens")}
-    return {
-        **_provenance(run),
-        "text": text,
-        "same_text": run.checkpoint.data_state.get("fingerprint") == data.fingerprint,
-        "source": source,
-        "scored": {"text": text, "split": options.split, **sizes, **settings},
-        "context": context,
-        "stride": getattr(data, "eval_stride", None),
-        "markers": markers,
-        "text_changes": data.tokenizer.text_changes,
-        **describe_training(run, data, content.get("train_tokens")),
-        **describe_score(run, content, context, markers),
-        "tasks": tasks,
-        **{f"{t}_{key}": v for t, task in tasks.items() for key, v in task["metrics"].items()},
-    }
+# ---- provenance
 
 
 def _provenance(run: RunRecord) -> dict[str, Any]:
-    """Returns what is known of a run without its data."""
+    """Returns what is known of a run without its data, under the names of ``RunMetrics``."""
     path, here = run.checkpoint.path.resolve(), Path.cwd()
     order = describe_order(run)
     return {
@@ -575,7 +513,7 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
         "row": run.row,
         "checkpoint": str(path.relative_to(here) if path.is_relative_to(here) else path),
         "which": run.checkpoint.which,
-        "model": run.model,
+        "model": type(run.outline).__name__,
         "model_recipe": run.outline.recipe(),
         "reads": run.outline.reads,
         "order": order,
@@ -649,27 +587,37 @@ def _without_seed(value: Any) -> Any:
 # ---- the table: runs that differ in the seed only share a label
 
 
-def runs_frame(lines: Sequence[Mapping[str, Any]], keys: str | None = None) -> pd.DataFrame:
+def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.DataFrame:
     """Returns the table of runs with ``label`` and ``seed`` of each.
 
     Rows are ordered by kind of likelihood and by loss within each; the seeds of a label, which is
     one row of a report, follow one another.
 
     Args:
-        lines: of ``measure``, in any order, at least one.
-        keys: of the models' config that name the rows, separated by commas; None: what the command
-            line names them, else the class of the model, and what rows of one class differ in.
+        metrics: Metrics of at least one run, in any order.
+        keys: Keys of the models' config that name the rows, see ``runs.make_labels``.
 
     Raises:
         ValueError: if no model has such a key.
     """
-    runs = pd.DataFrame(list(lines), dtype=object).sort_values("run", ignore_index=True)
+    runs = pd.DataFrame([each.columns() for each in metrics], dtype=object)
+    runs = runs.sort_values("run", ignore_index=True)
     runs = runs.where(runs.notna(), None)
-    row = runs.groupby(["row", "recipe", "stride"], sort=False, dropna=False).ngroup()
-    labels = label_rows(runs[~row.duplicated()], keys)
-    runs["label"] = [labels[number] for number in row]
+    rows = [row for _, row in runs.groupby(["row", "recipe", "stride"], sort=False, dropna=False)]
+    firsts = [row.iloc[0] for row in rows]
+    names = [_name_of_row(list(row["run"])) for row in rows]
+    given, recipes = ([first[key] for first in firsts] for key in ("row", "model_recipe"))
+    labels = make_labels(names, given, recipes, keys)
+    for label, row in zip(labels, rows, strict=True):
+        runs.loc[row.index, "label"] = label
     groups = sorted((group for _, group in runs.groupby("label", sort=False)), key=_rank)
     return pd.concat([group.assign(seed=_seeds(group)) for group in groups], ignore_index=True)
+
+
+def _name_of_row(names: Sequence[str]) -> str:
+    """Returns what the names of a row's runs begin with, or the first of them."""
+    shared = os.path.commonprefix(list(names))  # noqa: RUF071  letters, not folders
+    return shared.rstrip("/-_.= ") or names[0]
 
 
 def _rank(row: pd.DataFrame) -> tuple[int, bool, float, str]:

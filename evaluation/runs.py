@@ -1,7 +1,7 @@
-"""Runs and checkpoints: where they are, what they are called, what they have logged."""
+"""Runs and checkpoints: their places, names and logs."""
 
 import glob
-import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from evaluation.arguments import split_words
 from evaluation.load import build_outline
+from evaluation.tables import show_value
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import (
     LOGS,
@@ -140,35 +142,6 @@ def split_name(word: str) -> tuple[str | None, str]:
     return name, path
 
 
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns the parts in which paths differ; of a single one its last two."""
-    if len(paths) == 1:
-        return ["/".join(paths[0].parts[-2:])]
-    heads = _shared([path.parts for path in paths])
-    rests = [path.parts[heads:] for path in paths]
-    tails = _shared([rest[::-1] for rest in rests])
-    return [
-        "/".join(rest[: len(rest) - tails]) or str(path)
-        for path, rest in zip(paths, rests, strict=True)
-    ]
-
-
-def _shared(rows: Sequence[Sequence[str]]) -> int:
-    """Returns how many parts all rows begin with in common."""
-    same = (len(set(column)) == 1 for column in zip(*rows, strict=False))
-    return sum(1 for _ in itertools.takewhile(bool, same))
-
-
-def checkpoint_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Returns what distinguishes checkpoints: their runs' names, else the parts of their paths."""
-    names = [checkpoint.run_name for checkpoint in checkpoints]
-    paths = short_names([checkpoint.path.resolve() for checkpoint in checkpoints])
-    return [
-        path if name is None or names.count(name) > 1 or name in paths else name
-        for name, path in zip(names, paths, strict=True)
-    ]
-
-
 def matching(path: Path) -> list[Path]:
     """Returns a file or folder that exists, else those that the path matches as a pattern."""
     return [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
@@ -196,101 +169,79 @@ def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
         ) from error
 
 
-# ---- labels
+# ---- names and labels
 
 
-MODEL = "model"
-"""Stands among the keys of a config for the class of the model."""
-MOST_KEYS = 2
-"""More keys make no label."""
-ABSENT = ""
-"""Value of a key that a model's config does not have."""
+_LAYOUT = re.compile(r"version_\d+|checkpoints")
 
 
-@dataclass(frozen=True)
-class Labels:
-    """One label a run; runs that differ in nothing that is named share one."""
+def path_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Returns the path of each checkpoint's run below the folder that all of them are in.
 
-    keys: tuple[str, ...]
-    """Keys of the config; empty: the labels are names."""
-    values: tuple[tuple[Any, ...], ...]
-    """Of each run, one value a key; or its name."""
-    note: str | None = None
-    """Why names stand in for labels, if they do."""
-
-    def texts(self) -> list[str]:
-        """Returns the label of each run, such as ``inner_steps 16, num_layers 3``."""
-        if not self.keys:
-            return [str(name) for (name,) in self.values]
-        return [
-            ", ".join(
-                _text(key, value)
-                for key, value in zip(self.keys, values, strict=True)
-                if value != ABSENT
-            )
-            or "-"
-            for values in self.values
-        ]
-
-    def order(self) -> list[int]:
-        """Returns the numbers of the runs, those of small values first."""
-        ranks = [tuple(map(_rank, values)) for values in self.values]
-        return sorted(range(len(ranks)), key=ranks.__getitem__)
+    Parts that every run has (its class, version and checkpoints) are left out where the rest is
+    enough to distinguish the runs.
+    """
+    paths = [checkpoint.path.resolve() for checkpoint in checkpoints]
+    kept = [Path(*_chosen_parts(each)) for each in checkpoints]
+    if len(set(kept)) < len(kept):
+        kept = [path.with_suffix("") for path in paths]
+    common = os.path.commonpath([path.parent for path in kept])
+    return [str(path.relative_to(common)) for path in kept]
 
 
-def label_runs(recipes: Sequence[Recipe], names: Sequence[str], keys: str | None = None) -> Labels:
-    """Returns labels from the one or two keys in which the models' configs differ.
+def _chosen_parts(checkpoint: Checkpoint) -> list[str]:
+    """Returns the parts of a path that the user has chosen."""
+    path = checkpoint.path.resolve()
+    kind = checkpoint.model_recipe["class_path"].rpartition(".")[2]
+    parts = (path.parent if path.parent.name == "checkpoints" else path.with_suffix("")).parts
+    return [part for part in parts if not (_LAYOUT.fullmatch(part) or part == kind)]
 
-    Labels are the ``names`` of the runs where other than one or two keys differ, and no ``keys``,
-    separated by commas, are given. A single run is named by the class of its model.
+
+def make_labels(
+    names: Sequence[str],
+    rows: Sequence[str | None],
+    recipes: Sequence[Recipe],
+    keys: str | None = None,
+) -> list[str]:
+    """Returns a label for each row of a table, all different.
+
+    Args:
+        names: Paths of the runs, see ``path_names``.
+        rows: Names that the command line gives the rows, or gave the runs in training, or None.
+        recipes: Recipes of the models.
+        keys: Keys of the models' config that make the labels, separated by commas, ``model`` being
+            the class; None: the name of the row, else the path.
 
     Raises:
         ValueError: if no model has such a key.
     """
-    configs = [_config(recipe) for recipe in recipes]
-    if keys is None and len(configs) == 1:
-        keys = MODEL
-    chosen = tuple(differing(configs)) if keys is None else _split(keys, configs)
-    if keys is None and not 0 < len(chosen) <= MOST_KEYS:
-        note = (
-            f"the models differ in {', '.join(chosen)}; --label KEY,... chooses" if chosen else None
-        )
-        return Labels((), tuple((name,) for name in names), note)
-    return Labels(
-        chosen, tuple(tuple(_plain(c.get(key, ABSENT)) for key in chosen) for c in configs)
-    )
+    texts = [row or name for row, name in zip(rows, names, strict=True)]
+    if keys is not None:
+        texts = config_labels(recipes, split_words(keys))
+    return [
+        text if texts.count(text) == 1 else f"{text} ({name})"
+        for text, name in zip(texts, names, strict=True)
+    ]
 
 
-def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the keys that all configs have, but not with one value."""
-    shared = [key for key in configs[0] if all(key in config for config in configs)]
-    return [key for key in shared if any(config[key] != configs[0][key] for config in configs)]
-
-
-def _config(recipe: Recipe) -> dict[str, Any]:
-    name = recipe["class_path"].rpartition(".")[2]
-    return {MODEL: name, **recipe["init_args"].get("config", {})}
-
-
-def _split(keys: str, configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    chosen = tuple(key.strip() for key in keys.split(","))
-    for key in chosen:
+def config_labels(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:
+    """Returns values of configs, such as ``PonderLM, thinking_steps 3``."""
+    configs = [
+        {"model": recipe["class_path"].rpartition(".")[2], **recipe["init_args"].get("config", {})}
+        for recipe in recipes
+    ]
+    for key in keys:
         if not any(key in config for config in configs):
-            differ = ", ".join(differing(configs)) or "nothing"
-            raise ValueError(
-                f"label ({key}) is no key of the models' config; they differ in {differ}"
-            )
-    return chosen
-
-
-def _plain(value: Any) -> Any:
-    """Returns a value that can be counted; of a list, what it looks like."""
-    return str(value) if isinstance(value, list | tuple | dict) else value
-
-
-def _text(key: str, value: Any) -> str:
-    shown = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return shown if key == MODEL else f"{key} {shown}"
+            raise ValueError(f"label ({key}) is no key of the models' config")
+    return [
+        ", ".join(
+            str(config[key]) if key == "model" else f"{key} {show_value(config[key])}"
+            for key in keys
+            if key in config
+        )
+        or "-"
+        for config in configs
+    ]
 
 
 def is_number(value: Any) -> bool:
@@ -298,57 +249,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _rank(value: Any) -> tuple[bool, float, str]:
-    """Orders numbers by size, before all else."""
-    return (False, float(value), "") if is_number(value) else (True, 0.0, str(value))
-
-
-def label_rows(firsts: pd.DataFrame, keys: str | None) -> list[str]:
-    """Returns a label for each row of a report, all different.
-
-    Args:
-        firsts: a run of each row: ``run``, ``row`` (its name on the command line, or None),
-            ``model`` and ``model_recipe``.
-        keys: of the models' config, separated by commas; None: the name on the command line, else
-            the class of the model, and what rows of one class differ in.
-
-    Raises:
-        ValueError: if no model has such a key.
-    """
-    names, recipes = list(firsts["run"]), list(firsts["model_recipe"])
-    if keys is not None:
-        return _unique(label_runs(recipes, names, keys).texts(), names)
-    texts = dict(firsts["row"])
-    for _, alike in firsts[firsts["row"].isna()].groupby("model", sort=False):
-        found = _of_one_class(list(alike["model_recipe"]), list(alike["run"]))
-        texts |= dict(zip(alike.index, found, strict=True))
-    return _unique(list(texts.values()), names)
-
-
-def _of_one_class(recipes: Sequence[Recipe], names: Sequence[str]) -> list[str]:
-    """Returns what distinguishes models of one class: one or two keys, or the names."""
-    kind = recipes[0]["class_path"].rpartition(".")[2]
-    if len(recipes) == 1:
-        return [kind]
-    keys = differing([recipe["init_args"].get("config", {}) for recipe in recipes])
-    if not 0 < len(keys) <= MOST_KEYS:
-        return [f"{kind} ({name})" for name in names]
-    return _unique(label_runs(recipes, names, ",".join([MODEL, *keys])).texts(), names)
-
-
-def _unique(texts: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns the texts, with the name of a run after those that are not unique."""
-    return [
-        text if texts.count(text) == 1 else f"{text} ({name})"
-        for text, name in zip(texts, names, strict=True)
-    ]
-
-
 # ---- run records
 
 
 SKIP = "--skip_unreadable"
-_LAYOUT = re.compile(r"version_\d+|checkpoints")
 
 
 @dataclass(frozen=True)
@@ -356,23 +260,18 @@ class RunRecord:
     """A checkpoint, with what its run has left."""
 
     name: str
-    """What distinguishes it from the others."""
+    """Path of the run below the folder of all that are compared; no two are the same."""
     checkpoint: Checkpoint
     outline: LanguageModel
     """The model without weights."""
     log: Path | None
     """Folder with TensorBoard files; None where there is none next to the checkpoint."""
     record: Mapping[str, Any]
-    """What it was started with, see ``read_record``."""
+    """The settings that it was started with, see ``read_record``."""
     scalars: Mapping[str, Mapping[int, float]]
-    """What was logged, by tag and step; steps count from 0."""
+    """Logged values by tag and step; steps count from 0."""
     row: str | None = None
-    """Name of its row that the command line gives, or gave the run in training, if either did."""
-
-    @property
-    def model(self) -> str:
-        """Name of the model's class."""
-        return type(self.outline).__name__
+    """Name of its row on the command line, else the name of the run in training, if any."""
 
 
 def find_compared(
@@ -381,10 +280,10 @@ def find_compared(
     """Returns the runs that the command line names, each once; and why others are left out.
 
     Args:
-        words: checkpoint files, folders of runs (a checkpoint of each run below it), or patterns;
+        words: Checkpoint files, folders of runs (a checkpoint of each run below it), or patterns;
             each may have the name of its row before it (``NAME=PATH``).
-        skip: whether a run that cannot be read is left out.
-        which: of a folder's run the furthest, or the best.
+        skip: Whether a run that cannot be read is left out.
+        which: Of a folder's run the furthest, or the best.
 
     Returns:
         Runs in the order of the words; the reason for each path that is left out.
@@ -404,12 +303,9 @@ def find_compared(
             left_out[str(place)] = reason_or_raise(str(place), error, skip=skip)
     if not found:
         raise ValueError(f"runs ({' '.join(words)}): none of them can be read")
-    names = _names([(path, type(outline)) for path, (_, _, outline, _) in found.items()])
-    rows = [row for *_, row in found.values()]
+    names = path_names([checkpoint for _, checkpoint, _, _ in found.values()])
     runs = []
     for name, (place, checkpoint, outline, row) in zip(names, found.values(), strict=True):
-        if row is not None and rows.count(row) == 1 and row not in names:
-            name = row
         near = (place, checkpoint.path.parent, checkpoint.path.parent.parent)
         log = next((path for path in near if path.is_dir() and has_log(path)), None)
         scalars = {} if log is None else read_scalars(log)
@@ -437,19 +333,3 @@ def _places(word: str) -> list[tuple[str | None, Path]]:
     row, text = split_name(word)
     path = place_of(text, "runs")
     return [(row, place) for place in started_runs(matching(path)) or [path]]
-
-
-def _names(places: Sequence[tuple[Path, type]]) -> list[str]:
-    """Returns what distinguishes checkpoints, without the folders that every run has."""
-    paths = [path for path, _ in places]
-    short = [Path(*_own_parts(path, kind)) for path, kind in places]
-    if len(set(short)) < len(short):
-        return short_names(paths)
-    return [short[0].name] if len(short) == 1 else short_names(short)
-
-
-def _own_parts(path: Path, kind: type) -> list[str]:
-    """Returns the parts of a path that a run did not choose by itself."""
-    layout = path.parent.name == "checkpoints"
-    parts = path.parent.parts if layout else path.with_suffix("").parts
-    return [part for part in parts if not (_LAYOUT.fullmatch(part) or part == kind.__name__)]

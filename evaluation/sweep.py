@@ -35,27 +35,17 @@ from evaluation.figures import (
 )
 from evaluation.load import (
     build_data,
-    build_model,
     build_outline,
     known_changes,
-    pick_device,
     prepare_for_all,
 )
-from evaluation.perplexity import measure_perplexity
+from evaluation.perplexity import score_checkpoint
 from evaluation.run_metrics import NATS
-from evaluation.runs import (
-    MODEL,
-    MOST_KEYS,
-    Labels,
-    checkpoint_names,
-    differing,
-    find_checkpoints,
-    label_runs,
-)
+from evaluation.runs import config_labels, find_checkpoints, make_labels, path_names
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import FOUR_DIGITS, TableColumn, as_aligned, show_columns, title_of
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, Recipe
+from lightning_models.checkpoint import Checkpoint
 from lightning_models.recipe import import_packages
 
 # ---- dials
@@ -215,7 +205,7 @@ def find_variants(
     Raises:
         ValueError: if no config has a field, a dial is none of any, or no checkpoint takes a value.
     """
-    names = checkpoint_names(checkpoints)
+    names = path_names(checkpoints)
     fields = known_changes(checkpoints, changes)
     plain = [build_outline(*pair) for pair in zip(checkpoints, fields, strict=True)]
     check_declared(plain, dials)
@@ -264,54 +254,22 @@ def _check_taken(variants: Sequence[SweepVariant], skipped: Sequence[SkippedPoin
                 raise ValueError(point.reason)
 
 
-def label_variants(
-    variants: Sequence[SweepVariant], keys: str | None, dials: Sequence[str]
-) -> Labels:
-    """Returns a label for each variant, whatever its number of steps and its dials.
+def label_variants(variants: Sequence[SweepVariant], keys: str | None) -> list[str]:
+    """Returns the label of each variant: that of its checkpoint, see ``runs.make_labels``.
 
-    ``keys`` of the configs are separated by commas; None: the name of a run that has one, unless
-    lines join checkpoints of several K; else the class, and what models of one class and K differ
-    in. Dials that are turned make no label.
-
-    Raises:
-        ValueError: if no model has such a key.
+    With ``keys`` of the models' config checkpoints may share a label; a line of the figure then
+    joins them over their costs.
     """
-    recipes = [variant.outline.recipe() for variant in variants]
     if keys is not None:
-        return label_runs(recipes, [variant.name for variant in variants], keys)
-    labels = _labels_of_classes(variants, recipes, dials)
-    named = [variant.name == variant.checkpoint.run_name for variant in variants]
-    if not any(named) or (not dials and _several_steps(variants)):
-        return labels
-    pairs = zip(variants, named, labels.texts(), strict=True)
-    return Labels((), tuple((v.name if has_name else text,) for v, has_name, text in pairs))
-
-
-def _several_steps(variants: Sequence[SweepVariant]) -> bool:
-    """Whether models of one class have several K, which a line then joins."""
-    configs = {(type(v.outline), getattr(v.outline.config, STEPS, None)) for v in variants}
-    return len(configs) > len({kind for kind, _ in configs})
-
-
-def _labels_of_classes(
-    variants: Sequence[SweepVariant], recipes: Sequence[Recipe], dials: Sequence[str]
-) -> Labels:
-    """Returns the class of each model, and what models of one class and K differ in."""
-    more = _differences(recipes, dials)
-    if len(more) >= MOST_KEYS:
-        note = f"models of one class differ in {', '.join(more)}; --label KEY,... chooses"
-        return Labels((), tuple((variant.name,) for variant in variants), note)
-    return label_runs(recipes, [variant.name for variant in variants], ",".join([MODEL, *more]))
-
-
-def _differences(recipes: Sequence[Recipe], dials: Sequence[str]) -> list[str]:
-    """Returns the keys in which configs of one class and K differ, dials left out."""
-    groups: dict[tuple[str, Any], list[dict[str, Any]]] = {}
-    for recipe in recipes:
-        config = recipe["init_args"]["config"]
-        groups.setdefault((recipe["class_path"], config.get(STEPS)), []).append(config)
-    found = dict.fromkeys(key for group in groups.values() for key in differing(group))
-    return [key for key in found if key not in dials]
+        return config_labels([variant.outline.recipe() for variant in variants], split_words(keys))
+    firsts = {variant.checkpoint.path: variant for variant in variants}
+    labels = make_labels(
+        [variant.name for variant in firsts.values()],
+        [variant.checkpoint.run_name for variant in firsts.values()],
+        [variant.outline.recipe() for variant in firsts.values()],
+    )
+    found = dict(zip(firsts, labels, strict=True))
+    return [found[variant.checkpoint.path] for variant in variants]
 
 
 # ---- points
@@ -322,7 +280,7 @@ def point_line(variant: SweepVariant, label: str, result: Mapping[str, Any]) -> 
 
     ``note`` is what stands next to it in the figure: its dials, or its K.
 
-    ``result`` is that of ``measure_perplexity``, ``label`` that of the checkpoint.
+    ``result`` is that of ``score_checkpoint``, ``label`` that of the checkpoint.
     """
     steps = int(getattr(variant.outline.config, STEPS, 0))
     note = f"K={steps}" if steps else ""
@@ -426,11 +384,8 @@ SHORT = {
 """What the printed table calls the costs."""
 
 
-def shown_points(points: pd.DataFrame, note: str | None) -> str:
-    """Returns likelihoods and costs for people; a star is on the Pareto frontier of its cost.
-
-    ``note`` is about the labels.
-    """
+def shown_points(points: pd.DataFrame) -> str:
+    """Returns likelihoods and costs for people; a star is on the Pareto frontier of its cost."""
     table = points_table(points)
     for cost in SWEEP_COSTS:
         stars = points[f"frontier_{cost}"].map({True: " *", False: ""})
@@ -445,7 +400,6 @@ def shown_points(points: pd.DataFrame, note: str | None) -> str:
     notes = [f"*: no other one{of_kind} has both less cost and less perplexity"]
     if any(points[STEPS]):
         notes.append("thinking steps: additional steps per token at most, K of the papers")
-    notes += [f"note: {note}"] if note else []
     return "\n".join([as_aligned(shown), *notes])
 
 
@@ -492,7 +446,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         type=str | None,
         default=None,
         help="Keys of the models' config that name the lines, separated by commas, or model for "
-        "the class. Found where models of one class and K differ in at most one.",
+        "the class; checkpoints of one label share a line (null: the run's --name, or its path).",
     )
     parser.add_argument(
         "--output",
@@ -509,11 +463,11 @@ def run(settings: Namespace) -> None:
     import_packages(settings.packages)
     checkpoints = find_checkpoints(settings.ckpts, "ckpts", settings.which)
     variants, skipped = find_variants(checkpoints, settings["set"], dials)
-    labels = label_variants(variants, settings.label, list(dials))
+    labels = label_variants(variants, settings.label)
     data = build_data(variants[0].checkpoint, data_recipe(settings))
     prepare_for_all(data, [(variant.checkpoint, variant.outline) for variant in variants], "ckpts")
     lines = []
-    for variant, label in zip(variants, labels.texts(), strict=True):
+    for variant, label in zip(variants, labels, strict=True):
         found = _score(variant, data, settings)
         if isinstance(found, SkippedPoint):
             skipped.append(found)
@@ -522,7 +476,7 @@ def run(settings: Namespace) -> None:
     if not lines:
         raise ValueError(skipped[-1].reason)
     points = points_frame(lines)
-    print(shown_points(points, labels.note))
+    print(shown_points(points))
     for point in skipped:
         print(f"skipped: {point.name} at {shown_dials(point.dials)}: {point.reason}")
     height = "perplexity" if settings.measure == "perplexity" else NATS
@@ -553,10 +507,10 @@ def _score(
     Raises:
         ValueError: if one that was left as it is cannot be scored.
     """
-    model = build_model(variant.checkpoint, variant.changes).to(pick_device(settings.device))
-    how = {key: settings[key] for key in ("split", "precision", "limit_batches")}
+    keys = ("split", "precision", "limit_batches", "device")
+    how = {key: settings[key] for key in keys}
     try:
-        return measure_perplexity(variant.checkpoint, model, data, **how)
+        return score_checkpoint(variant.checkpoint, data, variant.changes, **how)[0]
     except ValueError as error:
         if not variant.dials:
             raise

@@ -1,4 +1,4 @@
-"""Tables of frames as people read them: titles, formats, means over seeds; text, Markdown, HTML."""
+"""Tables of frames as people read them: titles, formats, means over seeds; text, Markdown."""
 
 import html
 import re
@@ -96,19 +96,3 @@ def escape_markdown(text: str) -> str:
     """Returns text for a heading, a cell or a line of a list: no HTML, link, image or column."""
     shown = re.sub(r"[\\`|\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
     return html.escape(shown, quote=False)
-
-
-def as_html(table: pd.DataFrame, kind: str) -> str:
-    """Returns a table of texts in HTML, escaped; it scrolls by itself where the page is narrower.
-
-    Its class is ``kind``, ``text`` or ``numbers``, of which ranges of means have their own lines.
-    """
-    cells = table.map(_html_mean if kind == "numbers" else html.escape)
-    safe = cells.rename(index=html.escape, columns=html.escape)
-    with pd.option_context("display.max_colwidth", None):
-        return f"<div class='wide'>{safe.to_html(escape=False, border=0, classes=kind)}</div>"
-
-
-def _html_mean(text: str) -> str:
-    mean, bracket, rest = map(html.escape, text.partition(" ("))
-    return mean + (f"<span class='range'>({rest}</span>" if bracket else "")

@@ -38,16 +38,9 @@ def trained_runs(study: Study, folder: Path) -> list[tuple[Run, RunFolder]]:
 def compare(study: Study, trained: Trained, output: Path, introduction: str = "") -> None:
     """Writes the comparison of trained runs to a folder.
 
-    Scores of their evaluations are taken over where the comparison would measure the same.
+    Scores of their evaluations are read where the comparison would measure the same.
     """
     argv = ["compare", *(f"{run.title}={place.training}" for run, place in trained)]
-    files = [
-        str(place.output(name))
-        for run, place in trained
-        for name, options in run.evaluations.items()
-        if "command" not in options
-    ]
-    argv += ["--results", *files] if files else []
     named = {"output": output, "title": study.title, "introduction": introduction}
     for key, value in {**named, **study.compare}.items():
         argv += [f"--{key}", str(value)]

@@ -205,7 +205,6 @@ def _write_bad_files(folder):
     )
     (folder / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 100_000 + "\n")
     (folder / "deep.json").write_text("[" * 100_000)
-    (folder / "results.json").write_text('{"results": [1]}')
     (folder / "binary.json").write_bytes(bytes(range(256)))
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"some words " * 999)[:-9])
     (folder / "no.yaml").write_text("a: [\n")
@@ -554,14 +553,6 @@ EVALUATE = {
     "typed prompt not UTF-8": (
         ("generate", *CKPT, "--prompt", "caf\udce9"),
         "'caf\\udce9': the text holds",
-    ),
-    "results of nested JSON": (
-        ("compare", "--view", "results", "deep.json"),
-        "(deep.json) is not JSON: nested too deeply",
-    ),
-    "results of no results": (
-        ("compare", "--view", "results", "results.json"),
-        "(results.json) holds no result",
     ),
     "scaling of nested JSON": (
         ("scaling", "--x", "tokens", "a=deep.json"),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 import torch
 
 from callbacks.answers import Question, questions_in
@@ -17,15 +16,13 @@ from datamodules import LanguageDataModule
 from datamodules.recipe import parameters
 from evaluation.arguments import CARRIED, Split
 from evaluation.load import build_data, build_model, known_changes
-from evaluation.runs import find_checkpoints, label_rows, short_names
+from evaluation.runs import find_checkpoints, make_labels, path_names
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which
 from lightning_models.recipe import resolve_class
 
 LATENTS = "eval_latents"
 """Field of a config: how many latent thoughts a model has at inference; null: as in training."""
-UNLABELLED = ("architecture", "answer_prefix", "step_separator")
-"""Fields of configs that no label shows."""
 
 # ---- questions: tasks, and the data that have them
 
@@ -306,27 +303,22 @@ def _with_latents(
 def _labels(
     built: Sequence[tuple[Checkpoint, int | None, LanguageModel]], keys: str | None
 ) -> list[str]:
-    """Returns a label for each model: its run's name, or see `label_rows`; no two are the same."""
-    recipes = [_recipe(model, number) for _, number, model in built]
-    names = [checkpoint.run_name for checkpoint, _, _ in built]
-    models = pd.DataFrame(
-        {
-            "run": short_names([checkpoint.path.resolve() for checkpoint, _, _ in built]),
-            "row": [name if names.count(name) == 1 else None for name in names],
-            "model": [recipe["class_path"] for recipe in recipes],
-            "model_recipe": recipes,
-        }
+    """Returns a label for each model, see `make_labels`, with its number of latent thoughts."""
+    firsts = {checkpoint.path: (checkpoint, model) for checkpoint, _, model in built}
+    checkpoints = [checkpoint for checkpoint, _ in firsts.values()]
+    labels = make_labels(
+        path_names(checkpoints),
+        [checkpoint.run_name for checkpoint in checkpoints],
+        [model.recipe() for _, model in firsts.values()],
+        keys,
     )
-    return numbered(label_rows(models, keys))
-
-
-def _recipe(model: LanguageModel, number: int | None) -> Recipe:
-    """Returns a model's recipe without what does not distinguish models."""
-    with _with_latents(model, number):
-        recipe: Recipe = model.recipe()
-    config = recipe["init_args"]["config"]
-    kept = {key: value for key, value in config.items() if key not in UNLABELLED}
-    return {**recipe, "init_args": {"config": kept}}
+    found = dict(zip(firsts, labels, strict=True))
+    return numbered(
+        [
+            found[checkpoint.path] + ("" if number is None else f", {LATENTS} {number}")
+            for checkpoint, number, _ in built
+        ]
+    )
 
 
 def numbered(labels: list[str]) -> list[str]:

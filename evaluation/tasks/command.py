@@ -18,6 +18,7 @@ from evaluation.arguments import (
 )
 from evaluation.load import autocast, describe_model, non_embedding_parameters
 from evaluation.output import check_targets, format_table, write_json, write_jsonl
+from evaluation.results import keep
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 
@@ -120,19 +121,18 @@ def run(settings: Namespace) -> None:
     print(f"{report.as_tables(results, scores)}\n\n{format_table(named)}")
     if samples is not None:
         write_jsonl(samples, report.samples_of(results))
+    result = {
+        **report.headlines(scores),
+        "model": type(model).__name__,
+        "parameters": non_embedding_parameters(model),
+        "checkpoint": str(checkpoint.path),
+        "tasks": scores,
+        "settings": how,
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+    keep(checkpoint, result, {"command": "tasks", **how})
     if output is not None:
-        write_json(
-            output,
-            {
-                **report.headlines(scores),
-                "model": type(model).__name__,
-                "parameters": non_embedding_parameters(model),
-                "checkpoint": str(checkpoint.path),
-                "tasks": scores,
-                "settings": how,
-                "versions": {name: version(name) for name in PACKAGES},
-            },
-        )
+        write_json(output, result)
 
 
 def describe(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from evaluation.cli import COMMANDS, MOVED, main
+from evaluation.cli import COMMANDS, main
 from tests.programs import ROOT, run
 
 LIGHT = "import sys; from evaluation.cli import build_parser; build_parser(['--help']); "
@@ -117,11 +117,3 @@ def test_the_program_ends_with_code_2(tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == f"error: there is no checkpoint at {tmp_path / 'none.ckpt'}\n"
-
-
-@pytest.mark.parametrize("verb", MOVED)
-def test_a_former_command_names_its_place(verb, capsys):
-    assert main([verb, "--ckpt", "runs"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"use evaluate.py {MOVED[verb]}")
-    assert MOVED[verb].split()[0] in COMMANDS

@@ -297,22 +297,11 @@ def test_compare_says_that_a_tokenizer_changes_texts(lossy, checkpoint_path):
     assert note.startswith("lossy: the tokenizer cannot give back leading spaces, case, spaces")
 
 
-def test_results_that_counted_bytes_of_tokens_are_not_taken_over(lossy, evaluates, tmp_path):
-    file = tmp_path / "result.json"
-    printed = evaluates("perplexity", "--ckpt", lossy, "--output", file)
+def test_what_a_tokenizer_loses_is_in_every_result(lossy, evaluates):
+    printed = evaluates("perplexity", "--ckpt", lossy)
     assert "the tokenizer cannot give back leading spaces, case, spaces" in printed
-    result = json.loads(file.read_text())
-
-    def bits(**changes):
-        file.write_text(json.dumps({**result, "bits_per_byte": 99.0, **changes}))
-        (value,) = compare_runs([str(lossy)], results=[str(file)]).runs["bits_per_byte"]
-        return value
-
-    assert bits() == 99.0
-    del result["text_changes"]
-    assert bits() == pytest.approx(
-        result["nats_per_token"] * result["tokens"] / 0.6931471805599453 / result["bytes"], rel=1e-6
-    )
+    (changes,) = compare_runs([str(lossy)]).runs["text_changes"]
+    assert changes.startswith("cannot give back leading spaces, case, spaces")
 
 
 # ---- answers

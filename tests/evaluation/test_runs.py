@@ -10,26 +10,25 @@ import pytest
 import torch
 
 from evaluation.runs import (
-    RunRecord,
     find_checkpoints,
     find_compared,
-    label_runs,
+    make_labels,
+    path_names,
     read_record,
     read_scalars,
-    short_names,
 )
 from evaluation.sweep import find_variants, label_variants
-from evaluation.views import label_records
 from lightning_models.checkpoint import read_checkpoint
 from training.loggers import EventLog
 
+LAST = Path("TransformerLM", "version_0", "checkpoints", "last.ckpt")
 EVENTS = "events.out.tfevents.1.host.2.0"
 
 
 @pytest.fixture
 def runs(checkpoint_path, tmp_path):
     """Two runs below a folder, and a third one that has a log only."""
-    folders = [tmp_path / "runs" / name / "X" / "version_0" for name in ("a", "b", "c")]
+    folders = [tmp_path / "runs" / name / "TransformerLM" / "version_0" for name in ("a", "b", "c")]
     for folder in folders:
         (folder / "checkpoints").mkdir(parents=True)
         (folder / EVENTS).touch()
@@ -42,12 +41,14 @@ def test_a_folder_stands_for_the_runs_below_it(runs):
     shutil.rmtree(runs / "c")
     found, _ = find_compared([str(runs)], skip=False)
     assert [run.name for run in found] == ["a", "b"]
-    assert [run.log for run in found] == [runs / n / "X" / "version_0" for n in ("a", "b")]
+    assert [run.log for run in found] == [
+        runs / n / "TransformerLM" / "version_0" for n in ("a", "b")
+    ]
     assert found[0].checkpoint.path == found[0].log / "checkpoints" / "last.ckpt"
 
 
 def test_patterns_find_runs_and_each_counts_once(runs):
-    words = [str(runs / "[ab]"), str(runs / "b" / "X" / "version_0")]
+    words = [str(runs / "[ab]"), str(runs / "b" / "TransformerLM" / "version_0")]
     found, _ = find_compared(words, skip=False)
     assert [run.name for run in found] == ["a", "b"]
     found, _ = find_compared([f"b={runs / 'a'}", str(runs / "b")], skip=False)
@@ -55,14 +56,14 @@ def test_patterns_find_runs_and_each_counts_once(runs):
 
 
 def test_checkpoints_are_found_by_file_folder_and_pattern(runs):
-    a, b = (runs / name / "X" / "version_0" / "checkpoints" / "last.ckpt" for name in "ab")
+    a, b = (runs / name / LAST for name in "ab")
     assert [c.path for c in find_checkpoints([str(a), str(runs / "[ab]")])] == [a, b]
     (b.parents[1] / EVENTS).unlink()  # a folder of checkpoints without a log
     assert [c.path for c in find_checkpoints([str(runs / "b")])] == [b]
 
 
 def test_runs_that_log_elsewhere_are_found_by_config_and_checkpoints(runs):
-    a, b = (runs / name / "X" / "version_0" for name in "ab")
+    a, b = (runs / name / "TransformerLM" / "version_0" for name in "ab")
     (a / EVENTS).unlink()
     (a / "config.yaml").touch()
     shutil.rmtree(runs / "c")
@@ -71,9 +72,9 @@ def test_runs_that_log_elsewhere_are_found_by_config_and_checkpoints(runs):
 
 
 def test_starts_that_failed_are_skipped_with_a_word(runs):
-    kept = [runs / name / "X" / "version_0" / "checkpoints" / "last.ckpt" for name in "ab"]
-    named = str(runs / "c" / "X" / "version_0")
-    for word in (runs, runs / "*", runs / "*" / "X" / "version_*", runs / "*" / "*"):
+    kept = [runs / name / LAST for name in "ab"]
+    named = str(runs / "c" / "TransformerLM" / "version_0")
+    for word in (runs, runs / "*", runs / "*" / "TransformerLM" / "version_*", runs / "*" / "*"):
         with pytest.warns(UserWarning, match="no checkpoint is in there") as warned:
             assert [c.path for c in find_checkpoints([str(word)])] == kept
         assert named in str(warned[0].message)
@@ -86,17 +87,23 @@ def test_starts_that_failed_are_skipped_with_a_word(runs):
 
 def test_checkpoints_may_lie_outside_the_folders_of_the_logs(runs):
     kept = runs / "c" / "kept.ckpt"
-    shutil.copy(runs / "a" / "X" / "version_0" / "checkpoints" / "last.ckpt", kept)
+    shutil.copy(runs / "a" / LAST, kept)
     assert [c.path for c in find_checkpoints([str(runs / "c")])] == [kept]
     assert read_checkpoint(runs / "c").path == kept
 
 
-def test_names_are_what_differs(tmp_path):
-    paths = [tmp_path / "x" / name / "X" / "version_0" for name in ("p/a", "b")]
-    assert short_names(paths) == ["p/a", "b"]
-    assert short_names(paths[:1]) == ["X/version_0"]
-    nested = [tmp_path, tmp_path / "y"]
-    assert short_names(nested) == [str(tmp_path), "y"]
+def test_names_are_paths_below_the_common_folder(checkpoint_path):
+    saved = read_checkpoint(checkpoint_path)
+
+    def names(*paths):
+        return path_names([replace(saved, path=Path("/x", path)) for path in paths])
+
+    run = "{}/TransformerLM/version_{}/checkpoints/{}.ckpt"
+    assert names(run.format("p/a", 0, "last"), run.format("b", 0, "last")) == ["p/a", "b"]
+    assert names(run.format("p/a", 0, "last")) == ["a"]
+    versions = names(run.format("a", 0, "last"), run.format("a", 1, "last"))
+    assert versions == ["version_0/checkpoints/last", "version_1/checkpoints/last"]
+    assert names("a.ckpt", "b.ckpt") == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +127,7 @@ def test_what_is_no_run_is_refused(runs, word, message):
 @pytest.fixture
 def run(runs, checkpoint_path):
     """A run that was moved, whose best checkpoint is at an earlier step than its last."""
-    folder = runs / "a" / "X" / "version_0" / "checkpoints"
+    folder = runs / "a" / "TransformerLM" / "version_0" / "checkpoints"
     content = torch.load(checkpoint_path, weights_only=True)
     torch.save({**content, "global_step": 1}, folder / "best-step=1.ckpt")
     for value in content["state_dict"].values():
@@ -160,55 +167,33 @@ def recipe(name="LatentLM", **config):
     return {"class_path": f"lightning_models.{name}", "init_args": {"config": config}}
 
 
-def texts(recipes, keys=None):
-    names = [f"run {number}" for number in range(len(recipes))]
-    return label_runs(recipes, names, keys).texts()
-
-
-PLAIN, LATENT = recipe("TransformerLM"), recipe(inner_steps=4)
-MANY = [recipe(a=n, b=n, c=n, d=0) for n in (1, 2)]
-
-
 @pytest.mark.parametrize(
-    ("recipes", "keys", "expected"),
+    ("rows", "keys", "expected"),
     [
-        (
-            [recipe(dim=8, inner_steps=n) for n in (16, 64)],
-            None,
-            ["inner_steps 16", "inner_steps 64"],
-        ),
-        ([recipe(n=1, rate=0.30), recipe(n=1, rate=None)], None, ["rate 0.3", "rate -"]),
-        ([recipe(a=1, b=2), recipe(a=4, b=3)], None, ["a 1, b 2", "a 4, b 3"]),
-        ([recipe(layers=[1]), recipe(layers=[1, 2])], None, ["layers [1]", "layers [1, 2]"]),
-        ([LATENT, PLAIN], None, ["LatentLM", "TransformerLM"]),
-        ([LATENT, PLAIN], "model,inner_steps", ["LatentLM, inner_steps 4", "TransformerLM"]),
-        ([recipe(), recipe()], "model", ["LatentLM", "LatentLM"]),
-        ([recipe()], None, ["LatentLM"]),
-        ([recipe(dim=8), recipe(dim=8)], None, ["run 0", "run 1"]),
-        (MANY, None, ["run 0", "run 1"]),
-        (MANY, "b", ["b 1", "b 2"]),
+        ((None, None), None, ["a", "b"]),
+        (("first", None), None, ["first", "b"]),
+        (("same", "same"), None, ["same (a)", "same (b)"]),
+        (("first", None), "n", ["n 1", "n 2.5"]),
+        ((None, None), "model,rate", ["LatentLM, rate 0.3", "PlainLM"]),
+        ((None, None), "dim", ["dim 8 (a)", "dim 8 (b)"]),
     ],
 )
-def test_labels_are_what_differs_else_names(recipes, keys, expected):
-    assert texts(recipes, keys) == expected
+def test_labels_are_names_paths_or_keys_of_configs(rows, keys, expected):
+    recipes = [recipe(n=1, dim=8, rate=0.30), recipe("PlainLM", n=2.5, dim=8)]
+    assert make_labels("ab", rows, recipes, keys) == expected
 
 
-def test_keys_that_are_too_many_are_named_and_numbers_ordered_by_size():
-    note = "the models differ in a, b, c; --label KEY,... chooses"
-    assert label_runs(MANY, ["x", "y"]).note == note
-    runs = [recipe(steps=steps) for steps in (64, None, 8, 16.5)]
-    assert label_runs(runs, list("abcd")).order() == [2, 3, 0, 1]
-
-
-def test_an_unknown_key_is_refused_with_those_that_differ():
-    with pytest.raises(ValueError, match=r"label \(steps\) is no key .* they differ in inner"):
-        texts([recipe(inner=1), recipe(inner=2)], "steps")
+def test_an_unknown_key_is_refused():
+    with pytest.raises(ValueError, match="steps"):
+        make_labels("a", [None], [recipe(inner=1)], "steps")
 
 
 # ---- log and record
 
 
 def log(folder, values, purge_step=None):
+    for file in folder.glob("events*"):  # of the same second as the next, which is read after it
+        file.rename(file.with_name(file.name.replace("tfevents.", "tfevents.0")))
     logger = EventLog(folder.parent, name="", version=folder.name, purge_step=purge_step)
     for step, value in values.items():
         logger.log_metrics({"val/bpb": value}, step)
@@ -258,23 +243,13 @@ def test_what_is_no_record_is_not_known(tmp_path, text):
     assert read_record(tmp_path) == read_record(None) == unknown
 
 
-def test_names_of_runs_are_labels_of_curves_and_sweeps(checkpoint_path):
+def test_names_of_runs_are_labels_of_sweeps(checkpoint_path):
     saved = read_checkpoint(checkpoint_path)
 
     def named(name):
         content = {**saved.content, "run": {"id": "0", "name": name}}
         return replace(saved, content=content, path=Path(f"runs/{name}/last.ckpt"))
 
-    some = [named("first"), named("second"), named(None)]
-    names = [(None if one.run_name is None else one.run_name) for one in some]
-    variants, _ = find_variants(some, {}, {})
-    kind = type(variants[0].outline).__name__
-    assert label_variants(variants, None, []).texts() == ["first", "second", kind]
-    assert label_variants(variants, "dim", []).texts() == ["dim 32"] * 3
-    outlines = [variant.outline for variant in variants]
-    records = [
-        RunRecord(name or "p", one, outline, None, {}, {}, name)
-        for name, one, outline in zip(names, some, outlines, strict=True)
-    ]
-    assert label_records(records, outlines, None).texts() == ["first", "second", kind]
-    assert label_records(records[:2], outlines[:2], None).texts() == ["first", "second"]
+    variants, _ = find_variants([named("first"), named("second"), named(None)], {}, {})
+    assert label_variants(variants, None) == ["first", "second", "None/last"]
+    assert label_variants(variants, "dim") == ["dim 32"] * 3

@@ -57,7 +57,7 @@ def sweep(sweep_of, runs):
 def test_the_numbers_are_those_of_perplexity(sweep, evaluates, runs, tmp_path):
     rows, printed = sweep()
     assert [row["thinking_steps"] for row in rows] == ["1", "0", "2"]
-    assert [row["label"] for row in rows] == ["PonderLM", "TransformerLM", "PonderLM"]
+    assert [row["label"] for row in rows] == ["one", "plain", "two"]
     for row in rows:
         target = tmp_path / "one.json"
         evaluates("perplexity", "--ckpt", row["checkpoint"], "--output", target)
@@ -84,6 +84,11 @@ def test_dials_are_turned_where_there_are_any(sweep):
     ]
     assert [float(row["executed_steps"]) for row in rows] == [0, 1, 0, 0, 2]
     assert "alpha" in printed.splitlines()[0]
+
+
+def test_checkpoints_of_one_label_share_a_line(sweep):
+    rows, _ = sweep("--label", "model", *FEW)
+    assert [row["label"] for row in rows] == ["PonderLM", "TransformerLM", "PonderLM"]
 
 
 def test_settings_are_changed_where_there_are_any(sweep):
@@ -146,7 +151,7 @@ def test_what_one_checkpoint_cannot_take_is_skipped(sweep):
     assert [row["thinking_steps"] for row in rows] == ["1", "2"]
     lines = [line for line in printed.splitlines() if line.startswith("skipped: ")]
     assert len(lines) == 2
-    assert lines[0].startswith("skipped: one.ckpt at thinking_steps 2: ")
+    assert lines[0].startswith("skipped: one at thinking_steps 2: ")
     assert "learned for another size (network.router" in lines[0]
 
 
@@ -304,7 +309,7 @@ def test_likelihoods_that_are_not_exact_are_marked(write_method, sweep_of):
     paths = [write_method(name) for name in ("gpt2", "latent-thought", "thoughtbubbles")]
     rows, printed = sweep_of(paths, *TRAIN)
     labels = [row["label"] for row in rows]
-    assert labels == ["TransformerLM", "LatentThoughtLM (bound)", "ThoughtbubblesLM (noncausal)"]
+    assert labels == ["gpt2", "latent-thought (bound)", "thoughtbubbles (noncausal)"]
     assert "no other one of its kind of likelihood" in printed
 
 
@@ -313,5 +318,5 @@ def test_models_of_questions_share_a_sweep(write_method, sweep_of):
     rows, _ = sweep_of(paths, *TRAIN)
     assert {row["likelihood"] for row in rows} == {"exact"}
     costs = {row["label"]: float(row["flops_per_token"]) for row in rows}
-    assert list(costs) == ["ThinkingStatesLM", "NoCoTLM", "CoconutLM"]
-    assert costs["NoCoTLM"] < min(costs["ThinkingStatesLM"], costs["CoconutLM"])
+    assert list(costs) == ["thinking-states", "no-cot", "coconut"]
+    assert costs["no-cot"] < min(costs["thinking-states"], costs["coconut"])

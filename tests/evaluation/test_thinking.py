@@ -267,13 +267,8 @@ def test_every_command_reports_the_counted_costs(
     evaluates("sweep", "--ckpts", bubbles_path, "--output", tmp_path / "sweep.svg")
     (row,) = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())
     assert [float(row[key]) for key in COST[:4]] == pytest.approx([alone[k] for k in COST[:4]])
-    stale = {key: value for key, value in alone.items() if not key.startswith("nominal")}
-    (tmp_path / "stale.json").write_text(json.dumps({**stale, "executed_steps": 0.75}))
-    evaluates(
-        *("compare", bubbles_path, "--results", tmp_path / "stale.json"),
-        *("--output", tmp_path / "report"),
-    )
-    (row,) = csv.DictReader((tmp_path / "report" / "report.csv").read_text().splitlines())
+    evaluates("compare", bubbles_path, "--output", tmp_path / "report")
+    (row,) = csv.DictReader((tmp_path / "report" / "runs.csv").read_text().splitlines())
     assert float(row["executed_steps"]) == pytest.approx(alone["executed_steps"])
     assert float(row["scoring_flops_per_token"]) == pytest.approx(alone["flops_per_token"])
     files = ("--sets", "ptb", "--files.ptb", corpus["data_files"], "--text_field", "text")

@@ -37,7 +37,7 @@ VERBS = {
     ("perplexity",): "the option --ckpt is missing",
     ("perplexity", "--ckpt"): "--ckpt: expected at least one argument",
     ("compare",): "the argument runs is missing",
-    ("compare", "x", "--view=table"): "--view (table) must be one of report, curves",
+    ("scaling", "x", "--x=size"): "--x (size) must be one of tokens, parameters",
     ("generate", "--ckpt=x", "--promt=x"): "is --prompt meant?",
     ("tasks", "--ckpt=x", "--task=x"): "write --tasks in full",
 }
