@@ -233,7 +233,7 @@ class SaveCheckpoints(ModelCheckpoint):
         """Checks once, in a run without validations, that the training logs ``monitor``."""
         if trainer.enable_validation or _is_of(self.monitor, "val"):
             return
-        logged = trainer._results or {}  # also means over the epoch, which have no value yet
+        logged: Any = trainer._results or {}  # also means over the epoch, which have no value yet
         names = {*trainer.callback_metrics, *(result.meta.name for result in logged.values())}
         self._check_monitor(trainer, names, f"step {trainer.global_step}")
 
