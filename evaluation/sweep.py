@@ -51,71 +51,40 @@ from lightning_models.recipe import import_packages
 # ---- dials
 
 
-OPTIONS = {
-    "kappa": "kappas",
-    "inner_steps": "inner_steps",
-    "thinking_steps": "thinking_steps",
-    "alpha": "alphas",
-    "tau": "taus",
-}
-"""Dials that have a separate option, and its name; all others are turned by ``--dial``."""
-
-
-class DialValues(NamedTuple):
-    """Values of a dial as they were typed."""
-
-    option: str
-    """The option and its text, for messages."""
-    texts: Sequence[str]
-    """At least one."""
-
-
 def add_dial_arguments(parser: ArgumentParser) -> None:
-    """Declares the options that turn dials."""
-    for field, option in OPTIONS.items():
-        parser.add_argument(
-            f"--{option}",
-            type=str,
-            default="",
-            help=f"Values of {field} at which every model that has this dial is scored, separated "
-            f"by commas, e.g. --{option}=1,2 (the sign = lets the first be negative).",
-        )
+    """Declares the option that turns dials."""
     parser.add_argument(
         "--dial",
         type=str,
         nargs="+",
         default=[],
-        help="The same for any dial that a config declares: NAME=VALUE,VALUE ..., such as "
-        "kappa=64,128,256 or memory_size=1,5,40.",
+        metavar="NAME=VALUE,VALUE",
+        help="Values of dials at which every model that has the dial is scored, such as "
+        "kappa=64,128,256 or inner_steps=0,4,16; any dial that a config declares.",
     )
 
 
-def typed_dials(settings: Namespace) -> dict[str, DialValues]:
-    """Returns what the command line says of dials, by the name of the field.
+def typed_dials(words: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the values of each dial as they were typed, at least one.
 
     Raises:
-        ValueError: if ``--dial`` is not NAME=VALUES, there are no values, or a dial is given twice.
+        ValueError: if a word is not NAME=VALUES, there are no values, or a dial is given twice.
     """
-    words = [(key, option, settings[option]) for key, option in OPTIONS.items() if settings[option]]
-    for word in settings.dial:
+    found: dict[str, list[str]] = {}
+    for word in words:
         name, sign, values = word.partition("=")
         if not (name and sign):
             raise ValueError(f"dial ({word}) must be NAME=VALUE,VALUE, e.g. kappa=64,128,256")
-        words.append((name, "dial", values))
-    found: dict[str, DialValues] = {}
-    for name, option, values in words:
         texts = split_words(values)
         if not texts:
-            raise ValueError(
-                f"{option} ({values}) has no values of {name}; separate them by commas"
-            )
+            raise ValueError(f"dial ({word}) has no values of {name}; separate them by commas")
         if name in found:
-            raise ValueError(f"{option}: {name} is given twice; put its values into one list")
-        found[name] = DialValues(f"{option} ({values})", texts)
+            raise ValueError(f"dial: {name} is given twice; put its values into one list")
+        found[name] = texts
     return found
 
 
-def own_dials(model: LanguageModel, dials: Mapping[str, DialValues]) -> dict[str, list[Any]]:
+def own_dials(model: LanguageModel, dials: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
     """Returns the values of those dials that a model has, of the types of its fields.
 
     Raises:
@@ -123,13 +92,13 @@ def own_dials(model: LanguageModel, dials: Mapping[str, DialValues]) -> dict[str
     """
     declared, hints = model.config.dials, get_type_hints(type(model.config))
     return {
-        name: [_read(text, hints[name], name, typed.option) for text in typed.texts]
-        for name, typed in dials.items()
+        name: [_read(text, hints[name], name) for text in texts]
+        for name, texts in dials.items()
         if name in declared
     }
 
 
-def _read(text: str, hint: Any, name: str, option: str) -> Any:
+def _read(text: str, hint: Any, name: str) -> Any:
     """Returns the value of a field from how it was typed."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument(f"--{name}", type=hint)
@@ -138,11 +107,11 @@ def _read(text: str, hint: Any, name: str, option: str) -> Any:
     except ArgumentError as error:
         kind = getattr(hint, "__name__", str(hint))
         raise ValueError(
-            f"{option} must be values of {name} ({kind}) separated by commas; {text} is none"
+            f"dial ({name}={text}) must be values of {name} ({kind}) separated by commas"
         ) from error
 
 
-def check_declared(models: Sequence[LanguageModel], dials: Mapping[str, DialValues]) -> None:
+def check_declared(models: Sequence[LanguageModel], dials: Mapping[str, Sequence[str]]) -> None:
     """Checks that every dial is one of some model.
 
     Raises:
@@ -193,14 +162,16 @@ def shown_dials(dials: Mapping[str, Any], names: Mapping[str, str] | None = None
 
 
 def find_variants(
-    checkpoints: Sequence[Checkpoint], changes: Mapping[str, Any], dials: Mapping[str, DialValues]
+    checkpoints: Sequence[Checkpoint],
+    changes: Mapping[str, Any],
+    dials: Mapping[str, Sequence[str]],
 ) -> tuple[list[SweepVariant], list[SkippedPoint]]:
     """Returns each checkpoint at each combination of the dials that its model has.
 
     Also the combinations that a checkpoint cannot take, with the reason.
 
-    ``changes`` are of fields of configs, where a config has them; ``dials`` have values by the name
-    of the field.
+    ``changes`` are of fields of configs, where a config has them; ``dials`` have values as typed,
+    by the name of the field.
 
     Raises:
         ValueError: if no config has a field, a dial is none of any, or no checkpoint takes a value.
@@ -459,7 +430,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 def run(settings: Namespace) -> None:
     """Scores every checkpoint, prints a table, and writes the figure and its points."""
     picture, against = check_picture(settings.output), _axes(settings.against)
-    dials = typed_dials(settings)
+    dials = typed_dials(settings.dial)
     import_packages(settings.packages)
     checkpoints = find_checkpoints(settings.ckpts, "ckpts", settings.which)
     variants, skipped = find_variants(checkpoints, settings["set"], dials)

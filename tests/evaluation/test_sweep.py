@@ -74,7 +74,7 @@ def test_the_numbers_are_those_of_perplexity(sweep, evaluates, runs, tmp_path):
 
 
 def test_dials_are_turned_where_there_are_any(sweep):
-    rows, printed = sweep("--alphas=-30,0", "--taus", "0.01", *FEW)
+    rows, printed = sweep("--dial", "alpha=-30,0", "tau=0.01", *FEW)
     assert [(row["thinking_steps"], row["alpha"], row["tau"]) for row in rows] == [
         ("1", "-30.0", "0.01"),
         ("1", "0.0", "0.01"),
@@ -101,16 +101,16 @@ def test_settings_are_changed_where_there_are_any(sweep):
     [
         (["--against", "steps"], "against (steps) is none of executed_steps"),
         (["--against", ""], "against () must name some of executed_steps"),
-        (["--alphas", "0,x"], "alphas (0,x) must be values of alpha (float) separated by commas"),
+        (["--dial", "alpha=0,x"], "dial (alpha=x) must be values of alpha (float)"),
         (["--dial", "alpha"], "dial (alpha) must be NAME=VALUE,VALUE"),
-        (["--dial", "alpha="], "dial () has no values of alpha"),
-        (["--dial", "alpha=1", "--alphas", "2"], "alpha is given twice"),
+        (["--dial", "alpha="], "dial (alpha=) has no values of alpha"),
+        (["--dial", "alpha=1", "alpha=2"], "alpha is given twice"),
         (["--ckpts", "none.ckpt"], "ckpts (none.ckpt): there is no such file"),
         (["--dial", "dim=8"], "none of the models has the dial dim; they have thinking_steps"),
-        (["--thinking_steps", "3"], "learned for another size"),
+        (["--dial", "thinking_steps=3"], "learned for another size"),
         (["--measure", "bits"], "measure"),
         (["--set.dimm", "3"], "none of the models has the setting dimm"),
-        (["--taus", "2"], "tau (2.0) must be in [0, 1)"),
+        (["--dial", "tau=2"], "tau (2.0) must be in [0, 1)"),
         (["--label", "width"], "label (width) is no key"),
         (["--limit_batches", "0"], "limit_batches (0) must be at least 1"),
         (["--output", "pareto.pdf"], "must end in .svg or .png"),
@@ -146,7 +146,7 @@ def edit_alphabet(content):
 
 
 def test_what_one_checkpoint_cannot_take_is_skipped(sweep):
-    over_steps = ("--thinking_steps", "1,2", "--against", "thinking_steps")
+    over_steps = ("--dial", "thinking_steps=1,2", "--against", "thinking_steps")
     rows, printed = sweep(*over_steps, *FEW, ckpts=("one.ckpt", "two.ckpt"))
     assert [row["thinking_steps"] for row in rows] == ["1", "2"]
     lines = [line for line in printed.splitlines() if line.startswith("skipped: ")]
@@ -245,14 +245,14 @@ def test_kinds_of_likelihood_share_neither_line_nor_marker_nor_frontier():
 
 
 DIALS = {
-    "thoughtbubbles": ["--kappas=1L,1.5L,64"],
+    "thoughtbubbles": ["--dial", "kappa=1L,1.5L,64"],
     "copy-3": ["--dial", "copies=1,2,3"],
-    "latent-thought": ["--inner_steps=0,2,3"],
+    "latent-thought": ["--dial", "inner_steps=0,2,3"],
     "ponderlm": ["--dial", "alpha=-1,0,1", "tau=0"],
     "ponderlm2": ["--dial", "eval_iterations=0,1,null"],
-    "ponderlm1": ["--thinking_steps=0,1,2"],
-    "looped": ["--thinking_steps=0,1,2"],
-    "pause": ["--thinking_steps=1,2,3"],
+    "ponderlm1": ["--dial", "thinking_steps=0,1,2"],
+    "looped": ["--dial", "thinking_steps=0,1,2"],
+    "pause": ["--dial", "thinking_steps=1,2,3"],
     "thought-gestalt": ["--dial", "memory_size=1,2,3"],
 }
 
@@ -292,10 +292,10 @@ def test_thresholds_hold_at_the_budget_of_the_training_only(
     data = LocalText(**corpus)
     path = train_checkpoint(tmp_path / "t.ckpt", data, ThoughtbubblesLM, **config)
     command = ("sweep", "--ckpts", path, *FEW, "--output", tmp_path / "a.svg")
-    printed = evaluates(*command, "--kappas", "1.2L,1.5L")
+    printed = evaluates(*command, "--dial", "kappa=1.2L,1.5L")
     (line,) = [line for line in printed.splitlines() if line.startswith("skipped: ")]
     assert "at kappa 1.2L: kappa (1.2L): the thresholds were observed at 1.5L" in line
-    assert "the thresholds were observed at 1.5L" in fails(*command, "--kappas", "1.2L")
+    assert "the thresholds were observed at 1.5L" in fails(*command, "--dial", "kappa=1.2L")
 
 
 def test_windows_and_sentences_are_two_sweeps(write_method, fails, tmp_path):
