@@ -13,8 +13,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``ModelOverview`` | parameters by part and FLOPs per token, before training |
 | ``Throughput`` | tokens per second, FLOPs per token, MFU, peak memory |
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
-| ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite; loss spikes |
-| ``Replay`` | ``fit --replay STEP``: a step's batches and losses, before its update |
+| ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
 | ``Termination`` | SIGTERM, SIGUSR1, Ctrl-C: a checkpoint, then the end; stalled runs |
 | ``AnswerAccuracy`` | share of questions answered rightly, to choose runs by; added by hand |
 | ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
     from callbacks.overview import ModelOverview as ModelOverview
     from callbacks.predictions import Predictions as Predictions
     from callbacks.progress import Progress as Progress
-    from callbacks.replay import Replay as Replay
-    from callbacks.replay import Replayed as Replayed
     from callbacks.resume import KeepOptimizerSettings as KeepOptimizerSettings
     from callbacks.resume import ResumeState as ResumeState
     from callbacks.resume import ScheduleChange as ScheduleChange
@@ -76,7 +73,6 @@ _NAMES = {
     "callbacks.overview": "ModelOverview",
     "callbacks.predictions": "Predictions",
     "callbacks.progress": "Progress",
-    "callbacks.replay": "Replay Replayed",
     "callbacks.resume": "KeepOptimizerSettings ResumeState ScheduleChange",
     "callbacks.samples": "Samples",
     "callbacks.termination": "Terminated Termination",

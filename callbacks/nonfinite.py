@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -23,19 +23,17 @@ from callbacks.hooks import (
 
 SHOWN_IDS = 16
 SETTINGS = ("lr", "weight_decay")
-SPIKE_MEMORY = 100
-"""Optimiser steps over which a loss is compared with those before; half of them come first."""
 _IS_LOSS = "the loss of batch"
 
 
 class NonFiniteError(AgreedEnd):
-    """Training that has left the numbers; the message says where, and how to go on."""
+    """Raised when a loss, gradient, weight or optimiser setting becomes non-finite."""
 
     exit_code = 3
 
 
 class _MicroBatch(NamedTuple):
-    """What is known of one micro-batch of the optimiser step in work."""
+    """One micro-batch of the current optimiser step."""
 
     number: int
     sequence_id: Tensor | None
@@ -54,16 +52,10 @@ class NonFinite(L.Callback):
 
     Where losses are scaled (16-mixed) gradients overflow by design and the scaler drops those
     steps; then only the losses are looked at.
-
-    A finite loss far above those before it changes nothing, but is reported with its batches, which
-    ``--replay STEP`` shows.
     """
 
     def __init__(
-        self,
-        action: Literal["stop", "skip"] = "stop",
-        max_skipped_in_a_row: int = 10,
-        spike_deviations: float | None = 6.0,
+        self, action: Literal["stop", "skip"] = "stop", max_skipped_in_a_row: int = 10
     ) -> None:
         """Chooses what happens.
 
@@ -72,19 +64,13 @@ class NonFinite(L.Callback):
                 is dropped (weights and optimiser state stay as they are, the schedule goes on) and
                 counted in ``train/skipped_steps``.
             max_skipped_in_a_row: of more dropped steps in a row than this, the program ends too.
-            spike_deviations: a loss is reported as a spike if it is this many standard deviations
-                above the mean of the steps before; null: none is.
         """
-        if spike_deviations is not None and not spike_deviations > 0:
-            raise ValueError(f"spike_deviations ({spike_deviations}) must be above 0, or null")
         if max_skipped_in_a_row < 0:
             raise ValueError(f"max_skipped_in_a_row ({max_skipped_in_a_row}) must not be negative")
         self.action = action
         self.max_skipped_in_a_row = max_skipped_in_a_row
         self.skipped = 0
-        self.spikes = 0
         self._in_a_row = 0
-        self._usual = None if spike_deviations is None else _UsualLoss(spike_deviations)
         self._step: list[_MicroBatch] = []
         self._batch: Any = None
 
@@ -124,16 +110,13 @@ class NonFinite(L.Callback):
         """
         step, self._step = self._step, []
         scaled = has_scaler(trainer)
-        norm = None if scaled else total_norm(optimizer)
+        norm = None if scaled else _step_norm(trainer, optimizer)
         values = [micro.loss.float() for micro in step] + ([] if norm is None else [norm.float()])
         settings = _describe_settings(trainer, optimizer)
         if settings:
             raise NonFiniteError(f"{_untouched(trainer, optimizer, settings)} {_cure(trainer)}")
-        loss, finite = _agree(trainer, values, len(step))
-        if finite:
+        if _all_finite(trainer, values):
             self._in_a_row = 0
-            if self._usual is not None and step and self._usual.exceeded_by(loss):
-                self._report_spike(trainer, optimizer, step)
         else:
             check_weights(trainer)
             self._refuse(trainer, optimizer, _describe(trainer, step, norm))
@@ -141,20 +124,6 @@ class NonFinite(L.Callback):
                 _drop_gradients(optimizer)
         if self.skipped:
             pl_module.log("train/skipped_steps", float(self.skipped))
-        if self.spikes:
-            pl_module.log("train/loss_spikes", float(self.spikes))
-
-    def _report_spike(
-        self, trainer: L.Trainer, optimizer: torch.optim.Optimizer, step: list[_MicroBatch]
-    ) -> None:
-        """Names the batches of all ranks."""
-        self.spikes += 1
-        ranks = gather([_describe_one(micro) for micro in step])
-        found = [f"rank {r}: {text}" for r, texts in enumerate(ranks) for text in texts]
-        rank_zero_info(
-            f"warning: a loss spike at {_head(trainer, optimizer, found)}. Its rows: add "
-            f"--ckpt_path last --replay {trainer.global_step + 1}"
-        )
 
     def _refuse(
         self, trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]
@@ -186,44 +155,12 @@ class NonFinite(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counts, so that a resumed run goes on counting."""
-        state = {"skipped": self.skipped, "in_a_row": self._in_a_row, "spikes": self.spikes}
-        return state if self._usual is None else {**state, "usual_loss": self._usual.state()}
+        return {"skipped": self.skipped, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the counts back."""
+        # older checkpoints also hold "spikes" and "usual_loss", which are ignored
         self.skipped, self._in_a_row = state_dict["skipped"], state_dict["in_a_row"]
-        self.spikes = state_dict.get("spikes", 0)  # older checkpoints have none
-        if self._usual is not None and "usual_loss" in state_dict:
-            self._usual.load(state_dict["usual_loss"])
-
-
-class _UsualLoss:
-    """Mean and variance of the losses so far, of the last ones more than of those before.
-
-    Exponential averages with weights 1 / n at first, and 1 / SPIKE_MEMORY later.
-    """
-
-    def __init__(self, deviations: float) -> None:
-        self._deviations = deviations
-        self._count, self._mean, self._variance = 0, 0.0, 0.0
-
-    def exceeded_by(self, loss: float) -> bool:
-        """Whether a step's mean loss is too far above those before; then counts it, cut to that."""
-        limit = self._mean + self._deviations * math.sqrt(self._variance)
-        spike = self._count >= SPIKE_MEMORY / 2 and loss > limit
-        self._count += 1
-        weight = 1.0 / min(self._count, SPIKE_MEMORY)
-        distance = (limit if spike else loss) - self._mean
-        self._mean += weight * distance
-        self._variance = (1.0 - weight) * (self._variance + weight * distance**2)
-        return spike
-
-    def state(self) -> list[float]:
-        return [self._count, self._mean, self._variance]
-
-    def load(self, state: list[float]) -> None:
-        count, self._mean, self._variance = state
-        self._count = int(count)
 
 
 def check_weights(trainer: L.Trainer) -> None:
@@ -255,35 +192,27 @@ def weights_are_finite(trainer: L.Trainer) -> bool:
     return not trainer.strategy.reduce_boolean_decision(not finite, all=False)
 
 
-def _agree(trainer: L.Trainer, values: list[Tensor], losses: int) -> tuple[float, bool]:
-    """Returns the mean loss of all ranks, and whether all values of all ranks are finite.
+def _all_finite(trainer: L.Trainer, values: list[Tensor]) -> bool:
+    """Returns whether the scalars of all ranks are finite, with one wait for the device.
 
-    One exchange, with one wait for it, also answers the questions of other callbacks.
-
-    Args:
-        trainer: of the run.
-        values: scalars of this rank.
-        losses: how many of them, from the first, are losses.
+    With several ranks one exchange also answers the questions of other callbacks.
     """
     if trainer.world_size == 1:
-        here = torch.stack(values).tolist() if values else []
-        finite = all(map(math.isfinite, here))
-        return sum(here[:losses]) / losses if losses and finite else 0.0, finite
+        return all(map(math.isfinite, torch.stack(values).tolist())) if values else True
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     asking = [callback for callback in callbacks if isinstance(callback, AsksAllRanks)]
     questions = [callback.question() for callback in asking]
     device = trainer.strategy.root_device
-    numbers = torch.stack(values) if values else torch.zeros(1, device=device)
-    loss = numbers[:losses].mean() if losses else numbers.new_zeros(())
-    own = torch.stack((loss / trainer.world_size, (~numbers.isfinite()).any().to(loss.dtype)))
-    asked = torch.tensor(list(itertools.chain(*questions)), dtype=own.dtype)
-    found = torch.cat((own, asked.to(device, non_blocking=True)))  # the list is not waited for
-    dist.all_reduce(found)  # Lightning's own reduction would wait at a barrier first
-    total, refused, *answers = found.tolist()
+    scalars = torch.stack(values) if values else torch.zeros(1, device=device)
+    refused = (~scalars.isfinite()).any().to(scalars.dtype).reshape(1)
+    asked = torch.tensor(list(itertools.chain(*questions)), dtype=scalars.dtype)
+    totals = torch.cat((refused, asked.to(device, non_blocking=True)))  # the list is not waited for
+    dist.all_reduce(totals)  # Lightning's own reduction would wait at a barrier first
+    total_refused, *answers = totals.tolist()
     remaining = iter(answers)
     for callback, question in zip(asking, questions, strict=True):
         callback.answer(list(itertools.islice(remaining, len(question))))
-    return total, not refused
+    return not total_refused
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -368,6 +297,7 @@ class GradientNorm(L.Callback):
                 0: never.
         """
         self.every_n_steps = every_n_steps
+        self._latest: tuple[int, Tensor] | None = None
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
@@ -376,10 +306,29 @@ class GradientNorm(L.Callback):
         interval = log_interval(trainer) if self.every_n_steps is None else self.every_n_steps
         if not interval or (trainer.global_step + 1) % interval:
             return
-        pl_module.log("train/grad_norm", total_norm(optimizer))
+        norm = total_norm(optimizer)
+        self._latest = trainer.global_step, norm
+        pl_module.log("train/grad_norm", norm)
+
+    def take_norm(self, step: int) -> Tensor | None:
+        """Returns the norm if it was measured in this optimiser step (from 0); forgets it."""
+        latest, self._latest = self._latest, None
+        return latest[1] if latest is not None and latest[0] == step else None
 
 
-def total_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+def _step_norm(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Returns the step's gradient norm, as ``GradientNorm`` has measured it if it has."""
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        norm = (
+            callback.take_norm(trainer.global_step) if isinstance(callback, GradientNorm) else None
+        )
+        if norm is not None:
+            return norm
+    return total_norm(optimizer)
+
+
+def total_norm(optimizer: torch.optim.Optimizer) -> Tensor:
     """Returns the 2-norm of all gradients of an optimiser, a scalar; of sharded ones, the whole."""
     gradients = [
         parameter.grad

@@ -31,7 +31,6 @@ KEYS = (
     "ckpt_path",
     "loggers",
     "name",
-    "replay",
     "packages",
     "trainer.default_root_dir",
     "trainer.devices",
@@ -58,12 +57,6 @@ class Given:
     def ckpt_path(self) -> str | None:
         """The checkpoint asked for: a path, ``last``, ``best``, or None."""
         return self.values.get("ckpt_path")
-
-    @property
-    def replay(self) -> int | None:
-        """The optimiser step to show; None if none is asked for, or it is not a number."""
-        step = self.values.get("replay", "")
-        return int(step) if re.fullmatch(r"-?\d+", str(step)) else None
 
     @property
     def names_model(self) -> bool:

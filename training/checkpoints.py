@@ -1,6 +1,5 @@
 """Which checkpoint ``--ckpt_path`` means, and how checkpoints are written."""
 
-import contextlib
 import copy
 import errno
 import glob
@@ -21,7 +20,6 @@ from callbacks.hooks import gather
 from lightning_models import shards
 from lightning_models.checkpoint import (
     Checkpoint,
-    CheckpointError,
     best_checkpoint,
     checkpoint_files,
     is_model_folder,
@@ -61,35 +59,6 @@ def find_checkpoint(
     if asked != "best":
         return last
     return best_checkpoint(last, "ckpt_path=best", verifies=verifies)
-
-
-def checkpoint_before(last: Checkpoint, step: int) -> Checkpoint:
-    """Returns the furthest checkpoint of a run from which an optimiser step is still to be done.
-
-    Args:
-        last: the run's furthest one.
-        step: which, from 1.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if step <= 0:
-        raise ValueError(f"replay ({step}) must be an optimiser step, at least 1")
-    if last.step < step:
-        return last
-    of_run = []
-    for path in sorted(last.path.parent.glob("*.ckpt")):
-        with contextlib.suppress(CheckpointError):
-            of_run.append(read_checkpoint(path))
-    earlier = [c for c in of_run if c.run_id == last.run_id and c.step < step]
-    if not earlier:
-        steps = ", ".join(map(str, sorted({c.step for c in of_run if c.run_id == last.run_id})))
-        raise ValueError(
-            f"replay ({step}): the run of {last.path} has kept no checkpoint before that step "
-            f"(steps {steps}); leave ckpt_path out to train up to it, or keep more with "
-            "checkpoint.save_top_k -1"
-        )
-    return max(earlier, key=lambda checkpoint: checkpoint.step)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -31,8 +31,6 @@ from callbacks import (
     PendingValidation,
     Predictions,
     Progress,
-    Replay,
-    Replayed,
     ResumeState,
     Samples,
     SaveCheckpoints,
@@ -77,7 +75,7 @@ from training.arguments import (
     report,
     with_own_configs,
 )
-from training.checkpoints import AUTO, AtomicCheckpointIO, checkpoint_before, find_checkpoint
+from training.checkpoints import AUTO, AtomicCheckpointIO, find_checkpoint
 from training.errors import (
     LOST_LINE,
     LOST_PROCESS,
@@ -245,14 +243,6 @@ class LatentCLI(LightningCLI):
             "null: the folder is MODEL/version_N.",
         )
         parser.add_argument(
-            "--replay",
-            type=int | None,
-            default=None,
-            help="fit: train up to this optimiser step, from the furthest checkpoint before it "
-            "(ckpt_path), and end there with the step's batches and losses, row by row, in "
-            "trainer.default_root_dir. Nothing else is written; other arguments as in the run.",
-        )
-        parser.add_argument(
             "--loggers",
             type=list[str] | str,
             default=["tensorboard"],
@@ -364,8 +354,6 @@ class LatentCLI(LightningCLI):
             self.config = parser.parse_args(argv)
             self.config[given.subcommand].ckpt_path = None
             return
-        if given.replay is not None:
-            self._saved_run = checkpoint_before(self._saved_run, given.replay)
         self._saved = self._parse_recipe(given.subcommand, self._saved_run)
         try:
             self.config = parser.parse_args(argv)
@@ -473,10 +461,6 @@ class LatentCLI(LightningCLI):
         config["default_root_dir"] = str(Path(config["default_root_dir"]).expanduser().resolve())
         if self.subcommand == "fit" and not config["fast_dev_run"]:
             self._check_places(Path(config["default_root_dir"]))
-        replay = self._get(self.config, "replay") if self.subcommand == "fit" else None
-        if replay is not None:
-            config |= {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
-            self.save_config_callback = None
         logs = config["logger"] in (None, True) and not config["fast_dev_run"]
         if logs:
             config["logger"] = False
@@ -488,11 +472,8 @@ class LatentCLI(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(AtomicCheckpointIO())
         config["plugins"] = plugins
-        callbacks = self._callbacks(config)
-        if replay is not None:  # before NonFinite, which may refuse the step
-            callbacks.insert(0, Replay(replay, Path(config["default_root_dir"])))
         try:
-            trainer = self._instantiate_trainer(config, callbacks)
+            trainer = self._instantiate_trainer(config, self._callbacks(config))
         except ImportError as error:  # of an optional package of Lightning
             keys = ("accelerator", "strategy", "precision", "profiler")
             chosen = [
@@ -536,8 +517,7 @@ class LatentCLI(LightningCLI):
                 f"name ({name!r}) must be the name of a folder, of printable characters, without "
                 "slashes"
             )
-        writes = not self._continues and self._get(self.config, "replay") is None
-        if writes and any((root / name).glob("config*.yaml")):
+        if not self._continues and any((root / name).glob("config*.yaml")):
             raise UserError(
                 f"name ({name}): {root / name} holds a run already; go on with it by --ckpt_path "
                 "last, or choose another name"
@@ -683,8 +663,6 @@ def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:
         if debug:
             raise stop
         print(f"error: {stop}", file=sys.stderr)
-    elif isinstance(stop, Replayed):
-        print(stop)
     else:
         print(stop, file=sys.stderr)
         if stop.exit_code == 128 + signal.SIGUSR1:

@@ -18,7 +18,7 @@ from callbacks import (
     Termination,
 )
 from callbacks.hooks import unscaled
-from callbacks.nonfinite import _agree, _UsualLoss, weights_are_finite
+from callbacks.nonfinite import _all_finite, weights_are_finite
 from callbacks.termination import ENDING
 from lightning_models import OptimizerConfig, TransformerLM
 from tests.callbacks.conftest import Recorder
@@ -307,6 +307,13 @@ def test_large_weights_are_finite(make_model, make_trainer, make_data):
         assert weights_are_finite(trainer) == finite
 
 
+def test_the_state_of_an_older_checkpoint_is_taken():
+    callback = NonFinite()
+    older = {"skipped": 2, "in_a_row": 1, "spikes": 3, "usual_loss": [70, 5.5, 0.01]}
+    callback.load_state_dict(older)
+    assert callback.state_dict() == {"skipped": 2, "in_a_row": 1}
+
+
 def test_a_wrong_limit_is_refused():
     with pytest.raises(ValueError, match="max_skipped_in_a_row"):
         NonFinite(max_skipped_in_a_row=-1)
@@ -353,37 +360,27 @@ def test_it_is_logged_every_n_steps(every, steps, make_model, make_data, make_tr
     assert changes == steps
 
 
-# ---- spikes
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_norm_is_computed_once_a_step_where_it_is_logged(order, run, monkeypatch):
+    """In whatever order the two come, the guard sees the gradient of its step."""
+    from torch.nn.utils import get_total_norm
+
+    calls = []
+
+    def counted(tensors, *args, **options):
+        calls.append(len(tensors))
+        return get_total_norm(tensors, *args, **options)
+
+    monkeypatch.setattr("torch.nn.utils.get_total_norm", counted)
+    callbacks = [GradientNorm(), NonFinite()][::order]
+    with pytest.raises(NonFiniteError, match="the gradient norm is .* batches 3"):
+        run(*callbacks, bad=(3,), only_gradient=True, log_every_n_steps=1, limit_val_batches=0)
+    steps, checked = 4, 1  # the weights are looked at before the step is refused
+    guarded = steps if order == 1 else 2 * steps - 1  # it comes first, and logs nothing after
+    assert len(calls) == guarded + checked
 
 
-@pytest.mark.parametrize(("factor", "spikes"), [(3.0, 1), (1.01, 0)])
-def test_a_loss_spike_is_reported_with_its_batch_and_counted(run, caplog, factor, spikes):
-    recorder, nonfinite = Recorder(), NonFinite()
-    with caplog.at_level("INFO"):
-        run(nonfinite, recorder, bad=(60,), value=factor, max_steps=62, limit_val_batches=0)
-    lines = [record.getMessage() for record in caplog.records if "spike" in record.getMessage()]
-    assert len(lines) == nonfinite.spikes == spikes
-    for line in lines:
-        assert "step 61" in line
-        assert "the loss of batch 60 is" in line
-        assert "--replay 61" in line
-
-
-def test_spikes_are_measured_by_the_steps_before():
-    usual = _UsualLoss(deviations=5.0)
-    noise = [math.sin(n) for n in range(200)]
-    assert not any(usual.exceeded_by(5.0 - n / 100 + x) for n, x in enumerate(noise))
-    resumed = _UsualLoss(deviations=5.0)
-    resumed.load(usual.state())
-    assert [resumed.exceeded_by(x) for x in (3.0, 5.0, 12.0)] == [False, False, True]
-    # a level that stays becomes usual
-    assert not [resumed.exceeded_by(12.0) for _ in range(200)][-1]
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0])
-def test_a_useless_number_of_deviations_is_refused(value):
-    with pytest.raises(ValueError, match="spike_deviations"):
-        NonFinite(spike_deviations=value)
+# ---- over ranks, and with a scaler
 
 
 def test_losses_are_looked_at_without_the_factor_of_a_scaler():
@@ -396,21 +393,20 @@ def test_losses_are_looked_at_without_the_factor_of_a_scaler():
 
 
 @pytest.mark.parametrize(
-    ("other", "agreed"),
+    ("refused", "signals", "agreed"),
     [
-        ((4.0, 0.0, {}), (3.0, True, None)),
-        ((math.nan, 1.0, {}), (math.nan, False, None)),
-        ((4.0, 0.0, {signal.SIGTERM: 1.0}), (3.0, True, signal.SIGTERM)),
+        (0.0, {}, (True, None)),
+        (1.0, {}, (False, None)),
+        (0.0, {signal.SIGTERM: 1.0}, (True, signal.SIGTERM)),
     ],
 )
-def test_two_ranks_exchange_all_they_ask_at_once(other, agreed, monkeypatch):
-    """Losses and gradients of both, and whether one of them is to end, are one sum."""
+def test_two_ranks_exchange_all_they_ask_at_once(refused, signals, agreed, monkeypatch):
+    """Whether losses and gradients are finite, and whether one rank is to end, are one sum."""
     exchanged = []
 
-    def all_reduce(found):
-        loss, refused, signals = other
-        theirs = [loss / 2, refused, *(signals.get(number, 0.0) for number in ENDING)]
-        found += torch.tensor(theirs)
+    def all_reduce(totals):
+        theirs = [refused, *(signals.get(number, 0.0) for number in ENDING)]
+        totals += torch.tensor(theirs)
         exchanged.append(len(theirs))
 
     monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
@@ -426,8 +422,7 @@ def test_two_ranks_exchange_all_they_ask_at_once(other, agreed, monkeypatch):
         fit_loop=SimpleNamespace(epoch_loop=loop),
         checkpoint_callbacks=[],
     )
-    losses = [torch.tensor(1.0), torch.tensor(3.0)]
-    loss, finite = _agree(trainer, [*losses, torch.tensor(0.5)], len(losses))
+    finite = _all_finite(trainer, [torch.tensor(1.0), torch.tensor(3.0), torch.tensor(0.5)])
     termination.on_train_batch_end(trainer, None, None, None, 0)
-    assert (loss, finite, termination._ending) == pytest.approx(agreed, nan_ok=True)
-    assert exchanged == [2 + len(ENDING)]
+    assert (finite, termination._ending) == agreed
+    assert exchanged == [1 + len(ENDING)]
