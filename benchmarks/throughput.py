@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from benchmarks import harness, latents, sentences
 from benchmarks.harness import Options, Step, gpt2_pair, in_turn, megabytes
-from callbacks.throughput import context_length, measured_rate, real_tokens
+from callbacks.throughput import context_length, real_tokens
 from lightning_models import (
     LanguageModel,
     LatentThoughtLM,
@@ -283,6 +283,27 @@ def _tokens(each: Side, options: Options) -> list[int]:
 
 def _share_waited(each: Side, times: list[float]) -> float | None:
     return None if each.batches is None else sum(each.batches.waited[-len(times) :]) / sum(times)
+
+
+MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
+REPEATS = 5
+
+
+def measured_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Returns the FLOP/s of the fastest of a few square matrix products on the device."""
+    size = MATRIX_SIZE[device.type]
+    a = torch.ones(size, size, dtype=dtype, device=device)
+    b = torch.ones(size, size, dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(REPEATS):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        torch.mm(a, b)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
 
 
 def _peak(options: Options) -> float:

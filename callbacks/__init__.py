@@ -29,10 +29,13 @@ What they are made of, no callbacks:
 
 | File or folder | What it holds |
 |---|---|
-| ``analysis/`` | the analyses, their base and their reports: files, figures, pages |
-| ``answers`` | questions, asking, what is right; for ``evaluate.py reason``, too |
-| ``thinking`` | what a model thinks while it reads, as values and as text; the same |
-| ``hooks`` | one set of hooks for validations and tests, the trainer's state, random states |
+| ``analysis/`` | the analyses, their base and their reports: files and figures |
+| ``recorded_thoughts`` | thoughts recorded while a model reads, as values and as text |
+| ``hooks`` | one set of hooks for validations and tests; questions to all ranks |
+| ``trainer_state`` | the trainer's state that Lightning does not declare |
+| ``logging`` | pending values, Markdown and images for loggers |
+| ``random_state`` | random states, and models evaluated in training without disturbing them |
+| ``dials`` | fields of a model's configuration that are set for a while |
 """
 
 import importlib
@@ -43,8 +46,8 @@ if TYPE_CHECKING:
     from callbacks.analysis.gates import GateAnalysis as GateAnalysis
     from callbacks.analysis.posterior import PosteriorAnalysis as PosteriorAnalysis
     from callbacks.analysis.steps import StepAllocation as StepAllocation
-    from callbacks.analysis.thoughts import ThoughtTrace as ThoughtTrace
-    from callbacks.answers import AnswerAccuracy as AnswerAccuracy
+    from callbacks.analysis.thought_trace import ThoughtTrace as ThoughtTrace
+    from callbacks.answer_accuracy import AnswerAccuracy as AnswerAccuracy
     from callbacks.checkpointing import PendingValidation as PendingValidation
     from callbacks.checkpointing import SaveCheckpoints as SaveCheckpoints
     from callbacks.nonfinite import GradientNorm as GradientNorm
@@ -66,8 +69,8 @@ _NAMES = {
     "callbacks.analysis.gates": "GateAnalysis",
     "callbacks.analysis.posterior": "PosteriorAnalysis",
     "callbacks.analysis.steps": "StepAllocation",
-    "callbacks.analysis.thoughts": "ThoughtTrace",
-    "callbacks.answers": "AnswerAccuracy",
+    "callbacks.analysis.thought_trace": "ThoughtTrace",
+    "callbacks.answer_accuracy": "AnswerAccuracy",
     "callbacks.checkpointing": "PendingValidation SaveCheckpoints",
     "callbacks.nonfinite": "GradientNorm NonFinite NonFiniteError",
     "callbacks.overview": "ModelOverview",

@@ -13,16 +13,16 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from callbacks.hooks import (
-    AgreedEnd,
+from callbacks.hooks import AgreedEnd
+from callbacks.logging import write_pending_logs
+from callbacks.nonfinite import NonFiniteError, check_weights, weights_are_finite
+from callbacks.trainer_state import (
     in_accumulation,
     log_interval,
     run_id,
     validation_follows,
     validation_unfinished,
-    write_pending_logs,
 )
-from callbacks.nonfinite import NonFiniteError, check_weights, weights_are_finite
 
 KEY = "pending_validation"
 MONITOR = "val/loss"

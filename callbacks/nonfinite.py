@@ -11,11 +11,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from callbacks.hooks import (
-    AgreedEnd,
-    AsksAllRanks,
+from callbacks.hooks import AgreedEnd, AsksAllRanks, gather
+from callbacks.trainer_state import (
     checkpoint_to_resume,
-    gather,
     has_scaler,
     log_interval,
     unscaled,

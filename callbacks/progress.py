@@ -11,8 +11,8 @@ import lightning as L
 from lightning.pytorch.callbacks import Timer, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from callbacks.hooks import in_accumulation, log_interval, newest_written
 from callbacks.throughput import Throughput
+from callbacks.trainer_state import in_accumulation, log_interval, newest_written
 
 
 class Progress(TQDMProgressBar):

@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from callbacks.hooks import RandomState, gather, in_accumulation
+from callbacks.hooks import gather
+from callbacks.random_state import RandomState
+from callbacks.trainer_state import in_accumulation
 
 KEY = "resume_state"
 _EPOCHS, _BATCHES = "epoch_progress", "epoch_loop.batch_progress"

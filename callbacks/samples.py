@@ -6,7 +6,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 
-from callbacks.hooks import gather, log_text, takes_text, undisturbed
+from callbacks.hooks import gather
+from callbacks.logging import log_text, takes_text
+from callbacks.random_state import undisturbed
 
 DEFAULT_PROMPTS = ("", "The ", "In this ")
 

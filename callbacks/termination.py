@@ -14,7 +14,8 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from callbacks.checkpointing import SaveCheckpoints
-from callbacks.hooks import AgreedEnd, AsksAllRanks, in_accumulation
+from callbacks.hooks import AgreedEnd, AsksAllRanks
+from callbacks.trainer_state import in_accumulation
 
 SAME_REQUEST_SECONDS = 1.0
 

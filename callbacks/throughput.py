@@ -1,8 +1,6 @@
 """Tokens seen, speed, cost and memory of training, and the peak rates of devices."""
 
-import math
 import re
-import sys
 import time
 from typing import Any
 
@@ -12,7 +10,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from callbacks.hooks import gather, in_accumulation, log_interval
+from callbacks.hooks import gather
+from callbacks.trainer_state import in_accumulation, log_interval
 
 TOKENS = "train/tokens"
 """What is logged, and the key of checkpoints: real tokens that all ranks have trained on."""
@@ -28,16 +27,15 @@ class Throughput(L.Callback):
       compilation).
     - ``flops_per_token``: training FLOPs by the model's own count.
     - ``mfu``: model FLOPs utilisation, 0 to 1: the product of both over the devices' peak rate
-      (dense bf16 for known GPUs; on a CPU the measured matmul rate). Missing for unknown devices.
-    - ``peak_memory_gib``: of this process, GPU memory, or resident memory on a CPU.
+      (dense bf16 for known GPUs). Missing for other devices, unless ``peak_tflops`` is set.
+    - ``peak_memory_gib``: highest GPU memory allocated by this process. Missing on a CPU.
     """
 
     def __init__(self, peak_tflops: float | None = None) -> None:
         """Chooses the rate that MFU is measured against.
 
         Args:
-            peak_tflops: highest rate of one device in TFLOP/s; null: known by the GPU's name, or
-                measured on a CPU.
+            peak_tflops: Highest rate of one device in TFLOP/s; null looks it up by the GPU's name.
         """
         if peak_tflops is not None and peak_tflops <= 0:
             raise ValueError(f"peak_tflops ({peak_tflops}) must be above 0, or null to look it up")
@@ -58,15 +56,15 @@ class Throughput(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Finds the peak rate and starts counting afresh."""
         self._clock, self._tokens, self._warm = _Clock(), 0, False
-        if self.peak_tflops is not None:
-            self._peak = self.peak_tflops * 1e12
-        else:
-            self._peak = peak_flops(pl_module.device, str(trainer.precision))
-        if self._peak is None:
-            rank_zero_info(
-                f"no peak rate is known for {_device_name(pl_module.device)}: throughput/mfu is "
-                "not logged; set throughput.peak_tflops"
-            )
+        self._peak = None if self.peak_tflops is None else self.peak_tflops * 1e12
+        if self._peak is None and pl_module.device.type == "cuda":
+            name = torch.cuda.get_device_name(pl_module.device)
+            self._peak = known_rate(name)
+            if self._peak is None:
+                rank_zero_info(
+                    f"no peak rate is known for {name}: throughput/mfu is not logged; set "
+                    "throughput.peak_tflops"
+                )
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -141,9 +139,8 @@ class Throughput(L.Callback):
             "tokens_per_second": self.tokens_per_second,
             "flops_per_token": flops,
         }
-        memory = peak_memory_gib(pl_module.device)
-        if not math.isnan(memory):
-            values["peak_memory_gib"] = memory
+        if pl_module.device.type == "cuda":
+            values["peak_memory_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
         if self._peak is not None:
             devices_rate = self._peak * trainer.world_size
             values["mfu"] = self.tokens_per_second * flops / devices_rate
@@ -209,25 +206,9 @@ def context_length(batch: dict[str, Any]) -> int:
     return batch["tokens"][0].numel()
 
 
-def peak_memory_gib(device: torch.device) -> float:
-    """Returns the highest memory so far in GiB: allocated on a GPU, else this process's."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    try:
-        import resource
-    except ImportError:  # Windows has none
-        return float("nan")
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 # ---- peak rates
@@ -259,43 +240,8 @@ PEAK_BF16 = {
 """Dense bf16 tensor-core rate with fp32 accumulation in FLOP/s, from the makers' data sheets.
 The first name whose words are part of the device's name counts, so longer ones come first."""
 
-MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
-REPEATS = 5
-
-
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Returns the highest FLOP/s of the device; None if its name is not known.
-
-    Args:
-        device: CUDA devices are looked up by name (bf16, whatever the precision); of a CPU the
-            matmul rate in the compute type is measured, with all its threads, in about 0.2 s.
-        precision: the trainer's, such as ``bf16-mixed``.
-    """
-    if device.type == "cuda":
-        return known_rate(torch.cuda.get_device_name(device))
-    if device.type == "cpu":
-        return measured_rate(
-            device, torch.bfloat16 if precision.startswith("bf16") else torch.float32
-        )
-    return None
-
 
 def known_rate(name: str) -> float | None:
     """Returns the table's entry for a device name such as ``NVIDIA H100 80GB HBM3``, or None."""
     matches = (rate for key, rate in PEAK_BF16.items() if re.search(rf"\b{key}\b", name.upper()))
     return next(matches, None)
-
-
-def measured_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns FLOP/s of the fastest of a few square matmuls on the device."""
-    size = MATRIX_SIZE.get(device.type, MATRIX_SIZE["cuda"])
-    a = torch.ones(size, size, dtype=dtype, device=device)
-    b = torch.ones(size, size, dtype=dtype, device=device)
-    best = float("inf")
-    for _ in range(REPEATS):
-        _synchronise(device)
-        start = time.perf_counter()
-        torch.mm(a, b)
-        _synchronise(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best

@@ -26,7 +26,8 @@ from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from callbacks.hooks import gather, log_text, write_whole
+from callbacks.hooks import gather, write_whole
+from callbacks.logging import log_text
 from lightning_models.checkpoint import Checkpoint
 from training.errors import PROJECT, UserError
 from training.loggers import MLFlowRun, RunPlace, WandbRun

@@ -4,18 +4,18 @@
 file             what it holds
 ===============  ===================================================================================
 ``base``         ``Analysis``: which batches are analysed, when, and where reports go
-``report``       ``AnalysisReport``: scalars, tables, figures and pages, and the files they become
+``report``       ``AnalysisReport``: scalars, tables and figures, and the files they become
 ``token_text``   the text that each token stands for
 ``forks``        ``ForkAnalysis``, of Thoughtbubbles
 ``gates``        ``GateAnalysis``, of Thought Gestalt
 ``posterior``    ``PosteriorAnalysis``, of Latent-Thought Language Models
 ``steps``        ``StepAllocation``, of PonderLM; Jacobi iterations are in ``convergence``, and
                  steps within words in ``words``
-``thoughts``     ``ThoughtTrace``, of Thinking States
+``thought_trace``  ``ThoughtTrace``, of Thinking States
 ===============  ===================================================================================
 
 An analysis collects tables from each batch, makes a report of those of all batches and ranks, and
-its base publishes that. Scalars go to the loggers, pictures to TensorBoard, and CSV, PNG and HTML
+its base publishes that. Scalars go to the loggers, pictures to TensorBoard, and CSV and PNG
 files, with the step in their names, to a folder named after the analysis in the run's log folder
 (without a logger in trainer.default_root_dir). Training is not touched: metrics, gradients, random
 states, train/eval modes and the configuration stay as they are. With several ranks the analysed

@@ -12,17 +12,12 @@ import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, ones_like
 
-from callbacks.analysis.report import AnalysisReport, as_images
+from callbacks.analysis.report import AnalysisReport, as_pixels
 from callbacks.checkpointing import check_folder
-from callbacks.hooks import (
-    EvaluationHooks,
-    check_least,
-    gather,
-    log_images,
-    log_text,
-    tokenizer_of,
-    undisturbed,
-)
+from callbacks.hooks import EvaluationHooks, check_least, gather
+from callbacks.logging import log_images, log_text
+from callbacks.random_state import undisturbed
+from callbacks.trainer_state import tokenizer_of
 
 
 class NothingToAnalyseError(ValueError):
@@ -267,13 +262,9 @@ class Analysis(EvaluationHooks, ABC):
         step = self._log_step(trainer)
         for logger in trainer.loggers:
             for name, figure in drawn.items():
-                log_images(logger, f"{self.image_tag}/{name}", as_images(figure), step)
+                log_images(logger, f"{self.image_tag}/{name}", [as_pixels(figure)], step)
             for name, text in report.markdown.items():
                 log_text(logger, name, text, step)
-            writer: Any = getattr(logger, "experiment", None)
-            for name, values in report.histograms.items():
-                if len(values) and hasattr(writer, "add_histogram"):
-                    writer.add_histogram(name, values, step)
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
         """Hands scalars to all loggers."""

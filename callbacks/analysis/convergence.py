@@ -15,7 +15,7 @@ from torch import Tensor
 
 from callbacks.analysis.base import real_tokens
 from callbacks.analysis.report import BLUE, GREY, ORANGE, draw_lines, finish, panels
-from callbacks.hooks import dialled, has_dial
+from callbacks.dials import dialled, has_dial
 
 NOISE = 32.0
 """Rounding errors: up to that many units in the last place of a typical state mean nothing."""

@@ -10,7 +10,7 @@ Fig. 7, streams of each token by fork layer    ``ForkRecorder.tokens``, ``_token
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -38,14 +38,12 @@ from callbacks.analysis.report import (
     Shown,
     draw_bars,
     finish,
-    number,
-    page,
     panels,
     shades,
-    token,
 )
 from callbacks.analysis.token_text import pieces, short_label
-from callbacks.hooks import check_least, tokenizer_of
+from callbacks.hooks import check_least
+from callbacks.trainer_state import tokenizer_of
 
 MEASURES = {
     "per_token": "forks per token after the fork layer",
@@ -74,7 +72,6 @@ MOST_POINTS = 4000  # of a scatter plot
 LINE_TOKENS, LINES = 48, 3  # of the map of tokens
 LEAST_TOKENS = 10  # of its width: the heading needs that
 TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # inches of a token, and of the names of fork layers
-ARROW = " \N{RIGHTWARDS ARROW} "
 
 
 class ForkAnalysis(Analysis):
@@ -99,7 +96,7 @@ class ForkAnalysis(Analysis):
         num_batches: int = 4,
         every_n_validations: int = 1,
         reference_ckpt: str | None = None,
-        html_rows: int = 4,
+        shown_rows: int = 4,
         attention: bool = True,
     ) -> None:
         """Chooses what is analysed, and how often.
@@ -110,13 +107,13 @@ class ForkAnalysis(Analysis):
                 the verbs validate and test.
             reference_ckpt: checkpoint of another model, of any method, trained with the same
                 tokenizer; forks are shown against its entropies too. null: none.
-            html_rows: rows that are written out token by token.
+            shown_rows: rows of text that ``tokens`` shows token by token.
             attention: whether to analyse attention weights; that runs the slow attention backend.
         """
         super().__init__(every_n_validations, num_batches)
-        check_least("html_rows", html_rows, 0)
+        check_least("shown_rows", shown_rows, 0)
         self.reference_ckpt = reference_ckpt
-        self.html_rows = html_rows
+        self.shown_rows = shown_rows
         self.attention = attention
         self._reference: Any = None
 
@@ -195,9 +192,7 @@ class ForkAnalysis(Analysis):
         return tokens.assign(reference_entropy=as_float64(found[-1])[real_tokens(batch)])
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
-        stage = "test" if trainer.state.fn == "test" else "val"
-        title = f"Forks of {type(pl_module).__name__}, step {self._step(trainer)} ({stage})"
-        return fork_report(title, findings, tokenizer_of(trainer), self.html_rows)
+        return fork_report(findings, tokenizer_of(trainer), self.shown_rows)
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
         """Returns ``tokens``, see ``ForkRecorder.tokens``, and ``layers``, see ``MEASURES``."""
@@ -414,7 +409,7 @@ def fit_parabola(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     }
 
 
-def fork_report(title: str, findings: Findings, tokenizer: Any, html_rows: int) -> AnalysisReport:
+def fork_report(findings: Findings, tokenizer: Any, shown_rows: int) -> AnalysisReport:
     """Returns the report of an analysis.
 
     Scalars are ``forks/per_token`` and ``forks/budget_use`` after the last fork layer,
@@ -430,23 +425,17 @@ def fork_report(title: str, findings: Findings, tokenizer: Any, html_rows: int) 
         for name in ("entropy", "reference_entropy")
         if name in means
     }
-    shown = _shown(tokens, tokenizer, html_rows)
+    shown = _shown(tokens, tokenizer, shown_rows)
     figures = {
         "layers": partial(_layers_figure, measures, tokens),
         "entropy": partial(_entropy_figure, means, fits),
     }
     if len(shown):
         figures["tokens"] = partial(_tokens_figure, shown[shown["row"] == 0])
-    streams = tokens.filter(like="streams_layer")
     return AnalysisReport(
         scalars=_scalars(measures, means, fits),
         tables={"windows": means, "tokens": shown},
         figures=figures,
-        texts={"text.html": _page(title, measures, shown)},
-        histograms={
-            f"forks/layer{layer}/streams": streams.iloc[:, layer - 1].to_numpy()
-            for layer in measures["layer"]
-        },
     )
 
 
@@ -471,7 +460,7 @@ def _shown(tokens: pd.DataFrame, tokenizer: Any, rows: int) -> pd.DataFrame:
     return shown
 
 
-# ---- figures and page
+# ---- figures
 
 
 def _entropy_figure(means: pd.DataFrame, fits: dict[str, dict[str, float]]) -> Any:
@@ -579,34 +568,3 @@ def _log_points(ax: Any, measures: pd.DataFrame, shown: Shown, title: str) -> No
         ax.set_ylim(values.min(axis=None) / 2, values.max(axis=None) * 4)  # room for the legend
     ax.set_title(title, fontsize=10)
     finish(ax, "fork layer", whole=True, loc="upper left")
-
-
-def _page(title: str, measures: pd.DataFrame, shown: pd.DataFrame) -> str:
-    """Returns the page: a table of measures, and each token shaded by its number of streams."""
-    table = measures.set_index("layer").dropna(axis="columns", how="all").rename(columns=MEASURES).T
-    table = table.rename_axis(index="fork layer", columns=None).reset_index()
-    streams = shown.filter(like="streams_layer")
-    most = int(streams.iloc[:, -1].max()) if len(shown) else 1
-    rows = [_spans(row, list(streams)) for _, row in shown.groupby("row")]
-    meaning = "Streams of a token after the last fork layer"
-    return page(title, table, meaning, range(1, most + 1), rows)
-
-
-def _spans(row: pd.DataFrame, layers: Sequence[str]) -> list[str]:
-    """Returns the HTML of the tokens of one row."""
-    spans = []
-    for line in row.to_dict("records"):
-        streams = [line[name] for name in layers]
-        scores = f"P {number(line['score_original'])} (original)"
-        if math.isfinite(line["score_forks"]):
-            scores += f", {number(line['score_forks'])} (forks)"
-        tip = [
-            f"token {line['place']}, id {line['id']}",
-            f"streams {ARROW.join(map(str, streams))}",
-            scores,
-            f"entropy {number(line['entropy'])} nats",
-        ]
-        if "reference_entropy" in line:
-            tip.append(f"reference entropy {number(line['reference_entropy'])} nats")
-        spans.append(token(streams[-1], tip, line["text"]))
-    return spans

@@ -38,7 +38,8 @@ from callbacks.analysis.report import (
     panels,
     shades,
 )
-from callbacks.hooks import check_least, log_interval
+from callbacks.hooks import check_least
+from callbacks.trainer_state import log_interval
 
 USUAL_MEMORY = 40
 """Sentences that a memory of unknown size is taken to hold."""

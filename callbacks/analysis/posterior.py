@@ -35,7 +35,8 @@ from callbacks.analysis.report import (
     panels,
     shades,
 )
-from callbacks.hooks import check_least, dialled, has_dial
+from callbacks.dials import dialled, has_dial
+from callbacks.hooks import check_least
 
 DIAL = "inner_steps"
 """Field of a configuration that the sweep changes."""

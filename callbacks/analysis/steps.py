@@ -52,14 +52,13 @@ from callbacks.analysis.report import (
     draw_bars,
     draw_lines,
     finish,
-    number,
-    page,
     panels,
-    token,
 )
 from callbacks.analysis.token_text import PART, pieces, short_label
 from callbacks.analysis.words import by_place, word_places, words, words_figure
-from callbacks.hooks import check_least, dialled, has_dial, tokenizer_of
+from callbacks.dials import dialled, has_dial
+from callbacks.hooks import check_least
+from callbacks.trainer_state import tokenizer_of
 
 DIAL = "alpha"
 """Field of a configuration that the sweep changes."""
@@ -100,7 +99,6 @@ class StepAllocation(Analysis):
         convergence_rows: int = 4,
         convergence_tokens: int = 128,
         convergence_iterations: int = 8,
-        html_rows: int = 4,
     ) -> None:
         """Chooses what is analysed, and how often.
 
@@ -119,21 +117,18 @@ class StepAllocation(Analysis):
             convergence_tokens: of each of these rows, from its first; the fixed point takes K + 1
                 forward steps for each.
             convergence_iterations: iterations to follow.
-            html_rows: rows that are written out token by token.
         """
         super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
         check_least("top_tokens", top_tokens, 0)
         check_least("convergence_rows", convergence_rows, 0)
         check_least("convergence_tokens", convergence_tokens, 1)
         check_least("convergence_iterations", convergence_iterations, 1)
-        check_least("html_rows", html_rows, 0)
         self.tokens = tuple(tokens)
         self.top_tokens = top_tokens
         self.alphas = tuple(alphas)
         self.convergence_rows = convergence_rows
         self.convergence_tokens = convergence_tokens
         self.convergence_iterations = convergence_iterations
-        self.html_rows = html_rows
 
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
@@ -147,7 +142,7 @@ class StepAllocation(Analysis):
                 "so there is nothing to analyse"
             )
         is_first = "tokens" not in findings
-        collect_tokens(findings, batch, recorder, tokenizer, self.html_rows)
+        collect_tokens(findings, batch, recorder, tokenizer)
         if self._sweeps:
             self._sweep(pl_module, batch, findings)
             if is_first and self.convergence_rows:
@@ -177,9 +172,7 @@ class StepAllocation(Analysis):
             collect_sweep(findings, alpha, batch, recorder, scores.log_prob)
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
-        title = f"Steps of {type(pl_module).__name__}, step {self._step(trainer)}"
-        listed = self._listed(findings, tokenizer_of(trainer))
-        return step_report(title, findings, listed, self.html_rows)
+        return step_report(findings, self._listed(findings, tokenizer_of(trainer)))
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
         """Returns ``tokens`` in the text's order, and ``steps``, see :func:`steps`.
@@ -244,17 +237,17 @@ def targets_of(batch: dict[str, Any]) -> np.ndarray:
 
 
 def collect_tokens(
-    findings: Findings, batch: dict[str, Any], recorder: StepRecorder, tokenizer: Any, rows: int
+    findings: Findings, batch: dict[str, Any], recorder: StepRecorder, tokenizer: Any
 ) -> None:
     """Adds the tokens of a batch.
 
     ``tokens`` has a line a token with a target, so that each is counted once where windows overlap:
     ``id``, ``executed``, ``loss_0`` to ``loss_K`` in nats, ``expected`` steps, the sum of w, where
     there is a router and, where there is a tokenizer, its ``place`` in a word. ``texts`` has what
-    an ``id`` stood for, ``shown`` the real tokens of rows that are shown.
+    an ``id`` stood for, ``shown`` the real tokens of the first row.
 
     The batch has ``tokens`` and ``targets`` (B, T), and ``mask`` where rows are padded. Without a
-    tokenizer nothing is said about texts; up to ``rows`` rows in all are to be shown.
+    tokenizer nothing is said about texts.
     """
     assert recorder.executed is not None
     assert recorder.losses is not None
@@ -265,12 +258,12 @@ def collect_tokens(
     if recorder.tail is not None:
         columns["expected"] = recorder.tail[chosen][:, 1:].sum(1).astype(np.float32)
     if tokenizer is not None:
-        columns["place"] = _collect_texts(findings, batch, recorder, tokenizer, rows)[chosen]
+        columns["place"] = _collect_texts(findings, batch, recorder, tokenizer)[chosen]
     findings.add("tokens", columns)
 
 
 def _collect_texts(
-    findings: Findings, batch: dict[str, Any], recorder: StepRecorder, tokenizer: Any, rows: int
+    findings: Findings, batch: dict[str, Any], recorder: StepRecorder, tokenizer: Any
 ) -> np.ndarray:
     """Adds ``texts`` and ``shown``; returns int8 (B, T), where tokens stand in words."""
     ids, has_target = batch["tokens"].cpu().numpy(), targets_of(batch)
@@ -286,15 +279,11 @@ def _collect_texts(
         for i, before, text in zip(own, ["", *texts], texts, strict=False):
             # a token that ends a character of several is part of it
             new.setdefault(i, PART if before == PART else text)
-        if real.any() and _number_of_rows(findings["shown"]) < rows:
+        if real.any() and "shown" not in findings:
             findings.add("shown", _shown_row(row, real, has_target[row], ids, texts, recorder))
     unseen = {i: text for i, text in new.items() if i not in known}
     findings.add("texts", {"id": list(unseen), "text": list(unseen.values())})
     return places
-
-
-def _number_of_rows(shown: pd.DataFrame) -> int:
-    return int((shown["place"] == 0).sum()) if len(shown) else 0
 
 
 def _shown_row(
@@ -479,24 +468,19 @@ def sweep(findings: Findings) -> pd.DataFrame:
 # ---- the report
 
 
-def step_report(
-    title: str, findings: Findings, listed: Mapping[int, str], html_rows: int
-) -> AnalysisReport:
+def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport:
     """Returns the report of an analysis.
 
     Scalars are below ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
     that execute fewer than K, of all and of ``words/internal/...`` and ``words/final/...``;
-    ``expected`` steps, the mean over tokens of the sum of w, and their histogram,
-    ``expected_by_token``, where there is a router;
+    ``expected`` steps, the mean over tokens of the sum of w, where there is a router;
     ``share_<i>`` and ``step0_loss_<i>`` by executed steps, see :func:`steps`;
     ``utility/<bucket>/step_<i>``; ``sweep/alpha_<a>/<bucket>/mean_steps`` and ``.../loss_change``;
     ``convergence/rate`` (L) and ``convergence/r2``.
 
     ``listed`` has the token ids of Table 3, in their order, and what they stand for.
     """
-    table, shown = findings["tokens"], findings["shown"]
-    if len(shown):
-        shown = shown.assign(row=(shown["place"] == 0).cumsum()).query("row <= @html_rows")
+    table = findings["tokens"]
     rmse, noise = rmse_by_iteration(findings["iterations"])
     fit, most = fit_iterations(rmse, noise), _most(table)
     tables = {
@@ -520,10 +504,6 @@ def step_report(
         scalars={f"steps/{tag}": value for tag, value in scalars.items()},
         tables=tables,
         figures={name: partial(draw[name], each) for name, each in tables.items() if len(each)},
-        texts={"text.html": _page(title, tables["steps"], shown)} if len(shown) else {},
-        histograms={"steps/expected_by_token": table["expected"].to_numpy()}
-        if "expected" in table
-        else {},
     )
 
 
@@ -630,40 +610,3 @@ def _sweep_figure(table: pd.DataFrame) -> Any:
         finish(ax, "mean executed steps of these tokens")
     axes[0].set_ylabel("loss minus that at alpha 0 (nats per token)")
     return figure
-
-
-def _page(title: str, table: pd.DataFrame, shown: pd.DataFrame) -> str:
-    """Returns the page: a table of executed steps, and each token shaded by its own.
-
-    Where all tokens execute as many, by its expected steps, rounded.
-    """
-    head = (
-        "executed steps",
-        "tokens",
-        "share",
-        "step-0 loss (nats)",
-        "loss after all steps (nats)",
-    )
-    meaning = "Additional steps that a token executes"
-    tails = shown.filter(regex=r"^w_[1-9]\d*$")
-    shades = shown["executed"]
-    if (table["tokens"] > 0).sum() == 1 and len(tails.columns):
-        meaning = f"All tokens execute {shades.iloc[0]} steps; expected, the sum of w, rounded"
-        shades = tails.sum(axis=1).round().astype(int)
-    rows = [_spans(row) for _, row in shown.assign(shade=shades).groupby("row")]
-    return page(title, table.set_axis(head, axis=1), meaning, range(len(table)), rows)
-
-
-def _spans(row: pd.DataFrame) -> list[str]:
-    """Returns the HTML of the tokens of one row."""
-    spans = []
-    tails = row.filter(regex=r"^w_\d+$").to_numpy()
-    for line, tail in zip(row.to_dict("records"), tails, strict=True):
-        tip = [f"token {line['place']}, id {line['id']}", f"steps {line['executed']}"]
-        if math.isfinite(line["first"]):
-            tip.append(f"step-0 loss {number(line['first'])} nats")
-            tip.append(f"loss after all steps {number(line['last'])} nats")
-        if len(tail):
-            tip.append(f"w {', '.join(map(number, tail))}")
-        spans.append(token(line["shade"], tip, line["text"]))
-    return spans

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from callbacks.answers import Question, Reply, ask, room_for, write
-from callbacks.thinking import Recorded
+from callbacks.answer_accuracy import Question, Reply, ask, room_for, write
+from callbacks.recorded_thoughts import Recorded
 from datamodules import Tokenizer, answer_batch
 from datamodules.text import IGNORE
 from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, price

@@ -19,7 +19,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from callbacks.answers import room_for
+from callbacks.answer_accuracy import room_for
 from datamodules.store import SPLITS
 from evaluation.arguments import (
     Split,

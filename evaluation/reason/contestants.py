@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from callbacks.answers import Question, questions_in
-from callbacks.hooks import dialled
+from callbacks.answer_accuracy import Question, questions_in
+from callbacks.dials import dialled
 from datamodules import LanguageDataModule
 from datamodules.recipe import parameters
 from evaluation.arguments import CARRIED, Split

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from callbacks.answers import Reply
-from callbacks.thinking import query_with_thoughts, thought_text
+from callbacks.answer_accuracy import Reply
+from callbacks.recorded_thoughts import query_with_thoughts, thought_text
 from evaluation.figures import COLOURS, add_legend, make_panels
 from evaluation.reason.contestants import LATENTS, Contestant
 from evaluation.runs import is_number

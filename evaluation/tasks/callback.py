@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import lightning as L
 
-from callbacks.hooks import check_least, gather, tokenizer_of, undisturbed
+from callbacks.hooks import check_least, gather
+from callbacks.random_state import undisturbed
+from callbacks.trainer_state import tokenizer_of
 
 
 class TaskScores(L.Callback):

@@ -78,10 +78,10 @@ CASES = [
             "windows": "entropy forks normalised",
             "tokens": f"row place id text {STREAMS} score_original score_forks entropy",
         },
-        more=frozenset({"text.html", "layers.png", "entropy.png"}),
+        more=frozenset({"layers.png", "entropy.png"}),
         undrawn=frozenset({"windows"}),
         steady={"forks/entropy/mean": 0.02, "forks/per_token": 1e-6},
-        least={"html_rows": 0},
+        least={"shown_rows": 0},
     ),
     Case(
         GateAnalysis,
@@ -131,7 +131,6 @@ CASES = [
             "sweep": "alpha bucket tokens mean_steps loss loss_change",
             "convergence": "iteration rmse fit fitted",
         },
-        more=frozenset({"text.html"}),
         steady={"steps/mean": 0.1},
         options={"alphas": (-1,), "convergence_rows": 1, "convergence_tokens": 8},
         least={
@@ -140,7 +139,6 @@ CASES = [
             "convergence_rows": 0,
             "convergence_tokens": 1,
             "convergence_iterations": 1,
-            "html_rows": 0,
         },
     ),
     Case(
@@ -153,7 +151,7 @@ CASES = [
             "rounds": "rounds rows share nontrivial",
             "groups": "group rows accuracy accuracy_nontrivial all_right rounds nontrivial",
         },
-        more=frozenset({"text.html", "text.txt"}),
+        more=frozenset({"text.txt"}),
         options={"num_batches": 2},
         data="make_reasoning",
         without="no-cot",

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -15,7 +14,7 @@ from callbacks import (
     ThoughtTrace,
 )
 from callbacks.analysis.base import Analysis, Findings
-from callbacks.analysis.report import AnalysisReport, as_csv, as_images, panels
+from callbacks.analysis.report import AnalysisReport, as_csv
 from tests.callbacks.written import names
 from training.cli import LatentCLI
 
@@ -138,22 +137,3 @@ def test_numbers_of_any_column_have_six_digits():
     values = [1 / 3, None, math.inf, 2]
     for kind in (object, float):
         assert as_csv(pd.DataFrame({"v": values}, dtype=kind)) == 'v\n0.333333\n""\n""\n2\n'
-
-
-def test_each_panel_is_an_image_with_its_colour_bar():
-    figure, axes = panels(9, 3, 2)
-    image = axes[0].imshow(np.eye(2), cmap="Reds")
-    figure.colorbar(image, ax=axes[0], label="weight")
-    axes[1].plot([0, 1], color=(0, 0, 1))
-    left, right = as_images(figure)
-
-    def has(pixels, color):
-        return (np.abs(pixels.astype(int) - color).sum(-1) < 60).any()
-
-    blue, dark_red = (0, 0, 255), (103, 0, 13)
-    assert [has(part, blue) for part in (left, right)] == [False, True]
-    assert [has(part, dark_red) for part in (left, right)] == [True, False]
-    assert (left[:, -70:] < 200).any()  # ticks and label of the bar
-    assert left.shape[1] + right.shape[1] < 9 * 120 + 50
-    (whole,) = as_images(panels(4, 3, 1)[0])
-    assert whole.shape == (360, 480, 3)

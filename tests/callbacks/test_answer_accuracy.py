@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from callbacks import AnswerAccuracy, SaveCheckpoints
-from callbacks.answers import Question, judge, longest_text, questions_in
+from callbacks.answer_accuracy import Question, judge, longest_text, questions_in
 from datamodules import Kinship
 from lightning_models import CoTConfig, CoTLM, NoCoTConfig, NoCoTLM, OptimizerConfig
 

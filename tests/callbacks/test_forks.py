@@ -30,7 +30,7 @@ from datamodules.tokenizers import BytesTokenizer
 from tests.callbacks.written import names, scalars, table
 
 BY_NAME = {method.name: method for method in METHODS}
-FILES = {"scalars.csv", "windows.csv", "tokens.csv", "text.html"}
+FILES = {"scalars.csv", "windows.csv", "tokens.csv"}
 
 
 def build(name="thoughtbubbles", **changes):
@@ -126,10 +126,10 @@ def test_rows_of_different_widths(analyse, name):
 
 @pytest.mark.parametrize("rows", [0, 2])
 def test_only_some_rows_are_written_out(analyse, tmp_path, rows):
-    files, _ = analyse(html_rows=rows)
+    files, _ = analyse(shown_rows=rows)
     assert files == (FILES if rows else FILES - {"tokens.csv"})
-    page = (tmp_path / "fork_analysis" / "val-step=0-text.html").read_text()
-    assert page.count("<div class='text'>") == rows
+    lines = table(tmp_path / "fork_analysis", "tokens") if rows else []
+    assert len({line["row"] for line in lines}) == rows
 
 
 def test_tests_are_analysed(make_data, make_trainer, tmp_path):
@@ -360,46 +360,17 @@ def test_no_parabola_where_there_is_none(x, y):
     assert fit_parabola(np.array(x, dtype=float), np.array(y, dtype=float)) == {}
 
 
-# ---- the page
+# ---- the report
 
 
 def test_rows_of_padding_alone_are_reported():
     findings, padding = Findings(), {**BATCH, "mask": torch.zeros(3, 3, dtype=torch.bool)}
     findings.add("layers", recorded().sums)
     findings.add("tokens", recorded().tokens(padding))
-    report = fork_report("Forks", findings, BytesTokenizer(), 1)
+    report = fork_report(findings, BytesTokenizer(), 1)
     assert report.finite["forks/per_token"] == 2 / 5
-    assert set(report.files()) == {"scalars.csv", "text.html"}
+    assert set(report.files()) == {"scalars.csv"}
     assert report.drawn()
-
-
-@pytest.fixture
-def written():
-    """The page of a row of five tokens."""
-    findings = Findings()
-    findings.add("layers", recorded().sums)
-    findings.add(
-        "tokens",
-        {
-            "place": range(5),
-            "id": list(b"<&\n\x00e"),
-            "streams_layer1": [1, 2, 1, 1, 2],
-            "streams_layer2": [1, 4, 1, 2, 3],
-            "score_original": [0.5, 0.25, 1.0, 1.0, 0.125],
-            "score_forks": [math.nan, 0.375, math.nan, 0.5, 0.5],
-            "entropy": [1.25, 2.5, 0.0, 3.0, 4.0],
-            "reference_entropy": [7.5] * 5,
-        },
-    )
-    return fork_report("step <1>", findings, BytesTokenizer(), 1).files()["text.html"]
-
-
-def test_measures_that_nobody_has_are_left_out(written):
-    assert MEASURES["attention_self"] not in written
-    assert MEASURES["survival"] in written
-    assert "nan" not in written.lower()
-    for word in ("http", "url(", "@import", "//", "<script", "src="):  # the page needs nothing else
-        assert word not in written
 
 
 @pytest.mark.parametrize(("tokens", "columns"), [(3, LEAST_TOKENS), (20, 20), (60, LINE_TOKENS)])

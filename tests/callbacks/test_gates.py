@@ -26,7 +26,7 @@ from callbacks.analysis.gates import (
     run_report,
     shares,
 )
-from callbacks.hooks import undisturbed
+from callbacks.random_state import undisturbed
 from lightning_models import (
     OptimizerConfig,
     ThoughtGestaltConfig,

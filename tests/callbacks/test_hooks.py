@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from callbacks.hooks import RandomState, dialled, has_dial, undisturbed
+from callbacks.dials import dialled, has_dial
+from callbacks.random_state import RandomState, undisturbed
 
 # ---- random states and modes
 

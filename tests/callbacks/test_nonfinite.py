@@ -17,9 +17,9 @@ from callbacks import (
     SaveCheckpoints,
     Termination,
 )
-from callbacks.hooks import unscaled
 from callbacks.nonfinite import _all_finite, weights_are_finite
 from callbacks.termination import ENDING
+from callbacks.trainer_state import unscaled
 from lightning_models import OptimizerConfig, TransformerLM
 from tests.callbacks.conftest import Recorder
 

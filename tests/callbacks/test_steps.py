@@ -190,11 +190,10 @@ def test_what_a_model_has_not_is_left_out(analyse, caplog):
         folder, _ = analyse(
             build(Fixed, FixedConfig), num_batches=2, alphas=(1,), trainer={"limit_val_batches": 2}
         )
-    assert names(folder) == TABLES | {"text.html"}
+    assert names(folder) == TABLES
     (line,) = [line for line in caplog.messages if "step allocation" in line]
     assert "Fixed has no setting 'alpha'" in line
     assert scalars(folder)["steps/share_3"] == 1
-    assert "&#10;w " not in (folder / "val-step=0-text.html").read_text()
 
 
 # ---- real models
@@ -205,7 +204,7 @@ def test_ponderlm3_from_end_to_end(analyse):
     model = build(PonderLM, PonderConfig, **config)
     options = {"convergence_tokens": 16, "convergence_rows": 2}
     folder, logged = analyse(model, alphas=(-8, 8), **options)
-    assert names(folder) == TABLES | {"sweep.csv", "convergence.csv", "text.html"}
+    assert names(folder) == TABLES | {"sweep.csv", "convergence.csv"}
     found = scalars(folder)
     lines = table(folder, "steps")
     loss = sum(float(line["share"]) * float(line["loss"] or 0) for line in lines)
@@ -222,7 +221,7 @@ def test_ponderlm3_from_end_to_end(analyse):
 def test_ponderlm2_takes_all_steps(analyse):
     model = build(PonderLM2, PonderLM2Config, thinking_steps=2)
     folder, _ = analyse(model, convergence_tokens=8, convergence_rows=1)
-    assert names(folder) == TABLES | {"convergence.csv", "text.html"}
+    assert names(folder) == TABLES | {"convergence.csv"}
     assert scalars(folder)["steps/mean"] == 2
     assert scalars(folder)["steps/convergence/rate"] < 1
 
@@ -255,9 +254,9 @@ def seen(executed=EXECUTED, losses=LOSSES, tail=TAIL):
     return found
 
 
-def found(tokenizer=BytesTokenizer(), rows=1, batch=BATCH):
+def found(tokenizer=BytesTokenizer(), batch=BATCH):
     findings = Findings()
-    collect_tokens(findings, batch, seen(), tokenizer, rows)
+    collect_tokens(findings, batch, seen(), tokenizer)
     return findings
 
 
@@ -277,25 +276,11 @@ def test_executed_steps_and_difficulty():
     assert none == {"steps": 0, "tokens": 1, "share": 0.2, "step0_loss": 1, "loss": 1}
     assert one == {"steps": 1, "tokens": 2, "share": 0.4, "step0_loss": 2.5, "loss": 1.5}
     assert two == {"steps": 2, "tokens": 2, "share": 0.4, "step0_loss": 5, "loss": 1.5}
-    values = step_report("Steps", found(), {}, 0).finite
+    values = step_report(found(), {}).finite
     assert (values["steps/mean"], values["steps/below_most"]) == (6 / 5, 3 / 5)
-    report = step_report("Steps", found(), {}, 0)
     chosen = BATCH["targets"] >= 0
     expected = TAIL.exp()[..., 1:].sum(-1)[chosen]
     assert values["steps/expected"] == pytest.approx(expected.mean().item())
-    assert report.histograms["steps/expected_by_token"].tolist() == pytest.approx(expected.tolist())
-
-
-def test_where_all_tokens_execute_as_many_steps_the_page_shows_those_expected():
-    findings = Findings()
-    same, tail = torch.full_like(EXECUTED, 2), TAIL.clone()
-    tail[0, :2, 1:] = math.log(0.01)
-    collect_tokens(findings, BATCH, seen(same, tail=tail), BytesTokenizer(), 1)
-    text = report(findings).files()["text.html"]
-    assert "All tokens execute 2 steps" in text
-    tokens = text.split("<div class='text'>")[1].split("</span>")
-    shades = [part[part.index('class="s') + 8] for part in tokens if "title" in part]
-    assert shades == ["0", "0", "1", "1", "1"]
 
 
 def test_single_tokens():
@@ -327,7 +312,7 @@ def test_marginal_utility():
 def test_an_empty_bucket_has_no_utility():
     same = torch.full((2, 5, 3), 2.0)
     findings = Findings()
-    collect_tokens(findings, BATCH, seen(losses=same), None, 0)
+    collect_tokens(findings, BATCH, seen(losses=same), None)
     hard = by(utility(findings["tokens"]), "bucket")["hard"]
     assert (hard["tokens"], hard["step_1"], hard["from"]) == (0, NAN, NAN)
 
@@ -394,7 +379,7 @@ def test_special_tokens_are_no_part_of_words():
     tokens = torch.tensor([[257, *b"ab c"]])
     batch = {"tokens": tokens, "targets": torch.zeros_like(tokens)}
     findings = Findings()
-    collect_tokens(findings, batch, seen(EXECUTED[:1], LOSSES[:1]), Marked(), 0)
+    collect_tokens(findings, batch, seen(EXECUTED[:1], LOSSES[:1]), Marked())
     assert findings["tokens"]["place"].tolist() == [
         ELSEWHERE,
         INTERNAL,
@@ -408,32 +393,31 @@ def test_texts_of_tokens_are_those_of_whole_characters():
     tokens = torch.tensor([BytesTokenizer().encode("\u00e9ab"), list(b"abab")])
     batch = {"tokens": tokens, "targets": tokens}
     findings = Findings()
-    collect_tokens(findings, batch, seen(EXECUTED[:, :4], LOSSES[:, :4]), BytesTokenizer(), 0)
+    collect_tokens(findings, batch, seen(EXECUTED[:, :4], LOSSES[:, :4]), BytesTokenizer())
     assert texts_by_id(findings) == {0xC3: PART, 0xA9: PART, 97: "a", 98: "b"}
 
 
 # ---- the report
 
 
-def report(findings, listed=None, rows=1):
-    return step_report("Steps", findings, listed or {97: "a"}, rows)
+def report(findings):
+    return step_report(findings, {97: "a"})
 
 
 def test_rows_without_a_target_are_reported():
     findings = found(batch={**BATCH, "targets": torch.full_like(BATCH["targets"], -100)})
     reported = report(findings)
     assert not reported.finite
-    assert set(reported.files()) >= {"steps.csv", "tokens.csv", "text.html"}
+    assert set(reported.files()) >= {"steps.csv", "tokens.csv"}
     assert reported.drawn()
 
 
 def test_ranks_and_batches_add_up():
     together, merged, other = found(), found(), Findings()
     for findings in (together, other):
-        collect_tokens(findings, BATCH, seen(EXECUTED.flip(1)), BytesTokenizer(), 1)
+        collect_tokens(findings, BATCH, seen(EXECUTED.flip(1)), BytesTokenizer())
         collect_sweep(findings, 0.0, BATCH, seen(), -LOSSES[..., 2])
     merged.append(other)
-    assert len(merged["shown"]) == 2 * len(together["shown"])  # of each rank; the first is shown
     assert report(merged).files() == report(together).files()
 
 
@@ -457,7 +441,7 @@ def test_a_decoder_without_steps_has_no_utility():
         record("thinking_steps", executed=torch.zeros_like(EXECUTED), most=0)
         record("depth_losses", losses=LOSSES[..., :1])
     findings = Findings()
-    collect_tokens(findings, BATCH, only, None, 2)
+    collect_tokens(findings, BATCH, only, None)
     assert set(report(findings).files()) == {"scalars.csv", "steps.csv", "tokens.csv"}
     assert report(findings).finite["steps/below_most"] == 0
 

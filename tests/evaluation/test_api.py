@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from callbacks.thinking import Recorded, query_with_thoughts
+from callbacks.recorded_thoughts import Recorded, query_with_thoughts
 from lightning_models import load
 from tests.programs import ROOT
 

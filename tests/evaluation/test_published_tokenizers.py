@@ -8,7 +8,7 @@ import pytest
 import tokenizer_files
 import torch
 
-from callbacks.answers import judge, questions_in
+from callbacks.answer_accuracy import judge, questions_in
 from datamodules import Kinship, LocalText
 from datamodules.sentences.splitters import parse_splitter
 from datamodules.sentences.tokenizer import SentenceTokenizer

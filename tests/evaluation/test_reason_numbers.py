@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from callbacks.answers import Question, Reply
-from callbacks.thinking import RowThinking, Thought
+from callbacks.answer_accuracy import Question, Reply
+from callbacks.recorded_thoughts import RowThinking, Thought
 from evaluation.reason import asking
 from evaluation.reason.asking import Timing, time_in_turn
 from evaluation.reason.contestants import check_same_questions, numbered

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from callbacks.answers import ask, judge, questions_in, room_for
+from callbacks.answer_accuracy import ask, judge, questions_in, room_for
 from datamodules import Kinship
 from evaluation.load import build_model
 from evaluation.reason.asking import rank

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from callbacks.hooks import dialled
+from callbacks.dials import dialled
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
 from lightning_models.ponderlm import PonderLM, PonderLM2

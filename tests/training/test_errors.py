@@ -107,9 +107,9 @@ def test_a_refused_value_is_reported_with_its_option(argument, capsys):
 
 def test_of_nested_classes_the_inner_one_is_named(capsys):
     callback = ["--trainer.callbacks+", "callbacks.ForkAnalysis"]
-    message = message_of(main, ["fit", *callback, "--trainer.callbacks.html_row=x"], capsys)
-    assert message.startswith("error: --trainer.callbacks.init_args.html_row is no option of")
-    assert "--trainer.callbacks.init_args.html_rows" in message
+    message = message_of(main, ["fit", *callback, "--trainer.callbacks.shown_row=x"], capsys)
+    assert message.startswith("error: --trainer.callbacks.init_args.shown_row is no option of")
+    assert "--trainer.callbacks.init_args.shown_rows" in message
 
 
 def test_of_an_argument_that_only_another_class_has_the_near_one_is_named(capsys):

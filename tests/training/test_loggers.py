@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from callbacks.hooks import log_images, log_text
+from callbacks.logging import log_images, log_text
 from evaluation.runs import find_compared, read_scalars
 from lightning_models.checkpoint import read_checkpoint
 from training.errors import UserError

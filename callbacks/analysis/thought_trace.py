@@ -5,7 +5,7 @@ The paper is *Latent Reasoning with Supervised Thinking States*.
 =============================================  =====================================================
 paper                                          where
 =============================================  =====================================================
-Fig. 4, thoughts within the query              ``thought_report``: ``text.html``, ``text.txt``
+Fig. 4, thoughts within the query              ``thought_report``: ``text.txt``
 Sec. 3.3, rounds and trivial states            ``rounds``, ``summary``
 Sec. 4.5, where reasoning goes wrong           ``chunks``, ``thoughts``
 =============================================  =====================================================
@@ -32,20 +32,18 @@ from callbacks.analysis.report import (
     draw_bars,
     draw_lines,
     finish,
-    page,
     panels,
-    token,
 )
 from callbacks.hooks import check_least
-from callbacks.thinking import Recorded, RowThinking, Thought, insert, parts_of, thought_text
+from callbacks.recorded_thoughts import (
+    Recorded,
+    RowThinking,
+    Thought,
+    insert,
+    parts_of,
+    thought_text,
+)
 
-TEXT, RIGHT, WRONG = range(3)
-KINDS = {"text": "#fff", "\N{CHECK MARK} right thought": "#cfe4f5", "\N{BALLOT X} wrong": "#fbd9ae"}
-"""What parts of a page are, in the order of the above, and their colours.
-
-Signs tell right from wrong, too, for those who cannot tell the colours apart, and on paper.
-"""
-MEANING = "After a wrong thought: the one of the data"
 CHUNK_COLUMNS = {
     "group": "int64",
     "chunk": "int64",
@@ -115,9 +113,8 @@ class ThoughtTrace(Analysis):
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        title = f"Thoughts of {type(pl_module).__name__}, step {self._step(trainer)}"
         group_name = getattr(data, "group_name", "group")
-        return thought_report(title, findings, self.shown_rows, group_name)
+        return thought_report(findings, self.shown_rows, group_name)
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
         """Returns ``thoughts``: a line a chunk of the query.
@@ -150,7 +147,7 @@ def collect_thoughts(
     """Adds the queries of a batch; rows that only fill it up are left out.
 
     ``queries`` has a line a query, ``chunks`` a line a chunk (see ``query_tables``), and ``shown``
-    a line a query that is written out, its ``text`` and the ``spans`` of the page.
+    a line a query that is written out, see ``written_out``.
 
     ``gold`` thoughts have the same chunks as the model's ``own``, and are None where the model does
     not say. Without a tokenizer nothing is written out, else up to ``shown`` queries in all.
@@ -215,35 +212,23 @@ def written_out(
     where the data know no steps.
 
     Returns:
-        ``text``; ``spans``, the HTML of each chunk; ``parts``, the text of each chunk and what is
-        left after the last; ``thoughts``, the text of each chunk's thought, empty for none.
+        ``text``; ``parts``, the text of each chunk and what is left after the last; ``thoughts``,
+        the text of each chunk's thought, empty for none.
     """
     parts = parts_of(tokenizer, ids, [thought.end for thought in own])
-    marks, spans = [], []
-    for chunk, (mine, theirs) in enumerate(zip(own, own if gold is None else gold, strict=True)):
+    marks = []
+    for mine, theirs in zip(own, own if gold is None else gold, strict=True):
         thought, wanted = (
             thought_text(tokenizer, each.tokens) if each.tokens else "nothing"
             for each in (mine, theirs)
         )
-        span = token(TEXT, [f"chunk {chunk}"], parts[chunk])
         right = mine.tokens == theirs.tokens
         if right and not mine.tokens:
             marks.append("")
         else:
             marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {wanted}]")
-            tip = [f"after chunk {chunk}", f"gold: {wanted}"]
-            if gold is None:
-                span += token(TEXT, tip[:1], f"[{thought}]")
-            elif right:
-                span += token(RIGHT, tip, f"[\N{CHECK MARK} {thought}]")
-            else:
-                span += token(WRONG, tip, f"[\N{BALLOT X} {thought}; gold: {wanted}]")
-        spans.append(span)
-    rest = token(TEXT, ["after the last thought"], parts[-1]) if parts[-1] else ""
-    spans = [*spans[:-1], spans[-1] + rest] if spans else [rest]
     return {
         "text": "".join(map(insert, parts, [*marks, ""])).strip(),
-        "spans": spans,
         "parts": parts,
         "thoughts": [thought_text(tokenizer, each.tokens) for each in own],
     }
@@ -336,7 +321,7 @@ def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def thought_report(
-    title: str, findings: Findings, shown_rows: int, group_name: str = "group"
+    findings: Findings, shown_rows: int, group_name: str = "group"
 ) -> AnalysisReport:
     """Returns the report of an analysis; scalars are below ``thoughts/``, see :func:`summary`.
 
@@ -361,7 +346,6 @@ def thought_report(
     shown = findings["shown"][:shown_rows]
     texts, markdown = {}, {}
     if len(shown):
-        texts["text.html"] = thought_page(title, tables["chunks"], list(shown["spans"]))
         texts["text.txt"] = "\n\n".join(shown["text"]) + "\n"
         markdown["thought_trace"] = "\n\n---\n\n".join(map(_verbatim, shown["text"]))
     values = summary(queries, chunk_lines)
@@ -377,23 +361,6 @@ def thought_report(
 def _verbatim(text: str) -> str:
     """Returns a text as a block of Markdown."""
     return "\n".join("    " + line for line in text.splitlines() or [""])
-
-
-def thought_page(title: str, by_chunk: pd.DataFrame, rows: Sequence[Sequence[str]]) -> str:
-    """Returns the page: a table of chunks, and each query cut into chunks with their thoughts.
-
-    Rows are the ``spans`` of ``written_out``.
-    """
-    head = {
-        "chunk": "chunk",
-        "rows": "queries",
-        "accuracy": "share right",
-        "trivial": "without a thought",
-        "gold_trivial": "gold without",
-        "first_wrong": "first wrong",
-    }
-    table = by_chunk[list(head)].rename(columns=head)
-    return page(title, table, MEANING, KINDS, rows, unit="chunks")
 
 
 def _text_figure(table: pd.DataFrame) -> Any:

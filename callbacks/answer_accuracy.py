@@ -12,8 +12,9 @@ from typing import Any
 
 import lightning as L
 
-from callbacks.hooks import EvaluationHooks, check_least, gather, undisturbed
-from callbacks.thinking import RowThinking
+from callbacks.hooks import EvaluationHooks, check_least, gather
+from callbacks.random_state import undisturbed
+from callbacks.recorded_thoughts import RowThinking
 
 ROOM = 2
 """What a model may write, as a multiple of the longest right text with steps."""

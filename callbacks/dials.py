@@ -1,0 +1,49 @@
+"""Fields of a model's configuration that are set for a while."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+def has_dial(model: nn.Module, name: str) -> bool:
+    """Returns whether the model's configuration is a dataclass with a field of that name."""
+    config = vars(model).get("config")
+    return dataclasses.is_dataclass(config) and name in {
+        field.name for field in dataclasses.fields(config)
+    }
+
+
+@contextmanager
+def dialled(model: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Temporarily overrides one field of the model's configuration; restores it after errors too.
+
+    Every module that holds the model's configuration sees the change: networks and parts of them
+    have the same object. It works for settings that are read again at each call, not for those that
+    a network was built from.
+
+    Args:
+        model: with its configuration, a frozen dataclass, as ``config``.
+        name: the field.
+        value: its temporary value.
+
+    Raises:
+        ValueError: if there is no such field, or the configuration refuses the value.
+    """
+    if not has_dial(model, name):
+        raise ValueError(
+            f"{name}: the configuration of {type(model).__name__} has no such field, so it cannot "
+            f"be set to {value}"
+        )
+    config: Any = vars(model)["config"]
+    changed = dataclasses.replace(config, **{name: value})
+    holders = [module for module in model.modules() if vars(module).get("config") is config]
+    try:
+        for holder in holders:
+            holder.config = changed
+        yield
+    finally:
+        for holder in holders:
+            holder.config = config

@@ -1,0 +1,55 @@
+"""What callbacks hand to loggers at once: pending values, Markdown and images."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
+
+from callbacks.trainer_state import in_accumulation
+
+
+def write_pending_logs(trainer: L.Trainer) -> None:
+    """Hands what this training batch has logged to the loggers, and what they hold to the disk.
+
+    Lightning does so after the hooks of the batch. A checkpoint that is written in one of them
+    would else be newer than the log, and a run killed in between would lose values for good.
+    """
+    connector = trainer._logger_connector
+    logs = trainer.training and connector._first_loop_iter is not None
+    if logs and not in_accumulation(trainer) and connector.should_update_logs:
+        connector.log_metrics(connector.metrics["log"])
+    for logger in trainer.loggers:
+        logger.save()
+
+
+def takes_text(logger: Logger) -> bool:
+    """Whether `log_text` finds a place for text in a logger."""
+    writer: Any = getattr(logger, "experiment", None)
+    return isinstance(logger, WandbLogger | MLFlowLogger) or hasattr(writer, "add_text")
+
+
+def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
+    """Hands Markdown to a logger that takes text: TensorBoard, W&B or MLflow."""
+    writer: Any = getattr(logger, "experiment", None)
+    if isinstance(logger, WandbLogger):
+        logger.log_text(tag, columns=["step", "text"], data=[[str(step), text]])
+    elif isinstance(logger, MLFlowLogger):
+        writer.log_text(logger.run_id, text, f"{tag}/step={step}.md")
+    elif hasattr(writer, "add_text"):
+        writer.add_text(tag, text, step)
+
+
+def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int) -> None:
+    """Hands images (height, width, 3) to a logger that takes them: TensorBoard, W&B or MLflow."""
+    writer: Any = getattr(logger, "experiment", None)
+    if isinstance(logger, WandbLogger):
+        logger.log_image(tag, list(images), step)
+        return
+    for number, image in enumerate(images, start=1):
+        if isinstance(logger, MLFlowLogger):
+            writer.log_image(logger.run_id, image, f"{tag}/{number}/step={step}.png")
+        elif hasattr(writer, "add_image"):
+            # numbered, as TensorBoard shows nothing of a tag that is a scalar's, too
+            writer.add_image(f"{tag}/{number}", image, step, dataformats="HWC")
