@@ -10,7 +10,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``KeepOptimizerSettings`` | lets configured optimiser settings win over restored ones |
 | ``ScheduleChange`` | warns where a resumed run's schedule has another learning rate |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
-| ``ModelOverview`` | parameters by part and FLOPs per token, before training |
+| ``ModelOverview`` | parameters, FLOPs per token and global batch, before training |
 | ``Throughput`` | tokens per second, FLOPs per token, MFU, peak memory |
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |

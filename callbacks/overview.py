@@ -1,25 +1,20 @@
-"""An overview of a run before it trains: parameters by part, FLOPs per token, batch and tokens."""
+"""An overview of a run before it trains: parameters, FLOPs per token, batch and tokens."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from tabulate import tabulate
-
-HEAD = "output head"
-COLUMNS = ("left", "right", "right")
 
 
 class ModelOverview(L.Callback):
-    """Prints a model's parameters by part, its FLOPs per token, and the batch of a step.
+    """Prints a model's parameters, its FLOPs per token, and the batch of a step.
 
-    In place of Lightning's summary, whose modules are not a method's parts and whose FLOPs know no
-    attention and no repeated pass; ``trainer.enable_model_summary: false`` leaves both out.
+    It replaces Lightning's summary, whose FLOPs know no attention and no repeated pass;
+    ``trainer.enable_model_summary: false`` leaves both out.
     """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Prints the table on rank 0."""
+        """Prints the line on rank 0."""
         if trainer.is_global_zero:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             whole = getattr(data, "rows", "windows") != "windows"
@@ -87,33 +82,24 @@ def batch_line(
 
 
 def overview(model: Any, row_tokens: int | None = None) -> str:
-    """Returns parameters by part as a table, and a line with context and FLOPs per token.
+    """Returns a model's parameters, context and FLOPs per token, in one line.
 
     Args:
-        model: a ``LanguageModel`` with its network, on any device.
-        row_tokens: tokens of a row, where rows are documents or questions; None: windows.
+        model: A ``LanguageModel`` with its network, on any device.
+        row_tokens: Tokens of a row, where rows are documents or questions; None for windows.
     """
-    parts = model.parameters_by_part()
-    frozen = sum(p.numel() for p in model.network.parameters() if not p.requires_grad)
-    table = tabulate(_rows(parts), headers=["part", "parameters", "share"], colalign=COLUMNS)
+    parameters = list(model.network.parameters())
+    frozen = sum(p.numel() for p in parameters if not p.requires_grad)
+    note = f" ({frozen:,} of them frozen)" if frozen else ""
     context = row_tokens or model.config.block_size
     rows = "context of" if row_tokens is None else "rows of about"
     scoring, step = (model.flops_per_token(context, training=way) for way in (False, True))
     planned = " (planned; texts decide)" if model.adaptive or model.adaptive_training else ""
-    note = f"\n{frozen:,} of them are frozen" if frozen else ""
     return (
-        f"{type(model).__name__}\n{table}{note}\n"
+        f"{type(model).__name__}: {sum(p.numel() for p in parameters):,} parameters{note}, "
         f"{rows} {context} tokens; FLOPs per token{planned}: {quantity(scoring)} scoring, "
         f"{quantity(step)} training"
     )
-
-
-def _rows(parts: Mapping[str, int]) -> list[tuple[str, str, str]]:
-    total = sum(parts.values())
-    rows = [(part, f"{count:,}", f"{count / total:.1%}") for part, count in parts.items()]
-    if HEAD not in parts:
-        rows.append((HEAD, "the embedding's", ""))
-    return [*rows, ("total", f"{total:,}", "")]
 
 
 def quantity(number: float) -> str:

@@ -8,7 +8,7 @@ and optimiser are here; checkpoints and text generation are mixed in.
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, cast, get_type_hints
 
 import lightning as L
@@ -37,18 +37,6 @@ from lightning_models.runtime import ShardedParameters, checkpoint_blocks
 
 Batch = dict[str, Any]
 
-PARTS = {
-    "embedding": "embedding",
-    "embed_tokens": "embedding",
-    "position": "embedding",
-    "head": "output head",
-    "lm_head": "output head",
-    "blocks": "blocks",
-    "layers": "blocks",
-    "norm": "final norm",
-}
-"""Names of modules -> the part of a model that their parameters belong to; the first one counts."""
-
 OTHER_SHARDING = ("FSDPStrategy", "DeepSpeedStrategy")
 """Strategies that shard parameters without a device mesh."""
 
@@ -60,8 +48,6 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     """What batches hold: windows of tokens, or sentences (see ``datamodules``)."""
     whole_rows: ClassVar[bool] = False
     """Whether a likelihood belongs to a whole row, so that a part of its targets has none."""
-    parts: ClassVar[Mapping[str, str]] = {}
-    """Names of modules of a method's own -> what `parameters_by_part` calls them."""
     shards_blocks: ClassVar[bool] = True
     """Whether a training step runs each block once, on every rank: FSDP then gathers one block at
     a time; otherwise all parameters for the whole step."""
@@ -243,21 +229,6 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         return found.log_prob
 
     # ---- construction
-
-    def parameters_by_part(self) -> dict[str, int]:
-        """Returns the number of parameters of the network by part, in the order of the network.
-
-        Embedding (positions included), output head (absent where it is the embedding's matrix),
-        blocks, final norm, and the method's own ``parts``.
-        """
-        assert self.network is not None
-        names = {**self.parts, **PARTS}
-        counts: dict[str, int] = {}
-        for name, parameter in self.network.named_parameters():
-            modules = name.split(".")
-            part = next((names[key] for key in names if key in modules), modules[0])
-            counts[part] = counts.get(part, 0) + parameter.numel()
-        return counts
 
     def configure_model(self) -> None:
         """Builds the network (once), shards it where the strategy asks for it, compiles it.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from callbacks.analysis.base import real_tokens
-from callbacks.analysis.report import BLUE, GREY, ORANGE, draw_lines, finish, panels
+from callbacks.analysis.report import BLUE, GREY, ORANGE, Tables, draw_lines, finish, panels
 from callbacks.dials import dialled, has_dial
 
 NOISE = 32.0
@@ -139,15 +139,24 @@ def convergence(rmse: np.ndarray, fit: IterationFit | None) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def convergence_figure(table: pd.DataFrame, fit: IterationFit | None, noise: float) -> Any:
-    """Returns the distance of Jacobi iterations to the fixed point (Fig. 8)."""
+def convergence_figure(tables: Tables, noise: float = 0.0) -> Any:
+    """Draws the distance of Jacobi iterations to the fixed point (Fig. 8).
+
+    Args:
+        tables: With ``convergence``.
+        noise: RMSE that may be rounding, see ``rmse_by_iteration``; 0 draws no line there.
+    """
+    table = tables["convergence"]
+    fitted = table[table["fitted"] == 1]
+    fit = fit_iterations(fitted["rmse"].to_numpy(), 0.0)
     figure, (ax,) = panels(6, 3.8, 1)
     if table["rmse"].max() > 0:
         ax.set_yscale("log")
+    if noise and table["rmse"].max() > 0:
         ax.axhline(noise, color=GREY, linestyle=":", label="rounding")
     ax.plot(table["iteration"], table["rmse"].replace(0, math.nan), "o", color=BLUE, label="RMSE")
     if fit is not None:
         label = f"fit: L = {fit.rate:.3g}, R² = {fit.r2:.4f}"
-        draw_lines(ax, table[: fit.points], "iteration", {"fit": (label, ORANGE)}, "-")
+        draw_lines(ax, fitted, "iteration", {"fit": (label, ORANGE)}, "-")
     finish(ax, "Jacobi iteration n", "RMSE to sequential inference", whole=True)
     return figure

@@ -5,14 +5,13 @@ paper                                          where
 =============================================  =====================================================
 Fig. 4, forks against output entropy           ``windows``, ``fit_parabola``
 Fig. 5, attention to own forks                 ``ForkRecorder.attention``
-Fig. 7, streams of each token by fork layer    ``ForkRecorder.tokens``, ``_tokens_figure``
+Fig. 7, streams of each token by fork layer    ``ForkRecorder.tokens``, ``tokens_figure``
 =============================================  =====================================================
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -35,7 +34,9 @@ from callbacks.analysis.report import (
     GREY,
     ORANGE,
     AnalysisReport,
+    Draw,
     Shown,
+    Tables,
     draw_bars,
     finish,
     panels,
@@ -195,15 +196,12 @@ class ForkAnalysis(Analysis):
         return fork_report(findings, tokenizer_of(trainer), self.shown_rows)
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
-        """Returns ``tokens``, see ``ForkRecorder.tokens``, and ``layers``, see ``MEASURES``."""
+        """Returns ``tokens``, see ``ForkRecorder.tokens``, ``layers`` and ``streams``."""
         tokens = _shown(with_rows(findings["tokens"]), tokenizer, 1).drop(columns="row")
-        measures = measures_by_layer(findings["layers"])
+        layers = measures_by_layer(findings["layers"])
         return AnalysisReport(
-            tables={"tokens": tokens, "layers": measures},
-            figures={
-                "tokens": partial(_tokens_figure, tokens),
-                "layers": partial(_layers_figure, measures, tokens),
-            },
+            tables={"tokens": tokens, "layers": layers, "streams": streams(tokens)},
+            figures={"tokens": tokens_figure, "layers": layers_figure},
         )
 
 
@@ -359,6 +357,15 @@ def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
     return means.reindex(columns=list(MEASURES)).reset_index()
 
 
+def streams(tokens: pd.DataFrame) -> pd.DataFrame:
+    """Returns the ``share`` of tokens with a number of ``streams`` after each fork ``layer``."""
+    counts = tokens.filter(like="streams_layer")
+    counts = counts.set_axis(range(1, counts.shape[1] + 1), axis=1)
+    shares = [part.value_counts(normalize=True).sort_index() for _, part in counts.items()]
+    table = pd.concat(shares, keys=counts.columns, names=["layer", "streams"])
+    return table.rename("share").reset_index()
+
+
 def with_rows(tokens: pd.DataFrame) -> pd.DataFrame:
     """Returns the tokens with the number of their ``row``, from 0, as the first column."""
     numbered = tokens.copy()
@@ -409,6 +416,13 @@ def fit_parabola(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     }
 
 
+def fits_of(means: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Returns the parabola of forks against each kind of entropy in ``windows``, by its column."""
+    names = [name for name in ("entropy", "reference_entropy") if name in means]
+    forks = means["normalised"].to_numpy()
+    return {name: fit_parabola(means[name].to_numpy(), forks) for name in names}
+
+
 def fork_report(findings: Findings, tokenizer: Any, shown_rows: int) -> AnalysisReport:
     """Returns the report of an analysis.
 
@@ -420,22 +434,17 @@ def fork_report(findings: Findings, tokenizer: Any, shown_rows: int) -> Analysis
     """
     measures, tokens = measures_by_layer(findings["layers"]), with_rows(findings["tokens"])
     means = windows(tokens)
-    fits = {
-        name: fit_parabola(means[name].to_numpy(), means["normalised"].to_numpy())
-        for name in ("entropy", "reference_entropy")
-        if name in means
-    }
+    fits = fits_of(means)
     shown = _shown(tokens, tokenizer, shown_rows)
-    figures = {
-        "layers": partial(_layers_figure, measures, tokens),
-        "entropy": partial(_entropy_figure, means, fits),
-    }
-    if len(shown):
-        figures["tokens"] = partial(_tokens_figure, shown[shown["row"] == 0])
     return AnalysisReport(
         scalars=_scalars(measures, means, fits),
-        tables={"windows": means, "tokens": shown},
-        figures=figures,
+        tables={
+            "windows": means,
+            "tokens": shown,
+            "layers": measures,
+            "streams": streams(tokens),
+        },
+        figures=FIGURES,
     )
 
 
@@ -460,11 +469,13 @@ def _shown(tokens: pd.DataFrame, tokenizer: Any, rows: int) -> pd.DataFrame:
     return shown
 
 
-# ---- figures
+# ---- figures of the tables
 
 
-def _entropy_figure(means: pd.DataFrame, fits: dict[str, dict[str, float]]) -> Any:
-    """Returns Fig. 4: forks in windows of tokens against the entropy of the output there."""
+def entropy_figure(tables: Tables) -> Any:
+    """Draws Fig. 4: forks in windows of tokens against the entropy of the output there."""
+    means = tables["windows"]
+    fits = fits_of(means)
     names = {"entropy": "this model", "reference_entropy": "the reference"}
     figure, axes = panels(5.6 * len(fits), 4.2, len(fits), sharey=True)
     for ax, (name, fit) in zip(axes, fits.items(), strict=True):
@@ -501,8 +512,10 @@ def _scatter(ax: Any, x: np.ndarray, y: np.ndarray) -> None:
     )
 
 
-def _tokens_figure(row: pd.DataFrame) -> Any:
-    """Returns Fig. 7: streams of the first tokens of a row after each fork layer."""
+def tokens_figure(tables: Tables) -> Any:
+    """Draws Fig. 7: streams of the first tokens of the first row after each fork layer."""
+    row = tables["tokens"]
+    row = row[row["row"] == 0] if "row" in row else row
     row = row.iloc[: LINE_TOKENS * LINES]
     streams = row.filter(like="streams_layer").to_numpy().T  # (fork layers, T)
     labels = [short_label(text) for text in row["text"]]
@@ -526,15 +539,16 @@ def _tokens_figure(row: pd.DataFrame) -> Any:
     return figure
 
 
-def _layers_figure(measures: pd.DataFrame, tokens: pd.DataFrame) -> Any:
-    """Returns, by fork layer: streams per token, fate of forks, scores, attention (Fig. 5)."""
+def layers_figure(tables: Tables) -> Any:
+    """Draws, by fork layer: streams per token, fate of forks, scores, attention (Fig. 5)."""
+    measures = tables["layers"]
     attention = measures["attention_self"].notna().any()
     figure, parts = panels(14 if attention else 11, 3.6, 4 if attention else 3)
-    counts = tokens.filter(like="streams_layer")
-    shares = counts.apply(lambda layer: layer.value_counts(normalize=True)).fillna(0).sort_index()
-    colors = zip(counts, measures["layer"], shades(len(measures)), strict=True)
-    named = {name: (f"fork layer {layer}", color) for name, layer, color in colors}
-    draw_bars(parts[0], shares.rename_axis("streams").reset_index(), "streams", named)
+    shares = tables["streams"].pivot(index="streams", columns="layer", values="share").fillna(0)
+    colors = zip(shares, shades(len(shares.columns)), strict=True)
+    named = {layer: (f"fork layer {layer}", color) for layer, color in colors}
+    if named:  # none in rows of padding alone
+        draw_bars(parts[0], shares.reset_index(), "streams", named)
     parts[0].set_title("share of tokens", fontsize=10)
     finish(parts[0], "streams of a token", whole=True)
     fate = {
@@ -568,3 +582,10 @@ def _log_points(ax: Any, measures: pd.DataFrame, shown: Shown, title: str) -> No
         ax.set_ylim(values.min(axis=None) / 2, values.max(axis=None) * 4)  # room for the legend
     ax.set_title(title, fontsize=10)
     finish(ax, "fork layer", whole=True, loc="upper left")
+
+
+FIGURES: dict[str, Draw] = {
+    "layers": layers_figure,
+    "entropy": entropy_figure,
+    "tokens": tokens_figure,
+}

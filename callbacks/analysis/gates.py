@@ -16,7 +16,6 @@ The vector of sentence t - j has age j at sentence t: 1 is the previous sentence
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -33,6 +32,8 @@ from callbacks.analysis.report import (
     GREY,
     ORANGE,
     AnalysisReport,
+    Draw,
+    Tables,
     draw_lines,
     finish,
     panels,
@@ -487,19 +488,26 @@ def by_age(lines: pd.DataFrame) -> pd.DataFrame:
     lines give none.
 
     Returns:
-        ``layer``, ``age``, ``total``, ``count``, ``mean`` (of the summands that there are),
-        ``spread`` (mean over all, a missing summand counting as 0) and ``even`` (what ``spread``
-        would be if each summand were 1 / (its highest age)).
+        ``layer``, ``age``, ``total``, ``count``, ``mean`` (of the summands that there are) and
+        ``spread`` (mean over all, a missing summand counting as 0).
     """
     if not len(lines):
         lines = pd.DataFrame(columns=["layer", "age", "total", "count"], dtype=float)
     table = lines.groupby(["layer", "age"], as_index=False)[["total", "count"]].sum()
     counts, layer = table["count"], table["layer"]
     number = counts.groupby(layer).transform("first")
-    highest = counts - counts.groupby(layer).shift(-1, fill_value=0.0)  # how many end at this age
+    return table.assign(mean=table["total"] / counts, spread=table["total"] / number)
+
+
+def even_weights(table: pd.DataFrame) -> pd.Series:
+    """Returns the mean weight of each age if every slot weighed what is there evenly.
+
+    The table has ``layer``, ``age`` and ``slots``, which never grow with age.
+    """
+    counts, layer = table["slots"], table["layer"]
+    highest = counts - counts.groupby(layer).shift(-1, fill_value=0)  # slots that end at this age
     each = (highest / table["age"])[::-1]
-    even = each.groupby(layer).cumsum() / number
-    return table.assign(mean=table["total"] / counts, spread=table["total"] / number, even=even)
+    return each.groupby(layer).cumsum() / counts.groupby(layer).transform("first")
 
 
 def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
@@ -572,13 +580,9 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
         for line in summary.to_dict("records")
         for name in ("mean_age", "entropy")
     }
-    figures: dict[str, Callable[[], Any]] = {}
     if len(reach):
         scalars["gradient_reach/age_1"] = reach["mean"].iloc[0]
         scalars["gradient_reach/beyond_memory"] = beyond(reach, memory_size)
-        figures["reach"] = partial(_reach_figure, reach, memory_size)
-    if len(attention):
-        figures["attention"] = partial(_attention_figure, attention, summary)
     in_memory = "" if memory_size is None else (reach["age"] <= memory_size).astype(int)
     names = {"spread": "weight", "mean": "weight_if_there", "count": "slots"}
     columns = ["layer", "age", "weight", "weight_if_there", "slots"]
@@ -588,22 +592,18 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
         )[["age", "gradient_norm", "streams", "in_memory"]],
         "attention": attention.rename(columns=names).astype({"slots": int})[columns],
     }
+    figures = {name: FIGURES[name] for name in tables}
     return AnalysisReport(scalars=scalars, tables=tables, figures=figures)
 
 
 def run_report(gate_rows: GateHistory, norm_rows: GateHistory) -> AnalysisReport:
     """Returns the report of a training so far: gates, gradient norms and shares, and Figs. 7, 8."""
-    values, norms, by_component = gate_rows.table(), norm_rows.table(), norm_rows.shares()
-    figures: dict[str, Callable[[], Any]] = {}
-    if len(values):
-        figures["gates"] = partial(_gates_figure, values)
-    if len(norms):
-        figures["gradient_share"] = partial(_shares_figure, by_component)
     tables = {
-        "gates": values.drop(columns="part").rename(columns={"value": "gate"}),
-        "gradient_norms": norms.rename(columns={"part": "component", "value": "norm"}),
-        "gradient_share": by_component,
+        "gates": gate_rows.table().drop(columns="part").rename(columns={"value": "gate"}),
+        "gradient_norms": norm_rows.table().rename(columns={"part": "component", "value": "norm"}),
+        "gradient_share": norm_rows.shares(),
     }
+    figures = {name: FIGURES[name] for name in ("gates", "gradient_share")}
     return AnalysisReport(tables=tables, figures=figures)
 
 
@@ -614,20 +614,22 @@ def _clock(table: pd.DataFrame) -> tuple[str, str]:
     return "step", "optimiser steps"
 
 
-def _gates_figure(values: pd.DataFrame) -> Any:
-    """Returns Fig. 7: g_mem of every layer over training."""
+def gates_figure(tables: Tables) -> Any:
+    """Draws Fig. 7: g_mem of every layer over training."""
+    values = tables["gates"]
     figure, (ax,) = panels(6.4, 4.0, 1)
     clock, label = _clock(values)
     layers = list(values.groupby("layer"))
     for color, (layer, part) in zip(shades(len(layers)), layers, strict=True):
-        draw_lines(ax, part, clock, {"value": (f"layer {layer}", color)}, _style(part))
+        draw_lines(ax, part, clock, {"gate": (f"layer {layer}", color)}, _style(part))
     ax.axhline(1.0, color=GREY, linewidth=1, linestyle=":", zorder=0)
     finish(ax, label, "memory gate $g_{mem}$")
     return figure
 
 
-def _shares_figure(by_component: pd.DataFrame) -> Any:
-    """Returns Fig. 8: the gradient share of each component, as a mean and over training."""
+def shares_figure(tables: Tables) -> Any:
+    """Draws Fig. 8: the gradient share of each component, as a mean and over training."""
+    by_component = tables["gradient_share"]
     figure, (pie, over) = panels(11, 3.8, 2)
     shown = {n: pair for n, pair in SHOWN_COMPONENTS.items() if by_component[n].any()}
     means = by_component[list(shown)].mean()
@@ -646,15 +648,17 @@ def _style(table: pd.DataFrame) -> str:
     return "o" if len(table) == 1 else "-"
 
 
-def _reach_figure(reach: pd.DataFrame, memory_size: int | None) -> Any:
-    """Returns Fig. 6 as numbers: how far back the gradient of a sentence's loss reaches."""
+def reach_figure(tables: Tables) -> Any:
+    """Draws Fig. 6 as numbers: how far back the gradient of a sentence's loss reaches."""
+    reach = tables["reach"]
     figure, (ax,) = panels(6.4, 4.0, 1)
-    means, last = reach["mean"], len(reach)
+    means, last = reach["gradient_norm"], len(reach)
     if means.any():
         ax.set_yscale("log")
         means = means.where(means > 0)  # a logarithm has no place for gradients of exactly zero
     ax.plot(reach["age"], means, "o-", color=BLUE, markersize=3)
-    if memory_size is not None and last > memory_size:
+    if (reach["in_memory"] == 0).any():  # empty where the memory's size is not known
+        memory_size = int(reach["in_memory"].sum())
         label = f"beyond memory (M = {memory_size})"
         ax.axvspan(memory_size + 0.5, last + 0.5, color=GREY, alpha=0.15, linewidth=0, label=label)
     exactly = "" if means.any() else ", all exactly 0"
@@ -662,22 +666,31 @@ def _reach_figure(reach: pd.DataFrame, memory_size: int | None) -> Any:
     return figure
 
 
-def _attention_figure(attention: pd.DataFrame, summary: pd.DataFrame) -> Any:
-    """Returns the weight of every age in memory, layer by layer, as a map and as lines."""
-    grid = attention.pivot(index="layer", columns="age", values="spread").fillna(0)
+def attention_figure(tables: Tables) -> Any:
+    """Draws the weight of every age in memory, layer by layer, as a map and as lines."""
+    attention = tables["attention"].assign(even=even_weights(tables["attention"]))
+    grid = attention.pivot(index="layer", columns="age", values="weight").fillna(0)
     layers, most = len(grid), int(grid.columns.max())
     figure, (ax, lines) = panels(12, 1.8 + 0.35 * max(6, layers), 2)
     extent = (0.5, most + 0.5, layers - 0.5, -0.5)
     image = ax.imshow(grid.to_numpy(), cmap="Blues", vmin=0, aspect="auto", extent=extent)
     ax.set_yticks(range(layers), [f"layer {layer}" for layer in grid.index])
     figure.colorbar(image, ax=ax, label="attention weight")
-    ages = summary.set_index("layer")["mean_age"]
+    ages = (attention["age"] * attention["weight"]).groupby(attention["layer"]).sum()
     for color, (layer, part) in zip(shades(layers), attention.groupby("layer"), strict=True):
         label = f"layer {layer}, mean age {ages[layer]:.1f}"
-        draw_lines(lines, part, "age", {"spread": (label, color)}, ".-")
+        draw_lines(lines, part, "age", {"weight": (label, color)}, ".-")
     first = attention[attention["layer"] == grid.index[0]]
     draw_lines(lines, first, "age", {"even": ("even over what is there", GREY)}, ":")
     lines.set_ylim(bottom=0)
     finish(lines, "age of the sentence in memory", "attention weight")
     finish(ax, "age of the sentence in memory")
     return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "gates": gates_figure,
+    "gradient_share": shares_figure,
+    "reach": reach_figure,
+    "attention": attention_figure,
+}

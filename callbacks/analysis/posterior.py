@@ -29,6 +29,8 @@ from callbacks.analysis.report import (
     GREY,
     ORANGE,
     AnalysisReport,
+    Draw,
+    Tables,
     draw_bars,
     draw_lines,
     finish,
@@ -145,13 +147,12 @@ class PosteriorAnalysis(Analysis):
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
         """Returns ``latents``, ``coordinates`` and, where there are any, ``inner_steps``."""
-        found = latents(findings)
-        tables = {"latents": found, "coordinates": coordinates(findings)}
-        figures: dict[str, Callable[[], Any]] = {"latents": partial(_latents_figure, found)}
+        tables = {"latents": latents(findings), "coordinates": coordinates(findings)}
+        figures: dict[str, Draw] = {"latents": latents_figure}
         steps = inner_steps(findings)
         if len(steps) > 1:
             tables["inner_steps"] = steps
-            figures["inner_steps"] = partial(_inner_steps_figure, steps)
+            figures["inner_steps"] = inner_steps_figure
         return AnalysisReport(tables=tables, figures=figures)
 
 
@@ -442,25 +443,17 @@ def posterior_report(findings: Findings) -> AnalysisReport:
     :func:`sweep`.
     """
     steps, by_layer, points = inner_steps(findings), layers(findings), sweep(findings)
-    found, in_use = variances(findings), len(steps) - 1
-    figures: dict[str, Callable[[], Any]] = {}
-    if in_use:
-        figures["inner_steps"] = partial(_inner_steps_figure, steps)
-    if len(by_layer):
-        figures["layers"] = partial(_layers_figure, by_layer)
-    if len(found):
-        figures["variance"] = partial(_variance_figure, found)
-    if len(points):
-        figures["sweep"] = partial(_sweep_figure, points, in_use, has_density(findings))
+    found = variances(findings)
     tables = {
-        "inner_steps": steps if in_use else steps[:0],
+        "inner_steps": steps if len(steps) > 1 else steps[:0],
         "layers": by_layer,
         "variance": variance_histogram(found),
         "sweep": points,
     }
     scalars = _scalars(steps, by_layer, found["variance"], points)
     scalars = {f"posterior/{name}": value for name, value in scalars.items()}
-    return AnalysisReport(scalars=scalars, tables=tables, figures=figures)
+    median = partial(variance_figure, median=found["variance"].median())
+    return AnalysisReport(scalars=scalars, tables=tables, figures=FIGURES | {"variance": median})
 
 
 def _scalars(
@@ -483,8 +476,12 @@ def _scalars(
     return values
 
 
-def _inner_steps_figure(steps: pd.DataFrame) -> Any:
-    """Returns -ELBO and its parts against the inner step, and the norms of gradients."""
+# ---- figures of the tables
+
+
+def inner_steps_figure(tables: Tables) -> Any:
+    """Draws -ELBO and its parts against the inner step, and the norms of gradients."""
+    steps = tables["inner_steps"]
     figure, (nats, norms) = panels(11, 3.8, 2)
     table = steps.assign(loss=-steps["elbo"])
     shown = {"loss": ("NLL + KL = -ELBO", GREEN)} | PARTS
@@ -502,8 +499,9 @@ def _inner_steps_figure(steps: pd.DataFrame) -> Any:
     return figure
 
 
-def _layers_figure(by_layer: pd.DataFrame) -> Any:
-    """Returns the KL divergence of each layer, and which share of its latents is active."""
+def layers_figure(tables: Tables) -> Any:
+    """Draws the KL divergence of each layer, and which share of its latents is active."""
+    by_layer = tables["layers"]
     figure, (kl, active) = panels(10, 3.6, 2)
     draw_bars(kl, by_layer, "layer", {"kl": (None, BLUE)})
     shown = {"vectors": ("latent vectors", BLUE), "coordinates": ("coordinates", ORANGE)}
@@ -515,8 +513,9 @@ def _layers_figure(by_layer: pd.DataFrame) -> Any:
     return figure
 
 
-def _latents_figure(found: pd.DataFrame) -> Any:
-    """Returns KL divergence, norm of the mean and variance of each latent vector, by layer."""
+def latents_figure(tables: Tables) -> Any:
+    """Draws KL divergence, norm of the mean and variance of each latent vector, by layer."""
+    found = tables["latents"]
     shown = {
         "kl": "KL (nats per sequence)",
         "mean_norm": "norm of the posterior mean",
@@ -534,23 +533,30 @@ def _latents_figure(found: pd.DataFrame) -> Any:
     return figure
 
 
-def _variance_figure(found: pd.DataFrame) -> Any:
-    """Returns the histogram of the coordinates' variances, stacked by layer."""
+def variance_figure(tables: Tables, median: float | None = None) -> Any:
+    """Draws the histogram of the coordinates' variances, stacked by layer, and their median."""
     figure, (ax,) = panels(6.4, 4.0, 1)
-    layers = dict(list(found.groupby("layer")["variance"]))
-    median, bins = found["variance"].median(), variance_bins(found["variance"])
-    colors, labels = shades(len(layers)), [f"layer {layer}" for layer in layers]
-    ax.hist(list(layers.values()), bins.tolist(), stacked=True, color=colors, label=labels)
+    layers = list(tables["variance"].groupby("layer"))
+    bottom = np.zeros(BINS)
+    for color, (layer, part) in zip(shades(len(layers)), layers, strict=True):
+        counts, left = part["coordinates"].to_numpy(), part["from"].to_numpy()
+        width = part["to"].to_numpy() - left
+        ax.bar(left, counts, width, bottom, align="edge", color=color, label=f"layer {layer}")
+        bottom = bottom + counts
     ax.set_xscale("log")
-    ax.axvline(median, color=ORANGE, label=f"median {median:.3g} (prior: 1)")
-    if bins[0] <= 1 <= bins[-1]:  # elsewhere the line would squeeze the rest
+    if median is not None:
+        ax.axvline(median, color=ORANGE, label=f"median {median:.3g} (prior: 1)")
+    bins = tables["variance"]
+    if bins["from"].min() <= 1 <= bins["to"].max():  # elsewhere the line would squeeze the rest
         ax.axvline(1.0, color=GREY, linestyle=":", label="prior")
     finish(ax, "posterior variance of a coordinate, mean over sequences", "coordinates")
     return figure
 
 
-def _sweep_figure(points: pd.DataFrame, in_use: int, bound: bool) -> Any:
-    """Returns the loss, with its parts, against inner steps and against FLOPs per token."""
+def sweep_figure(tables: Tables) -> Any:
+    """Draws the loss, with its parts, against inner steps and against FLOPs per token."""
+    points, in_use = tables["sweep"], max(len(tables["inner_steps"]) - 1, 0)
+    bound = points["kl"].notna().all()  # without a density there is no KL divergence
     figure, axes = panels(11, 3.8, 2)
     label = "NLL + KL, a bound" if bound else "NLL at the last sample, no bound"
     shown = {"loss": (label, GREEN)} | (PARTS if bound else {})
@@ -561,3 +567,11 @@ def _sweep_figure(points: pd.DataFrame, in_use: int, bound: bool) -> Any:
         draw_lines(ax, points, x, shown)
         finish(ax, meaning, "nats per token")
     return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "inner_steps": inner_steps_figure,
+    "layers": layers_figure,
+    "variance": variance_figure,
+    "sweep": sweep_figure,
+}

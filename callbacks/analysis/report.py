@@ -19,16 +19,21 @@ Shown = Mapping[str, tuple[str | None, Any]]
 """Columns that a figure shows, each with its label (None: not in the legend) and its colour."""
 
 
+Tables = Mapping[str, pd.DataFrame]
+Draw = Callable[[Tables], Any]
+"""Draws a matplotlib figure from tables by name, as an analysis records them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnalysisReport:
     """What an analysis reports at one step."""
 
     scalars: Mapping[str, float] = field(default_factory=dict)
     """By tag; those that are not finite are left out."""
-    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
     """By name; those without a line are left out."""
-    figures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    """Functions that draw matplotlib figures, by name."""
+    figures: Mapping[str, Draw] = field(default_factory=dict)
+    """Functions of the tables, by name; left out where the table of that name has no line."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Other files, by name."""
     markdown: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +46,11 @@ class AnalysisReport:
 
     def drawn(self) -> dict[str, Any]:
         """Returns the figures by name."""
-        return {name: draw() for name, draw in self.figures.items()}
+        return {
+            name: draw(self.tables)
+            for name, draw in self.figures.items()
+            if name not in self.tables or len(self.tables[name])
+        }
 
     def files(self) -> dict[str, str]:
         """Returns all text files by name: ``scalars.csv``, a CSV file a table, the other texts."""

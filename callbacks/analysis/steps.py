@@ -49,6 +49,8 @@ from callbacks.analysis.report import (
     GREY,
     ORANGE,
     AnalysisReport,
+    Draw,
+    Tables,
     draw_bars,
     draw_lines,
     finish,
@@ -181,10 +183,10 @@ class StepAllocation(Analysis):
         ``last`` loss in nats (nan without a target) and, where there is a router, ``w_0`` to
         ``w_K``, the probability that it takes that many steps or more.
         """
-        shown, summed = findings["shown"], steps(findings["tokens"])
-        draw = partial(_text_figure, shown, _most(findings["tokens"]))
-        figures = {"tokens": draw, "steps": partial(_steps_figure, summed)}
-        return AnalysisReport(tables={"tokens": shown, "steps": summed}, figures=figures)
+        return AnalysisReport(
+            tables={"tokens": findings["shown"], "steps": steps(findings["tokens"])},
+            figures={"tokens": text_figure, "steps": steps_figure},
+        )
 
     def _listed(self, findings: Findings, tokenizer: Any) -> dict[int, str]:
         """Returns the texts of the named tokens, then of the most frequent ones, by id."""
@@ -491,19 +493,11 @@ def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport
         "sweep": sweep(findings),
         "convergence": convergence(rmse, fit),
     }
-    draw: dict[str, Callable[[pd.DataFrame], Any]] = {
-        "steps": _steps_figure,
-        "tokens": partial(_tokens_figure, most=most),
-        "words": words_figure,
-        "utility": _utility_figure,
-        "sweep": _sweep_figure,
-        "convergence": partial(convergence_figure, fit=fit, noise=noise),
-    }
     scalars = _scalars(table, tables, fit)
     return AnalysisReport(
         scalars={f"steps/{tag}": value for tag, value in scalars.items()},
         tables=tables,
-        figures={name: partial(draw[name], each) for name, each in tables.items() if len(each)},
+        figures=FIGURES | {"convergence": partial(convergence_figure, noise=noise)},
     )
 
 
@@ -531,8 +525,12 @@ def _scalars(
     return values
 
 
-def _steps_figure(table: pd.DataFrame) -> Any:
-    """Returns how many steps tokens execute, and how difficult those tokens are (Fig. 4 b)."""
+# ---- figures of the tables
+
+
+def steps_figure(tables: Tables) -> Any:
+    """Draws how many steps tokens execute, and how difficult those tokens are (Fig. 4 b)."""
+    table = tables["steps"]
     figure, (shares, losses) = panels(9, 3.6, 2, sharex=True)  # no loss where there are no tokens
     draw_bars(shares, table, "steps", {"share": (None, BLUE)})
     shown = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
@@ -542,9 +540,9 @@ def _steps_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def _text_figure(shown: pd.DataFrame, most: int) -> Any:
-    """Returns the steps of each token of a text, executed and expected, and its losses."""
-    shown = shown.iloc[:TEXT_TOKENS]
+def text_figure(tables: Tables) -> Any:
+    """Draws the steps of each token of a text, executed and expected, and its losses."""
+    shown, most = tables["tokens"].iloc[:TEXT_TOKENS], tables["steps"]["steps"].max()
     figure, (ax, losses) = panels(2 + 0.22 * len(shown), 4.6, 1, 2, sharex=True)
     ax.bar(shown["place"], shown["executed"], 0.8, color=BLUE, label="executed")
     tails = shown.filter(regex=r"^w_[1-9]\d*$")
@@ -560,8 +558,9 @@ def _text_figure(shown: pd.DataFrame, most: int) -> Any:
     return figure
 
 
-def _tokens_figure(table: pd.DataFrame, most: int) -> Any:
-    """Returns the mean steps of single tokens, and how often they take fewer than K (Table 3)."""
+def tokens_figure(tables: Tables) -> Any:
+    """Draws the mean steps of single tokens, and how often they take fewer than K (Table 3)."""
+    table, most = tables["tokens"], tables["steps"]["steps"].max()
     figure, (number_of_steps, pruned) = panels(9, 1.2 + 0.22 * len(table), 2, sharey=True)
     place = np.arange(len(table))
     for ax, name, color in ((number_of_steps, "mean_steps", BLUE), (pruned, "pruned", ORANGE)):
@@ -579,8 +578,9 @@ def _tokens_figure(table: pd.DataFrame, most: int) -> Any:
     return figure
 
 
-def _utility_figure(table: pd.DataFrame) -> Any:
-    """Returns the marginal utility of each step by difficulty (Fig. 4 a)."""
+def utility_figure(tables: Tables) -> Any:
+    """Draws the marginal utility of each step by difficulty (Fig. 4 a)."""
+    table = tables["utility"]
     figure, (ax,) = panels(6.4, 3.8, 1)
     gains = table.set_index("bucket").filter(regex=r"^step_\d+$").T.set_axis(list(BUCKETS), axis=1)
     shown = {
@@ -596,8 +596,9 @@ def _utility_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def _sweep_figure(table: pd.DataFrame) -> Any:
-    """Returns the change of the loss against executed steps, for easy and hard tokens (Fig. 5)."""
+def sweep_figure(tables: Tables) -> Any:
+    """Draws the change of the loss against executed steps, for easy and hard tokens (Fig. 5)."""
+    table = tables["sweep"]
     figure, axes = panels(10, 3.8, 2, sharey=True)
     for ax, name in zip(axes, ("easy", "hard"), strict=True):
         chosen = table[table["bucket"] == name]
@@ -610,3 +611,12 @@ def _sweep_figure(table: pd.DataFrame) -> Any:
         finish(ax, "mean executed steps of these tokens")
     axes[0].set_ylabel("loss minus that at alpha 0 (nats per token)")
     return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "steps": steps_figure,
+    "tokens": tokens_figure,
+    "words": words_figure,
+    "utility": utility_figure,
+    "sweep": sweep_figure,
+}

@@ -15,7 +15,7 @@ query, so after a wrong thought later ones may be wrong in consequence; the firs
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,8 @@ from callbacks.analysis.report import (
     GREY,
     ORANGE,
     AnalysisReport,
+    Draw,
+    Tables,
     draw_bars,
     draw_lines,
     finish,
@@ -128,9 +130,7 @@ class ThoughtTrace(Analysis):
         table = pd.DataFrame({**columns, "length": [*lengths, 0]})
         table = table[(table["text"] != "") | (table["length"] > 0)]
         table = table.rename_axis("chunk").reset_index()
-        return AnalysisReport(
-            tables={"thoughts": table}, figures={"thoughts": partial(_text_figure, table)}
-        )
+        return AnalysisReport(tables={"thoughts": table}, figures={"thoughts": text_figure})
 
 
 # ---- collecting
@@ -337,12 +337,6 @@ def thought_report(
         "rounds": rounds(queries),
         "groups": by_group if len(by_group) > 1 else by_group[:0],
     }
-    draw: dict[str, Callable[[pd.DataFrame], Any]] = {
-        "chunks": _chunks_figure,
-        "thoughts": _thoughts_figure,
-        "rounds": _rounds_figure,
-        "groups": partial(_groups_figure, name=group_name),
-    }
     shown = findings["shown"][:shown_rows]
     texts, markdown = {}, {}
     if len(shown):
@@ -352,7 +346,7 @@ def thought_report(
     return AnalysisReport(
         scalars={f"thoughts/{name}": value for name, value in values.items()},
         tables=tables,
-        figures={name: partial(draw[name], each) for name, each in tables.items() if len(each)},
+        figures=FIGURES | {"groups": partial(groups_figure, name=group_name)},
         texts=texts,
         markdown=markdown,
     )
@@ -363,8 +357,9 @@ def _verbatim(text: str) -> str:
     return "\n".join("    " + line for line in text.splitlines() or [""])
 
 
-def _text_figure(table: pd.DataFrame) -> Any:
-    """Returns the chunks of a query from top to bottom, with the length and text of thoughts."""
+def text_figure(tables: Tables) -> Any:
+    """Draws the chunks of a query from top to bottom, with the length and text of thoughts."""
+    table = tables["thoughts"]
     figure, (ax,) = panels(9, 1.2 + 0.28 * len(table), 1)
     place = range(len(table))
     ax.barh(place, table["length"], 0.7, color=BLUE)
@@ -379,8 +374,9 @@ def _text_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def _chunks_figure(table: pd.DataFrame) -> Any:
-    """Returns the accuracy of each chunk, how often it has no thought, and where errors begin."""
+def chunks_figure(tables: Tables) -> Any:
+    """Draws the accuracy of each chunk, how often it has no thought, and where errors begin."""
+    table = tables["chunks"]
     figure, (accuracy, trivial, wrong) = panels(12, 3.6, 3)
     draw_lines(accuracy, table, "chunk", {"accuracy": (None, BLUE)})
     shown = {"trivial": ("model", BLUE), "gold_trivial": ("gold", GREY)}
@@ -400,8 +396,9 @@ def _chunks_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def _thoughts_figure(table: pd.DataFrame) -> Any:
-    """Returns the accuracy of gold thoughts by their order in the query."""
+def thoughts_figure(tables: Tables) -> Any:
+    """Draws the accuracy of gold thoughts by their order in the query."""
+    table = tables["thoughts"]
     figure, (ax,) = panels(5.6, 3.6, 1)
     draw_lines(ax, table, "thought", {"accuracy": (None, GREEN)})
     ax.set_ylim(-0.03, 1.03)
@@ -409,16 +406,18 @@ def _thoughts_figure(table: pd.DataFrame) -> Any:
     return figure
 
 
-def _rounds_figure(table: pd.DataFrame) -> Any:
-    """Returns how many rounds queries take."""
+def rounds_figure(tables: Tables) -> Any:
+    """Draws how many rounds queries take."""
+    table = tables["rounds"]
     figure, (ax,) = panels(5.6, 3.6, 1)
     draw_bars(ax, table, "rounds", {"share": (None, BLUE)})
     finish(ax, "rounds of reading a query", "share of queries", whole=True)
     return figure
 
 
-def _groups_figure(table: pd.DataFrame, name: str) -> Any:
-    """Returns accuracy and rounds by group."""
+def groups_figure(tables: Tables, name: str = "group") -> Any:
+    """Draws accuracy and rounds by group; ``name`` says what a group counts."""
+    table = tables["groups"]
     figure, (accuracy, passes) = panels(9, 3.6, 2)
     shown = {"accuracy_nontrivial": ("gold thoughts", BLUE), "all_right": ("whole queries", ORANGE)}
     draw_lines(accuracy, table, "group", shown)
@@ -428,3 +427,11 @@ def _groups_figure(table: pd.DataFrame, name: str) -> Any:
     finish(accuracy, name, "share that is right", whole=True)
     finish(passes, name, "per query", whole=True)
     return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "chunks": chunks_figure,
+    "thoughts": thoughts_figure,
+    "rounds": rounds_figure,
+    "groups": groups_figure,
+}

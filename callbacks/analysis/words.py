@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from callbacks.analysis.report import BLUE, GREY, draw_bars, finish, panels
+from callbacks.analysis.report import BLUE, GREY, Tables, draw_bars, finish, panels
 from callbacks.analysis.token_text import PART
 
 ELSEWHERE, INTERNAL, FINAL = range(3)
@@ -85,8 +85,9 @@ def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
     return found
 
 
-def words_figure(table: pd.DataFrame) -> Any:
-    """Returns the steps of tokens within words and of those that end words (Table 4)."""
+def words_figure(tables: Tables) -> Any:
+    """Draws the steps of tokens within words and of those that end words (Table 4)."""
+    table = tables["words"]
     figure, (ax,) = panels(5.6, 3.6, 1)
     names = {"internal": ("within a word", GREY), "final": ("end of a word", BLUE)}
     shown = {

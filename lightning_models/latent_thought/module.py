@@ -1,8 +1,8 @@
 """The Latent-Thought Language Model as a LightningModule, and its decoding cache."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,12 +106,6 @@ class LatentThoughtLM(LanguageModel):
 
     whole_rows = True
     shards_blocks = False
-    parts: ClassVar[Mapping[str, str]] = {
-        "latent_norm": "attention to latent vectors",
-        "latent_attention": "attention to latent vectors",
-        "prior": "prior of latent vectors",
-        "encoder": "posterior (encoder)",
-    }
     config: LatentThoughtConfig
     network: LatentThoughtNetwork
 

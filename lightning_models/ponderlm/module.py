@@ -1,7 +1,7 @@
 """LightningModules of PonderLM-2 and PonderLM-3."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -228,7 +228,6 @@ class PonderLM(PonderLM2):
     skipped.
     """
 
-    parts: ClassVar[Mapping[str, str]] = {"router": "router"}
     config: PonderConfig
     network: PonderNetwork
 

@@ -109,10 +109,6 @@ class ThinkingStatesLM(ReasoningLM):
     the thoughts are the model's own.
     """
 
-    parts: ClassVar[Mapping[str, str]] = {
-        "thinking": "thinking block",
-        "compression": "compression block",
-    }
     config: ThinkingStatesConfig
     network: ThinkingStatesNetwork
 

@@ -1,8 +1,8 @@
 """Thought Gestalt as a LightningModule."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,11 +41,6 @@ class ThoughtGestaltLM(LanguageModel):
 
     reads = "sentences"
     shards_blocks = False
-    parts: ClassVar[Mapping[str, str]] = {
-        "memory_norm": "attention to memory",
-        "memory_attention": "attention to memory",
-        "sentence_head": "sentence head",
-    }
     config: ThoughtGestaltConfig
     network: ThoughtGestaltNetwork
 

@@ -1,8 +1,8 @@
 """Thoughtbubbles as a LightningModule."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ class ThoughtbubblesLM(LanguageModel):
     other allocations are strictly causal, exact, and decode with a cache.
     """
 
-    parts: ClassVar[Mapping[str, str]] = {"forks": "fork scorers"}
     config: ThoughtbubblesConfig
     network: ThoughtbubblesNetwork
 

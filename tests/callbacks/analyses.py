@@ -1,6 +1,7 @@
 """Every analysis the contract suite runs on: one line adds one."""
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import lightning as L
@@ -8,6 +9,8 @@ from methods import METHODS
 
 from callbacks import ForkAnalysis, GateAnalysis, PosteriorAnalysis, StepAllocation, ThoughtTrace
 from callbacks.analysis.base import Analysis
+from callbacks.analysis.forks import MEASURES
+from callbacks.analysis.report import Draw
 
 BY_NAME = {method.name: method for method in METHODS}
 COMPONENTS = "self_attention memory_attention feed_forward"
@@ -49,6 +52,12 @@ class Case:
     """Arguments of its own, and their least values."""
 
     @property
+    def figures(self) -> dict[str, Draw]:
+        """Functions that draw from its tables."""
+        figures: dict[str, Draw] = import_module(self.kind.__module__).FIGURES
+        return figures
+
+    @property
     def name(self) -> str:
         """Of the files' folder."""
         return self.kind.tag
@@ -77,9 +86,11 @@ CASES = [
         {
             "windows": "entropy forks normalised",
             "tokens": f"row place id text {STREAMS} score_original score_forks entropy",
+            "layers": f"layer {' '.join(MEASURES)}",
+            "streams": "layer streams share",
         },
-        more=frozenset({"layers.png", "entropy.png"}),
-        undrawn=frozenset({"windows"}),
+        more=frozenset({"entropy.png"}),
+        undrawn=frozenset({"windows", "streams"}),
         steady={"forks/entropy/mean": 0.02, "forks/per_token": 1e-6},
         least={"shown_rows": 0},
     ),

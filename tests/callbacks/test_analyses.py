@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.callbacks.analyses import BY_NAME, CASES
-from tests.callbacks.written import columns, names, scalars
+from tests.callbacks.written import columns, names, read_csv, scalars
 
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -76,6 +76,10 @@ def test_a_validation_alone_sweeps_too(case, data_of, make_trainer, tmp_path, un
     assert names(folder) == case.files(tables, drawn=False) | more | {"scalars.csv"}
     for name, head in tables.items():
         assert columns(folder, name) == head.split()
+    recorded = {name: read_csv(folder, name) for name in tables}
+    for name, draw in case.figures.items():
+        if name not in case.of_run:
+            assert draw(recorded).axes  # figures need nothing but what is written
     if case.swept:
         assert model.config is model.network.config is config
 

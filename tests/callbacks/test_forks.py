@@ -19,10 +19,10 @@ from callbacks.analysis.forks import (
     TOKEN_WIDTH,
     WINDOW,
     ForkRecorder,
-    _tokens_figure,
     fit_parabola,
     fork_report,
     measures_by_layer,
+    tokens_figure,
     windows,
     with_rows,
 )
@@ -30,7 +30,7 @@ from datamodules.tokenizers import BytesTokenizer
 from tests.callbacks.written import names, scalars, table
 
 BY_NAME = {method.name: method for method in METHODS}
-FILES = {"scalars.csv", "windows.csv", "tokens.csv"}
+FILES = {f"{name}.csv" for name in ("scalars", "windows", "tokens", "layers", "streams")}
 
 
 def build(name="thoughtbubbles", **changes):
@@ -86,6 +86,10 @@ def test_numbers_of_a_real_model(analyse, tmp_path):
     assert len(tokens) == 4 * 32
     assert sum(int(token["streams_layer2"]) for token in tokens) == 2 * len(tokens)
     assert {int(token["streams_layer1"]) for token in tokens} == {2}
+    shares = table(tmp_path / "fork_analysis", "streams")
+    assert shares[0] == {"layer": "1", "streams": "2", "share": "1"}
+    second = [int(line["streams"]) * float(line["share"]) for line in shares[1:]]
+    assert sum(second) == pytest.approx(2, rel=1e-5)
 
 
 def test_attention_is_that_of_the_weights(analyse):
@@ -369,15 +373,16 @@ def test_rows_of_padding_alone_are_reported():
     findings.add("tokens", recorded().tokens(padding))
     report = fork_report(findings, BytesTokenizer(), 1)
     assert report.finite["forks/per_token"] == 2 / 5
-    assert set(report.files()) == {"scalars.csv"}
+    assert set(report.files()) == {"scalars.csv", "layers.csv"}
     assert report.drawn()
 
 
 @pytest.mark.parametrize(("tokens", "columns"), [(3, LEAST_TOKENS), (20, 20), (60, LINE_TOKENS)])
 def test_the_map_of_tokens_is_as_wide_as_the_text(tokens, columns):
     row = pd.DataFrame({"text": ["a"] * tokens, "streams_layer1": [1] * tokens})
-    figure = _tokens_figure(row)
-    widest = _tokens_figure(pd.DataFrame({"text": ["a"] * 48, "streams_layer1": [1] * 48}))
+    figure = tokens_figure({"tokens": row})
+    widest = pd.DataFrame({"text": ["a"] * 48, "streams_layer1": [1] * 48})
+    widest = tokens_figure({"tokens": widest})
     share = (columns - LINE_TOKENS) * TOKEN_WIDTH
     assert figure.get_size_inches()[0] == pytest.approx(widest.get_size_inches()[0] + share)
     assert all(axes.get_xlim() == (-0.5, columns - 0.5) for axes in figure.axes)

@@ -19,6 +19,7 @@ from callbacks.analysis.gates import (
     beyond,
     by_age,
     cut,
+    even_weights,
     gates,
     gradient_norms,
     memory_report,
@@ -260,7 +261,8 @@ def test_means_by_age():
     assert ages["spread"].tolist() == [2, 3 / 4, 5 / 4]
     # one summand ends at age 1, two at age 2, one at age 3
     expected = [(1 + 2 / 2 + 1 / 3) / 4, (2 / 2 + 1 / 3) / 4, 1 / 12]
-    assert ages["even"].tolist() == pytest.approx(expected)
+    even = even_weights(ages.rename(columns={"count": "slots"}))
+    assert even.tolist() == pytest.approx(expected)
     assert len(by_age(Findings()["reach"])) == 0
 
 
@@ -358,7 +360,8 @@ def test_queries_of_zero_attend_everywhere():
     ages = table[table["layer"] == 2]
     slots = batch["lengths"].sum(dim=0).tolist()  # of each sentence step
     assert ages["count"].tolist() == [sum(slots[1:]), sum(slots[2:]), sum(slots[3:])]
-    assert ages["spread"].tolist() == pytest.approx(ages["even"].tolist())
+    even = even_weights(ages.rename(columns={"count": "slots"}))
+    assert ages["spread"].tolist() == pytest.approx(even.tolist())
     sizes = [min(t, M) for t in range(1, len(slots))]
     total = sum(slots[1:])
     entropy = sum(n * math.log(size) for n, size in zip(slots[1:], sizes, strict=True)) / total

@@ -2,6 +2,8 @@
 
 import csv
 
+import pandas as pd
+
 
 def _path(folder, name, step):
     return folder / (name if name.endswith(".csv") else f"val-step={step}-{name}.csv")
@@ -11,6 +13,11 @@ def table(folder, name, step=0):
     """The lines of a table of a validation, or of the file of that name."""
     with _path(folder, name, step).open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def read_csv(folder, name, step=0):
+    """A table of a validation as it was recorded; texts may be empty."""
+    return pd.read_csv(_path(folder, name, step), converters={"text": str})
 
 
 def columns(folder, name, step=0):

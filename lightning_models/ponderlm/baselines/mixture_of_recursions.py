@@ -4,9 +4,9 @@ Tokens are chosen for the next recursion by rank, or by a threshold.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -295,7 +295,6 @@ class MoRLM(DepthLM):
     ``eval_routing`` is ``topk``.
     """
 
-    parts: ClassVar[Mapping[str, str]] = {"routers": "routers"}
     config: MoRConfig
     network: MoRNetwork
 
