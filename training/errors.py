@@ -149,9 +149,10 @@ def condense(report: str) -> str:
 _KEY = re.compile(r"Parser key \"(?P<key>[^\"]+)\":? ?(?P<rest>.*)")
 _OF_CLASS = re.compile(
     r"Problem with given class_path '(?P<name>[^']+)': (?P<rest>.*?)"
-    r"(?= Problem with given class_path '[^']+': (?:Option '|module '|No module)|$)"
+    r"(?:(?<!\":)(?= Problem with given class_path '[^']+': (?:Option '|module '|No module))|$)"
 )
-"""Of a union, the first class: the others are tried after it, and fail for being others."""
+"""The first class of a union: the others are tried after it, and fail for being others. A class
+that follows a key is the value of that argument."""
 _NO_OPTION = re.compile(
     r"unrecognized arguments: --(?P<option>[^\s=]+).*|Option '(?P<own>\S+)' is not accepted"
     r"|Group '(?P<group>[\w.]+)' does not accept option '(?P<member>[^']+)'"
@@ -356,6 +357,10 @@ def with_options(
     member = ".".join(filter(None, (found["group"], found["member"])))
     name = found["known"] or found["option"] or found["own"] or member or found["top"]
     asked = f"--{name}".replace(".init_args", "")
+    if asked in options:  # of another verb, or of a parent class that the class does not pass on
+        last = options[asked].rpartition(".")[2]
+        inner = [o for o in _inner_options(classes) if o.rpartition(".")[2] == last]
+        return message + (is_meant(inner) or "; leave it out")
     longer = [o for o in options if o.startswith(asked)]
     if longer:
         return f"{message}; write {' or '.join(options[o] for o in longer[:3])} in full"
@@ -386,6 +391,16 @@ def _of_class(message: str, classes: Mapping[str, type]) -> Iterator[str]:
         kind = getattr(sys.modules.get(found[2]), found[3], None)
         if isinstance(kind, type) and kind not in classes.values():
             yield from class_options({found[1]: kind})
+
+
+def _inner_options(classes: Mapping[str, type]) -> Iterator[str]:
+    """Yields the options of arguments that are classes of ours, such as a data module's corpus."""
+    for key, kind in classes.items():
+        for each in kind.__mro__:
+            hints = get_type_hints(vars(each)["__init__"]) if "__init__" in vars(each) else {}
+            for name, hint in hints.items():
+                if isinstance(hint, type) and hint.__module__.partition(".")[0] in PACKAGES:
+                    yield from class_options({f"{key}.init_args.{name}": hint})
 
 
 def _nearest(asked: str, options: list[str]) -> list[str]:

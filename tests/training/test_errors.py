@@ -112,6 +112,21 @@ def test_of_nested_classes_the_inner_one_is_named(capsys):
     assert "--trainer.callbacks.init_args.shown_rows" in message
 
 
+INNER = {
+    "--data.cache_dir=x": "is --data.init_args.corpus.init_args.cache_dir meant?",
+    "--data.corpus.cache_di=x": "write --data.init_args.corpus.init_args.cache_dir in full",
+    "--data.corpus.init_args.tokeniser=x": "--data.init_args.corpus.init_args.tokenizer meant?",
+}
+
+
+@pytest.mark.parametrize("argument", INNER)
+def test_an_option_of_a_corpus_is_named_from_the_data_module_on(argument, capsys):
+    of_sentences = ["--data=Sentences", "--data.corpus=LocalText", "--model=ThoughtGestaltLM"]
+    message = message_of(main, ["fit", *of_sentences, argument], capsys)
+    assert message.rstrip().endswith(INNER[argument])
+    assert " is no option of datamodules." in message
+
+
 def test_of_an_argument_that_only_another_class_has_the_near_one_is_named(capsys):
     message = message_of(main, ["fit", "-c", "configs/data/wikitext103_sentences_12m.yaml"], capsys)
     assert "corpus.init_args.tokenizer is no option of datamodules.PythonDocs" in message
