@@ -53,10 +53,21 @@ def write_whole(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Opens a file to write; after a crash at any point it is the old one or the new one."""
-    temporary = path.with_name(f"{path.name}.tmp")
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with replacing(path, unfinished) as temporary, temporary.open("wb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def replacing(path: Path, temporary: Path) -> Iterator[Path]:
+    """Yields a path to write to, which then replaces the file; without an error only.
+
+    Args:
+        path: The file; after a crash at any point it is the old one or the new one.
+        temporary: A path in the same folder, which is gone afterwards.
+    """
     try:
-        with temporary.open("wb") as file:
-            yield file
+        yield temporary
         sync(temporary)
         temporary.replace(path)
     except BaseException:

@@ -5,11 +5,10 @@ import os
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from lightning_models.recipe import import_public_classes, prints_descriptions
+from lightning_models.recipe import ExactOptions, import_public_classes, prints_descriptions
 
 DEBUG_FLAG = "--debug"
 ONE_PROCESS = (
@@ -46,15 +45,8 @@ ARGUMENTS = dict.fromkeys(COMMANDS, "--ckpt runs/first") | {
 """Arguments of an example of each command, for messages."""
 
 
-class ExactParser(ArgumentParser):
-    """A parser that takes no prefix for an option.
-
-    Nor do the parsers that jsonargparse makes for the arguments of a class: they are of the same
-    type and get no ``allow_abbrev``.
-    """
-
-    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=allow_abbrev, **kwargs)
+class ExactParser(ExactOptions, ArgumentParser):
+    """The parser of ``evaluate.py`` and of its commands."""
 
 
 def main(args: Sequence[str] | None = None) -> int:

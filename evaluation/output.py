@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from datamodules.journals import room_for
+from datamodules.journals import replacing, room_for
 from datamodules.readers import parse_json
 
 _Result = TypeVar("_Result")
@@ -88,15 +88,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         ValueError: if the disk is full.
     """
-    unfinished = unfinished_path(path)
-    try:
-        with room_for(path):
-            write(unfinished)
-            with unfinished.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with room_for(path), replacing(path, unfinished_path(path)) as unfinished:
+        write(unfinished)
 
 
 def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:

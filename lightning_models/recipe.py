@@ -95,6 +95,18 @@ def import_public_classes(*packages: str) -> None:
             getattr(package, name)
 
 
+class ExactOptions:
+    """Mixed into a parser, so that it takes no prefix for an option.
+
+    The parsers that jsonargparse makes for the arguments of a class take none either: they are of
+    the same type and get no ``allow_abbrev``.
+    """
+
+    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
+        of_parser: Any = super().__init__
+        of_parser(*args, allow_abbrev=allow_abbrev, **kwargs)
+
+
 def prints_descriptions(argv: Sequence[str]) -> bool:
     """Whether a command line asks for what fields are: for help, or for a config with comments.
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightning_models.recipe import ExactOptions
 from training.errors import class_options
 
 FULL_FLAG = "--help_all"
@@ -84,15 +85,8 @@ more:
   python train.py {verb} -c FILE --print_config=comments   a config with every key explained"""
 
 
-class TrainingParser(LightningArgumentParser):
-    """A parser whose help fits on two screens, unless all of it is asked for.
-
-    It takes no prefix for an option, nor do the parsers that jsonargparse makes for the arguments
-    of a class: they are of the same type and get no ``allow_abbrev``.
-    """
-
-    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=allow_abbrev, **kwargs)
+class TrainingParser(ExactOptions, LightningArgumentParser):
+    """A parser whose help fits on two screens, unless all of it is asked for."""
 
     short: Callable[["TrainingParser"], str] | None = None
     """Returns the short help of this parser; None: jsonargparse's own."""

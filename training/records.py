@@ -1,6 +1,7 @@
-"""The record of a run: configuration, code and versions next to its logs, its id everywhere.
+"""The record of a run: its configuration, code and versions are written next to its logs.
 
-And its folder, which one process at a time writes to.
+The run's id is in the record, in checkpoints and with the loggers. One process at a time writes to
+the folder of a run.
 """
 
 import contextlib
