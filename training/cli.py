@@ -154,6 +154,7 @@ EXAMPLES = {
     "test": "--ckpt_path runs/first",
     "predict": "--ckpt_path runs/first --data.predict_file prompts.txt",
     "list": "",
+    "plan": "-c configs/transformer/tiny.yaml --trainer.devices 8",
 }
 """Arguments of an example of each verb, for messages."""
 FIT_CALLBACKS = [key for key in CALLBACKS if key not in ("predictions", "termination")]
@@ -432,13 +433,12 @@ class LatentCLI(LightningCLI):
             rank_zero_info(f"on_conflict={chosen}:\n{as_table(self._conflicts)}")
         check_linked(self._typed, self._saved, self.datamodule)
         self.model.check_data(self.datamodule)
-        trains = self.subcommand in (None, "fit")
-        check_sizes(self.trainer, self.model, self.datamodule, trains=trains)
+        self.check_sizes()
         if self._saved_run is None:
             if self.subcommand in EVALUATION_CALLBACKS:
                 rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")
             elif self.subcommand == "fit" and not look(self._argv).names_model:
-                rank_zero_info(self._default_run())
+                self.announce()
             return
         saved = self._saved_run.model_recipe["init_args"].get("config", {}).get("vocab_size")
         if saved is not None and saved != self.datamodule.vocab_size:
@@ -447,9 +447,14 @@ class LatentCLI(LightningCLI):
                 f"({saved}); take the tokenizer it was trained with (data.tokenizer)"
             )
 
-    def _default_run(self) -> str:
-        """Returns what is trained where neither a config nor a model was named."""
-        return (
+    def check_sizes(self) -> None:
+        """Refuses sizes that this machine cannot hold."""
+        trains = self.subcommand in (None, "fit")
+        check_sizes(self.trainer, self.model, self.datamodule, trains=trains)
+
+    def announce(self) -> None:
+        """Says what is trained where neither a config nor a model was named."""
+        rank_zero_info(
             f"no config and no model named: training the default, {type(self.model).__name__}, on "
             f"{type(self.datamodule).__name__}; choose with -c configs/transformer/tiny.yaml, "
             "python train.py list shows all configs"
@@ -613,6 +618,11 @@ def main(args: list[str] | None = None) -> int:
         with interrupts_here_only():
             if argv[:1] == ["list"]:
                 return listing.main(argv[1:])
+            if argv[:1] == ["plan"]:
+                from training.plan import Planner
+
+                Planner(argv[1:])
+                return 0
             if argv and not argv[0].startswith("-"):
                 _check_first_word(argv)
             _execute(argv)

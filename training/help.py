@@ -73,6 +73,7 @@ VERBS = {
     "test": "Scores the test split with a checkpoint",
     "predict": "Continues prompts (--data.predict_file) with a checkpoint",
     "list": "Shows the configs: parameters, tokens, estimated time",
+    "plan": "Predicts a run's tokens, FLOPs, hours and memory, without training",
 }
 USAGE = """usage: python train.py {verb} -c CONFIG.yaml [--OPTION VALUE ...]
 
@@ -101,10 +102,10 @@ def short_help(parser: TrainingParser, verb: str, classes: Mapping[str, type]) -
 
     Args:
         parser: of the verb.
-        verb: ``fit``, ``validate``, ``test`` or ``predict``.
+        verb: ``fit``, ``plan``, ``validate``, ``test`` or ``predict``.
         classes: of ``model`` and ``data``, whose arguments are listed.
     """
-    trains = verb == "fit"
+    trains = verb in ("fit", "plan")
     words = {"checkpoint": CHECKPOINT[trains], "model": "", "data": ""}
     for key, package in (("model", "lightning_models"), ("data", "datamodules")):
         words[key] = f"{', '.join(public_classes(package))} (default {classes[key].__name__})"

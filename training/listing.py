@@ -16,16 +16,19 @@ from tabulate import tabulate
 
 from callbacks.overview import quantity
 from datamodules import LanguageDataModule
+from datamodules.store import Split
+from datamodules.tokenizers import TokenizerUnavailableError
 from lightning_models import LanguageModel
 from lightning_models.recipe import resolve_class
 from training.errors import PROJECT, UserError
+from training.synthetic import SENTENCE_SLOTS
 
 CPU_TFLOPS = 0.1
 """Two cores of a server in float32: `configs/transformer/tiny.yaml` in about two minutes."""
 GPU_TFLOPS = 400.0
 """Of one H100 in bfloat16: 0.4 of its dense matmul rate."""
-SENTENCES, SENTENCE_SLOTS = 30, 27
-"""Of a document whose length nobody knows before it is prepared: Thought Gestalt, section 2.2."""
+SENTENCES = 30
+"""Sentences of a document of unknown length: Thought Gestalt, section 2.2."""
 DESCRIPTION = """\
 Shows the configs that are runs. Parameters and FLOPs per token are those of the model, built on the
 meta device. Time is training FLOPs over a rate, of one device and without validation. Tokens of
@@ -92,10 +95,10 @@ def look_up(path: Path, cpu_rate: float, gpu_rate: float) -> Listed:
         raise UserError(f"{path}: there is no {error.args[0]} to build a class of") from error
     except (TypeError, ValueError, AttributeError, ImportError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
-    context = _row_tokens(data) or model.config.block_size
+    context = row_tokens(data) or model.config.block_size
     flops = model.flops_per_token(context, training=True)
     trainer = content["trainer"]
-    tokens = _tokens(data, trainer, _row_tokens(data))
+    tokens = planned_tokens(data, trainer, row_tokens(data))
     seconds = [None if tokens is None else tokens * flops / rate for rate in (cpu_rate, gpu_rate)]
     return Listed(
         config=str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path),
@@ -125,15 +128,19 @@ def _build(recipe: Any, base: type) -> Any:
     return kind(**arguments)
 
 
-def _is_prepared(data: Any) -> bool:
-    return bool(getattr(data, "store_dir", None)) and data.store_dir.exists()
+def is_prepared(data: Any) -> bool:
+    """Whether a data module's text is tokenised already."""
+    try:
+        return hasattr(data, "store_dir") and bool(data.store_dir.exists())
+    except TokenizerUnavailableError:  # its files are needed to find the text
+        return False
 
 
-def _row_tokens(data: Any) -> int | None:
+def row_tokens(data: Any) -> int | None:
     """Returns the tokens of a row of training; None: those of a window."""
     if data.rows == "windows":
         return None
-    if _is_prepared(data):
+    if is_prepared(data):
         data.prepare_data()
         return int(data.row_tokens("train"))
     if data.rows == "sentences":
@@ -141,21 +148,60 @@ def _row_tokens(data: Any) -> int | None:
     return int(data.block_size)
 
 
-def _tokens(data: Any, trainer: Mapping[str, Any], row_tokens: int | None) -> int | None:
+def planned_tokens(data: Any, trainer: Mapping[str, Any], row_tokens: int | None) -> int | None:
     """Returns the tokens of a run, None if only its text can tell."""
     steps, micro = trainer.get("max_steps", -1), trainer.get("accumulate_grad_batches", 1)
     if steps > 0:
         rows = data.batch_size * (data.block_size if row_tokens is None else row_tokens)
         batch = getattr(data, "batch_tokens", rows)
         return int(steps * micro * min(batch, rows))
-    corpus = getattr(data, "corpus", data)
-    most = getattr(corpus, "train_tokens", None)
-    if most is None and _is_prepared(corpus) and hasattr(corpus, "counts"):
-        most = corpus.counts("train").tokens
-    if most is None and _is_prepared(data) and data.rows == "reasoning":
-        most = len(data.stored("train")) * (row_tokens or 0)
+    most = getattr(getattr(data, "corpus", data), "train_tokens", None)
+    most = split_tokens(data, "train", row_tokens) if most is None else most
     epochs = trainer.get("max_epochs")
     return None if most is None or not epochs else int(most * epochs)
+
+
+def split_tokens(data: Any, split: Split, row_tokens: int | None) -> int | None:
+    """Returns the tokens of a split; None before its text is prepared."""
+    corpus = getattr(data, "corpus", data)
+    if is_prepared(corpus) and hasattr(corpus, "counts"):
+        return int(corpus.counts(split).tokens)
+    if is_prepared(data) and data.rows == "reasoning":
+        return len(data.stored(split)) * (row_tokens or 0)
+    return None
+
+
+def validation_tokens(
+    data: Any, trainer: Mapping[str, Any], trained: float, *, row: int, devices: int
+) -> float | None:
+    """Returns the tokens that all validations of a run score.
+
+    Args:
+        data: The data module.
+        trainer: Options of the trainer.
+        trained: Tokens that the run trains on.
+        row: Tokens of a row.
+        devices: Processes that train.
+
+    Returns:
+        None where the text must be prepared first.
+    """
+    limit, every = trainer["limit_val_batches"], trainer["val_check_interval"]
+    if limit == 0:
+        return 0.0
+    tokens: float | None = split_tokens(data, "val", row)
+    if isinstance(limit, int):
+        most = limit * data.eval_batch_size * row * devices
+        tokens = most if tokens is None else min(most, tokens)
+    elif tokens is not None:
+        tokens *= 1.0 if limit is None else limit
+    epoch = split_tokens(data, "train", row)
+    between: float | None = None
+    if isinstance(every, int):
+        between = every * data.batch_size * row * devices
+    elif epoch is not None and (every is None or isinstance(every, float)):
+        between = (every or 1.0) * epoch * (trainer["check_val_every_n_epoch"] or 1)
+    return None if tokens is None or between is None else trained // between * tokens
 
 
 # ---- the command

@@ -20,6 +20,7 @@ from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim import Optimizer
 
 from lightning_models import shards
+from lightning_models.base import OTHER_SHARDING
 from lightning_models.checkpoint import is_model_folder, read_whole
 from training.checkpoints import ShardWriter
 from training.errors import UserError
@@ -205,6 +206,36 @@ def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         for number, each in state["state"].items()
     }
     return {**state, "state": moments}
+
+
+def count_devices(devices: Any) -> int:
+    """Returns how many devices of a node ``trainer.devices`` asks for."""
+    if isinstance(devices, list):
+        return len(devices)
+    text = str(devices)
+    if text in ("auto", "-1"):
+        return max(1, torch.cuda.device_count())
+    return len([part for part in text.split(",") if part.strip()]) if "," in text else int(text)
+
+
+def count_sharing(strategy: Any, devices: int) -> int:
+    """Returns how many processes share one copy of the parameters under a strategy.
+
+    Raises:
+        UserError: if ``fit`` refuses the strategy, or processes cannot be divided in this way.
+    """
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    if name in OTHER_SHARDING or name.startswith(("fsdp", "deepspeed")):
+        raise UserError(
+            f"trainer.strategy ({name}): parameters are sharded by training.FullySharded alone "
+            "(configs/trainer/fsdp.yaml)"
+        )
+    size = 1
+    if isinstance(strategy, FullySharded):
+        size = strategy.shard_size or devices
+    if devices % size:
+        raise UserError(f"shard_size ({size}) must divide the number of processes ({devices})")
+    return size
 
 
 # ---- Ctrl-C reaches every process of a terminal; only those that train decide what it means

@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 
-from benchmarks.planned_run import read_run
 from tests.programs import ROOT, Program
 from training import main
 
@@ -93,15 +92,13 @@ def test_sentences_are_counted_in_lexical_tokens(text_file, data_cache, tmp_path
 
 def test_the_planner_prints_the_same_line(text_file, data_cache, tmp_path, capsys):
     argv = words(text_file, tmp_path, data_cache, "--trainer.devices=1")
-    argv = [word for word in argv if "max_epochs" not in word]
-    argv += ["--trainer.max_steps=3", "--trainer.accumulate_grad_batches=4"]
-    argv.append("--trainer.limit_train_batches=1.0")
+    argv.append("--trainer.accumulate_grad_batches=2")
     assert main(argv) == 0
     (line,) = LINE.findall(capsys.readouterr().out)
-    run = read_run(argv[1:], None, None)
-    assert line == run.batch_line(ROWS, 4, 1)
-    # 8 rows of a step on four devices: two each at once.
-    assert run.batch_line(2, 1, 4) == (
-        "global batch 8 rows = 2 micro-batch x 1 accumulated x 4 devices, 256 tokens a step, "
-        "3 steps, 768 tokens in all"
-    )
+    assert main(["plan", *argv[1:]]) == 0
+    assert LINE.findall(capsys.readouterr().out) == [line]
+    assert main(["plan", *argv[1:], "--trainer.max_steps=3", "--trainer.devices=4"]) == 0
+    assert LINE.findall(capsys.readouterr().out) == [
+        "global batch 16 rows = 2 micro-batch x 2 accumulated x 4 devices, 512 tokens a step, "
+        "3 steps, 1,536 tokens in all"
+    ]

@@ -1,0 +1,450 @@
+"""``train.py plan``: what a run takes, without training and without its devices.
+
+    python train.py plan -c configs/thoughtbubbles/772m.yaml -c configs/trainer/ddp.yaml \
+        --trainer.devices 8
+    python train.py plan -c configs/ponderlm/410m.yaml --trainer.devices 8 --mfu 0.3 --gpu A100
+
+It takes all options of ``fit``. Memory is the peak of a micro-batch and an optimiser step, traced
+on tensors without values (``FakeTensorMode``) by torch's ``MemTracker``. Integers that follow from
+the batch alone keep their values, as they decide shapes in some methods. Where weights decide a
+shape, the most that a step may keep is counted. The trace takes CPU kernels: how a GPU's allocator
+rounds, and the memory of CUDA itself, are not seen.
+"""
+
+import copy
+import dataclasses
+import functools
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple
+from unittest import mock
+
+import lightning as L
+import torch
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.strategies import StrategyRegistry
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from callbacks.overview import batch_line, quantity
+from callbacks.throughput import PEAK_BF16
+from lightning_models import LanguageModel
+from lightning_models.memory import check_batch, weights_size
+from lightning_models.optim import build_optimizer
+from lightning_models.output_layer import CHUNK_ROWS
+from training.cli import LatentCLI
+from training.errors import UserError
+from training.listing import planned_tokens, row_tokens, validation_tokens
+from training.runtime import count_devices, count_sharing
+from training.synthetic import MARKERS, SENTENCE_SLOTS, make_batch, without_files
+
+try:  # private; tried with torch 2.13
+    from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+except ImportError as error:
+    raise UserError(
+        f"plan predicts memory with torch's MemTracker, which torch {torch.__version__} lacks; "
+        "install torch 2.13"
+    ) from error
+
+
+class Planner(LatentCLI):
+    """``fit``'s command line, printing a plan in place of training."""
+
+    def __init__(self, args: list[str]) -> None:
+        super().__init__(["fit", *args])
+
+    def add_arguments_to_parser(self, parser: Any) -> None:
+        """Adds the rate of the devices."""
+        super().add_arguments_to_parser(parser)
+        parser.add_argument(
+            "--mfu", type=float, default=0.4, help="plan: share of the devices' peak FLOP/s."
+        )
+        parser.add_argument(
+            "--gpu",
+            type=Literal[tuple(PEAK_BF16)],
+            default="H100",
+            help="plan: device whose dense bf16 peak counts, unless throughput.peak_tflops does.",
+        )
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> Any:
+        parser: Any = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if self._short_help:
+            parser.short = functools.partial(parser.short, verb="plan")
+        return parser
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Returns a trainer of one process on this CPU, which checks the other options."""
+        self.asked = asked = dict(self._get(self.config_init, "trainer"))
+        for key, registry in (("accelerator", AcceleratorRegistry), ("strategy", StrategyRegistry)):
+            names = {"auto", *registry} | ({"gpu"} if key == "accelerator" else set())
+            if isinstance(asked[key], str) and asked[key] not in names:
+                names_text = ", ".join(sorted(names))
+                raise UserError(f"trainer.{key} ({asked[key]}) must be one of {names_text}")
+        here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+        unused = dict.fromkeys(("precision", "plugins", "profiler", "callbacks"))
+        off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        return L.Trainer(**{**asked, **here, **unused, **dict.fromkeys(off, False)})
+
+    def check_sizes(self) -> None:
+        """Refuses sizes that cannot be traced; what this machine can hold does not matter."""
+        check_batch(self.datamodule)
+        weights_size(self.model, 2.0**63)
+
+    def announce(self) -> None:
+        """Says nothing, as no default is trained."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        mfu, gpu = self._get(self.config, "mfu"), self._get(self.config, "gpu")
+        tflops = self._get(self.config, "throughput").get("peak_tflops")
+        if not 0 < mfu <= 1:
+            raise UserError(f"mfu ({mfu}) must be above 0 and at most 1")
+        peak = PEAK_BF16[gpu] if tflops is None else tflops * 1e12
+        run = PlannedRun.of(self.model, self.datamodule, self.asked)
+        for line in describe(run, mfu * peak):
+            print(line, flush=True)
+
+
+# ---- the run
+
+
+class PlannedRun(NamedTuple):
+    """A run as its options describe it.
+
+    Attributes:
+        model: Without a network, and with weights of no file.
+        outline: The same with its network on the meta device.
+        data: The data module, prepared or not.
+        trainer: Options of the trainer.
+        rows: Rows of a micro-batch of one device.
+        slots: Positions of a row; of sentences with their boundaries.
+        devices: Processes that train.
+        share: Processes that share one copy of the parameters; 1 where each has its own.
+    """
+
+    model: LanguageModel
+    outline: Any
+    data: Any
+    trainer: Mapping[str, Any]
+    rows: int
+    slots: int
+    devices: int
+    share: int
+
+    @classmethod
+    def of(cls, model: LanguageModel, data: Any, trainer: Mapping[str, Any]) -> "PlannedRun":
+        """Returns the run of a model and data with a trainer's options."""
+        rows, slots = data.batch_size, data.block_size
+        if data.rows == "sentences":
+            slots = data.max_sentences * SENTENCE_SLOTS
+            words = data.max_sentences * (SENTENCE_SLOTS - MARKERS)
+            rows = min(rows, max(1, data.batch_tokens // words))
+        devices = count_devices(trainer["devices"]) * trainer["num_nodes"]
+        share = count_sharing(trainer["strategy"], devices)
+        outline = without_files(model)
+        with torch.device("meta"):
+            outline.configure_model()
+        return cls(without_files(model), outline, data, trainer, rows, slots, devices, share)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(p.numel() for p in self.outline.network.parameters())
+
+    @property
+    def trained(self) -> int:
+        """Number of parameters that are trained."""
+        return sum(p.numel() for p in self.outline.network.parameters() if p.requires_grad)
+
+
+# ---- its description
+
+
+def describe(run: PlannedRun, rate: float) -> Iterator[str]:
+    """Yields the lines of a plan; a device computes ``rate`` FLOP/s."""
+    frozen = "" if run.trained == run.parameters else f", {run.trained:,} of them trained"
+    yield f"{type(run.model).__name__}: {run.parameters:,} parameters{frozen}"
+    size, unit, tokens = run.rows, "rows", run.rows * run.slots
+    if run.data.rows != "reasoning" or row_tokens(run.data) != run.slots:  # is prepared
+        size, unit, tokens = run.data.micro_batch()
+    accumulate = run.trainer["accumulate_grad_batches"]
+    steps, total = count_steps(run, tokens)
+    bound = {"windows": "", "sentences": "at most "}.get(run.data.rows, "about ")
+    yield batch_line(
+        size, unit, accumulate, run.devices, tokens, steps=steps, total=total, bound=bound
+    )
+    yield from describe_cost(run, total, rate)
+    parts = predict_memory(run)
+    text = ", ".join(f"{name} {quantity(size)}B" for name, size in parts.items() if size)
+    yield f"memory of a device: {quantity(sum(parts.values()))}B ({text})"
+    if run.share > 1:
+        whole = f"{quantity(4 * run.parameters)}B"
+        yield f"parameters are shared by {run.share} devices; a validation gathers all ({whole})"
+
+
+def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | None]:
+    """Returns a run's optimiser steps and tokens; None where its text must be prepared."""
+    accumulate, steps = run.trainer["accumulate_grad_batches"], run.trainer["max_steps"]
+    limit, epochs = run.trainer["limit_train_batches"], run.trainer["max_epochs"] or 0
+    each = tokens * run.devices
+    bounds: list[tuple[float, float]] = []
+    if steps > 0:
+        bounds.append((steps, steps * accumulate * each))
+    if epochs > 0 and isinstance(limit, int):
+        bounds.append((epochs * math.ceil(limit / accumulate), epochs * limit * each))
+    elif epochs > 0:
+        planned: float | None = planned_tokens(run.data, {"max_epochs": epochs}, row_tokens(run.data))
+        if planned is not None:
+            planned *= 1.0 if limit is None else limit
+            bounds.append((math.ceil(planned / (accumulate * each)), planned))
+    return min(bounds, default=(None, None))
+
+
+def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator[str]:
+    """Yields the FLOPs of training and validation, and the hours they take."""
+    marked = SENTENCE_SLOTS / (SENTENCE_SLOTS - MARKERS) if run.data.rows == "sentences" else 1.0
+    each = marked * run.outline.flops_per_token(run.slots, training=True)
+    if total is None:
+        yield (
+            f"FLOPs: {quantity(each)} a token; how many tokens is known once the text is "
+            "prepared, or with trainer.max_steps"
+        )
+        return
+    training, validation = each * total, 0.0
+    scored = validation_tokens(run.data, run.trainer, total, row=run.slots, devices=run.devices)
+    text = f"FLOPs: {quantity(training)} of training ({quantity(each)} a token)"
+    if scored is None:
+        text += ", those of validation are known once its text is prepared"
+    else:
+        validation = scored * run.outline.flops_per_token(run.slots)
+        text += f", {validation / (training + validation):.1%} of all FLOPs are validation's"
+    yield text
+    seconds = (training + validation) / (rate * run.devices)
+    yield (
+        f"time: {seconds / 3600:.3g} hours on {run.devices} x "
+        f"{quantity(rate)}FLOP/s, {seconds / 3600 * run.devices:.3g} device-hours"
+    )
+
+
+# ---- memory
+
+
+def predict_memory(run: PlannedRun) -> dict[str, float]:
+    """Returns the bytes of a device at the peak by use."""
+    precision = str(run.trainer["precision"] or "32-true")
+    strategy, by_block = run.trainer["strategy"], run.model.shards_blocks
+    gathers = run.share > 1 and by_block and precision == "bf16-mixed" and strategy.gathers_in_bf16
+    types = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
+    dtype = torch.bfloat16 if gathers else types.get(precision, torch.float32)
+    in_buckets = getattr(strategy, "_ddp_kwargs", {}).get("gradient_as_bucket_view", False)
+    accumulates = run.trainer["accumulate_grad_batches"] > 1
+    parts = trace_step(
+        run.model,
+        make_batch(run.model, run.rows, run.slots),
+        on_gpu=run.trainer["accelerator"] != "cpu",
+        autocast=precision.endswith("mixed"),
+        dtype=dtype,
+        keeps_gradients=run.share == 1 and (accumulates or in_buckets),
+    )
+    if run.share > 1:
+        return share_parameters(run, parts, dtype)
+    if run.devices > 1 and not in_buckets:
+        parts["DDP's buckets"] = float(dtype.itemsize * run.trained)
+    return parts
+
+
+def share_parameters(
+    run: PlannedRun, parts: Mapping[str, float], gathered: torch.dtype
+) -> dict[str, float]:
+    """Returns the memory of a device that keeps its share of parameters, gradients and moments.
+
+    Whole at a time are the parameters outside of blocks and two blocks, with their gradients, where
+    FSDP2 gathers block by block; else all parameters, and at the end of the backward pass their
+    gradients and a buffer of the same size to reduce them in.
+    """
+    count, trained = run.parameters, 4.0 * run.trained
+    shares = {
+        "weights": 4.0 * count / run.share,
+        "gradients": trained / run.share,
+        "optimizer states": 2 * trained / run.share,
+        "batch": parts["batch"],
+    }
+    if run.model.shards_blocks:
+        network = run.outline.network
+        blocks = sorted(sum(p.numel() for p in block.parameters()) for block in network.blocks)
+        at_once = count - sum(blocks[:-2])
+        more = {"gathered": 2.0 * at_once * gathered.itemsize, "activations": parts["activations"]}
+        return shares | more
+    passes = {"gathered": 4.0 * count + parts["gradients"], "activations": parts["activations"]}
+    end = {"gathered": 4.0 * count + 2 * trained, "activations": 0.0}
+    return shares | max(passes, end, key=lambda each: sum(each.values()))
+
+
+FEW_INNER_STEPS = 3
+PARTS = {
+    "Parameter": "weights",
+    "Buffer": "weights",
+    "Gradient": "gradients",
+    "Optstate": "optimizer states",
+    "Activation": "activations",
+    "Temp": "activations",
+    "Other": "batch",
+}
+"""The tracker's categories -> what a plan calls them."""
+
+
+def trace_step(
+    model: LanguageModel,
+    batch: dict[str, Any],
+    *,
+    on_gpu: bool = False,
+    autocast: bool = False,
+    dtype: torch.dtype = torch.float32,
+    keeps_gradients: bool = False,
+) -> dict[str, float]:
+    """Returns the peak bytes of a micro-batch and an optimiser step by use.
+
+    Args:
+        model: A model without a network, see ``without_files``.
+        batch: Tensors on the CPU.
+        on_gpu: Whether the output layer takes chunks of a GPU's size.
+        autocast: Whether the loss runs under 16-bit autocast.
+        dtype: Type of the parameters.
+        keeps_gradients: Whether gradients of earlier micro-batches exist before the step.
+    """
+    chunks = {"cpu": CHUNK_ROWS["cuda"]} if on_gpu else {}
+    # Truncated normals are drawn until their values fit, and here there are no values.
+    normals = mock.patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor)
+    # Copying a module asks each tensor for its address, which a fake one does not have.
+    quiet, fake = (
+        warnings.catch_warnings(action="ignore"),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    )
+    with quiet, mock.patch.dict(CHUNK_ROWS, chunks), fake, _BatchValues():
+        model = _few_inner_steps(model).train()
+        with normals:
+            model.configure_model()
+        network: Any = model.network
+        _own_storage(network, dtype)
+        exempt = model.no_decay_parameters()
+        optimizer = build_optimizer(network, model.optimizer_config, no_decay=exempt)
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()  # makes the moments
+        if not keeps_gradients:
+            optimizer.zero_grad()
+        tracker = _tracker(network, optimizer, batch)
+        with tracker:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = training_loss(model, batch)
+            loss.backward()
+            optimizer.step()
+    sizes: Counter[str] = Counter(dict.fromkeys(PARTS.values(), 0))
+    (snapshot,) = tracker.get_tracker_snapshot("peak").values()
+    for key, size in snapshot.items():
+        if key != "Total":
+            sizes[PARTS[key.value]] += size
+    return {part: float(size) for part, size in sizes.items()}
+
+
+def _few_inner_steps(model: LanguageModel) -> LanguageModel:
+    """Returns a copy with few inner steps, where each frees its graph and takes equal memory."""
+    model, config = copy.deepcopy(model), model.config
+    if getattr(config, "slow_gradient", "") == "final":
+        few: Any = {"inner_steps": min(config.inner_steps, FEW_INNER_STEPS)}
+        model.config = dataclasses.replace(config, **few)
+    return model
+
+
+def training_loss(model: LanguageModel, batch: dict[str, Any]) -> Tensor:
+    """Returns the training objective of a batch, a scalar."""
+    terms = model.loss(batch).terms.values()
+    return torch.stack([term.sum / term.normaliser for term in terms]).sum()
+
+
+def _tracker(network: Any, optimizer: Any, batch: Mapping[str, Any]) -> Any:
+    """Returns a tracker that watches no modules.
+
+    Hooks of modules take most of the time, and fail where weights are frozen and gradients go to
+    latent vectors. Its own hooks of gradients would keep some alive that autograd could hand over.
+    """
+    tracker: Any = MemTracker()
+    names = ("__enter__", "__exit__", "register_user_hooks", "clear_user_hooks")
+    nothing = dict.fromkeys(names, lambda *_: None)
+    tracker._mod_tracker = SimpleNamespace(parents=frozenset(), is_bw=False, **nothing)
+
+    def count_gradient(parameter: Tensor) -> None:
+        """Counts a gradient as such once it is whole."""
+        tracker._update_and_maybe_create_winfos(parameter.grad, _MemRefType.GRAD)
+
+    tensors = [value for value in batch.values() if isinstance(value, Tensor)]
+    tracker.track_external(network, optimizer, *tensors)
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(count_gradient)
+    return tracker
+
+
+def _own_storage(network: nn.Module, dtype: torch.dtype) -> None:
+    """Gives the network parameters that are no views, as views of fake copies hide storage."""
+    new: dict[Tensor, nn.Parameter] = {}
+    for module in network.modules():
+        for name, old in module._parameters.items():
+            if old is not None:
+                if old not in new:
+                    new[old] = nn.Parameter(torch.empty_like(old, dtype=dtype), old.requires_grad)
+                module._parameters[name] = new[old]
+
+
+# ---- tensors without values
+
+FILLS = {"zeros": 0, "empty": 0, "ones": 1}
+"""Values that operators such as ``zeros_like`` and ``new_ones`` fill a shape with."""
+
+
+class _BatchValues(TorchDispatchMode):
+    """Computes integers and booleans for real, and all else without values.
+
+    Those that depend on weights are chosen so that a step keeps the most.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if tensors and not any(isinstance(t, FakeTensor) for t in tensors):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if not tensors and isinstance(result, Tensor) and not result.dtype.is_floating_point:
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        made = name.removeprefix("new_").removesuffix("_like")
+        if made != name and made in {*FILLS, "full"} and not result.dtype.is_floating_point:
+            with unset_fake_temporarily():
+                return torch.full(result.shape, FILLS.get(made, args[-1]), dtype=result.dtype)
+        if func._schema.is_mutable or func.is_view:
+            return result
+        return tree_map_only(FakeTensor, functools.partial(_choose, func, args, kwargs), result)
+
+
+def _choose(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> Tensor:
+    """Returns a result that weights decide, with values where it is a choice.
+
+    Every comparison holds, and of candidates that are ranked the first ones are the best.
+    """
+    if result.dtype.is_floating_point or result.dtype.is_complex:
+        return result
+    with unset_fake_temporarily():
+        if func.overloadpacket.__name__ not in ("sort", "topk", "argsort"):
+            return torch.full(result.shape, result.dtype == torch.bool, dtype=result.dtype)
+        at = [argument.name for argument in func._schema.arguments].index("dim")
+        dim = kwargs.get("dim", args[at] if len(args) > at else -1) % result.dim()
+        shape = [-1 if n == dim else 1 for n in range(result.dim())]
+        ranks = torch.arange(result.shape[dim], dtype=result.dtype).view(shape)
+        return ranks.expand(result.shape).contiguous()
