@@ -197,7 +197,8 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
     if epochs > 0 and isinstance(limit, int):
         bounds.append((epochs * math.ceil(limit / accumulate), epochs * limit * each))
     elif epochs > 0:
-        planned: float | None = planned_tokens(run.data, {"max_epochs": epochs}, row_tokens(run.data))
+        row = row_tokens(run.data)
+        planned: float | None = planned_tokens(run.data, {"max_epochs": epochs}, row)
         if planned is not None:
             planned *= 1.0 if limit is None else limit
             bounds.append((math.ceil(planned / (accumulate * each)), planned))
