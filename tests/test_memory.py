@@ -1,6 +1,7 @@
 """The memory of a network is known on the meta device, and compared with the right memory."""
 
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -72,6 +73,15 @@ def test_a_network_that_reads_its_tensors_is_reported_as_unchecked(read):
 
     with pytest.warns(UserWarning, match="Reading .*nothing checks"):
         assert weights_size(Reading(SMALL), 2**30) == 0
+
+
+def test_endless_layers_of_a_published_backbone_are_refused(tmp_path):
+    """Before transformers makes a list of them, which takes minutes."""
+    content = {"model_type": "qwen2", "num_hidden_layers": 10**9}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = NoCoTLM(NoCoTConfig(vocab_size=300, block_size=8, backbone=str(tmp_path)))
+    with pytest.raises(ValueError, match=rf"backbone \({tmp_path}\).*num_hidden_layers"):
+        weights_size(model, 1e9)
 
 
 CGROUPS = {

@@ -32,8 +32,7 @@ def read_pretrained(
     folder = Path(source).expanduser()
     place = str(folder) if folder.is_dir() else source
     try:
-        if what == "model":
-            _check_layers(folder)
+        _check_layers(folder)
         # Lightning builds networks under the device of training. transformers would take that for
         # a device map, which needs accelerate.
         with torch.device("cpu"), bounded_weights(host_memory()):
