@@ -81,10 +81,19 @@ test-scatter: $(VENV)/.scatter
 $(VENV)/.scatter: $(READY)
 	$(PIP) install --quiet --no-build-isolation --no-deps --target $@ 'torch-scatter>=2.1'
 
-# What the pages of docs/results say of a GPU, measured and written to them in 65 minutes at most; the
-# first half hour has what counts most. A trial without one: ARGS='--device cpu --tiny'.
+# The lines of benchmarks/gpu.txt, each kept in one Markdown file as soon as it is measured; tests that
+# guard correctness first. A line has ten minutes. Without a GPU: BENCH_LINES=FILE DEVICE=cpu.
+BENCH ?= runs/bench-gpu.md
+BENCH_LINES ?= benchmarks/gpu.txt
+DEVICE ?= cuda
 bench-gpu: $(READY)
-	$(RUN) -m benchmarks.gpu $(ARGS)
+	mkdir -p $(dir $(BENCH))
+	$(RUN) -m pytest -q -m gpu tests/test_gpu.py 2>&1 | tee -a $(BENCH)
+	grep -v '^#' $(BENCH_LINES) | while read -r line; do \
+		timeout 600 $(RUN) -m benchmarks.$$line --device $(DEVICE) </dev/null >>$(BENCH) \
+			|| printf '\nNot measured: `%s`\n' "$$line" >>$(BENCH); \
+		tail -n 3 $(BENCH); \
+	done
 
 check: $(READY)
 	$(VENV)/bin/ruff check .

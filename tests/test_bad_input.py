@@ -13,7 +13,6 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.gpu import build_parser as gpu_parser
 from benchmarks.harness import options_parser
 from datamodules.check import main as check_main
 from datamodules.reasoning.align import main as align_main
@@ -491,7 +490,6 @@ PREFIXES = {
     "align": (align_main, "rule", "--limi", "5"),
     "train list": (train_main, "list", "--js"),
     "benchmarks": (lambda argv: options_parser("").parse_args(argv), "--round", "3"),
-    "benchmarks.gpu": (lambda argv: gpu_parser().parse_args(argv), "--tin"),
 }
 
 

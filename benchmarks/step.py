@@ -1,0 +1,300 @@
+"""A step of one method against another's: training, scoring or decoding, in turn, medians.
+
+    python -m benchmarks.step --model ThoughtbubblesLM --against TransformerLM --equal_flops
+    python -m benchmarks.step --model TransformerLM --against transformers --what train decode
+    python -m benchmarks.step --model PonderLM --against TransformerLM --config dim=512 \
+        --model_config max_steps=3 --peak
+    python -m benchmarks.step --model ThinkingStatesLM --against ThinkingStatesLM --what decode \
+        --against_config prefill=sequential
+
+Weights are random and batches are made up, of about as many tokens for both, whatever they read.
+Methods that read questions get ``--steps`` steps of reasoning, of ``--thoughts`` tokens in all, at
+the ends of equal parts of a query of ``--length`` tokens. ``transformers`` is its GPT-2 of the
+same shape. ``ratio`` is the first model's time over the second's, the median over the rounds.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lightning_models
+from benchmarks import harness
+from benchmarks.harness import Options, Rows, Step
+from callbacks.throughput import context_length, real_tokens
+from lightning_models import LanguageModel
+from lightning_models.generation import SamplingConfig, generate
+from training.plan import training_loss
+from training.synthetic import make_batch, question_batch, without_files
+
+MODULE = "benchmarks.step"
+TRANSFORMERS = "transformers"
+KINDS = ("train", "score", "decode")
+MOST_LAYERS = 96
+SHAPE: dict[str, Any] = {"num_layers": 4, "dim": 256, "num_heads": 4}
+
+
+# ---- models
+
+
+def model_class(name: str) -> type[LanguageModel]:
+    """Returns a method by its name.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    cls = getattr(lightning_models, name, None) if name in lightning_models.__all__ else None
+    if not (isinstance(cls, type) and issubclass(cls, LanguageModel)):
+        raise ValueError(f"{name} is no method; take a class of lightning_models, e.g. PonderLM")
+    return cls
+
+
+def fields_of(words: list[str]) -> dict[str, Any]:
+    """Returns ``key=value`` words as fields of a config.
+
+    Raises:
+        ValueError: if a word is no such pair.
+    """
+    for word in words:
+        if "=" not in word:
+            raise ValueError(f"config ({word}) must be KEY=VALUE, such as dim=256")
+    return {key: yaml.safe_load(value) for key, _, value in (w.partition("=") for w in words)}
+
+
+def outline(name: str, words: list[str], options: Options) -> LanguageModel:
+    """Returns a method without a network, of the sizes that the options ask for.
+
+    Raises:
+        ValueError: if the method has no such field, or takes no such value.
+    """
+    cls: Any = model_class(name)
+    config_class = get_type_hints(cls.__init__)["config"]
+    known = {field.name for field in dataclasses.fields(config_class)}
+    asked = fields_of(words)
+    if not asked.keys() <= known:
+        unknown = ", ".join(sorted(asked.keys() - known))
+        raise ValueError(f"config ({unknown}) is not known to {name}: {', '.join(sorted(known))}")
+    sizes = {"vocab_size": options.vocab, "block_size": 4 * options.length, **SHAPE, **asked}
+    try:
+        return without_files(cls(config_class(**sizes)))
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def built(model: LanguageModel, options: Options) -> LanguageModel:
+    """Gives a model its network, drawn from one seed, on the device."""
+    torch.manual_seed(0)
+    model.configure_model()
+    if options.compile:
+        assert model.network is not None
+        model.network.compile()
+    return model.to(options.device)
+
+
+def flops(model: LanguageModel, context: int, **changes: Any) -> float:
+    """Returns the training FLOPs of a token, of the model with other fields of its config."""
+    other = without_files(model)
+    other.config = dataclasses.replace(other.config, **changes)
+    with torch.device("meta"):
+        other.configure_model()
+    return other.flops_per_token(context, training=True)
+
+
+def equal_layers(target: float, model: LanguageModel, context: int) -> int:
+    """Returns the layers with which a model's training costs about ``target`` FLOPs per token."""
+    one, two = (flops(model, context, num_layers=layers) for layers in (1, 2))
+    return min(max(1 + round((target - one) / (two - one)), 1), MOST_LAYERS)
+
+
+# ---- what is timed
+
+
+class Side:
+    """One of two rivals: a model on the device, and a batch."""
+
+    def __init__(self, model: LanguageModel, options: Options) -> None:
+        """Builds the model and its batch."""
+        self.model, self.options = built(model, options), options
+        self.batch = {
+            key: value.to(options.device) if isinstance(value, Tensor) else value
+            for key, value in batch_of(model, options).items()
+        }
+        self.tokens = int(real_tokens(self.batch))
+        self.flops = model.flops_per_token(context_length(self.batch), training=True)
+
+    @property
+    def module(self) -> nn.Module:
+        """Trained module."""
+        assert self.model.network is not None
+        return self.model.network
+
+    def loss(self) -> Tensor:
+        """Returns the training objective."""
+        return training_loss(self.model, self.batch)
+
+    def score(self) -> Any:
+        """Scores the batch."""
+        return self.model.score(self.batch)
+
+    def decode(self) -> list[list[int]]:
+        """Continues prompts greedily."""
+        batch, options = self.batch, self.options
+        prompts = batch["query"] if "query" in batch else batch["tokens"][:, : options.prompt]
+        if prompts.dim() == 3:  # the first sentence, without its end
+            prompts = batch["tokens"][:, 0, :-1]
+        greedy = SamplingConfig(temperature=0)
+        where = {"vocab_size": options.vocab, "device": options.device}
+        rows = prompts.tolist()
+        return generate(self.model, rows, max_new_tokens=options.new, sampling=greedy, **where)
+
+    def step(self, kind: str) -> Step:
+        """Returns a function that does one of ``KINDS`` once."""
+        if kind == "train":
+            self.model.train()
+            self.module.train()
+            return harness.training_step(self.module, self.loss, bf16=self.options.bf16)
+        work: Callable[[], Any] = self.score if kind == "score" else self.decode
+
+        def step() -> None:
+            """Runs in evaluation mode, without gradients of weights."""
+            self.module.eval()
+            device, bf16 = torch.device(self.options.device).type, self.options.bf16
+            with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=bf16):
+                work()
+
+        return step
+
+
+class TransformersSide(Side):
+    """``transformers``' GPT-2 with random weights, on windows."""
+
+    def __init__(self, options: Options) -> None:
+        """Builds the network and a batch of windows."""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        sizes = {**SHAPE, **fields_of([*options.config, *options.against_config])}
+        names = {"num_layers": "n_layer", "dim": "n_embd", "num_heads": "n_head"}
+        shape: dict[str, Any] = {names[key]: size for key, size in sizes.items() if key in names}
+        off = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+        ends = {"bos_token_id": 0, "eos_token_id": 0, "n_positions": 4 * options.length}
+        plain = outline("TransformerLM", [*options.config, *options.against_config], options)
+        super().__init__(plain, options)
+        self.network = GPT2LMHeadModel(GPT2Config(vocab_size=options.vocab, **shape, **off, **ends))
+        self.network.to(options.device)
+        if options.compile:
+            self.network.compile()
+
+    @property
+    def module(self) -> nn.Module:
+        """Trained module."""
+        return self.network
+
+    def loss(self) -> Tensor:
+        """Returns nats per target."""
+        logits = self.network(self.batch["tokens"], use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), self.batch["targets"].flatten())
+
+    def score(self) -> Tensor:
+        """Scores the batch."""
+        return self.loss()
+
+    def decode(self) -> list[list[int]]:
+        """Continues prompts greedily."""
+        prompts, new = self.batch["tokens"][:, : self.options.prompt], self.options.new
+        counts = {"max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
+        ones = torch.ones_like(prompts)
+        written: Any = self.network.generate(
+            prompts, attention_mask=ones, do_sample=False, **counts
+        )
+        return written[:, prompts.shape[1] :].tolist()
+
+
+def batch_of(model: LanguageModel, options: Options) -> Mapping[str, Any]:
+    """Returns a batch as the model reads it.
+
+    Raises:
+        ValueError: if a query cannot be divided into as many steps.
+    """
+    if model.reads != "reasoning":
+        return make_batch(model, options.rows, options.length)
+    steps, each = options.steps, options.thoughts // options.steps
+    if options.length % steps or each < 2:
+        raise ValueError(
+            f"steps ({steps}) must divide length ({options.length}) and leave two of thoughts "
+            f"({options.thoughts}) each"
+        )
+    return question_batch(options.rows, options.length, steps, each, options.vocab, answer=4)
+
+
+def side(which: str, options: Options) -> Side:
+    """Returns the rival ``model`` or ``against``."""
+    first = outline(options.model, [*options.config, *options.model_config], options)
+    if which == "model":
+        return Side(first, options)
+    if options.against == TRANSFORMERS:
+        return TransformersSide(options)
+    second = outline(options.against, [*options.config, *options.against_config], options)
+    if options.equal_flops:
+        target = flops(first, options.length)
+        layers = equal_layers(target, second, options.length)
+        second.config = dataclasses.replace(second.config, num_layers=layers)
+    return Side(second, options)
+
+
+def build_step(options: Options) -> Step:
+    """Returns a step of ``options.side``, whose memory is measured."""
+    return side(options.side, options).step(options.kind)
+
+
+def rows(options: Options) -> Rows:
+    """Yields times, rates and, if asked for, memory of each kind of step."""
+    for kind in options.what:
+        ours, theirs = side("model", options), side("against", options)
+        time = harness.compare(ours.step(kind), theirs.step(kind), options.rounds)
+        row: dict[str, Any] = {"step": kind, f"{options.model} s": time.ours}
+        row |= {f"{options.against} s ": time.theirs, "ratio": time.ratio}
+        counted = options.new * options.rows if kind == "decode" else None
+        row["tokens/s"] = (counted or ours.tokens) / time.ours
+        row["tokens/s against"] = (counted or theirs.tokens) / time.theirs
+        row["FLOPs/token ratio"] = ours.flops / theirs.flops
+        if options.peak:
+            asked = {**vars(options), "kind": kind}
+            for which in ("model", "against"):
+                peak = harness.in_a_process(MODULE, {**asked, "side": which})
+                row[f"MB {which}"] = peak / 1e6
+        yield row
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = harness.options_parser(__doc__)
+    parser.add_argument("--model", help="a class of lightning_models")
+    parser.add_argument("--against", help=f"another one, or {TRANSFORMERS}")
+    parser.add_argument("--what", nargs="+", choices=KINDS, default=["train"])
+    for name, text in (
+        ("config", "both"),
+        ("model_config", "model"),
+        ("against_config", "against"),
+    ):
+        parser.add_argument(f"--{name}", nargs="+", default=[], metavar="KEY=VALUE", help=text)
+    sizes = {"rows": 8, "length": 256, "vocab": 4096, "steps": 8, "thoughts": 64}
+    for name, size in (sizes | {"prompt": 32, "new": 64}).items():
+        parser.add_argument(f"--{name}", type=int, default=size)
+    parser.add_argument("--equal_flops", action="store_true", help="choose layers of against")
+    parser.add_argument("--peak", action="store_true", help="memory, in fresh processes")
+    parser.add_argument("--compile", action="store_true")
+    return parser
+
+
+def main() -> None:
+    """Prints the table."""
+    harness.run(build_parser(), rows, build_step)
+
+
+if __name__ == "__main__":
+    main()
