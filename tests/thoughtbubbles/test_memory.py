@@ -6,7 +6,7 @@ from benchmarks import step
 from benchmarks.harness import in_a_process
 
 WORDS = "--config dim=128 num_heads=4 num_layers=4 --rows 8 --length 128 --vocab 50304"
-FORKS = "--model ThoughtbubblesLM --model_config fork_layers=[1,2,3] kappa=512"
+FORKS = "--model ThoughtbubblesLM --model_config fork_layers=[1,2,3] kappa=4L"
 
 
 @pytest.mark.slow
