@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks import harness
-from benchmarks.harness import Options, gpt2_pair, in_turn
+from benchmarks.harness import Options, Rows, in_turn
 from lightning_models import TransformerLM
 
 
@@ -82,6 +82,29 @@ def requests_of(shape: Shape, words: list[str], questions: int) -> list[Any]:
     return found
 
 
+def gpt2_pair(options: Options, context: int) -> tuple[Any, TransformerLM]:
+    """Returns ``transformers``' GPT-2 and ours with the same weights, without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from lightning_models.transformer.import_weights import import_transformers
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=options.vocab,
+        n_positions=context,
+        n_embd=options.dim,
+        n_layer=options.layers,
+        n_head=options.heads,
+        bos_token_id=0,
+        eos_token_id=0,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+    )
+    theirs = GPT2LMHeadModel(config)
+    return theirs, import_transformers(theirs)
+
+
 def sides(options: Options) -> tuple[Any, Any, list[str]]:
     """Returns lm-eval's model, ours with the same weights, and the words that are one token."""
     from lm_eval.models.huggingface import HFLM
@@ -92,7 +115,7 @@ def sides(options: Options) -> tuple[Any, Any, list[str]]:
     from evaluation.tasks.adapter import HarnessModel
 
     longest = 2 * max(shape.context + shape.continuation for shape in SHAPES.values())
-    theirs, ours = gpt2_pair(options.vocab, longest, options.layers, options.dim, options.heads)
+    theirs, ours = gpt2_pair(options, longest)
     written, ends = tokenizer_json(options.vocab), {"eos_token": END, "bos_token": END}
     fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(written), **ends)
     vocabulary = json.loads(written)["model"]["vocab"]
@@ -104,7 +127,7 @@ def sides(options: Options) -> tuple[Any, Any, list[str]]:
     return hf, HarnessModel(model, tokenizer, **alike), words
 
 
-def scoring(options: Options) -> Iterator[dict[str, Any]]:
+def rows(options: Options) -> Rows:
     """Yields one row per task."""
     theirs, ours, words = sides(options)
     for name in options.tasks:
@@ -137,9 +160,11 @@ def scoring(options: Options) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Parses the command line and prints the table."""
     sizes = {"layers": 12, "dim": 768, "heads": 12, "vocab": 50257, "batch": 16, "questions": 8}
-    parser = harness.options_parser(__doc__, rounds=3, **sizes)
+    parser = harness.options_parser(__doc__, rounds=3)
+    for name, size in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--tasks", nargs="+", choices=SHAPES, default=list(SHAPES))
-    harness.run(parser, {"scoring": scoring})
+    harness.run(parser, rows)
 
 
 if __name__ == "__main__":
