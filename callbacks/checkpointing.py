@@ -11,6 +11,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from callbacks.hooks import AgreedEnd
@@ -169,7 +170,8 @@ class SaveCheckpoints(ModelCheckpoint):
                 with the first optimiser step.
         """
         names = trainer.callback_metrics
-        comes_later = _is_of(self.monitor, "train") and not any(_is_of(n, "train") for n in names)
+        comes_later = not _is_of(self.monitor, "val") and not self._has_logged(trainer)
+        comes_later = comes_later and self.monitor not in names
         if not comes_later:
             if not trainer.sanity_checking:
                 self._check_monitor(trainer, names, "the first validation")
@@ -197,16 +199,28 @@ class SaveCheckpoints(ModelCheckpoint):
         Raises:
             ValueError: if nothing has logged ``monitor``, in a run without validations.
         """
-        self._check_training(trainer)
+        if self._has_logged(trainer):
+            self._check_training(trainer)
         if self.monitor is None or self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the final ``last.ckpt``."""
-        if self._last_step == trainer.global_step:
-            return
-        if not self._should_skip_saving_checkpoint(trainer):
+        """Writes the final ``last.ckpt``, and says so where nothing has logged ``monitor``."""
+        written = self._last_step == trainer.global_step
+        if not (written or self._should_skip_saving_checkpoint(trainer)):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        chosen = self.monitor not in (None, MONITOR)
+        if self._unchecked and chosen and self.monitor not in trainer.callback_metrics:
+            rank_zero_warn(
+                f"checkpoint.monitor ({self.monitor}) was not logged in this run, so no best "
+                "checkpoint was kept"
+            )
+
+    def _has_logged(self, trainer: L.Trainer) -> bool:
+        """Whether this process has trained through a step that is logged."""
+        every = log_interval(trainer)
+        # the throughput is logged from the second step on
+        return trainer.global_step // every > max(self._first_step + 1, 1) // every
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues the ranking of that run; a run in another folder starts its own.

@@ -184,9 +184,8 @@ def run(settings: Namespace) -> None:
     named = ("label", "title", "introduction", "which", "skip_unreadable")
     how = {key: settings[key] for key in named}
     comparison = compare_runs(settings.runs, chosen(settings, ScoringOptions), **how)
-    print(report_markdown(comparison.report))
     write_folder(folder, lambda place: write_report(comparison, place), FILES)
-    print(f"written to {folder}")
+    print(f"{report_markdown(comparison.report)}\nwritten to {folder}")
 
 
 def write_report(comparison: Comparison, folder: Path) -> None:

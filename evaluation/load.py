@@ -148,8 +148,14 @@ def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) 
 def changed_fields(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
     """Returns the config fields of a rebuilt model that are not as in training."""
     trained = checkpoint.model_recipe["init_args"].get("config", {})
+    defaults = {field.name: field.default for field in dataclasses.fields(model.config)}
+    known = {**defaults, **trained}  # an older checkpoint lacks fields that were added since
     now = model.recipe()["init_args"]["config"]
-    return {key: value for key, value in now.items() if key in trained and value != trained[key]}
+    return {
+        key: value
+        for key, value in now.items()
+        if known[key] is not dataclasses.MISSING and value != known[key]
+    }
 
 
 def known_changes(

@@ -1,11 +1,12 @@
 """``evaluate.py perplexity``: likelihood of a corpus under a checkpoint's model."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import BatchLoader, BatchSource, LanguageDataModule, TextDataModule
@@ -24,7 +25,6 @@ from evaluation.load import (
     Precision,
     build_model,
     build_outline,
-    changed_fields,
     count_train_tokens,
     describe_data,
     describe_settings,
@@ -178,9 +178,9 @@ def score_checkpoint(
 ) -> tuple[dict[str, Any], Path | None]:
     """Returns a checkpoint's likelihood of a split, see ``measure_perplexity``, scored once.
 
-    Every command scores text through this function. A result of the same checkpoint, text, code
-    and settings is read from the folder of the run (``evaluation.results``), with the seconds that
-    it took then.
+    ``perplexity``, ``compare`` and ``sweep`` score text through this function. A result of the same
+    checkpoint, text, code and settings is read from the folder of the run
+    (``evaluation.results``), with the seconds that it took then.
 
     Args:
         checkpoint: The checkpoint to score.
@@ -205,9 +205,9 @@ def score_checkpoint(
         "command": "perplexity",
         "text": data.fingerprint,
         "data": data.recipe(),
-        "set": changed_fields(checkpoint, outline),
+        "config": outline.recipe()["init_args"]["config"],
         "batches": count if limit is None else min(limit, count),
-        "device": where.type,
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
         **settings,
     }
 
@@ -216,11 +216,26 @@ def score_checkpoint(
         model = build_model(checkpoint, changes).to(where)
         return measure_perplexity(checkpoint, model, data, limit_batches=limit, **settings)
 
-    result, path = kept(checkpoint, facts, (type(outline), type(data)), measure)
-    if path is not None:  # the same content may lie elsewhere, or have been chosen otherwise
+    classes = {type(outline).__module__, type(data).__module__}
+    classes |= set(_class_paths([checkpoint.model_recipe, data.recipe()]))
+    packages = sorted(path.partition(".")[0] for path in classes)
+    result, path = kept(checkpoint, facts, packages, measure)
+    if path is not None:  # the same content may lie elsewhere, or next to other text
         result["checkpoint"] = str(checkpoint.path)
         result["settings"]["which"] = checkpoint.which
+        result["train_tokens"] = count_train_tokens(checkpoint, data)
     return result, path
+
+
+def _class_paths(value: Any) -> Iterator[str]:
+    """Yields the class paths in nested recipes."""
+    if isinstance(value, Mapping):
+        if isinstance(path := value.get("class_path"), str):
+            yield path
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _class_paths(each)
 
 
 def _score_blockwise(

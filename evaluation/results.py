@@ -1,21 +1,21 @@
 """Results in the folder of a run, one file each: ``results/KEY.json``.
 
-The key is a digest of all that decides the numbers: the checkpoint's content, the text, the
+The key is a digest of the facts that decide the numbers: the checkpoint's content, the text, the
 settings, the code that computes them. The same key is the same result, which is then read rather
 than computed again. Each file holds the result as its command writes it, with these facts under
-``identity``.
+``identity`` and the time under ``written``.
 """
 
 import hashlib
 import importlib.util
-import inspect
 import json
 import math
-import warnings
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,39 +23,54 @@ from typing import Any
 import torch
 
 from evaluation.output import write_json
-from lightning_models.checkpoint import Checkpoint
+from lightning_models import shards
+from lightning_models.checkpoint import RESULTS, Checkpoint, file_status
 
 RESULT_FORMAT = 1
 """Raised where the meaning of a number in the files changes."""
-FOLDER = "results"
 OWN_PACKAGES = ("lightning_models", "datamodules", "evaluation")
 CHUNK = 2**24
 Result = dict[str, Any]
 
 
 def results_folder(checkpoint: Checkpoint) -> Path:
-    """Returns the folder for results of a checkpoint: in that of its run, else next to its file."""
-    folder = checkpoint.path.resolve().parent
-    return (folder.parent if folder.name == "checkpoints" else folder) / FOLDER
+    """Returns the folder for results of a checkpoint.
+
+    It is in the folder of the run, in a model folder, or next to a single file.
+    """
+    path = checkpoint.path.resolve()
+    if path.is_dir():
+        return path / RESULTS
+    return (path.parents[1] if path.parent.name == "checkpoints" else path.parent) / RESULTS
 
 
-def checkpoint_digest(path: Path) -> str:
+def checkpoint_digest(checkpoint: Checkpoint) -> str | None:
     """Returns a digest of a checkpoint's content, from the CRCs in its zip directory.
 
-    The parts of a sharded checkpoint are in it by the digests that the file holds. A model folder,
-    or a file that is no zip archive, is read.
+    It covers the parts of a sharded checkpoint by the digests that the file holds. A model folder,
+    and a file that is no zip archive, are read.
+
+    Returns:
+        The digest, or None where the file was replaced since it was read, or where parts have no
+        digests, as those of older versions.
     """
+    path, parts = checkpoint.path, checkpoint.content.get(shards.KEY)
+    if isinstance(parts, Mapping) and parts.get("sums") is None:
+        return None
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        parts: list[Any] = [(str(file.relative_to(path)), _crc(file)) for file in files]
+        known = [file for file in files if file.parent.name != RESULTS]
+        entries: list[Any] = [(str(file.relative_to(path)), _crc(file)) for file in known]
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-        # names begin with that of the file as it was saved, which may have moved
-        parts = [(e.filename.partition("/")[2], e.CRC, e.file_size) for e in entries]
+            # names begin with the name of the file as it was saved, which may have moved
+            entries = [
+                (entry.filename.partition("/")[2], entry.CRC, entry.file_size)
+                for entry in archive.infolist()
+            ]
     else:
-        parts = [_crc(path)]
-    return _digest(parts)
+        entries = [_crc(path)]
+    return None if file_status(path) != checkpoint.status else _digest(entries)
 
 
 def _crc(path: Path) -> int:
@@ -69,71 +84,83 @@ def _crc(path: Path) -> int:
 def kept(
     checkpoint: Checkpoint,
     facts: Mapping[str, Any],
-    kinds: Iterable[type],
+    packages: Iterable[str],
     compute: Callable[[], Result],
 ) -> tuple[Result, Path | None]:
     """Returns the result of a checkpoint that these facts decide, computed once.
 
     Args:
         checkpoint: The checkpoint that the result is about.
-        facts: All that decides the numbers besides the checkpoint and the code.
-        kinds: The classes, of the model and the data, whose code is part of the key.
+        facts: All facts that decide the numbers, besides the checkpoint and the code.
+        packages: Names of the packages that the model and its data come from, whose code is part
+            of the key.
         compute: Computes the result under the keys of its JSON file.
 
     Returns:
         The result, and the file that it was read from, or None where it was computed.
     """
-    code = code_digest(*kinds)
-    if code is None:
+    code = code_digest(packages)
+    identity = None if code is None else _identity(checkpoint, {"code": code, **facts})
+    if identity is None:
         return compute(), None
-    facts = {"code": code, **facts}
-    identity = _identity(checkpoint, facts)
     path = results_folder(checkpoint) / f"{_digest(identity)}.json"
     content = _read(path)
     if content is not None and content.pop("identity") == identity:
+        del content["written"]
         return content, path
     result = compute()
-    if all(math.isfinite(value) for value in result.values() if isinstance(value, float)):
-        keep(checkpoint, result, facts)
+    # a running training may have replaced the file meanwhile
+    if _is_finite(result) and file_status(checkpoint.path) == checkpoint.status:
+        _write(path, result, identity)
     return result, None
 
 
 def keep(checkpoint: Checkpoint, result: Result, facts: Mapping[str, Any]) -> None:
-    """Writes a result to the folder of the checkpoint's run; where that refuses, warns.
+    """Writes a result that no command reads in place of computing it, such as scores of tasks.
 
     Args:
         checkpoint: The checkpoint that the result is about.
         result: The result under the keys of its JSON file.
-        facts: All that decides the numbers besides the checkpoint.
+        facts: All facts that decide the numbers, besides the checkpoint.
     """
-    folder = results_folder(checkpoint)
     identity = _identity(checkpoint, facts)
+    if identity is not None:
+        path = results_folder(checkpoint) / f"{_digest(identity)}.json"
+        _write(path, result, identity)
+
+
+def _write(path: Path, result: Result, identity: Result) -> None:
+    written = datetime.now(UTC).isoformat()
     try:
-        folder.mkdir(exist_ok=True)
-        write_json(folder / f"{_digest(identity)}.json", {**result, "identity": identity})
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {**result, "identity": identity, "written": written})
     except (OSError, ValueError) as error:
-        warnings.warn(
-            f"{folder}: the result cannot be kept ({error}); it is computed again next time",
-            stacklevel=3,
-        )
+        print(f"{path.parent}: the result cannot be kept ({error})", file=sys.stderr)
 
 
-def _identity(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Result:
-    digest = checkpoint_digest(checkpoint.path)
-    identity = {"format": RESULT_FORMAT, "checkpoint": digest, **facts}
-    return dict(json.loads(_as_text(identity)))  # as it is read from a file
+def _identity(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Result | None:
+    """Returns the facts as a file has them; None where the checkpoint has no digest."""
+    digest = checkpoint_digest(checkpoint)
+    if digest is None:
+        return None
+    return dict(json.loads(_as_text({"format": RESULT_FORMAT, "checkpoint": digest, **facts})))
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def results_of(checkpoint: Checkpoint) -> list[Result]:
     """Returns the results that are about the checkpoint's content, the oldest first."""
-    files = sorted(
-        results_folder(checkpoint).glob("*.json"), key=lambda file: (file.stat().st_mtime, file)
-    )
+    files = sorted(results_folder(checkpoint).glob("*.json"))
     contents = [content for content in map(_read, files) if content is not None]
     if not contents:
         return []
-    digest = checkpoint_digest(checkpoint.path)
-    return [each for each in contents if each["identity"].get("checkpoint") == digest]
+    same = {"format": RESULT_FORMAT, "checkpoint": checkpoint_digest(checkpoint)}
+    about = [each for each in contents if same.items() <= each["identity"].items()]
+    return sorted(about, key=lambda content: str(content["written"]))
 
 
 def _read(path: Path) -> Result | None:
@@ -143,19 +170,16 @@ def _read(path: Path) -> Result | None:
     except (OSError, ValueError, RecursionError):
         return None
     known = isinstance(content, dict) and isinstance(content.get("identity"), dict)
-    return content if known else None
+    return content if known and "written" in content else None
 
 
-def code_digest(*kinds: type) -> str | None:
-    """Returns a digest of the sources that compute a result, or None where there are none to read.
+def code_digest(packages: Iterable[str]) -> str | None:
+    """Returns a digest of the sources that compute a result, or None where they cannot be read.
 
-    These are the packages of this project that do, and those of the classes, which may be the
-    user's.
+    It covers this project's packages and ``packages``, which may be the user's, and the version of
+    torch.
     """
-    packages = dict.fromkeys(
-        (*OWN_PACKAGES, *(kind.__module__.partition(".")[0] for kind in kinds))
-    )
-    digests = [_package_digest(name) for name in packages]
+    digests = [_package_digest(name) for name in dict.fromkeys((*OWN_PACKAGES, *packages))]
     return None if None in digests else _digest([*digests, torch.__version__])
 
 
@@ -166,15 +190,13 @@ def _package_digest(name: str) -> str | None:
         spec = importlib.util.find_spec(name)
     if spec is None:
         return None
-    if spec.submodule_search_locations is not None:
-        files = [
-            file
-            for folder in spec.submodule_search_locations
-            for file in Path(folder).rglob("*.py")
-        ]
+    if spec.submodule_search_locations is None:
+        files = [Path(spec.origin or "")]
     else:
-        files = [Path(inspect.getsourcefile(importlib.import_module(name)) or "")]
-    return _digest([file.read_text(encoding="utf-8") for file in sorted(files) if file.is_file()])
+        folders = map(Path, spec.submodule_search_locations)
+        files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+    sources = [file.read_bytes() for file in files if file.is_file()]
+    return _digest([hashlib.sha256(source).hexdigest() for source in sources]) if sources else None
 
 
 def _digest(value: Any) -> str:

@@ -40,7 +40,7 @@ from lightning_models.recipe import resolve_class
 ANSWERS = "answers"
 """Targets that models of questions are scored on; they are no text."""
 BITS, NATS = "bits_per_byte", "nats_per_token"
-NOW = "measured now"
+NOW, BEFORE = "measured now", "measured before"
 Task = Mapping[str, Mapping[str, Any]]
 """Scores of a task: its ``metrics``, and ``how`` they were measured."""
 
@@ -65,7 +65,7 @@ class RunMetrics:
     model_recipe: Mapping[str, Any]
     """Class path and arguments of the model."""
     recipe: str
-    """All that runs which differ in the seed have in common, as text."""
+    """Settings that runs share if they differ only in their seeds, as JSON."""
     reads: str
     """Rows of its data: windows, sentences or reasoning."""
     tokenizer: str
@@ -115,7 +115,7 @@ class RunMetrics:
     same_text: bool = False
     """Whether the text that is there today is the text that the checkpoint was trained on."""
     source: str = NOW
-    """File that the likelihood was read from, or ``NOW``."""
+    """Whether the likelihood was measured ``NOW``, or read from the folder of the run."""
     scored: Mapping[str, Any] = field(default_factory=dict)
     """Text, split, bytes, tokens, batches and precision of the likelihood."""
     context: int = 0
@@ -177,29 +177,35 @@ HOW_ASKED = ("mode", "budget", "precision", "counted")
 
 
 def tasks_in(results: Iterable[Mapping[str, Any]]) -> dict[str, Task]:
-    """Returns the scores of each task; of several the one with the most examples.
+    """Returns the scores of each task.
 
-    Of two with as many the later one. Results with other settings of the model than it was trained
-    with (``--set``) are left out, and so are the tasks that a group consists of where the group has
-    a mean.
+    The result with the most examples counts, and the later of two with the same number. Results
+    under changed settings of the model (``--set``) are left out, and so are the members of a group
+    that has a mean.
 
     Returns:
-        For each task its ``metrics`` without standard errors, and ``how`` they were measured: what
-        must be the same for two of them to be compared.
+        For each task its ``metrics`` without standard errors, and ``how`` they were measured, which
+        must be the same where tasks are compared. Names end in ``_Nshot`` where a task was asked
+        with several numbers of examples in the prompt.
     """
-    found: dict[str, Task] = {}
+    found: dict[tuple[str, Any], Task] = {}
     for content in results:
         asked, tasks = content.get("settings", {}), content.get("tasks")
         if not isinstance(tasks, Mapping) or asked.get("set"):
             continue
         grouped = {member for task in tasks.values() for member in _members(task)}
         for name, task in tasks.items():
-            one = _task_result(task, asked)
-            if one["metrics"] and name not in grouped:
-                before = found.get(str(name))
-                if before is None or _examples(one) >= _examples(before):
-                    found[str(name)] = one
-    return found
+            result = _task_result(task, asked)
+            key = str(name), result["how"].get("num_fewshot")
+            if not result["metrics"] or name in grouped:
+                continue
+            if key not in found or _examples(result) >= _examples(found[key]):
+                found[key] = result
+    names = [name for name, _ in found]
+    return {
+        name if names.count(name) == 1 else f"{name}_{shots or 0}shot": task
+        for (name, shots), task in found.items()
+    }
 
 
 def _examples(task: Task) -> int:
@@ -452,7 +458,7 @@ def measure(run: RunRecord, options: ScoringOptions) -> RunMetrics:
         **describe_score(run, content, data.row_tokens(options.split), markers),
         text=text,
         same_text=run.checkpoint.data_state.get("fingerprint") == data.fingerprint,
-        source=NOW if file is None else file.name,
+        source=NOW if file is None else BEFORE,
         scored={"text": text, "split": options.split, **sizes, **settings},
         stride=getattr(data, "eval_stride", None),
         text_changes=data.tokenizer.text_changes,
@@ -605,7 +611,7 @@ def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.Dat
     runs = runs.where(runs.notna(), None)
     rows = [row for _, row in runs.groupby(["row", "recipe", "stride"], sort=False, dropna=False)]
     firsts = [row.iloc[0] for row in rows]
-    names = [_name_of_row(list(row["run"])) for row in rows]
+    names = [_name_of_row(list(row["run"]), row["model"].iloc[0]) for row in rows]
     given, recipes = ([first[key] for first in firsts] for key in ("row", "model_recipe"))
     labels = make_labels(names, given, recipes, keys)
     for label, row in zip(labels, rows, strict=True):
@@ -614,10 +620,13 @@ def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.Dat
     return pd.concat([group.assign(seed=_seeds(group)) for group in groups], ignore_index=True)
 
 
-def _name_of_row(names: Sequence[str]) -> str:
-    """Returns what the names of a row's runs begin with, or the first of them."""
+def _name_of_row(names: Sequence[str], model: str) -> str:
+    """Returns what the names of a row's runs begin with, else the class of the model."""
+    if len(names) == 1:
+        return names[0]
     shared = os.path.commonprefix(list(names))  # noqa: RUF071  letters, not folders
-    return shared.rstrip("/-_.= ") or names[0]
+    shared = shared.rstrip("/-_.= 0123456789")
+    return model if not shared or shared.rpartition("/")[2] == "version" else shared
 
 
 def _rank(row: pd.DataFrame) -> tuple[int, bool, float, str]:

@@ -2,7 +2,6 @@
 
 import glob
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,29 +171,32 @@ def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
 # ---- names and labels
 
 
-_LAYOUT = re.compile(r"version_\d+|checkpoints")
-
-
 def path_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
     """Returns the path of each checkpoint's run below the folder that all of them are in.
 
-    Parts that every run has (its class, version and checkpoints) are left out where the rest is
-    enough to distinguish the runs.
+    The class and ``version_0`` are left out where the rest distinguishes the runs. A single run
+    without a path of its own is called by its class.
     """
-    paths = [checkpoint.path.resolve() for checkpoint in checkpoints]
-    kept = [Path(*_chosen_parts(each)) for each in checkpoints]
-    if len(set(kept)) < len(kept):
-        kept = [path.with_suffix("") for path in paths]
-    common = os.path.commonpath([path.parent for path in kept])
-    return [str(path.relative_to(common)) for path in kept]
+    folders = [_run_folder(checkpoint) for checkpoint in checkpoints]
+    if len(set(folders)) < len(folders):  # several checkpoints of one run
+        folders = [checkpoint.path.resolve().with_suffix("") for checkpoint in checkpoints]
+    kinds = [each.model_recipe["class_path"].rpartition(".")[2] for each in checkpoints]
+    if len(folders) == 1:
+        return [_short(folders[0].parts[-3:], kinds[0]) or kinds[0]]
+    common = os.path.commonpath([folder.parent for folder in folders])
+    paths = [folder.relative_to(common).parts for folder in folders]
+    short = [_short(path, kind) for path, kind in zip(paths, kinds, strict=True)]
+    unique = all(short) and len(set(short)) == len(short)
+    return short if unique else ["/".join(path) for path in paths]
 
 
-def _chosen_parts(checkpoint: Checkpoint) -> list[str]:
-    """Returns the parts of a path that the user has chosen."""
+def _run_folder(checkpoint: Checkpoint) -> Path:
     path = checkpoint.path.resolve()
-    kind = checkpoint.model_recipe["class_path"].rpartition(".")[2]
-    parts = (path.parent if path.parent.name == "checkpoints" else path.with_suffix("")).parts
-    return [part for part in parts if not (_LAYOUT.fullmatch(part) or part == kind)]
+    return path.parents[1] if path.parent.name == "checkpoints" else path.with_suffix("")
+
+
+def _short(parts: Sequence[str], kind: str) -> str:
+    return "/".join(part for part in parts if part not in (kind, "version_0"))
 
 
 def make_labels(

@@ -34,7 +34,7 @@ from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the numbers of one model on some sets under the keys of the JSON file.
 
-    On top, for ``evaluate.py compare --view results``, what all sets have in common, a perplexity
+    On top, what all sets have in common, a perplexity
     of each, and the cost of all together; under ``sets`` the whole result of each.
 
     Sets are results of ``measure_perplexity`` by name, at least one.

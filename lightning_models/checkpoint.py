@@ -40,6 +40,10 @@ _LAYOUT: dict[str, type] = {
 }
 
 
+RESULTS = "results"
+"""Folder with the scores of checkpoints, in that of their run."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read or rebuilt; the message names the file and the cure."""
 
@@ -58,6 +62,8 @@ class Checkpoint:
     """Everything Lightning saved; tensors are mapped from the file, not read."""
     which: Which | None = None
     """Which one of its run it was chosen as; None: its file was named."""
+    status: tuple[int, ...] | None = None
+    """Status of the file when it was read, see ``file_status``."""
 
     def __post_init__(self) -> None:
         """Checks that the content says how to rebuild the model."""
@@ -286,10 +292,18 @@ def read_whole(path: str | Path) -> dict[str, Any]:
 
 def _open(path: Path) -> Checkpoint:
     """Returns the checkpoint, its tensors unread."""
-    content = _load(path)
+    status, content = file_status(path), _load(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a checkpoint")
-    return Checkpoint(path, content)
+    return Checkpoint(path, content, status=status)
+
+
+def file_status(path: Path) -> tuple[int, ...] | None:
+    """Returns inode, size and time of a file, which a replacement changes; None for folders."""
+    if not path.is_file():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _check_sums(path: Path) -> None:
@@ -374,6 +388,7 @@ def started_runs(paths: Iterable[Path]) -> list[Path]:
     in a warning and left out.
     """
     found = list(dict.fromkeys(run for path in paths for run in _runs_below(path) or [path]))
+    found = [path for path in found if path.name != RESULTS or _has_checkpoint(path)] or found
     failed = [path for path in found if path.is_dir() and not _has_checkpoint(path)]
     if not failed or len(failed) == len(found):
         return found

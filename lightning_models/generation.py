@@ -33,6 +33,10 @@ class Decoder(Protocol):
         """Advances each row by one unit of its own work; returns logits (B, V), ready (B,)."""
 
 
+COLDEST = 1e-30
+"""Temperatures below are greedy: logits divided by them overflow."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """How the next token is chosen.
@@ -232,7 +236,7 @@ class Sampler:
             ready: (B,) bool; what is returned for other rows means nothing.
             rows: the stream each row draws from.
         """
-        if self.config.temperature == 0:
+        if self.config.temperature < COLDEST:
             return logits.argmax(dim=-1)
         flags = ready.tolist()
         draws = [

@@ -272,13 +272,14 @@ def test_checkpoints_that_cannot_be_restored(refused, place, case):
     assert "broken.ckpt" in refused(train_main, verb, "--ckpt_path=broken.ckpt", *options)
 
 
+OFTEN = ("trainer.val_check_interval=1", "trainer.log_every_n_steps=1")
 MONITORS = {
-    "validated": ("nope/none", "trainer.val_check_interval=1"),
+    "validated": ("nope/none", *OFTEN),
     "of a validation": ("val/nope", "trainer.val_check_interval=1"),
-    "of training, validated": ("train/nope", "trainer.val_check_interval=1"),
-    "never validated": ("nope/none", "trainer.limit_val_batches=0"),
+    "of training, validated": ("train/nope", *OFTEN),
+    "never validated": ("nope/none", *OFTEN, "trainer.limit_val_batches=0"),
     "of a validation that never comes": ("val/ppl", "trainer.limit_val_batches=0"),
-    "of training, never validated": ("train/nope", "trainer.limit_val_batches=0"),
+    "of training, never validated": ("train/nope", *OFTEN, "trainer.limit_val_batches=0"),
     "never validated, many steps": (
         "train/nope",
         "trainer.limit_val_batches=0",
@@ -294,6 +295,19 @@ def test_a_monitor_that_nothing_logs(case, refused):
     options = (f"--checkpoint.monitor={monitor}", *(f"--{option}" for option in options))
     line = refused(train_main, *FIT, "--data.cache_dir=cache", *options)
     assert f"checkpoint.monitor ({monitor})" in line
+
+
+@pytest.mark.parametrize(
+    ("monitor", "validations"),
+    [("val/los", 1), ("throughput/tokens_per_second", 0), ("train/nope", 0)],
+)
+def test_a_monitor_of_a_run_too_short_to_know_is_warned_of(monitor, validations, place):
+    """Two steps without a logged one, or before the first validation: the run is kept."""
+    options = (f"--checkpoint.monitor={monitor}", f"--trainer.limit_val_batches={validations}")
+    options += ("--trainer.default_root_dir=again", "--data.cache_dir=cache")
+    with pytest.warns(UserWarning, match="no best checkpoint was kept"):
+        assert train_main([*FIT, *options]) == 0
+    assert list((place / "again").rglob("last.ckpt"))
 
 
 RANKED_BY = {

@@ -96,6 +96,7 @@ from training.processes import (
     code_without_report,
     is_later_rank,
     settle_processes,
+    slurm_tasks,
 )
 from training.records import SaveRunRecord, WaitedError, hold, log_folder_of, loggers_of
 from training.runtime import (
@@ -599,7 +600,7 @@ class LatentCLI(LightningCLI):
 def _is_job_of_one(config: dict[str, Any]) -> bool:
     """Whether a trainer of one process is one of several SLURM tasks, as in a sweep."""
     one = str(config["devices"]) == "1" and config["num_nodes"] == 1
-    return one and config["strategy"] == "auto" and int(os.environ.get("SLURM_NTASKS") or 1) > 1
+    return one and config["strategy"] == "auto" and slurm_tasks() > 1
 
 
 def main(args: list[str] | None = None) -> int:

@@ -35,12 +35,20 @@ def is_later_rank(devices: str) -> bool:
         return os.environ.get("RANK", "0") != "0"
     if (launcher := os.environ.get(LAUNCHER)) is not None:
         return int(launcher) != os.getpid()
-    several = devices.isdecimal() and int(devices) > 1 and _slurm_tasks() > 1
+    several = devices.isdecimal() and int(devices) > 1 and slurm_tasks() > 1
     return several and os.environ.get("SLURM_PROCID", "0") != "0"
 
 
-def _slurm_tasks() -> int:
-    return int(os.environ.get("SLURM_NTASKS") or 1)
+def slurm_tasks() -> int:
+    """Returns the number of tasks of the SLURM job step, 1 outside of one.
+
+    Raises:
+        UserError: If SLURM_NTASKS is no number.
+    """
+    tasks = os.environ.get("SLURM_NTASKS") or "1"
+    if not tasks.isdecimal():
+        raise UserError(f"SLURM_NTASKS ({tasks}) must be a number of tasks; unset it outside SLURM")
+    return int(tasks)
 
 
 def settle_processes(trainer: L.Trainer, devices: object) -> None:
@@ -79,7 +87,7 @@ def _check_number(
         launcher, cure = "torchrun", "--nproc_per_node"
         rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     elif environment is None:
-        tasks = _slurm_tasks()
+        tasks = slurm_tasks()
         if tasks > 1 and chosen:
             rank_zero_info(f"SLURM has {tasks} tasks; each trains a run of its own ({asked})")
         elif tasks > 1:
@@ -136,7 +144,7 @@ def code_without_report(error: Exception) -> int | None:
     return None
 
 
-def await_launched(trainer: L.Trainer, patience: float = PATIENCE) -> None:
+def await_launched(trainer: L.Trainer, patience: float = 60) -> None:
     """Waits until the ranks that this process has launched end as it does, without an error.
 
     Nobody else sees their exit codes: a run of which one rank fails at its very end would count as
@@ -144,19 +152,22 @@ def await_launched(trainer: L.Trainer, patience: float = PATIENCE) -> None:
 
     Args:
         trainer: What has launched them.
-        patience: Seconds for each of them to end.
+        patience: Seconds for each of them to end. Longer ones are left with a warning.
 
     Raises:
-        LostRankError: If one ends with an error, or not at all.
+        LostRankError: If one ends with an error.
     """
     launched: list[Any] = getattr(trainer.strategy.launcher, "procs", [])
-    processes = list(launched)
-    launched.clear()  # Lightning's observer reads the list, and kills this process where one failed
+    # processes of multiprocessing (ddp_spawn) are joined, and raise, within Lightning
+    processes = [process for process in launched if isinstance(process, subprocess.Popen)]
+    if processes:
+        launched.clear()  # Lightning's observer reads the list, and kills this process at an error
     for rank, process in enumerate(processes, start=1):
         try:
             code = process.wait(patience)
-        except subprocess.TimeoutExpired as error:
-            raise LostRankError(f"process {rank} of the run has not ended") from error
+        except subprocess.TimeoutExpired:
+            rank_zero_warn(f"process {rank} of the run has not ended after {patience:.0f} s")
+            continue
         if code:
             raise LostRankError(
                 f"process {rank} of the run has failed at its end (exit code {code}); its own "

@@ -130,7 +130,7 @@ def run(settings: Namespace) -> None:
         "settings": how,
         "versions": {name: version(name) for name in PACKAGES},
     }
-    keep(checkpoint, result, {"command": "tasks", **how})
+    keep(checkpoint, result, {"command": "tasks", "tokenizer": tokenizer.state(), **how})
     if output is not None:
         write_json(output, result)
 

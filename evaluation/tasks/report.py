@@ -144,7 +144,7 @@ def shown(scores: Mapping[str, Score]) -> dict[str, Score]:
 
 
 def headlines(scores: Mapping[str, Score]) -> dict[str, float]:
-    """Returns the metrics that are shown by ``task_metric``, for ``compare --view results``."""
+    """Returns the metrics that are shown by ``task_metric``."""
     pairs = ((name, score["metrics"]) for name, score in shown(scores).items())
     return {f"{name}_{key}": value for name, metrics in pairs for key, value in metrics.items()}
 

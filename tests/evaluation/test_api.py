@@ -283,10 +283,12 @@ def test_numbers_of_numpy_are_numbers():
     assert type(few.model.config.inner_steps) is int
 
 
-def test_the_hottest_temperature_draws_evenly():
+def test_the_hottest_temperature_draws_evenly_and_the_coldest_is_greedy():
     lm = opened("transformer")
-    hot = lm.generate(TEXT, max_new_tokens=6, temperature=10**30, seed=3)
-    assert hot == lm.generate(TEXT, max_new_tokens=6, temperature=1e30, seed=3)
+    texts = [lm.generate(TEXT, max_new_tokens=6, temperature=10**30, seed=n) for n in range(20)]
+    assert len(set("".join(texts))) > 35  # 48 ASCII characters are expected in 120 even draws
+    greedy = lm.generate(TEXT, max_new_tokens=6, temperature=0)
+    assert lm.generate(TEXT, max_new_tokens=6, temperature=1e-320) == greedy
 
 
 def test_options_of_load_reach_the_model(tmp_path):

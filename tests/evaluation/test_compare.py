@@ -1,6 +1,7 @@
 """Runs of all methods in one comparison: rows, checks, report, results of others, bad input."""
 
 import html
+import importlib
 import json
 import math
 import re
@@ -368,15 +369,64 @@ def test_the_same_score_is_measured_once(compare, evaluates, plain, mark, tmp_pa
 
 @pytest.mark.parametrize(
     "options",
-    [("--limit_batches", 1), ("--split", "test"), ("--precision", "bf16"), ("--stride", 8)],
+    [
+        ("--limit_batches", 1),
+        ("--split", "test"),
+        ("--precision", "bf16"),
+        ("--data.eval_stride", 8),
+        ("--batch_size", 3),
+        ("--set.attention_backend", "math"),
+        ("--mode", "autoregressive", "--positions", 9),
+    ],
     ids=lambda options: options[0],
 )
-def test_another_setting_is_measured(compare, evaluates, plain, mark, options):
+def test_another_setting_is_measured(evaluates, plain, mark, tmp_path, options):
     evaluates("perplexity", "--ckpt", plain)
     mark()
-    _, (row,) = compare(plain, *options)
-    assert float(row["nats_per_token_exact"]) != 3.25
+    evaluates("perplexity", "--ckpt", plain, "--output", tmp_path / "again.json", *options)
+    assert json.loads((tmp_path / "again.json").read_text())["nats_per_token"] != 3.25
     assert len(kept_files(plain)) == 2
+
+
+def test_a_setting_that_an_older_checkpoint_lacks_is_measured(evaluates, ponder_path, tmp_path):
+    content = torch.load(ponder_path, weights_only=True)
+    del content["recipe"]["model"]["init_args"]["config"]["alpha"]
+    torch.save(content, tmp_path / "older.ckpt")
+    losses = []
+    for options in ((), ("--set.alpha", "-30")):
+        target = ("--output", tmp_path / "result.json")
+        evaluates("perplexity", "--ckpt", tmp_path / "older.ckpt", *target, *options)
+        result = json.loads((tmp_path / "result.json").read_text())
+        losses.append(result["nats_per_token"])
+    assert losses[0] != losses[1]
+    assert result["settings"]["set"] == {"alpha": -30}
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile_keeps_no_result(plain, runs):
+    checkpoint = read_checkpoint(checkpoint_of(plain))
+
+    def compute():
+        new = plain / "new.ckpt"
+        shutil.copy(checkpoint_of(runs / "plain_2"), new)
+        new.replace(checkpoint.path)
+        return {"nats_per_token": 1.0}
+
+    assert results.kept(checkpoint, {}, (), compute) == ({"nats_per_token": 1.0}, None)
+    assert kept_files(plain) == []
+    assert results.checkpoint_digest(checkpoint) is None
+
+
+def test_the_code_of_a_package_is_part_of_the_key(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    digests = []
+    for value in (b"# caf\xe9", b"# tea"):
+        (tmp_path / "my_layers.py").write_bytes(b"# -*- coding: latin-1 -*-\n" + value)
+        results._package_digest.cache_clear()
+        importlib.invalidate_caches()
+        digests.append(results.code_digest(["my_layers"]))
+    assert digests[0] != digests[1]
+    assert None not in digests
+    assert results.code_digest(["not_there"]) is None
 
 
 def test_a_checkpoint_of_another_content_is_measured(evaluates, plain, mark, tmp_path):
@@ -393,7 +443,7 @@ def test_a_checkpoint_of_another_content_is_measured(evaluates, plain, mark, tmp
 def test_other_code_measures_again(evaluates, plain, mark, monkeypatch, tmp_path):
     evaluates("perplexity", "--ckpt", plain)
     mark()
-    monkeypatch.setattr(results, "code_digest", lambda *kinds: "other")
+    monkeypatch.setattr(results, "code_digest", lambda packages: "other")
     evaluates("perplexity", "--ckpt", plain, "--output", tmp_path / "again.json")
     assert json.loads((tmp_path / "again.json").read_text())["nats_per_token"] != 3.25
 
@@ -411,8 +461,16 @@ def test_a_moved_run_keeps_its_results(compare, evaluates, plain, mark, tmp_path
 def test_a_folder_that_refuses_files_is_said(evaluates, plain):
     folder = next(plain.rglob("version_0"))
     (folder / "results").write_text("in the way")
-    with pytest.warns(UserWarning, match="the result cannot be kept"):
-        assert evaluates("perplexity", "--ckpt", plain)
+    assert evaluates("perplexity", "--ckpt", plain)
+    assert (folder / "results").read_text() == "in the way"
+
+
+def test_seeds_of_unnamed_runs_are_a_row_of_their_class(compare, runs, tmp_path):
+    for number in (0, 1):
+        source = next((runs / f"plain_{number + 1}").rglob("version_0"))
+        shutil.copytree(source, tmp_path / "TransformerLM" / f"version_{number}")
+    _, rows = compare(tmp_path / "TransformerLM")
+    assert [row["label"] for row in rows] == ["TransformerLM"] * 2
 
 
 def test_scores_of_tasks_make_columns(compare, plain, runs):

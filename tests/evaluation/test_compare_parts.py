@@ -110,6 +110,14 @@ def test_the_file_with_the_most_examples_counts():
         assert tasks_in(order)["piqa_local"]["metrics"] == {"acc": 0.5}
 
 
+def test_numbers_of_examples_in_the_prompt_are_kept_apart():
+    both = [result(0.5), result(0.75)]
+    for shots, each in zip((0, 5), both, strict=True):
+        each["tasks"]["piqa_local"]["num_fewshot"] = shots
+    found = {name: task["metrics"]["acc"] for name, task in tasks_in(both).items()}
+    assert found == {"piqa_local_0shot": 0.5, "piqa_local_5shot": 0.75}
+
+
 def test_changed_models_are_left_out():
     assert tasks_in([result(0.5, settings={**ASKED, "set": {"inner_steps": 0}})]) == {}
 

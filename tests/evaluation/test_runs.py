@@ -101,8 +101,11 @@ def test_names_are_paths_below_the_common_folder(checkpoint_path):
     run = "{}/TransformerLM/version_{}/checkpoints/{}.ckpt"
     assert names(run.format("p/a", 0, "last"), run.format("b", 0, "last")) == ["p/a", "b"]
     assert names(run.format("p/a", 0, "last")) == ["a"]
+    assert names("TransformerLM/version_0/checkpoints/last.ckpt") == ["x"]
     versions = names(run.format("a", 0, "last"), run.format("a", 1, "last"))
-    assert versions == ["version_0/checkpoints/last", "version_1/checkpoints/last"]
+    assert versions == ["version_0", "version_1"]
+    one_run = names(run.format("a", 0, "last"), run.format("a", 0, "best"))
+    assert one_run == ["last", "best"]
     assert names("a.ckpt", "b.ckpt") == ["a", "b"]
 
 

@@ -1,7 +1,6 @@
 """Contexts that several continuations share are read once, and change no answer."""
 
 import pytest
-import torch
 from methods import METHODS
 from task_data import request
 
@@ -114,4 +113,3 @@ def test_a_batch_has_no_more_rows_than_allowed_and_fits_learned_positions(monkey
     assert sum(rows for rows, _ in sizes) == len(texts)
     assert max(rows for rows, _ in sizes) <= 6
     assert max(width for _, width in sizes) <= BLOCK
-    assert torch.is_tensor(model.network.position.weight)
