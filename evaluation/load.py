@@ -116,8 +116,13 @@ def build_outline(
         CheckpointError: if the recipe does not fit this version's classes.
     """
     model = _without_network(checkpoint, changes)
-    with torch.device("meta"), bounded_weights(math.inf):
-        model.configure_model()
+    try:
+        with torch.device("meta"), bounded_weights(math.inf):
+            model.configure_model()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise CheckpointError(f"{checkpoint.path}: the network is too large: {error}") from error
     return model.eval()
 
 

@@ -182,7 +182,7 @@ def path_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
         folders = [checkpoint.path.resolve().with_suffix("") for checkpoint in checkpoints]
     kinds = [each.model_recipe["class_path"].rpartition(".")[2] for each in checkpoints]
     if len(folders) == 1:
-        return [_short(folders[0].parts[-3:], kinds[0]) or kinds[0]]
+        return [_short(folders[0].parts, kinds[0]).rpartition("/")[2] or kinds[0]]
     common = os.path.commonpath([folder.parent for folder in folders])
     paths = [folder.relative_to(common).parts for folder in folders]
     short = [_short(path, kind) for path, kind in zip(paths, kinds, strict=True)]

@@ -230,7 +230,7 @@ STUDIES = {
 @pytest.mark.parametrize("name", STUDIES)
 def test_validations_of_studies_at_paper_scale_take_little_of_the_flops(name, tmp_path):
     study, shares = load_study(name), {}
-    for run in study.runs:
+    for run in study.runs.values():
         content = study.train_config(run)
         file = tmp_path / f"{run.name}.yaml"
         file.write_text(yaml.safe_dump(content))

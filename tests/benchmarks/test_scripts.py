@@ -72,7 +72,7 @@ def test_a_config_is_measured_with_options_of_fit(text_file, data_cache):
     options.others += ["--model.config.dim=32", "--data.batch_size=2", "--data.block_size=32"]
     options.rounds = 2
     (row,) = throughput.rows(options)
-    assert 0 < row["MFU"] < 1
+    assert row["MFU"] is None  # a CPU has no peak in the table
     assert 0 < row["waits for data"] < 1
     assert row["GFLOP/s"] == pytest.approx(row["tokens/s"] * row["MFLOP/token"] / 1e3)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def test_limit_scores_the_first_batches(score, checkpoint_path):
     assert result["settings"]["batches"] == 2 < result["settings"]["of_batches"]
 
 
-def test_kernels_are_chosen_by_options(score, checkpoint_path, monkeypatch):
+def test_kernels_are_chosen_by_options(score, checkpoint_path, monkeypatch, tmp_path):
     """A GPU would take them; they are asked for while the model runs, and only then."""
     seen, real = [], TransformerLM.score
 
@@ -135,8 +136,9 @@ def test_kernels_are_chosen_by_options(score, checkpoint_path, monkeypatch):
     monkeypatch.setattr(TransformerLM, "score", spy)
     torch.backends.cuda.enable_cudnn_sdp(True)
     few = ("--limit_batches", "1")
-    assert score(checkpoint_path, *few)["settings"]["precision"] == "32"
-    result = score(checkpoint_path, *few, "--precision", "tf32", "--cudnn_attention", "true")
+    own = shutil.copy(checkpoint_path, tmp_path / "own.ckpt")  # of which no scores are kept
+    assert score(own, *few)["settings"]["precision"] == "32"
+    result = score(own, *few, "--precision", "tf32", "--cudnn_attention", "true")
     assert result["settings"]["precision"] == "tf32"
     assert seen == [(False, "highest"), (True, "high")]
     assert torch.get_float32_matmul_precision() == "highest"
