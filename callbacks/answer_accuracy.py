@@ -168,6 +168,16 @@ class AnswerAccuracy(EvaluationHooks):
     questions of its batches, so with more ranks more questions are asked. Training is not touched:
     random states and modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode
     max`` keeps the checkpoint that answers best.
+
+    Args:
+        num_batches: batches of each rank whose questions are asked; null: all.
+        max_new_tokens: most tokens that a model may write, a chain of thought included; null:
+            twice as many as the longest right text of the batch has, steps included; in
+            windows as many as its longest answer and EOS have.
+        by_group: whether groups of questions are logged, too.
+
+    Raises:
+        ValueError: if a number is too low.
     """
 
     def __init__(
@@ -176,18 +186,6 @@ class AnswerAccuracy(EvaluationHooks):
         max_new_tokens: int | None = None,
         by_group: bool = True,
     ) -> None:
-        """Chooses how many questions are asked.
-
-        Args:
-            num_batches: batches of each rank whose questions are asked; null: all.
-            max_new_tokens: most tokens that a model may write, a chain of thought included; null:
-                twice as many as the longest right text of the batch has, steps included; in
-                windows as many as its longest answer and EOS have.
-            by_group: whether groups of questions are logged, too.
-
-        Raises:
-            ValueError: if a number is too low.
-        """
         check_least("num_batches", num_batches, 1)
         check_least("max_new_tokens", max_new_tokens, 1)
         self.num_batches = num_batches

@@ -48,6 +48,22 @@ class SaveCheckpoints(ModelCheckpoint):
     checkpoint has after it is in the log files before. Where a validation is due at the same step,
     ``last.ckpt`` is written when that begins (``PendingValidation`` has a resumed run do it first)
     and once more after it.
+
+    Args:
+        dirpath: folder; null: ``checkpoints`` in the run's log folder.
+        filename: template such as ``{epoch}-{step}``; null: ``best-{step}``, or ``{step}`` if
+            all are kept.
+        monitor: logged value that ranks checkpoints; null: the most recent is the best.
+        mode: whether a small or a large value is good.
+        save_top_k: how many of the best to keep; -1: all, 0: none.
+        save_last: whether to keep ``last.ckpt``.
+        every_n_train_steps: optimiser steps between two ``last.ckpt``; null: no such trigger.
+        train_time_interval: time between two ``last.ckpt``; null: no such trigger.
+        save_on_exception: whether to write where an error ends the run. Of several processes
+            only an error that all of them raise is one they can write a checkpoint after.
+        save_weights_only: whether to leave out all that a resumed run needs besides weights.
+        auto_insert_metric_name: whether ``{step}`` becomes ``step=7``; false for templates with
+            names that hold a slash, such as ``{val/loss:.2f}``.
     """
 
     def __init__(
@@ -64,24 +80,6 @@ class SaveCheckpoints(ModelCheckpoint):
         save_weights_only: bool = False,
         auto_insert_metric_name: bool = True,
     ) -> None:
-        """Chooses what is kept.
-
-        Args:
-            dirpath: folder; null: ``checkpoints`` in the run's log folder.
-            filename: template such as ``{epoch}-{step}``; null: ``best-{step}``, or ``{step}`` if
-                all are kept.
-            monitor: logged value that ranks checkpoints; null: the most recent is the best.
-            mode: whether a small or a large value is good.
-            save_top_k: how many of the best to keep; -1: all, 0: none.
-            save_last: whether to keep ``last.ckpt``.
-            every_n_train_steps: optimiser steps between two ``last.ckpt``; null: no such trigger.
-            train_time_interval: time between two ``last.ckpt``; null: no such trigger.
-            save_on_exception: whether to write where an error ends the run. Of several processes
-                only an error that all of them raise is one they can write a checkpoint after.
-            save_weights_only: whether to leave out all that a resumed run needs besides weights.
-            auto_insert_metric_name: whether ``{step}`` becomes ``step=7``; false for templates with
-                names that hold a slash, such as ``{val/loss:.2f}``.
-        """
         if every_n_train_steps is not None and every_n_train_steps < 1:
             raise ValueError(
                 f"every_n_train_steps ({every_n_train_steps}) must be at least 1, or null"
@@ -122,7 +120,7 @@ class SaveCheckpoints(ModelCheckpoint):
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock; a step that was restored counts as written."""
+        # Starts the clock; a step that was restored counts as written.
         super().on_train_start(trainer, pl_module)
         self._seen_step = self._first_step = trainer.global_step
 
@@ -158,7 +156,7 @@ class SaveCheckpoints(ModelCheckpoint):
             self._save_now(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the ``last.ckpt`` that is due: a run killed in the validation then loses none."""
+        # Writes the ``last.ckpt`` that is due: a run killed in the validation then loses none.
         if self._deferred and not trainer.sanity_checking:
             self.save_in_validation(trainer)
 
@@ -205,7 +203,6 @@ class SaveCheckpoints(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the final ``last.ckpt``, and says so where nothing has logged ``monitor``."""
         written = self._last_step == trainer.global_step
         if not (written or self._should_skip_saving_checkpoint(trainer)):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
@@ -276,7 +273,6 @@ class SaveCheckpoints(ModelCheckpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Writes where an error ends the run, if asked to and if the weights are finite."""
         # All ranks write together, and one that did not raise is not here: waiting would hang both.
         together = trainer.world_size == 1 or isinstance(exception, AgreedEnd)
         writes = together and self._should_save_on_exception(trainer)
@@ -362,7 +358,6 @@ class PendingValidation(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Notes whether the validation of this step is yet to be done."""
         checkpoint[KEY] = validation_unfinished(trainer)
         if checkpoint[KEY]:
             progress = checkpoint["loops"]["fit_loop"][_PROGRESS]
@@ -374,7 +369,6 @@ class PendingValidation(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Takes the note."""
         self._pending = bool(checkpoint.get(KEY, False))  # older checkpoints have none
         self._step = int(checkpoint["global_step"])
         if trainer.strategy.restore_checkpoint_after_setup:  # then after on_fit_start
@@ -388,17 +382,15 @@ class PendingValidation(L.Callback):
         self._lift(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forgets the note if this run, with other settings, does not validate at this step."""
         if self._pending and not validation_follows(trainer):
             self._settle(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The validation is being made up for: from here on all is as it was."""
+        # The validation is being made up for: from here on all is as it was.
         if self._pending:
             self._settle(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Leaves nothing for a later ``fit`` of the same process."""
         if self._pending:
             self._settle(trainer)
 

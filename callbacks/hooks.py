@@ -43,7 +43,6 @@ class EvaluationHooks(L.Callback):
     # ---- Lightning's hooks
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Calls ``evaluation_starts``."""
         if self._covers(trainer):
             self.evaluation_starts(trainer, pl_module)
 
@@ -56,17 +55,14 @@ class EvaluationHooks(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Calls ``evaluation_batch_ends``."""
         if self._covers(trainer):
             self.evaluation_batch_ends(trainer, pl_module, batch, batch_idx, dataloader_idx)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Calls ``evaluation_epoch_ends``."""
         if self._covers(trainer):
             self.evaluation_epoch_ends(trainer, pl_module, "test" if trainer.testing else "val")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Calls ``evaluation_ends``."""
         if self._covers(trainer):
             self.evaluation_ends(trainer, pl_module)
 

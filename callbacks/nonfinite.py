@@ -50,19 +50,17 @@ class NonFinite(L.Callback):
 
     Where losses are scaled (16-mixed) gradients overflow by design and the scaler drops those
     steps; then only the losses are looked at.
+
+    Args:
+        action: stop: the program ends with exit code 3 and a message; skip: this optimiser step
+            is dropped (weights and optimiser state stay as they are, the schedule goes on) and
+            counted in ``train/skipped_steps``.
+        max_skipped_in_a_row: of more dropped steps in a row than this, the program ends too.
     """
 
     def __init__(
         self, action: Literal["stop", "skip"] = "stop", max_skipped_in_a_row: int = 10
     ) -> None:
-        """Chooses what happens.
-
-        Args:
-            action: stop: the program ends with exit code 3 and a message; skip: this optimiser step
-                is dropped (weights and optimiser state stay as they are, the schedule goes on) and
-                counted in ``train/skipped_steps``.
-            max_skipped_in_a_row: of more dropped steps in a row than this, the program ends too.
-        """
         if max_skipped_in_a_row < 0:
             raise ValueError(f"max_skipped_in_a_row ({max_skipped_in_a_row}) must not be negative")
         self.action = action
@@ -73,19 +71,16 @@ class NonFinite(L.Callback):
         self._batch: Any = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forgets a step that another run left unfinished."""
         self._step = []
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keeps the batch for the message."""
         self._batch = batch
 
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
-        """Notes the micro-batch, without looking at values."""
         model: Any = pl_module
         self._step.append(
             _MicroBatch(
@@ -152,11 +147,10 @@ class NonFinite(L.Callback):
         check_weights(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counts, so that a resumed run goes on counting."""
+        # Returns the counts, so that a resumed run goes on counting.
         return {"skipped": self.skipped, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the counts back."""
         # older checkpoints also hold "spikes" and "usual_loss", which are ignored
         self.skipped, self._in_a_row = state_dict["skipped"], state_dict["in_a_row"]
 
@@ -285,22 +279,20 @@ class GradientNorm(L.Callback):
     """Logs ``train/grad_norm``: the 2-norm over all parameters before clipping.
 
     It is the gradient of the whole optimiser step: accumulated, averaged over ranks, unscaled.
+
+    Args:
+        every_n_steps: optimiser steps between two values; null: trainer.log_every_n_steps,
+            0: never.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
-        """Chooses how often.
-
-        Args:
-            every_n_steps: optimiser steps between two values; null: trainer.log_every_n_steps,
-                0: never.
-        """
         self.every_n_steps = every_n_steps
         self._latest: tuple[int, Tensor] | None = None
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Logs the norm; Lightning clips after this hook."""
+        # Logs the norm; Lightning clips after this hook.
         interval = log_interval(trainer) if self.every_n_steps is None else self.every_n_steps
         if not interval or (trainer.global_step + 1) % interval:
             return

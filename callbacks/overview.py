@@ -14,14 +14,13 @@ class ModelOverview(L.Callback):
     """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Prints the line on rank 0."""
         if trainer.is_global_zero:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             whole = getattr(data, "rows", "windows") != "windows"
             print(overview(pl_module, data.row_tokens("train") if whole else None), flush=True)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Prints the global batch on rank 0; all batches of an epoch are known by now."""
+        # Prints the global batch on rank 0; all batches of an epoch are known by now.
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if trainer.is_global_zero and hasattr(data, "micro_batch"):
             print(_planned_batch(trainer, data), flush=True)

@@ -15,6 +15,15 @@ class Predictions(L.Callback):
 
     Keys: ``prompt``; ``tokens``, its ids; ``log_probs``, nats, one an id; ``sequence_term``, nats
     that belong to the whole prompt; ``likelihood``, what their sum is; ``continuation``, text.
+
+    Args:
+        output: file to write; replaced when all prompts are done.
+        max_new_tokens: length of a continuation at most, in tokens, cut to what the block size
+            holds; 0: none.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: sample among this many most likely tokens only.
+        top_p: sample among the fewest tokens that together have this probability only.
+        seed: of the draws; prompt number r draws from (seed, r).
     """
 
     def __init__(
@@ -26,17 +35,6 @@ class Predictions(L.Callback):
         top_p: float | None = None,
         seed: int = 0,
     ) -> None:
-        """Chooses where to write and how prompts are continued.
-
-        Args:
-            output: file to write; replaced when all prompts are done.
-            max_new_tokens: length of a continuation at most, in tokens, cut to what the block size
-                holds; 0: none.
-            temperature: divides the logits; 0 takes the most likely token.
-            top_k: sample among this many most likely tokens only.
-            top_p: sample among the fewest tokens that together have this probability only.
-            seed: of the draws; prompt number r draws from (seed, r).
-        """
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens ({max_new_tokens}) must not be negative")
         self.output = Path(output).expanduser()
@@ -45,7 +43,6 @@ class Predictions(L.Callback):
         self._rows: dict[int, dict[str, Any]] = {}
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Checks that the file can be written, before the work."""
         self._rows = {}
         if self.output.is_dir():
             raise ValueError(f"predictions.output ({self.output}) is a folder; name a file in it")
@@ -61,7 +58,6 @@ class Predictions(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Notes the scores of the batch's prompts and continues them."""
         if "prompt" not in batch:
             raise ValueError("predict writes prompts; set data.predict_file")
         numbers = batch["sequence_id"].tolist()
@@ -108,7 +104,6 @@ class Predictions(L.Callback):
         return texts
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Rank 0 writes the rows of all ranks."""
         parts = gather(self._rows)
         if not trainer.is_global_zero:
             return

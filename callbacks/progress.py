@@ -21,6 +21,12 @@ class Progress(TQDMProgressBar):
     Both show the logged losses, tokens per second (of the ``Throughput`` callback) and the time
     left until max_steps, max_epochs or max_time, whichever comes first. Each validation leaves a
     line, and so does the end: which checkpoint there is now, and how to evaluate it.
+
+    Args:
+        refresh_rate: batches between two updates of the bar; 0: nothing is shown.
+        line_every_n_steps: optimiser steps between two lines where the output is not a
+            terminal; null: trainer.log_every_n_steps.
+        leave: whether a bar stays when its epoch has ended.
     """
 
     BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
@@ -28,35 +34,24 @@ class Progress(TQDMProgressBar):
     def __init__(
         self, refresh_rate: int = 1, line_every_n_steps: int | None = None, leave: bool = False
     ) -> None:
-        """Chooses how often.
-
-        Args:
-            refresh_rate: batches between two updates of the bar; 0: nothing is shown.
-            line_every_n_steps: optimiser steps between two lines where the output is not a
-                terminal; null: trainer.log_every_n_steps.
-            leave: whether a bar stays when its epoch has ended.
-        """
         super().__init__(refresh_rate=refresh_rate, leave=leave)
         self.line_every_n_steps = line_every_n_steps
         self._lines = False
         self._pace = _Pace()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Decides between bar and lines, on rank 0."""
         super().setup(trainer, pl_module, stage)
         if trainer.is_global_zero and self.is_enabled and not sys.stdout.isatty():
             self._lines = True
             self.disable()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Opens the bar over all optimiser steps of the run."""
         super().on_train_start(trainer, pl_module)
         self._pace = _Pace()
         self.train_progress_bar.total = _finite(_total_steps(trainer))
         self.train_progress_bar.set_description("Training")
 
     def init_train_tqdm(self) -> Tqdm:
-        """Returns the bar."""
         bar = super().init_train_tqdm()
         bar.bar_format = self.BAR_FORMAT
         return bar
@@ -72,7 +67,6 @@ class Progress(TQDMProgressBar):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Moves the bar, or prints the next line."""
         if in_accumulation(trainer):
             return
         step = trainer.global_step
@@ -86,7 +80,6 @@ class Progress(TQDMProgressBar):
             self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leaves a line with the validation's values."""
         super().on_validation_end(trainer, pl_module)
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
@@ -102,7 +95,7 @@ class Progress(TQDMProgressBar):
             self.print(line)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Names the last checkpoint of a training that has ended by itself; the bar is closed."""
+        # Names the last checkpoint of a training that has ended by itself; the bar is closed.
         path = newest_written(trainer) if self._lines or self.is_enabled else None
         if path is not None:
             name = shlex.quote(str(_from_here(path)))

@@ -57,7 +57,6 @@ class Recorded:
     """What is recorded of one batch as ``thoughts`` or as ``gold_thoughts``."""
 
     def __init__(self) -> None:
-        """Starts at nothing."""
         self._trace: Any = None
 
     def take(self, *, trace: Any, **_: Any) -> None:

@@ -58,7 +58,6 @@ class ResumeState(L.Callback):
             self._state = RandomState.capture()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Puts back the gradient of an optimiser step that the checkpoint was in the middle of."""
         for name, parameter in pl_module.named_parameters():
             if name in self._gradients:
                 gradient = self._gradients[name].to(parameter.device, parameter.dtype)
@@ -78,7 +77,6 @@ class ResumeState(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Continues the random streams where the previous training batch left them."""
         if self._state is not None:
             self._state.restore()
 
@@ -90,18 +88,16 @@ class ResumeState(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Notes where the random streams are, and where an optimiser step has begun."""
         self._state = RandomState.capture()
         if not in_accumulation(trainer):
             self._step_start = _processed(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Has a validation draw the same numbers in the first process and in a resumed one."""
         if self._state is not None and not trainer.sanity_checking:
             self._state.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Forgets, so that a later ``fit`` of the same process starts afresh."""
+        # Forgets, so that a later ``fit`` of the same process starts afresh.
         self._state = None
         self._gradients, self._sums = {}, {}
         self._step_start = 0
@@ -109,7 +105,6 @@ class ResumeState(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds the random states of all ranks, and the gradient of an unfinished step."""
         state = self._state or RandomState.capture()
         unfinished = _place_in_step(trainer)[0] > 0  # also where an error ends the next batch
         model: Any = pl_module
@@ -125,7 +120,7 @@ class ResumeState(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Takes this rank's states; says so if the checkpoint cannot be continued exactly."""
+        # Takes this rank's states; says so if the checkpoint cannot be continued exactly.
         if trainer.state.fn != TrainerFn.FITTING:
             return
         _restore_position(trainer, checkpoint)
@@ -324,7 +319,6 @@ class KeepOptimizerSettings(L.Callback):
         self._base_lrs: list[list[Any]] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Notes the settings of the fresh optimisers, which the checkpoint has not touched yet."""
         self._settings = [_settings(optimizer) for optimizer in trainer.optimizers]
         self._base_lrs = [
             list(config.scheduler.base_lrs)
@@ -333,7 +327,6 @@ class KeepOptimizerSettings(L.Callback):
         ]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes them back and says what changed."""
         for optimizer, fresh in zip(trainer.optimizers, self._settings, strict=True):
             for group, settings in zip(optimizer.param_groups, fresh, strict=True):
                 _report(group, settings)
@@ -394,11 +387,11 @@ class ScheduleChange(L.Callback):
         self._end = math.inf
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Notes the length by which the schedule was built; ``PendingValidation`` may lift it."""
+        # Notes the length by which the schedule was built; ``PendingValidation`` may lift it.
         self._end = trainer.estimated_stepping_batches
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Compares and sets; at this point all is restored and nothing has been stepped yet."""
+        # Compares and sets; at this point all is restored and nothing has been stepped yet.
         if trainer.ckpt_path is None:
             return
         for config in trainer.lr_scheduler_configs:

@@ -18,6 +18,13 @@ class Samples(L.Callback):
 
     Training is not touched: random states and train/eval modes are put back, and a model that
     cannot generate switches the samples off with a warning.
+
+    Args:
+        prompts: texts to continue, empty for the start of a document; null: a few general ones.
+        every_n_validations: write after every n-th validation; 0: never.
+        max_new_tokens: length of each continuation in tokens, cut to what the block size holds.
+        temperature: divides the logits; 0 takes the most likely token.
+        seed: of the draws; the same at each validation, so that texts can be compared.
     """
 
     def __init__(
@@ -28,15 +35,6 @@ class Samples(L.Callback):
         temperature: float = 0.8,
         seed: int = 0,
     ) -> None:
-        """Chooses what is written, and how often.
-
-        Args:
-            prompts: texts to continue, empty for the start of a document; null: a few general ones.
-            every_n_validations: write after every n-th validation; 0: never.
-            max_new_tokens: length of each continuation in tokens, cut to what the block size holds.
-            temperature: divides the logits; 0 takes the most likely token.
-            seed: of the draws; the same at each validation, so that texts can be compared.
-        """
         for name, value in (
             ("every_n_validations", every_n_validations),
             ("max_new_tokens", max_new_tokens),
@@ -54,15 +52,13 @@ class Samples(L.Callback):
         self._unable = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many validations have passed."""
         return {"validations": self._validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Counts on from the checkpoint."""
         self._validations = state_dict["validations"]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Generates on all ranks (sharded models need all), writes on rank 0."""
+        # Generates on all ranks (sharded models need all), writes on rank 0.
         if trainer.sanity_checking or trainer.state.fn != "fit" or self._unable:
             return
         self._validations += 1

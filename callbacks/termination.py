@@ -57,19 +57,17 @@ class Termination(AsksAllRanks):
 
     A run in which no batch ends for ``stall_minutes`` exits with 1, after each rank that stands
     still has written the stack of every thread to stderr.
+
+    Args:
+        stall_minutes: minutes without the end of a batch of training or validation, or a
+            checkpoint, after which the process ends; longer than what callbacks do in between.
+            null: for ever.
+
+    Raises:
+        ValueError: if it is not above 0.
     """
 
     def __init__(self, stall_minutes: float | None = None) -> None:
-        """Chooses how long a run may stand still.
-
-        Args:
-            stall_minutes: minutes without the end of a batch of training or validation, or a
-                checkpoint, after which the process ends; longer than what callbacks do in between.
-                null: for ever.
-
-        Raises:
-            ValueError: if it is not above 0.
-        """
         if stall_minutes is not None and stall_minutes <= 0:
             raise ValueError(f"stall_minutes ({stall_minutes}) must be above 0, or null for never")
         self.stall_minutes = stall_minutes
@@ -89,7 +87,7 @@ class Termination(AsksAllRanks):
         self._ranks = totals
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listens from now on; the trainer puts the former handler back when it ends."""
+        # Listens from now on; the trainer puts the former handler back when it ends.
         self._asked = signal.SIGTERM if trainer.received_sigterm else None
         self._asked_at = time.monotonic()
         self._ending = None
@@ -122,7 +120,7 @@ class Termination(AsksAllRanks):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Asks for the checkpoint at the end of an optimiser step; after this, it is written."""
+        # Asks for the checkpoint at the end of an optimiser step; after this, it is written.
         self._runs()
         if self._ending or in_accumulation(trainer):
             return
@@ -188,21 +186,17 @@ class Termination(AsksAllRanks):
             )
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Notes that the run goes on."""
         self._runs()
 
     def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
-        """Notes that the run goes on."""
         self._runs()
 
     def on_exception(self, *_: Any, **__: Any) -> None:
-        """Stops the clock."""
         self._watches = False
         if self.stall_minutes is not None:
             faulthandler.cancel_dump_traceback_later()
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Stops the clock."""
         self.on_exception()
 
 

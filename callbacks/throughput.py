@@ -29,14 +29,12 @@ class Throughput(L.Callback):
     - ``mfu``: model FLOPs utilisation, 0 to 1: the product of both over the devices' peak rate
       (dense bf16 for known GPUs). Missing for other devices, unless ``peak_tflops`` is set.
     - ``peak_memory_gib``: highest GPU memory allocated by this process. Missing on a CPU.
+
+    Args:
+        peak_tflops: Highest rate of one device in TFLOP/s; null looks it up by the GPU's name.
     """
 
     def __init__(self, peak_tflops: float | None = None) -> None:
-        """Chooses the rate that MFU is measured against.
-
-        Args:
-            peak_tflops: Highest rate of one device in TFLOP/s; null looks it up by the GPU's name.
-        """
         if peak_tflops is not None and peak_tflops <= 0:
             raise ValueError(f"peak_tflops ({peak_tflops}) must be above 0, or null to look it up")
         self.peak_tflops = peak_tflops
@@ -49,12 +47,10 @@ class Throughput(L.Callback):
         self._warm = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Counts tokens from 0, before a checkpoint says otherwise."""
         if stage == "fit" and not trainer.global_step:
             self._seen, self._unlogged = 0, 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Finds the peak rate and starts counting afresh."""
         self._clock, self._tokens, self._warm = _Clock(), 0, False
         self._peak = None if self.peak_tflops is None else self.peak_tflops * 1e12
         if self._peak is None and pl_module.device.type == "cuda":
@@ -69,7 +65,6 @@ class Throughput(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Lets the clock run on after a validation or a checkpoint."""
         if self._warm:
             self._clock.start()
 
@@ -81,7 +76,7 @@ class Throughput(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Counts the batch; logs at the end of every n-th optimiser step."""
+        # Counts the batch; logs at the end of every n-th optimiser step.
         stepped = not in_accumulation(trainer)
         tokens = real_tokens(batch)
         self._unlogged = self._unlogged + tokens
@@ -102,13 +97,12 @@ class Throughput(L.Callback):
             pl_module.log(TOKENS, float(self._seen))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stops the clock."""
         self._pause(pl_module)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Stops the clock; adds the tokens seen."""
+        # Stops the clock; adds the tokens seen.
         self._pause(pl_module)
         if self._seen is not None:
             checkpoint[TOKENS] = self._seen + sum(gather(int(self._unlogged)))
@@ -116,7 +110,7 @@ class Throughput(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Goes on from the tokens seen; where an older checkpoint does not know them, says so."""
+        # Goes on from the tokens seen; where an older checkpoint does not know them, says so.
         self._seen, self._unlogged = checkpoint.get(TOKENS), 0
         if self._seen is None and trainer.state.fn == TrainerFn.FITTING:
             rank_zero_info(f"the checkpoint has no tokens seen: {TOKENS} is not logged")

@@ -121,7 +121,6 @@ class AnswerDataModule(TextDataModule):
         return end - start - 1  # without the EOS in the middle
 
     def training_source(self) -> "AnswerSource":
-        """Returns the training batches of this rank by number."""
         return self._source("train", self.batch_size, self.train_windows)
 
     def evaluation_source(self, split: Split) -> "AnswerSource":

@@ -519,7 +519,7 @@ class LanguageDataModule(TextCorpus):
             self._training.first = n
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Returns the validation loader; an empty list where there is no such split by choice."""
+        # Returns the validation loader; an empty list where there is no such split by choice.
         split = self.validation_split
         training = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
         if self.expects(split) or not training:
@@ -619,7 +619,7 @@ class LanguageDataModule(TextCorpus):
         return data
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps: fingerprint, data order and tokenizer."""
+        # Returns what a checkpoint keeps: fingerprint, data order and tokenizer.
         return {
             "fingerprint": self.fingerprint,
             "order": self._whole_order(),
@@ -630,7 +630,7 @@ class LanguageDataModule(TextCorpus):
         return {**self.order(), "world_size": self._ranks()["world_size"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Warns of data or an order unlike the checkpoint's; refuses another BOS or EOS."""
+        # Warns of data or an order unlike the checkpoint's; refuses another BOS or EOS.
         self._refuse_other_special_tokens(state_dict)
         if state_dict["fingerprint"] != self.fingerprint:
             rank_zero_warn(

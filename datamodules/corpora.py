@@ -168,14 +168,12 @@ class HubCorpus(TextDataModule):
         return {split: files.pin(pins.get(split)) for split, files in self._hub.items()}
 
     def shares(self) -> dict[str, float]:
-        """Returns the shares of the training documents that are held out."""
         return {
             "val_fraction": 0.0 if self.has_own("val") else self.val_fraction,
             "test_fraction": 0.0 if self.has_own("test") else self.test_fraction,
         }
 
     def source(self) -> dict[str, Any]:
-        """Returns the corpus, its options, and its files by content or its places on the hub."""
         origin: dict[str, Any] = {}
         if self.is_local:
             origin["files"] = {s: [identify(p) for p in paths] for s, paths in self.files.items()}
@@ -184,33 +182,27 @@ class HubCorpus(TextDataModule):
         return {**super().source(), **origin, **self.shares()}
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split must have documents."""
         return split == "train" or self.has_own(split) or self.shares()[f"{split}_fraction"] > 0
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives an empty split documents."""
         if split == "train":
             return f"Check data.data_files and data.train_tokens (now {self._train_tokens})."
         key = f"{split}_fraction"
         return f"Set data.{key} (now {getattr(self, key)}), or {FILE_KEYS[split]} with data_files."
 
     def smaller_splits(self) -> str:
-        """Returns what gives smaller held-out splits, for messages."""
         own = ", files of their own (data.val_files, data.test_files)" if self.is_local else ""
         return f"more documents{own}"
 
     def repeats_cure(self) -> str | None:
-        """Returns the advice where several splits have a document."""
         return REMOVE_REPEATS if self.is_local else published_repeats(self.document_noun)
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the documents of a split, in corpus order."""
         if self.has_own(split) and not any(self.shares().values()):
             return self.read(split)
         return (text for s, text in self.labelled_documents() if s == split)
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
-        """Yields the documents of all splits in one pass, held-out ones first."""
         for split in SPLITS[1:]:
             if self.has_own(split):
                 for text in self.read(split):
@@ -273,7 +265,6 @@ class OpenWebText(HubCorpus):
             )
 
     def hub_split(self, split: Split) -> HubSplit | None:
-        """Returns the only split for train."""
         if split != "train":
             return None
         return HubSplit(name="Skylion007/openwebtext", split="train", pattern="*train*.parquet")
@@ -287,13 +278,11 @@ class OpenWebText(HubCorpus):
         return {**super().shares(), "val_fraction": 0.0}
 
     def source(self) -> dict[str, Any]:
-        """Returns the corpus, its options, and which documents are held out."""
         where = "first" if self._from_the_head else "last"
         rule = {} if self.has_own("val") else {"val": f"{where} {self._val_documents} documents"}
         return {**super().source(), **rule}
 
     def notes(self) -> list[str]:
-        """Returns where the text differs from what papers train on, a sentence each."""
         if not self._from_the_head or not self._val_documents:
             return []
         return [
@@ -303,23 +292,19 @@ class OpenWebText(HubCorpus):
         ]
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split must have documents."""
         if split == "val" and not self.has_own("val"):
             return self._val_documents > 0
         return super().expects(split)
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives an empty split documents."""
         if split == "test":
             return super().how_to_get(split)
         return f"Change data.val_documents, now {self._val_documents}."
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the documents of a split, in corpus order."""
         return (text for s, text in self.labelled_documents() if s == split)
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
-        """Yields the documents of all splits, those for validation first."""
         if self.has_own("val") or not self._val_documents:
             yield from super().labelled_documents()
             return
@@ -474,14 +459,12 @@ class Pile(HubCorpus):
             )
 
     def hub_split(self, split: Split) -> HubSplit | None:
-        """Returns the only split for train."""
         if split != "train":
             return None
         name = "EleutherAI/the_pile_deduplicated"
         return HubSplit(name=name, split="train", pattern="*train*.parquet")
 
     def notes(self) -> list[str]:
-        """Returns where the text differs from what papers train on, a sentence each."""
         if self.is_local:
             return []
         return [
@@ -492,16 +475,14 @@ class Pile(HubCorpus):
         ]
 
     def check_file(self, path: Path) -> None:
-        """Raises a ValueError if the file is no text, or has no names of collections to choose."""
         if format_of(path) != "jsonl" and self._sets is not None:
             raise ValueError(f"{path}: pile_sets needs the Pile's jsonl files, with 'meta'.")
 
     def read_file(self, path: Path) -> Iterator[str]:
-        """Yields the documents of one of your files that are in the chosen collections."""
         return super().read_file(path) if self._sets is None else self._chosen(path, self._sets)
 
     def read(self, split: Split) -> Iterator[str]:
-        """Yields the documents of a split; a file need not have any of the chosen collections."""
+        # Yields the documents of a split; a file need not have any of the chosen collections.
         if self._sets is None:
             return super().read(split)
         return filter(has_text, chain.from_iterable(map(self.read_file, self.files[split])))
@@ -565,20 +546,17 @@ class WikiText103(HubCorpus):
         self._shuffle_seed = shuffle_seed
 
     def hub_split(self, split: Split) -> HubSplit:
-        """Returns the split of the chosen configuration."""
         config = "wikitext-103-raw-v1" if self._level == "raw" else "wikitext-103-v1"
         name = {"train": "train", "val": "validation", "test": "test"}[split]
         pattern = f"{config}/{name}-*.parquet"
         return HubSplit(name="Salesforce/wikitext", config=config, split=name, pattern=pattern)
 
     def check_file(self, path: Path) -> None:
-        """Raises a ValueError for another suffix than the formats have."""
         original = any(suffix.lower() in _LINE_SUFFIXES for suffix in path.suffixes)
         if not original and format_of(path) == "jsonl":
             raise ValueError(f"{path}: WikiText-103 comes as {self.local_format}, not as jsonl.")
 
     def read_file(self, path: Path) -> Iterator[str]:
-        """Yields the articles of one of your files."""
         parquet = path.suffix.lower() in PARQUET_SUFFIXES
         return articles(read_column(path, "text") if parquet else read_lines(path), str(path))
 
@@ -588,7 +566,7 @@ class WikiText103(HubCorpus):
         return articles(lines, "The hub's WikiText-103")
 
     def read(self, split: Split) -> Iterator[str]:
-        """Yields the articles of a split; those for training shuffled where that is asked for."""
+        # Yields the articles of a split; those for training shuffled where that is asked for.
         documents = super().read(split)
         if split != "train" or self._shuffle_seed is None:
             return documents

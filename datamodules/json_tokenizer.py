@@ -146,7 +146,6 @@ class JsonTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text, on all cores."""
         if not self._spelled:
             encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
             return [encoding.ids for encoding in encodings]
@@ -157,13 +156,11 @@ class JsonTokenizer(Tokenizer):
         return [int(i) for i in self.measure_continuations([text])[0][0]]
 
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns ids and the UTF-8 bytes of the text that each covers, for each text."""
         if self.exact_bytes:
             return super().encode_measured(texts)
         return self._pairs(self._in_parts(texts, self._beginning))
 
     def measure_continuations(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns `encode_measured` of texts that continue another one."""
         if self.exact_bytes:
             return super().encode_measured(texts)
         continued = partial(self._measured, continues=True)
@@ -311,7 +308,6 @@ class JsonTokenizer(Tokenizer):
         return None
 
     def use_one_core(self) -> None:
-        """Keeps batches on the calling thread, in this whole process."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -349,7 +345,6 @@ class JsonTokenizer(Tokenizer):
 
     @property
     def text_changes(self) -> str | None:
-        """What of a text does not come back from its ids, by probes."""
         if self.exact_bytes:
             return None
         plain = self._restored(_PLAIN)

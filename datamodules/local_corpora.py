@@ -121,7 +121,6 @@ class LocalText(TextDataModule):
         return uncut and any(share > 0 for share in self._shares.values())
 
     def notes(self) -> list[str]:
-        """Returns how a single file was cut, if it was."""
         if not self._is_one_book:
             return []
         shares = " and ".join(f"{k}={share}" for k, share in self._shares.items() if share > 0)
@@ -135,11 +134,9 @@ class LocalText(TextDataModule):
         return self._patterns[split] is not None or self._shares.get(f"{split}_fraction", 0) > 0
 
     def shares(self) -> dict[str, float]:
-        """Returns the shares of the documents of `data_files` that are held out."""
         return dict(self._shares)
 
     def smaller_splits(self) -> str:
-        """Returns what gives smaller held-out splits, for messages."""
         files = self.files["train"]
         uncut = self._separator is None and any(self._format_of(p) == "text" for p in files)
         cut = " (data.separator cuts txt files)" if uncut else ""
@@ -156,11 +153,9 @@ class LocalText(TextDataModule):
         super().setup(stage)
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the documents of a split, in the order of the files."""
         return (text for s, text in self.labelled_documents() if s == split)
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
-        """Yields the documents of all splits in one pass."""
         yield from split_documents(self._read("train"), **self._shares)
         for split in SPLITS[1:]:
             for text in self._read(split):
@@ -278,22 +273,18 @@ class PythonDocs(TextDataModule):
         self._min_docstring = min_docstring
 
     def source(self) -> dict[str, Any]:
-        """Returns the interpreter, whose documentation this is, and the options."""
         return {
             **super().source(),
             "python": f"{platform.python_implementation()} {platform.python_version()}",
         }
 
     def shares(self) -> dict[str, float]:
-        """Returns the shares of the documents that are held out."""
         return {"val_fraction": self.val_fraction, "test_fraction": self.test_fraction}
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the documents of a split, topics first, each beginning with its name."""
         return (text for s, text in self.labelled_documents() if s == split)
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
-        """Yields the documents of all splits in one pass."""
         documents = [*topics(), *module_documents(self._min_docstring)]
         return split_documents(documents, **self.shares())
 

@@ -130,7 +130,6 @@ class RandomWindows(WindowOrder):
         return self._rows
 
     def positions(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the positions of rows, (B, T+1)."""
         starts = draws(numbers, seed=self._seed) % np.uint64(
             len(self._stream) - self.block_size + 1
         )
@@ -494,7 +493,6 @@ class TextDataModule(LanguageDataModule):
         return problems
 
     def repeats_cure(self) -> str | None:
-        """Returns the advice where several splits have a document."""
         return REMOVE_REPEATS
 
     def setup(self, stage: str | None = None) -> None:
@@ -523,7 +521,6 @@ class TextDataModule(LanguageDataModule):
         return rows * length / min(size, length + (rows - 1) * self.eval_stride)
 
     def training_source(self) -> CountedSource:
-        """Returns the training batches of this rank by number."""
         ranks, stream, eos_id = self._ranks(), self.stream("train"), self.tokenizer.eos_id
         order: RandomWindows | PackedWindows
         if self.train_windows == "random":
@@ -577,6 +574,5 @@ class TextDataModule(LanguageDataModule):
         return PromptSource(prompts, self.tokenizer, **sizes, **self._ranks())
 
     def order(self) -> dict[str, Any]:
-        """Returns what decides, next to text and world size, which windows make batch n."""
         keys = ("block_size", "batch_size", "train_windows", "seed")
         return {key: getattr(self, key) for key in keys}

@@ -71,7 +71,6 @@ class BytesTokenizer(Tokenizer):
     gains_from_processes = False
 
     def encode(self, text: str) -> list[int]:
-        """Returns the UTF-8 bytes of `text`."""
         return list(text.encode("utf-8"))
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -125,7 +124,6 @@ class TiktokenTokenizer(Tokenizer):
         return self._encoding.encode_ordinary(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text, on all cores."""
         return self._encoding.encode_ordinary_batch(list(texts), num_threads=self._threads)
 
     def _arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -147,7 +145,6 @@ class TiktokenTokenizer(Tokenizer):
         return sure_cuts(lambda text: [match.group() for match in pattern.finditer(text)])
 
     def use_one_core(self) -> None:
-        """Keeps batches on the calling thread."""
         self._threads = 1
 
     def __reduce__(self) -> tuple[Any, ...]:

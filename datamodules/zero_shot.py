@@ -244,7 +244,6 @@ class ZeroShotText(TextDataModule):
         return read_documents(path, text_field=field, separator=separator)
 
     def source(self) -> dict[str, Any]:
-        """Returns the set, how its rows become text, and its files by content or its place."""
         if self._data_files is not None:
             origin: dict[str, Any] = {"files": [identify(path) for path in self.files]}
         else:
@@ -266,7 +265,6 @@ class ZeroShotText(TextDataModule):
         return split == "val"
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives an empty split documents."""
         return (
             f"{self._name} is the {self._set.split} split of its corpus and nothing else, under "
             "the name val: score that."

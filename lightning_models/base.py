@@ -42,7 +42,13 @@ OTHER_SHARDING = ("FSDPStrategy", "DeepSpeedStrategy")
 
 
 class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
-    """A language model that any method of this project derives from."""
+    """A language model that any method of this project derives from.
+
+    Args:
+        config: the method's configuration dataclass.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
+    """
 
     reads: ClassVar[str] = "windows"
     """What batches hold: windows of tokens, or sentences (see ``datamodules``)."""
@@ -55,13 +61,6 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def __init__(
         self, config: SequenceConfig, optimizer: OptimizerConfig, compile: bool = False
     ) -> None:
-        """Keeps the configuration; plain dicts, as checkpoints hold them, are accepted.
-
-        Args:
-            config: the method's configuration dataclass.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__()
         self.config = as_dataclass(config, get_type_hints(type(self).__init__)["config"])
         self.optimizer_config = as_dataclass(optimizer, OptimizerConfig)
@@ -297,13 +296,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             )
 
     def setup(self, stage: str) -> None:
-        """Checks that the trainer's data are what this model reads."""
         self.check_data(getattr(self.trainer, "datamodule", None))
 
     # ---- steps
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Returns the micro-batch's share of the optimiser step's objective."""
         if self._sharded is not None:
             self._evaluates = False  # also of an evaluation that an error has ended
             return self._sharded.step(self._training_objective, batch)
@@ -399,7 +396,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         return super().state_dict(*arguments, **options)
 
     def on_validation_start(self) -> None:
-        """Gathers sharded parameters: ranks may differ in how often they run the network."""
+        # Gathers sharded parameters: ranks may differ in how often they run the network.
         if self._sharded is not None:
             self._evaluates = True
             self._sharded.gather()
@@ -430,25 +427,22 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             self.log(f"{stage}/{name}", value, prog_bar=name == "loss", rank_zero_only=False)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds the batch to the corpus-level sums."""
         self._evaluation_step(batch, self.val_metrics)
 
     def on_validation_epoch_end(self) -> None:
-        """Logs val/loss (nats per token), perplexity by its kind, and val/bpb."""
+        # Logs val/loss (nats per token), perplexity by its kind, and val/bpb.
         self._evaluation_ends()
         self._log_evaluation(self.val_metrics, "val")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds the batch to the corpus-level sums."""
         self._evaluation_step(batch, self.test_metrics)
 
     def on_test_epoch_end(self) -> None:
-        """Logs test/loss (nats per token), perplexity by its kind, and test/bpb."""
+        # Logs test/loss (nats per token), perplexity by its kind, and test/bpb.
         self._evaluation_ends()
         self._log_evaluation(self.test_metrics, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Scores:
-        """Returns the scores of the batch."""
         with torch.no_grad():
             return self.score(batch)
 
@@ -501,7 +495,6 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     # ---- optimiser
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Returns AdamW with its two decay groups and the per-step schedule."""
         config = self.optimizer_config
         assert self.network is not None
         optimizer = build_optimizer(

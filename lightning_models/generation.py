@@ -224,7 +224,6 @@ class Sampler:
     """Chooses tokens from logits, with one random stream a row."""
 
     def __init__(self, config: SamplingConfig, streams: Sequence[int]) -> None:
-        """Starts the stream (seed, number) of each row."""
         self.config = config
         self.generators = [seeded_generator(config.seed, number) for number in streams]
 

@@ -243,7 +243,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the stored gradients, times that of the loss."""
         grad_h, grad_weight, grad_scores = ctx.saved_tensors
         grad = grad_outputs[0]
         if grad_h is not None:

@@ -117,25 +117,24 @@ class Ratio(Metric):
     denominator: Tensor
 
     def __init__(self) -> None:
-        """Starts at 0 / 0."""
         super().__init__()
         zero = torch.zeros((), dtype=torch.float64)
         self.add_state("numerator", default=zero, dist_reduce_fx="sum")
         self.add_state("denominator", default=zero.clone(), dist_reduce_fx="sum")
 
     def update(self, numerator: Tensor, denominator: Tensor | float) -> None:
-        """Adds one batch: two sums (scalars, or tensors whose elements are summed)."""
+        # Adds one batch: two sums (scalars, or tensors whose elements are summed).
         self.numerator += torch.as_tensor(numerator, dtype=torch.float64).detach().sum()
         device = self.denominator.device
         self.denominator += on_device(denominator, device, torch.float64).detach().sum()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
-        """Follows the module to its device, but not to its dtype: bf16 sums stop at 256."""
+        # Follows the module to its device, but not to its dtype: bf16 sums stop at 256.
         device = fn(torch.empty(0, device=self.numerator.device)).device
         return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
     def compute(self) -> Tensor:
-        """Returns the ratio as a float32 scalar (nan before the first update)."""
+        # Returns the ratio as a float32 scalar (nan before the first update).
         return (self.numerator / self.denominator).float()
 
 
@@ -148,7 +147,6 @@ class StageMetrics(nn.Module):
     """Nats per token and nats per byte of one stage."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         super().__init__()
         self.per_token = Ratio()
         self.per_byte = Ratio()
@@ -207,7 +205,6 @@ class StepMeans:
     """
 
     def __init__(self) -> None:
-        """Starts with nothing."""
         self._sums: dict[str, Tensor] = {}
 
     def add(self, name: str, numerator: Tensor, denominator: Tensor | float = 1.0) -> None:

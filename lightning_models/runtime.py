@@ -190,6 +190,17 @@ class ShardedParameters:
     are gathered before the step, and each gradient is reduced once, after its backward pass. Ranks
     may run the network differently often then. Blocks that are units of their own are gathered and
     freed one at a time, which needs less memory; all ranks must run them equally often.
+
+    Args:
+        network: with ``blocks``, where those are to be units.
+        mesh: a ``DeviceMesh`` of processes that share the parameters; of two axes: of
+            replicas, and of the processes that share each.
+        by_block: whether each block is a unit.
+        gathered_dtype: in which parameters are gathered and computed with, where blocks are
+            units; None: their own. Without such units it is always their own, because a step
+            there uses each weight several times and would add up its gradients in that
+            precision. Parts, their gradients, and sums of gradients over ranks keep the
+            parameters' own.
     """
 
     def __init__(
@@ -200,19 +211,6 @@ class ShardedParameters:
         by_block: bool,
         gathered_dtype: torch.dtype | None = None,
     ) -> None:
-        """Shards the network, in place.
-
-        Args:
-            network: with ``blocks``, where those are to be units.
-            mesh: a ``DeviceMesh`` of processes that share the parameters; of two axes: of
-                replicas, and of the processes that share each.
-            by_block: whether each block is a unit.
-            gathered_dtype: in which parameters are gathered and computed with, where blocks are
-                units; None: their own. Without such units it is always their own, because a step
-                there uses each weight several times and would add up its gradients in that
-                precision. Parts, their gradients, and sums of gradients over ranks keep the
-                parameters' own.
-        """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         policy = MixedPrecisionPolicy(

@@ -126,18 +126,17 @@ def name_of(place: Place) -> str:
 
 
 class Shards:
-    """The tensors in the folder of a checkpoint."""
+    """The tensors in the folder of a checkpoint.
+
+    Args:
+        path: the checkpoint's file.
+        content: of the file; it has :data:`KEY`.
+
+    Raises:
+        BrokenShardsError: if it names no folder next to it, or there is none.
+    """
 
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
-        """Reads what the checkpoint says; no tensor yet.
-
-        Args:
-            path: the checkpoint's file.
-            content: of the file; it has :data:`KEY`.
-
-        Raises:
-            BrokenShardsError: if it names no folder next to it, or there is none.
-        """
         try:
             folder = str(content[KEY]["folder"])
             sums = content[KEY].get("sums")  # none in older checkpoints
@@ -270,16 +269,15 @@ def _fill(chunks: Iterable[Any], shape: tuple[int, ...]) -> bool:
 
 
 class TensorsInShards(Mapping[str, Tensor]):
-    """Tensors below one key of the content, which are read when the first is asked for."""
+    """Tensors below one key of the content, which are read when the first is asked for.
+
+    Args:
+        shards: where they are.
+        key: of the content, such as ``state_dict``.
+        others: what the file itself has below that key.
+    """
 
     def __init__(self, shards: Shards, key: str, others: Mapping[str, Any]) -> None:
-        """Reads no tensor.
-
-        Args:
-            shards: where they are.
-            key: of the content, such as ``state_dict``.
-            others: what the file itself has below that key.
-        """
         self._shards, self._names, self._others = shards, shards.below(key), others
 
     @cached_property

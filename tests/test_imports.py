@@ -24,7 +24,9 @@ Optional packages may be imported inside functions only.
 
 import ast
 import importlib
+import inspect
 import json
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -36,6 +38,7 @@ from tests.programs import ROOT, run
 
 CHECKED = ("lightning_models", "datamodules", "callbacks")
 OURS = {*CHECKED, "training", "evaluation", "train", "evaluate", "tests", "benchmarks", "studies"}
+OURS_WITH_DOCS = (*CHECKED, "training", "evaluation", "benchmarks", "studies")
 OPTIONAL = {"flash_attn", "torch_scatter", "openai"}
 LEAF_LIBRARIES = {"torch", "torchmetrics", "numpy", "safetensors"}
 MODULE_FILES = ("module", "baselines")
@@ -430,3 +433,22 @@ def test_public_names_are_those_that_the_type_checker_sees(package):
     assert all(getattr(module, name).__name__ == name for name in module.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         module.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("package", OURS_WITH_DOCS)
+def test_every_public_method_has_a_docstring_or_inherits_one(package):
+    """``inspect.getdoc`` finds the docstring of an overridden method."""
+    package = importlib.import_module(package)
+    undocumented = []
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        for cls in vars(importlib.import_module(module.name)).values():
+            if not inspect.isclass(cls) or cls.__module__ != module.name:
+                continue
+            undocumented += [
+                f"{module.name}.{cls.__name__}.{name}"
+                for name, member in vars(cls).items()
+                if not name.startswith(("_", "on_")) and not cls.__name__.startswith("_")
+                if inspect.isroutine(member) or isinstance(member, property)
+                if not inspect.getdoc(getattr(cls, name))
+            ]
+    assert undocumented == []

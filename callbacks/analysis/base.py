@@ -69,6 +69,16 @@ class Analysis(EvaluationHooks, ABC):
     and makes a report of those of all ranks (``_report``), which is written to files and handed to
     the loggers. Some also score the batches under other settings, which is expensive (``_sweeps``).
     Checkpoints hold how many validations have passed.
+
+    Args:
+        every_n_validations: of the validations within training; 0: never there.
+        num_batches: of a validation.
+        output: folder of the files; null: the one of that name in the run's log folder.
+        sweep_every_n_validations: of the validations within training that are analysed, which
+            also sweep over settings; 0: none there. Standalone ones always do.
+
+    Raises:
+        ValueError: if a number is too low.
     """
 
     of_tests = False
@@ -86,18 +96,6 @@ class Analysis(EvaluationHooks, ABC):
         output: str | None = None,
         sweep_every_n_validations: int = 0,
     ) -> None:
-        """Chooses how often, how much, and where to.
-
-        Args:
-            every_n_validations: of the validations within training; 0: never there.
-            num_batches: of a validation.
-            output: folder of the files; null: the one of that name in the run's log folder.
-            sweep_every_n_validations: of the validations within training that are analysed, which
-                also sweep over settings; 0: none there. Standalone ones always do.
-
-        Raises:
-            ValueError: if a number is too low.
-        """
         check_least("num_batches", num_batches, 1)
         check_least("every_n_validations", every_n_validations, 0)
         check_least("sweep_every_n_validations", sweep_every_n_validations, 0)
@@ -165,17 +163,15 @@ class Analysis(EvaluationHooks, ABC):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many validations have passed."""
         return {"validations": self._validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Counts on from the checkpoint."""
         self._validations = state_dict["validations"]
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Notes the step that is evaluated; the trainer knows it in training only."""
+        # Notes the step that is evaluated; the trainer knows it in training only.
         self._loaded_step = 0 if trainer.state.fn == "fit" else checkpoint["global_step"]
 
     # ---- hooks

@@ -86,6 +86,15 @@ class ForkAnalysis(Analysis):
 
     Scalars are ``forks/...``, see ``fork_report``; files are in ``fork_analysis``. What all
     analyses have in common is described in ``callbacks.analysis``.
+
+    Args:
+        num_batches: validation batches to analyse.
+        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+            the verbs validate and test.
+        reference_ckpt: checkpoint of another model, of any method, trained with the same
+            tokenizer; forks are shown against its entropies too. null: none.
+        shown_rows: rows of text that ``tokens`` shows token by token.
+        attention: whether to analyse attention weights; that runs the slow attention backend.
     """
 
     of_tests = True
@@ -100,17 +109,6 @@ class ForkAnalysis(Analysis):
         shown_rows: int = 4,
         attention: bool = True,
     ) -> None:
-        """Chooses what is analysed, and how often.
-
-        Args:
-            num_batches: validation batches to analyse.
-            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-                the verbs validate and test.
-            reference_ckpt: checkpoint of another model, of any method, trained with the same
-                tokenizer; forks are shown against its entropies too. null: none.
-            shown_rows: rows of text that ``tokens`` shows token by token.
-            attention: whether to analyse attention weights; that runs the slow attention backend.
-        """
         super().__init__(every_n_validations, num_batches)
         check_least("shown_rows", shown_rows, 0)
         self.reference_ckpt = reference_ckpt

@@ -84,6 +84,19 @@ class GateAnalysis(Analysis):
     Files are in ``gate_analysis``, those of the training so far without a step in their names; its
     rows are part of checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up to
     there. What all analyses have in common is described in ``callbacks.analysis``.
+
+    Args:
+        output: folder of the files; null: ``gate_analysis`` in the run's log folder.
+        every_n_steps: optimiser steps between two values of gates and gradient shares; null:
+            trainer.log_every_n_steps, 0: none.
+        num_batches: validation batches to analyse.
+        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+            the verb validate.
+        max_sentences: sentences of a document to analyse at most, from its first; their graphs
+            are held at once. null: one more than twice the memory size, for ages up to 2 M.
+        max_streams: documents of a batch to analyse at most, the longest.
+        probes: sentences, evenly spread over the second half of the longest document, from
+            whose loss gradients go back; each costs a backward pass.
     """
 
     tag = "gate_analysis"
@@ -100,21 +113,6 @@ class GateAnalysis(Analysis):
         max_streams: int = 4,
         probes: int = 4,
     ) -> None:
-        """Chooses what is analysed, and how often.
-
-        Args:
-            output: folder of the files; null: ``gate_analysis`` in the run's log folder.
-            every_n_steps: optimiser steps between two values of gates and gradient shares; null:
-                trainer.log_every_n_steps, 0: none.
-            num_batches: validation batches to analyse.
-            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-                the verb validate.
-            max_sentences: sentences of a document to analyse at most, from its first; their graphs
-                are held at once. null: one more than twice the memory size, for ages up to 2 M.
-            max_streams: documents of a batch to analyse at most, the longest.
-            probes: sentences, evenly spread over the second half of the longest document, from
-                whose loss gradients go back; each costs a backward pass.
-        """
         super().__init__(every_n_validations, num_batches, output)
         check_least("every_n_steps", every_n_steps, 0)
         check_least("max_sentences", max_sentences, 2)
@@ -129,12 +127,10 @@ class GateAnalysis(Analysis):
         self._pending: dict[Place, float] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the rows so far, and how many validations have passed."""
         rows = {"gates": self._gates.state(), "gradient_norms": self._norms.state()}
         return {**super().state_dict(), **rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from the checkpoint."""
         super().load_state_dict(state_dict)
         self._gates = GateHistory.from_state(state_dict["gates"])
         self._norms = GateHistory.from_state(state_dict["gradient_norms"])
@@ -151,7 +147,6 @@ class GateAnalysis(Analysis):
     # ---- gates and gradients, in training
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forgets rows that this training will write itself, and notes where gates begin."""
         step = trainer.global_step
         for rows in (self._gates, self._norms):
             rows.forget_from(step + 1 if step else 0)
@@ -162,7 +157,7 @@ class GateAnalysis(Analysis):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Measures the gradient, accumulated and averaged over ranks; clipping comes later."""
+        # Measures the gradient, accumulated and averaged over ranks; clipping comes later.
         interval = self._interval(trainer)
         if interval and (trainer.global_step + 1) % interval == 0 and self._has_gates:
             self._pending = gradient_norms(pl_module)
@@ -175,7 +170,6 @@ class GateAnalysis(Analysis):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Adds a row of gates, and one of gradient norms, after a step that was measured."""
         norms, self._pending = self._pending, None
         if norms is None:
             return
@@ -189,7 +183,6 @@ class GateAnalysis(Analysis):
         self._log(trainer, values)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the rows up to the end."""
         self._publish_run(trainer)
 
     def _interval(self, trainer: L.Trainer) -> int:

@@ -72,6 +72,16 @@ class PosteriorAnalysis(Analysis):
     Files are in ``posterior_analysis``. What a way of inference has not is left out: a chain's KL
     and variances, an encoder's steps. What all analyses have in common is described in
     ``callbacks.analysis``.
+
+    Args:
+        output: folder of the files; null: ``posterior_analysis`` in the run's log folder.
+        num_batches: validation batches to analyse.
+        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+            the verb validate.
+        steps: numbers of inner steps to score the same batches with; each costs as much as a
+            validation of them with that T_fast. Empty: none.
+        sweep_every_n_validations: do so at every n-th validation of a training, where that is
+            analysed; 0: at none of them, only at the verb validate.
     """
 
     tag = "posterior_analysis"
@@ -85,18 +95,6 @@ class PosteriorAnalysis(Analysis):
         steps: tuple[int, ...] = (0, 4, 16, 32),
         sweep_every_n_validations: int = 0,
     ) -> None:
-        """Chooses what is analysed, and how often.
-
-        Args:
-            output: folder of the files; null: ``posterior_analysis`` in the run's log folder.
-            num_batches: validation batches to analyse.
-            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-                the verb validate.
-            steps: numbers of inner steps to score the same batches with; each costs as much as a
-                validation of them with that T_fast. Empty: none.
-            sweep_every_n_validations: do so at every n-th validation of a training, where that is
-                analysed; 0: at none of them, only at the verb validate.
-        """
         super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
         check_least("steps", min(steps, default=None), 0)
         self.steps = tuple(steps)

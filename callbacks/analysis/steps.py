@@ -84,6 +84,22 @@ class StepAllocation(Analysis):
     Scalars are ``steps/...``, see ``step_report``; files are in ``step_allocation``. What a model
     has not is left out: alpha, iterations, a router. What all analyses have in common is described
     in ``callbacks.analysis``.
+
+    Args:
+        output: folder of the files; null: ``step_allocation`` in the run's log folder.
+        num_batches: validation batches to analyse.
+        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+            the verb validate.
+        tokens: texts whose steps are listed, each where the tokenizer has one token for it.
+        top_tokens: that many tokens are listed too, those that occur most often.
+        alphas: shifts of the router to score the same batches with, besides 0; each costs as
+            much as a validation of them. Empty: none.
+        sweep_every_n_validations: do so, and follow iterations, at every n-th validation of a
+            training, where that is analysed; 0: at none of them, only at the verb validate.
+        convergence_rows: rows of the first batch whose iterations are followed; 0: none.
+        convergence_tokens: of each of these rows, from its first; the fixed point takes K + 1
+            forward steps for each.
+        convergence_iterations: iterations to follow.
     """
 
     tag = "step_allocation"
@@ -102,24 +118,6 @@ class StepAllocation(Analysis):
         convergence_tokens: int = 128,
         convergence_iterations: int = 8,
     ) -> None:
-        """Chooses what is analysed, and how often.
-
-        Args:
-            output: folder of the files; null: ``step_allocation`` in the run's log folder.
-            num_batches: validation batches to analyse.
-            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-                the verb validate.
-            tokens: texts whose steps are listed, each where the tokenizer has one token for it.
-            top_tokens: that many tokens are listed too, those that occur most often.
-            alphas: shifts of the router to score the same batches with, besides 0; each costs as
-                much as a validation of them. Empty: none.
-            sweep_every_n_validations: do so, and follow iterations, at every n-th validation of a
-                training, where that is analysed; 0: at none of them, only at the verb validate.
-            convergence_rows: rows of the first batch whose iterations are followed; 0: none.
-            convergence_tokens: of each of these rows, from its first; the fixed point takes K + 1
-                forward steps for each.
-            convergence_iterations: iterations to follow.
-        """
         super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
         check_least("top_tokens", top_tokens, 0)
         check_least("convergence_rows", convergence_rows, 0)

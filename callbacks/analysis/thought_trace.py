@@ -71,6 +71,16 @@ class ThoughtTrace(Analysis):
     Scalars are ``thoughts/...``, see ``summary``; files are in ``thought_trace``, queries in
     TensorBoard, too. Queries without known steps count for rounds and trivial thoughts only. What
     all analyses have in common is described in ``callbacks.analysis``.
+
+    Args:
+        output: folder of the files; null: ``thought_trace`` in the run's log folder.
+        num_batches: validation batches to analyse.
+        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
+            the verb validate.
+        shown_rows: queries that are written out.
+
+    Raises:
+        ValueError: if a number is too low.
     """
 
     tag = "thought_trace"
@@ -84,18 +94,6 @@ class ThoughtTrace(Analysis):
         every_n_validations: int = 1,
         shown_rows: int = 8,
     ) -> None:
-        """Chooses what is analysed, and how often.
-
-        Args:
-            output: folder of the files; null: ``thought_trace`` in the run's log folder.
-            num_batches: validation batches to analyse.
-            every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-                the verb validate.
-            shown_rows: queries that are written out.
-
-        Raises:
-            ValueError: if a number is too low.
-        """
         super().__init__(every_n_validations, num_batches, output)
         check_least("shown_rows", shown_rows, 0)
         self.shown_rows = shown_rows

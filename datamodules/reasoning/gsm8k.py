@@ -284,11 +284,9 @@ class ReasoningGSM8K(ReasoningDataModule):
         return {split: fetch_problems(split, cure=CURE) for split in splits}
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Returns the commits that are read."""
         return {split: problems.origin for split, problems in self._hub.items()}
 
     def source(self) -> dict[str, Any]:
-        """Returns the options, and the files by content."""
         return {
             **super().source(),
             **self._splits.source(),
@@ -297,16 +295,13 @@ class ReasoningGSM8K(ReasoningDataModule):
         }
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split must have problems."""
         return self._splits.expects(split)
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives an empty split problems, for messages."""
         about = " Is data.aligned_file about these problems?" if self._aligned_file else ""
         return self._splits.how_to_get(split) + about
 
     def repeats_cure(self) -> str | None:
-        """Returns the advice where several splits have a question."""
         return REMOVE_REPEATS if self._splits.has_files else published_repeats(self.document_noun)
 
     def problems(self, split: Split) -> Iterator[Solved]:
@@ -321,7 +316,6 @@ class ReasoningGSM8K(ReasoningDataModule):
     # Examples
 
     def examples(self, split: Split) -> Iterator[Example]:
-        """Yields the problems of a split that could be placed, and notices how."""
         aligned = None if self._aligned_file is None else MarkedProblems(self._aligned_file)
         if aligned is not None and split == "train":
             for name, count in aligned.counts.items():

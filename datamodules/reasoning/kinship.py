@@ -574,15 +574,12 @@ class Kinship(AnswerDataModule):
         self._story_seed = story_seed
 
     def source(self) -> dict[str, Any]:
-        """Returns the options, and the version of the generator."""
         return {**super().source(), "generator": VERSION}
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split has stories."""
         return self._sizes[split] > 0
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives a split stories, for messages."""
         return f"Set {split}_stories above 0."
 
     def repeats_cure(self) -> None:

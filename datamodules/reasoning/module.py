@@ -204,7 +204,6 @@ class ReasoningDataModule(LanguageDataModule):
         return True
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives a split examples, for messages."""
         return f"{type(self).__name__} has no examples for it."
 
     def repeats_cure(self) -> str | None:

@@ -121,22 +121,18 @@ class StateTracking(ReasoningDataModule):
         self._example_seed, self._variables, self._modulus = example_seed, variables, modulus
 
     def source(self) -> dict[str, Any]:
-        """Returns the options, and the version of the generator."""
         return {**super().source(), "generator": VERSION}
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split has texts."""
         return self._sizes[split] > 0
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives a split texts, for messages."""
         return f"Set {split}_examples above 0."
 
     def repeats_cure(self) -> None:
         """Returns None: few short texts exist, so splits have some of them in common by chance."""
 
     def examples(self, split: Split) -> Iterator[Example]:
-        """Yields the texts of a split."""
         for index in range(self._sizes[split]):
             yield self.example(split, index)
 

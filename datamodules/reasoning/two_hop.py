@@ -461,7 +461,6 @@ class TwoHop(ReasoningDataModule):
     # Where the questions are from
 
     def source(self) -> dict[str, Any]:
-        """Returns the options, the files by content, and the version of the generator."""
         return {
             **super().source(),
             **self._splits.source(),
@@ -470,11 +469,9 @@ class TwoHop(ReasoningDataModule):
         }
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split must have questions."""
         return self._splits.expects(split)
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives an empty split questions, for messages."""
         about = " Does data.known_file know any of them?" if self._known_file else ""
         return self._splits.how_to_get(split) + about
 

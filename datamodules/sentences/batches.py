@@ -466,7 +466,6 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         )
 
     def order(self) -> dict[str, Any]:
-        """Returns what decides, with text and world size, which streams make batch n."""
         sizes = ("batch_tokens", "batch_size", "max_sentences")
         growth = ("curriculum_step", "curriculum_epochs", "curriculum_limit")
         return {key: getattr(self, key) for key in (*sizes, *growth, "seed")}

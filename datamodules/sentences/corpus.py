@@ -190,17 +190,14 @@ class SentenceCorpus(TextCorpus):
         return self._spec.kind == "bpe" or self.corpus.tokenizer.exact_bytes
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the documents of a split that the inner corpus' store holds, as they were read."""
         if self._decodes:
             return _decoded(self.corpus, split, 0)
         return (text for s, text in self.stored_documents() if s == split)
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
-        """Yields (split, document) for all splits in one pass."""
         return self.stored_documents()
 
     def stored_documents(self, first: int = 0) -> Iterator[tuple[Split, str]]:
-        """Yields (split, document) for all splits, from the number `first` on."""
         if not self._decodes:
             yield from _source(self.corpus, first)
             return
@@ -224,11 +221,9 @@ class SentenceCorpus(TextCorpus):
         return origin
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split must have documents."""
         return self.corpus.expects(split)
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives a split without documents some, for messages."""
         return self.corpus.how_to_get(split)
 
     def notes(self) -> list[str]:
@@ -252,7 +247,6 @@ class SentenceCorpus(TextCorpus):
         return fingerprint(self._description(), f"{name}-{kind}_sentences")
 
     def source(self) -> dict[str, Any]:
-        """Returns what identifies the marked text."""
         return {
             "corpus": self.corpus.fingerprint,
             "splitter": self.splitter.identity(),
@@ -321,7 +315,7 @@ class SentenceCorpus(TextCorpus):
         return {key: value for key, value in arguments if key not in self._of_corpus}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps; of the inner corpus its fingerprint and tokenizer."""
+        # Returns what a checkpoint keeps; of the inner corpus its fingerprint and tokenizer.
         inner = {"fingerprint": self.corpus.fingerprint, "tokenizer": self.corpus.tokenizer.state()}
         return {**super().state_dict(), "corpus": inner}
 

@@ -76,11 +76,9 @@ class SentenceTokenizer(Tokenizer):
 
     @property
     def text_changes(self) -> str | None:
-        """How the inner tokenizer changes texts."""
         return self.inner.text_changes
 
     def state(self) -> dict[str, Any]:
-        """Returns plain values from which `from_state` rebuilds this tokenizer."""
         return {
             "kind": "sentences",
             "inner": self.inner.state(),
@@ -99,7 +97,6 @@ class SentenceTokenizer(Tokenizer):
         )
 
     def use_one_core(self) -> None:
-        """Keeps batches on the calling thread."""
         self.inner.use_one_core()
 
     def _byte_counts(self) -> Sequence[int]:
@@ -108,7 +105,6 @@ class SentenceTokenizer(Tokenizer):
     # Text to ids
 
     def encode(self, text: str) -> list[int]:
-        """Returns the marked document without its last EOS."""
         return [int(i) for i in self.encode_arrays([text])[0]]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -116,7 +112,6 @@ class SentenceTokenizer(Tokenizer):
         return [ids for ids, _ in self.encode_measured(texts)]
 
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the marked documents, and the UTF-8 bytes that each token covers."""
         marked = (self._marked(*parts) for parts in self._sentences(texts))
         # not np.append, which widens
         return [
@@ -129,7 +124,6 @@ class SentenceTokenizer(Tokenizer):
         return [int(i) for i in self.measured_prompt(text)[0]]
 
     def measured_prompt(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `prompt_ids`, and the UTF-8 bytes that each of them covers."""
         return self._marked(*self._sentences([text])[0])
 
     def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
@@ -225,7 +219,6 @@ class SentenceTokenizer(Tokenizer):
         return self.inner.decode_continuation([int(i) for i in ids if i < self.bos_id])
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Returns the words of a text that continues a sentence, without markers."""
         return self.inner.encode_continuation(text)
 
 

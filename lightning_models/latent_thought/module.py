@@ -102,6 +102,11 @@ class LatentThoughtLM(LanguageModel):
     *Scalable Language Models with Posterior Inference of Latent Thought Vectors* (Kong et al.).
     Reads windows of tokens. With ``context`` (B,) in a batch, the number of tokens of each row that
     are given, latent vectors are inferred from those alone and scores are estimates.
+
+    Args:
+        config: decoder, latent vectors, prior and inference.
+        optimizer: optimiser and schedule of the slow learning.
+        compile: whether to compile the network with torch.compile (in place).
     """
 
     whole_rows = True
@@ -115,13 +120,6 @@ class LatentThoughtLM(LanguageModel):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: decoder, latent vectors, prior and inference.
-            optimizer: optimiser and schedule of the slow learning.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property
@@ -141,11 +139,10 @@ class LatentThoughtLM(LanguageModel):
         return False
 
     def build_network(self) -> LatentThoughtNetwork:
-        """Returns a freshly initialised network."""
         return LatentThoughtNetwork(self.config)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
-        """Adds the rows' numbers as a list, for the host, where noise is drawn: no device sync."""
+        # Adds the rows' numbers as a list, for the host, where noise is drawn: no device sync.
         moved = super().transfer_batch_to_device(batch, device, index)
         return {**moved, "numbers": batch["sequence_id"].tolist()}
 
@@ -399,7 +396,6 @@ class LatentThoughtLM(LanguageModel):
         return slow + fast  # inner steps, whose weights are frozen, compute nothing again
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        """Returns the FLOPs per token of one forward pass, by part (Fig. 3)."""
         return pass_by_part(self.network, context)
 
     def passes_per_token(self, context: int) -> float:
@@ -408,7 +404,6 @@ class LatentThoughtLM(LanguageModel):
         return 1.0 if amortised else 1.0 + self.config.inner_steps
 
     def published_flops_per_token(self, context: int) -> float:
-        """Returns training FLOPs per token as the paper counts (Table 1, trFLOPs/tok)."""
         return published_training_flops(self.network, context)
 
 

@@ -40,7 +40,6 @@ class LatentAttention(nn.Module):
     """
 
     def __init__(self, config: LatentThoughtConfig) -> None:
-        """Builds the projections."""
         super().__init__()
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
@@ -87,7 +86,6 @@ class TransportPrior(nn.Module):
     """
 
     def __init__(self, config: LatentThoughtConfig) -> None:
-        """Builds the layers."""
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleList(Block(config, causal=False) for _ in range(config.prior_layers))
@@ -110,7 +108,6 @@ class LatentEncoder(nn.Module):
     """
 
     def __init__(self, config: LatentThoughtConfig) -> None:
-        """Builds queries, layers and the two outputs."""
         super().__init__()
         self.config = config
         self.queries = nn.Embedding(config.num_latents, config.dim)
@@ -168,7 +165,6 @@ class LatentBlock(nn.Module):
     """h = x + SelfAttn(norm x); h = h + CrossAttn(norm h, z_l); out = h + FFN(norm h)."""
 
     def __init__(self, config: LatentThoughtConfig) -> None:
-        """Builds the three sub-layers."""
         super().__init__()
         self.attention_norm = make_norm(config)
         self.attention = SelfAttention(config)
@@ -220,7 +216,6 @@ class LatentThoughtNetwork(nn.Module):
     """
 
     def __init__(self, config: LatentThoughtConfig) -> None:
-        """Builds and initialises the network, with prior and encoder where there are any."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.padded_vocab_size, config.dim)

@@ -34,7 +34,14 @@ class Purpose(IntEnum):
 
 
 class Noise:
-    """Draws (B, Z, D) that are a pure function of each row's key, the purpose and a number."""
+    """Draws (B, Z, D) that are a pure function of each row's key, the purpose and a number.
+
+    Args:
+        keys: one a row.
+        shape: (Z, D).
+        device: where draws go; they are made on the CPU, the same on every machine.
+        dtype: which draws are given; they are made in float32.
+    """
 
     def __init__(
         self,
@@ -43,14 +50,6 @@ class Noise:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Takes what the rows' draws depend on.
-
-        Args:
-            keys: one a row.
-            shape: (Z, D).
-            device: where draws go; they are made on the CPU, the same on every machine.
-            dtype: which draws are given; they are made in float32.
-        """
         self.keys, self.shape, self.device, self.dtype = keys, shape, device, dtype
 
     def draw(self, purpose: Purpose, number: int = 0) -> Tensor:

@@ -17,6 +17,13 @@ class Reading:
 
     Weights have no graph: no gradient of theirs is computed, nor are the inputs kept that it would
     need. What does not depend on z is computed once.
+
+    Args:
+        network: the decoder.
+        tokens: (B, T) int64.
+        targets: (B, T) int64, -100 where nothing is predicted.
+        known: (B, T) bool, tokens that an encoder may read.
+        start: what ``network.begin(tokens)`` returned; None: it is computed here.
     """
 
     def __init__(
@@ -27,15 +34,6 @@ class Reading:
         known: Tensor,
         start: Start | None = None,
     ) -> None:
-        """Takes what was read.
-
-        Args:
-            network: the decoder.
-            tokens: (B, T) int64.
-            targets: (B, T) int64, -100 where nothing is predicted.
-            known: (B, T) bool, tokens that an encoder may read.
-            start: what ``network.begin(tokens)`` returned; None: it is computed here.
-        """
         self.network, self.tokens, self.targets, self.known = network, tokens, targets, known
         self.informed = (targets >= 0).any(dim=1)  # (B,)
         if start is None:
@@ -86,7 +84,6 @@ class LearningReading(Reading):
         known: Tensor,
         start: Start | None = None,
     ) -> None:
-        """Takes what was read, see ``Reading``."""
         super().__init__(network, tokens, targets, known, start)
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         self.sums = [torch.zeros_like(p) for p in self.parameters]

@@ -115,16 +115,14 @@ class SelfAttention(nn.Module):
     """Self-attention; queries, keys and values share one matrix (in that order).
 
     Grouped-query attention (arXiv 2305.13245) where the config has fewer heads of keys and values.
+
+    Args:
+        config: shape and style.
+        causal: whether a token sees itself and earlier ones only; else it sees all of them,
+            without window and without cache.
     """
 
     def __init__(self, config: DecoderConfig, causal: bool = True) -> None:
-        """Builds the projections.
-
-        Args:
-            config: shape and style.
-            causal: whether a token sees itself and earlier ones only; else it sees all of them,
-                without window and without cache.
-        """
         super().__init__()
         self.causal = causal
         self.num_heads = config.num_heads
@@ -204,7 +202,6 @@ class FeedForward(nn.Module):
     """
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Builds the two projections."""
         super().__init__()
         self.activation = config.activation
         width = config.hidden_dim * (2 if config.activation == "swiglu" else 1)
@@ -228,7 +225,6 @@ class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)); in parallel both read the same x."""
 
     def __init__(self, config: DecoderConfig, causal: bool = True) -> None:
-        """Builds the two sub-layers; causal as in ``SelfAttention``."""
         super().__init__()
         self.attention_norm = make_norm(config)
         self.attention = SelfAttention(config, causal)

@@ -158,6 +158,5 @@ class PonderConfig(PonderLM2Config):
 
     @property
     def measures_depths(self) -> bool:
-        """Whether training needs the losses after each depth."""
         penalised = self.penalty_weight > 0 and self.penalty != "expected_steps"
         return self.log_depth_losses or penalised

@@ -36,6 +36,11 @@ class PonderLM2(LanguageModel):
     Training and scoring compute all slots in parallel by Jacobi iterations; generation goes slot
     by slot. Scores are exact log-likelihoods of what computes them: of the parallel computation
     with ``eval_iterations``, or of generation where ``inference`` is sequential.
+
+    Args:
+        config: shape of the network, steps and iterations.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network's blocks with torch.compile (in place).
     """
 
     shards_blocks = False
@@ -48,13 +53,6 @@ class PonderLM2(LanguageModel):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network, steps and iterations.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network's blocks with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property
@@ -63,7 +61,6 @@ class PonderLM2(LanguageModel):
         return self.config.inference == "sequential" and not self.compile_network
 
     def build_network(self) -> SlotNetwork:
-        """Returns a freshly initialised network."""
         return SlotNetwork(self.config)
 
     # ---- training
@@ -177,7 +174,7 @@ class PonderLM2(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> SlotCache:
-        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         room = prompts.shape[1] + max_new_tokens
         cache = sequential.new_cache(self.network, len(prompts), room)
         if prompts.shape[1] > 1:
@@ -206,13 +203,11 @@ class PonderLM2(LanguageModel):
     # ---- compute
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the FLOPs per token of all passes of scoring, or of a training step."""
         if training:
             return slot_network.training_flops(self.network, context)
         return slot_network.scoring_flops(self.network, context)
 
     def generation_flops(self, context: int, steps: float | None = None) -> float:
-        """Returns the FLOPs of generating a token that takes ``steps`` additional steps."""
         return slot_network.generation_flops(self.network, context, steps)
 
     def flops_by_part(self, context: int) -> dict[str, float]:
@@ -226,6 +221,11 @@ class PonderLM(PonderLM2):
     In training later steps are damped by a differentiable attention mask, and states are
     integrated by the step distribution; outside training, steps of tail mass below tau are
     skipped.
+
+    Args:
+        config: shape of the network, steps, router and penalty.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network's blocks with torch.compile (in place).
     """
 
     config: PonderConfig
@@ -237,17 +237,9 @@ class PonderLM(PonderLM2):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network, steps, router and penalty.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network's blocks with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     def build_network(self) -> PonderNetwork:
-        """Returns a freshly initialised network."""
         return PonderNetwork(self.config)
 
     @property
@@ -256,7 +248,6 @@ class PonderLM(PonderLM2):
         return self.config.inference == "sequential"
 
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
-        """Returns the router's parameters."""
         return self.network.router.parameters()
 
     def _add(

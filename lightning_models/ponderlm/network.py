@@ -110,7 +110,7 @@ class SlotNetwork(Backbone):
         return Pondered(states, None, states[:, :, -1], executed)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles each block, which all passes share; takes what ``torch.compile`` takes."""
+        # Compiles each block, which all passes share; takes what ``torch.compile`` takes.
         config: Any = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, BLOCK_VARIANTS)
         for block in self.blocks:
@@ -123,7 +123,6 @@ class PonderNetwork(SlotNetwork):
     config: PonderConfig
 
     def __init__(self, config: PonderConfig) -> None:
-        """Builds and initialises the network."""
         super().__init__(config)
         self.router = Router(config)
         self.router.reset()
@@ -133,11 +132,9 @@ class PonderNetwork(SlotNetwork):
                 block.attention.query_scale = (config.head_dim / (config.head_dim + 1)) ** 0.5
 
     def route(self, first: Tensor) -> Steps:
-        """Returns the step distribution by the output of slot 0 (..., D)."""
         return self.router.distribution(first)
 
     def slot_bias(self, steps: Steps) -> Tensor:
-        """Returns the attention bias (..., K+1) that slots have as keys."""
         return slot_bias(steps, self.config, truncate=not self.training)
 
     def weigh(self, states: Tensor) -> Pondered:

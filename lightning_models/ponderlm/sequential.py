@@ -17,17 +17,15 @@ class SlotCache:
 
     Each row is at its own token and step. Skipped slots leave no entries, so rows hold different
     numbers of them.
+
+    Args:
+        kv: empty.
+        capacity: entries of a row at most.
+        like: an embedding (B, D), whose dtype and device the states have.
+        thinking_steps: K.
     """
 
     def __init__(self, kv: KVCache, capacity: int, like: Tensor, thinking_steps: int) -> None:
-        """Starts every row before its first token.
-
-        Args:
-            kv: empty.
-            capacity: entries of a row at most.
-            like: an embedding (B, D), whose dtype and device the states have.
-            thinking_steps: K.
-        """
         rows, device = len(like), like.device
         self.kv = kv
         self.bias: Tensor | None = None

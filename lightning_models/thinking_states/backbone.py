@@ -276,7 +276,6 @@ class AnswerCache:
     """
 
     def __init__(self, rows: int, device: torch.device, pending: tuple[int, ...] = ()) -> None:
-        """Starts empty."""
         self.past: Any = new_cache()
         self.real = torch.zeros(rows, 0, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)

@@ -64,7 +64,6 @@ class ReasoningLM(LanguageModel):
         return generated
 
     def setup(self, stage: str) -> None:
-        """Takes the wording from the trainer's data, whose tokenizer is known by now."""
         super().setup(stage)
         data = getattr(self.trainer, "datamodule", None)
         if data is not None:
@@ -107,6 +106,11 @@ class ThinkingStatesLM(ReasoningLM):
     makes it a state, which is added to the next chunk's tokens near the input. Training
     forces the thoughts of the batch's steps, so that all chunks are computed at once; at inference
     the thoughts are the model's own.
+
+    Args:
+        config: backbone, chunks, thoughts and their loss.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the training step's network with torch.compile (in place).
     """
 
     config: ThinkingStatesConfig
@@ -118,17 +122,9 @@ class ThinkingStatesLM(ReasoningLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: backbone, chunks, thoughts and their loss.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the training step's network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     def build_network(self) -> ThinkingStatesNetwork:
-        """Returns a network whose blocks T and C begin as copies of the backbone's layers."""
         return ThinkingStatesNetwork(self.config)
 
     @property
@@ -164,7 +160,7 @@ class ThinkingStatesLM(ReasoningLM):
     # ---- training
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
-        """Adds ``rows``, made on the host: an accelerator would be waited for otherwise."""
+        # Adds ``rows``, made on the host: an accelerator would be waited for otherwise.
         if self.training:
             batch = {**batch, "rows": self.layout.rows(batch)}
         return super().transfer_batch_to_device(batch, device, index)

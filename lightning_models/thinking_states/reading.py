@@ -279,7 +279,7 @@ class SequentialReader(QueryReader):
     """Block by block, with whole passes: the plain reading that speculation must agree with."""
 
     def read(self) -> ReadQueries:
-        """Returns all rows; each block is a round."""
+        # Returns all rows; each block is a round.
         network, rows = self.network, torch.arange(len(self.states), device=self.states.device)
         past = AnswerCache(len(rows), rows.device)
         for block in range(self.blocks.number):
@@ -324,7 +324,6 @@ class SpeculativeReader(QueryReader):
         self.lower = self._layers(self.embedded.flatten(1, 2), self.all_rows, own, self.below)
 
     def read(self) -> ReadQueries:
-        """Returns all rows."""
         network, above = self.network, new_cache()
         first, last = network.input_layer, network.output_layer
         between, rounds = self._between(self.all_rows)

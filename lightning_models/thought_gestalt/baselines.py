@@ -73,7 +73,7 @@ class GistCache(KVCache):
         return gist_mask(self.ends[:, : self.longest + ends.shape[1]], places)
 
     def select(self, rows: Tensor) -> None:
-        """Keeps only ``rows`` (int64 indices), in that order."""
+        # Keeps only ``rows`` (int64 indices), in that order.
         super().select(rows)
         self.ends = self.ends[rows]
 
@@ -95,7 +95,6 @@ class GistNetwork(TransformerNetwork):
         return self.run(self.embed(tokens, positions), positions, cache=cache, mask=mask)
 
     def new_cache(self, batch: int, capacity: int) -> GistCache:
-        """Returns an empty cache with room for ``capacity`` tokens a row."""
         return GistCache(self.config.num_layers, batch, capacity, self.embedding.weight.device)
 
 
@@ -109,6 +108,11 @@ class GistLM(TransformerLM):
       ends of sentences are also read where they belong to an earlier document of the window.
     - ``flops_per_token`` is that of the plain decoder. The mask hides pairs of tokens, but kernels
       that take a mask compute all of them.
+
+    Args:
+        config: shape and style of the network.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
     """
 
     config: GistConfig
@@ -120,15 +124,7 @@ class GistLM(TransformerLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape and style of the network.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     def build_network(self) -> GistNetwork:
-        """Returns a freshly initialised network."""
         return GistNetwork(self.config)

@@ -19,7 +19,6 @@ class Shelf:
     """The latest M vectors of every row, (B, M, D), each row's oldest first."""
 
     def __init__(self, batch: int, size: int) -> None:
-        """Starts empty; the first vectors fix width, dtype and device."""
         self.batch, self.size = batch, size
         self.entries: Tensor | None = None
 
@@ -44,16 +43,14 @@ class RowMemory:
 
     As in ``SentenceMemory``, each reader keeps its own projection of every sentence, to which the
     positions are added when it is read.
+
+    Args:
+        readers: the layers that read.
+        positions: (M, D), of memory slots 1 to M.
+        batch: rows.
     """
 
     def __init__(self, readers: Sequence[MemoryAttention], positions: Tensor, batch: int) -> None:
-        """Starts empty.
-
-        Args:
-            readers: the layers that read.
-            positions: (M, D), of memory slots 1 to M.
-            batch: rows.
-        """
         size = len(positions)
         self._readers = readers
         self._position_keys = [reader.project_positions(positions) for reader in readers]
@@ -154,7 +151,6 @@ class OpenSentences:
     def __init__(
         self, config: ThoughtGestaltConfig, batch: int, device: torch.device | None = None
     ) -> None:
-        """Starts ``batch`` texts."""
         self._config = config
         self.used = torch.zeros(batch, dtype=torch.int64, device=device)
         """int64 (B,): slots of the sentence that are processed; 0: BOS comes next."""
@@ -243,7 +239,6 @@ class LayerSlots:
     """Keys and values of the open sentences in one layer, (B, H, capacity, C) each."""
 
     def __init__(self, batch: int, capacity: int) -> None:
-        """Starts empty; the first entries fix shape and dtype."""
         self._batch, self._capacity = batch, capacity
         self._buffers: tuple[Tensor, Tensor] | None = None
 
@@ -287,7 +282,6 @@ class GestaltCache:
     """
 
     def __init__(self, network: ThoughtGestaltNetwork, batch: int) -> None:
-        """Starts ``batch`` texts, nothing read; see :meth:`prefill`."""
         config, device = network.config, network.slots.device
         self._sentences = OpenSentences(config, batch, device)
         self._memory = RowMemory(network.readers, network.slots, batch)

@@ -109,16 +109,14 @@ class SentenceMemory:
 
     All streams of a batch begin together, so all that have a t-th sentence have written equally
     many; streams that end leave from the back (they are sorted by length).
+
+    Args:
+        readers: the layers that read; each keeps its own projection of every sentence.
+        size: M.
+        positions: (M, D), of slots 1 to M.
     """
 
     def __init__(self, readers: Sequence[MemoryAttention], size: int, positions: Tensor) -> None:
-        """Starts empty.
-
-        Args:
-            readers: the layers that read; each keeps its own projection of every sentence.
-            size: M.
-            positions: (M, D), of slots 1 to M.
-        """
         self._readers = readers
         self._size = size
         self._position_keys = [reader.project_positions(positions) for reader in readers]

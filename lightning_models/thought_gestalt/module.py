@@ -37,6 +37,11 @@ class ThoughtGestaltLM(LanguageModel):
     *Modeling Language as a Sequence of Thoughts* (Borazjanizadeh and McClelland).
     Takes batches of sentences: ``tokens`` (B, S, U), ``lengths`` and ``is_last`` (B, S),
     ``targets`` (B, S, U); in training ``sentence_steps`` too, the most that any rank has.
+
+    Args:
+        config: shape of the network, memory, dropouts and their schedule.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network's blocks with torch.compile (in place).
     """
 
     reads = "sentences"
@@ -50,19 +55,11 @@ class ThoughtGestaltLM(LanguageModel):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network, memory, dropouts and their schedule.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network's blocks with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
         self.sentence_steps = 0
         """Sentence steps of training so far, over all batches; the same on all ranks."""
 
     def build_network(self) -> ThoughtGestaltNetwork:
-        """Returns a freshly initialised network."""
         return ThoughtGestaltNetwork(self.config)
 
     # ---- training
@@ -167,7 +164,6 @@ class ThoughtGestaltLM(LanguageModel):
         checkpoint["sentence_steps"] = self.sentence_steps
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Goes on counting where the checkpoint stopped."""
         super().on_load_checkpoint(checkpoint)
         moments = [each["state"].values() for each in checkpoint.get("optimizer_states", ())]
         for values in (checkpoint.get("state_dict", {}), *itertools.chain(*moments)):
@@ -226,12 +222,12 @@ class ThoughtGestaltLM(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> GestaltCache:
-        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         with torch.compiler.set_stance("force_eager"):  # single slots, and caches, in plain code
             return GestaltCache.prefill(self.network, prompts, lengths, max_new_tokens)
 
     def decode_step(self, cache: GestaltCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,), and which rows are ready."""
+        # Returns next-token logits (B, V) after ``tokens`` (B,), and which rows are ready.
         with torch.compiler.set_stance("force_eager"):
             h, ready = cache.step(self.network, tokens)
         return (h @ self.network.output_matrix.to(h.dtype).t()).float(), ready

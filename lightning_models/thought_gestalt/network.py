@@ -142,7 +142,6 @@ class ThoughtGestaltNetwork(nn.Module):
     slots: Tensor
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
-        """Builds and initialises the network."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.padded_vocab_size, config.dim)

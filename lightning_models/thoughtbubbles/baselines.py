@@ -75,7 +75,13 @@ class CopyNetwork(TransformerNetwork):
 
 
 class CopyLM(TransformerLM):
-    """Copy-n: a non-adaptive control of Thoughtbubbles with as many or more FLOPs."""
+    """Copy-n: a non-adaptive control of Thoughtbubbles with as many or more FLOPs.
+
+    Args:
+        config: shape of the network and number of copies.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
+    """
 
     config: CopyConfig
     network: CopyNetwork
@@ -86,13 +92,6 @@ class CopyLM(TransformerLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network and number of copies.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property
@@ -101,7 +100,6 @@ class CopyLM(TransformerLM):
         return self.config.copies
 
     def build_network(self) -> CopyNetwork:
-        """Returns a freshly initialised network."""
         return CopyNetwork(self.config)
 
     def flops_by_part(self, context: int) -> dict[str, float]:

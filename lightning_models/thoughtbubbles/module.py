@@ -36,6 +36,14 @@ class ThoughtbubblesLM(LanguageModel):
     Under ``allocation: global_topk`` the streams of a token depend on later tokens: scores are
     labelled ``noncausal``, and generation computes the whole prefix again for every token. The
     other allocations are strictly causal, exact, and decode with a cache.
+
+    Args:
+        config: shape of the network, fork layers and budget.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
+
+    Raises:
+        ValueError: if it is to be compiled, and texts decide the number of streams.
     """
 
     config: ThoughtbubblesConfig
@@ -47,16 +55,6 @@ class ThoughtbubblesLM(LanguageModel):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network, fork layers and budget.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-
-        Raises:
-            ValueError: if it is to be compiled, and texts decide the number of streams.
-        """
         super().__init__(config, optimizer, compile)
         if compile and self.adaptive_training:
             raise ValueError(
@@ -99,7 +97,6 @@ class ThoughtbubblesLM(LanguageModel):
         return self.causal and not self.compile_network
 
     def build_network(self) -> ThoughtbubblesNetwork:
-        """Returns a freshly initialised network."""
         return ThoughtbubblesNetwork(self.config)
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
@@ -163,7 +160,7 @@ class ThoughtbubblesLM(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> StreamCache | PrefixCache:
-        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         self._check_thresholds()
         if not self.causal:
             return PrefixCache(prompts, lengths, max_new_tokens)

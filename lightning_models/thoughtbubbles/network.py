@@ -174,7 +174,6 @@ class ThoughtbubblesNetwork(TransformerNetwork):
     block_class = AttenuatedBlock
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
-        """Builds and initialises the network; the decoder's weights are drawn first."""
         super().__init__(config)
         self.forks = nn.ModuleList(
             ForkLayer(config, ordinal) for ordinal in range(len(config.fork_layers))
@@ -266,7 +265,6 @@ class ThoughtbubblesNetwork(TransformerNetwork):
             fork.observe(border)
 
     def new_cache(self, batch: int, capacity: int) -> StreamCache:  # type: ignore[override]
-        """Returns an empty cache with room for ``capacity`` tokens a row."""
         return StreamCache(self.config, batch, capacity, self.embedding.weight.device)
 
 

@@ -16,7 +16,13 @@ from lightning_models.transformer.network import TransformerConfig, TransformerN
 
 
 class TransformerLM(LanguageModel):
-    """Plain autoregressive transformer, GPT-2 style (Radford et al. 2019) or LLaMA style."""
+    """Plain autoregressive transformer, GPT-2 style (Radford et al. 2019) or LLaMA style.
+
+    Args:
+        config: shape and style of the network.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
+    """
 
     config: TransformerConfig
     network: TransformerNetwork
@@ -27,13 +33,6 @@ class TransformerLM(LanguageModel):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape and style of the network.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property
@@ -47,7 +46,6 @@ class TransformerLM(LanguageModel):
         return self.causal and not self.compile_network
 
     def build_network(self) -> TransformerNetwork:
-        """Returns a freshly initialised network."""
         return TransformerNetwork(self.config)
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
@@ -76,7 +74,7 @@ class TransformerLM(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> KVCache:
-        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         self.check_context(int(lengths.max()) + max_new_tokens - 1)  # the last is not read again
         slots = self.slots_per_token
         cache = self.network.new_cache(len(prompts), slots * (prompts.shape[1] + max_new_tokens))
@@ -86,7 +84,7 @@ class TransformerLM(LanguageModel):
         return cache
 
     def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
+        # Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
         h = self.network(tokens[:, None], cache)
         cache.advance(self.slots_per_token)
         logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()

@@ -53,22 +53,18 @@ class TransformerConfig(DecoderConfig):
 
     @property
     def key_value_heads(self) -> int:
-        """G, heads of keys and values."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def rotary_dim(self) -> int:
-        """R, channels of each head that rotary positions turn."""
         return int(self.head_dim * self.rope_fraction)
 
     @property
     def projection_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
     @property
     def residual_in_parallel(self) -> bool:
-        """Whether attention and feed-forward layer of a block read the same stream."""
         return self.parallel_residual
 
 
@@ -78,7 +74,6 @@ class Backbone(nn.Module):
     block_class = Block
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Builds and initialises the network."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.padded_vocab_size, config.dim)

@@ -179,7 +179,6 @@ class MoRNetwork(RepeatedNetwork):
     config: MoRConfig
 
     def __init__(self, config: MoRConfig) -> None:
-        """Builds and initialises the network; the decoder's weights are drawn first."""
         super().__init__(config)
         self.routers = nn.ModuleList(nn.Linear(config.dim, 1) for _ in range(config.thinking_steps))
         initialise(self.routers, config)
@@ -276,7 +275,6 @@ class MoRNetwork(RepeatedNetwork):
         return x.scatter(1, index, mine + gate * (out - mine))
 
     def new_cache(self, batch: int, capacity: int) -> RecursionCache:  # type: ignore[override]
-        """Returns an empty cache with room for ``capacity`` tokens a row."""
         return RecursionCache(self.config, batch, capacity, self.embedding.weight.device)
 
 
@@ -293,6 +291,11 @@ class MoRLM(DepthLM):
     In training a token is chosen by its rank in the whole text, later tokens included. The routers
     learn to decide by the token alone; scoring and generation use that decision, causally, unless
     ``eval_routing`` is ``topk``.
+
+    Args:
+        config: shape of the network, recursions and routers.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
     """
 
     config: MoRConfig
@@ -304,13 +307,6 @@ class MoRLM(DepthLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network, recursions and routers.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property
@@ -329,11 +325,9 @@ class MoRLM(DepthLM):
         return self.config.eval_routing == "threshold" and self.config.chooses
 
     def build_network(self) -> MoRNetwork:
-        """Returns a freshly initialised network."""
         return MoRNetwork(self.config)
 
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
-        """Returns the routers' parameters."""
         return self.network.routers.parameters()
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
@@ -397,7 +391,7 @@ class MoRLM(DepthLM):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> RecursionCache:
-        """Returns the cache after all but the last token of each right-padded prompt (B, P)."""
+        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         num_tokens = prompts.shape[1]
         cache = self.network.new_cache(len(prompts), num_tokens + max_new_tokens)
         if num_tokens > 1:

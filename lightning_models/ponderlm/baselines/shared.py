@@ -56,7 +56,6 @@ class RepeatedNetwork(TransformerNetwork):
         return x
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """Returns an empty cache of K + 1 times L layers, with room for ``capacity`` tokens."""
         layers = (self.config.thinking_steps + 1) * self.config.num_layers
         return KVCache(layers, batch, capacity, self.embedding.weight.device)
 
@@ -101,7 +100,6 @@ class DepthLM(TransformerLM):
         return sum(self.flops_of_steps(context, steps).values())
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        """Returns the forward FLOPs per token, all K steps of it, by what they are spent on."""
         return self.flops_of_steps(context, self.config.thinking_steps)
 
     def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:

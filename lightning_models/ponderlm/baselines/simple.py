@@ -57,7 +57,13 @@ class LoopedNetwork(RepeatedNetwork):
 
 
 class LoopedLM(DepthLM):
-    """A decoder that applies its blocks n + 1 times (arXiv 2301.13196, 2502.17416)."""
+    """A decoder that applies its blocks n + 1 times (arXiv 2301.13196, 2502.17416).
+
+    Args:
+        config: shape of the network and number of loops.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
+    """
 
     config: LoopedConfig
     network: LoopedNetwork
@@ -68,17 +74,9 @@ class LoopedLM(DepthLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network and number of loops.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     def build_network(self) -> LoopedNetwork:
-        """Returns a freshly initialised network."""
         return LoopedNetwork(self.config)
 
 
@@ -107,7 +105,6 @@ class PauseNetwork(TransformerNetwork):
     config: PauseConfig
 
     def __init__(self, config: PauseConfig) -> None:
-        """Builds and initialises the network; the decoder's weights are drawn first."""
         super().__init__(config)
         self.pause = nn.Embedding(1, config.dim) if config.thinking_steps else None
         if self.pause is not None:
@@ -140,7 +137,13 @@ class PauseNetwork(TransformerNetwork):
 
 
 class PauseLM(DepthLM):
-    """A decoder that reads n learned pauses after every token (arXiv 2310.02226)."""
+    """A decoder that reads n learned pauses after every token (arXiv 2310.02226).
+
+    Args:
+        config: shape of the network and number of pauses.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
+    """
 
     config: PauseConfig
     network: PauseNetwork
@@ -151,13 +154,6 @@ class PauseLM(DepthLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network and number of pauses.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property
@@ -166,7 +162,6 @@ class PauseLM(DepthLM):
         return self.config.thinking_steps + 1
 
     def build_network(self) -> PauseNetwork:
-        """Returns a freshly initialised network."""
         return PauseNetwork(self.config)
 
     def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
@@ -245,7 +240,13 @@ class PonderLM1Network(RepeatedNetwork):
 
 
 class PonderLM1(DepthLM):
-    """Pondering language model (arXiv 2505.20674): S + 1 passes over the text."""
+    """Pondering language model (arXiv 2505.20674): S + 1 passes over the text.
+
+    Args:
+        config: shape of the network, passes and feedback.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
+    """
 
     config: PonderLM1Config
     network: PonderLM1Network
@@ -256,17 +257,9 @@ class PonderLM1(DepthLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: shape of the network, passes and feedback.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     def build_network(self) -> PonderLM1Network:
-        """Returns a freshly initialised network."""
         return PonderLM1Network(self.config)
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
@@ -329,7 +322,7 @@ class _ExpectedEmbedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of states and matrices; logits are computed again."""
+        # Returns the gradients of states and matrices; logits are computed again.
         h, output_matrix, input_matrix = ctx.saved_tensors
         with torch.autocast(h.device.type, enabled=False):
             grads = _gradients(h, output_matrix, input_matrix, grad_outputs[0], ctx.dtype)

@@ -253,6 +253,11 @@ class CoconutLM(StagedLM):
     Text: query, start marker, latents, end marker, the remaining steps, answer prefix, answer.
     The input of a latent is the state after the final norm of the position before it; gradients
     flow back through all of them.
+
+    Args:
+        config: the backbone, its latents and the curriculum.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
     """
 
     # NOTE(paper): without pad_latent_to_max the public code evaluates a question with the latents
@@ -267,17 +272,9 @@ class CoconutLM(StagedLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: the backbone, its latents and the curriculum.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     def build_network(self) -> CoconutNetwork:
-        """Returns a freshly initialised network, or one with trained weights."""
         return CoconutNetwork(self.config)
 
     @property
@@ -311,7 +308,6 @@ class CoconutLM(StagedLM):
         return h
 
     def scored_rows(self, batch: Batch) -> TextRows:
-        """Returns the text whose answer is scored, with the latents of an evaluation."""
         return self.layout.scored_with(batch, self.before_answer(batch), self.latents)
 
     def pending(self) -> tuple[int, ...]:
@@ -319,7 +315,6 @@ class CoconutLM(StagedLM):
         return (self.config.special_id(END), *super().pending())
 
     def read_query(self, cache: TextCache, tokens: Tensor, lengths: Tensor) -> None:
-        """Fills the cache with the queries (B, P), the start marker and the latents."""
         start = constant((self.config.special_id(START),), tokens)
         joined = join((tokens, lengths), start)
         head, real = aligned_right(joined.tokens, joined.lengths)

@@ -267,7 +267,6 @@ class StagedLM(TextLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; see the methods."""
         super().__init__(config, optimizer, compile)
         start = torch.tensor([0, self.stages.at(0.0)], device="cpu")
         self.register_buffer("progress_made", start)
@@ -396,7 +395,6 @@ class ICoTConfig(StagedConfig):
                 )
 
     def curriculum(self) -> Stages:
-        """Returns how the chain is removed."""
         if self.removal == "steps":
             return self.step_stages()
         return TokenStages(
@@ -426,6 +424,11 @@ class ICoTLM(StagedLM):
 
     Text: query, the rest of the chain, answer prefix, answer; positions count this text.
     At r = 0 it is CoT, and at the last stage No CoT.
+
+    Args:
+        config: the backbone, and how the chain is removed.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
     """
 
     # NOTE(paper): the public code also skips a reset where the batch before had no chain left by
@@ -439,13 +442,6 @@ class ICoTLM(StagedLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: the backbone, and how the chain is removed.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property

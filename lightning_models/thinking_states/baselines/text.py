@@ -225,7 +225,7 @@ class TextCache(AnswerCache):
         """Whether what each row writes next is its answer (B,) bool."""
 
     def select(self, rows: Tensor) -> None:
-        """Keeps only ``rows`` (int64 indices), in that order."""
+        # Keeps only ``rows`` (int64 indices), in that order.
         super().select(rows)
         self._last, self._tail = self._last[rows], self._tail[rows]
         self._limits, self.answering = self._limits[rows], self.answering[rows]
@@ -310,7 +310,6 @@ class TextLM(ReasoningLM):
         return 0
 
     def build_network(self) -> TextNetwork:
-        """Returns a freshly initialised network, or one with trained weights."""
         return TextNetwork(self.config)
 
     # ---- training
@@ -435,7 +434,7 @@ class TextLM(ReasoningLM):
             self.network(tokens, real=real, cache=cache)
 
     def decode_step(self, cache: TextCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready."""
+        # Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
         h = self.network(cache.take(tokens), cache=cache)[:, -1]
         out = logits(h, self.network.output_matrix.to(h.dtype)).float()
         return cache.forced(out), torch.ones_like(tokens, dtype=torch.bool)
@@ -470,6 +469,11 @@ class NoCoTLM(TextLM):
     """Fine-tuning on questions and their answers alone, the first baseline of Thinking States.
 
     Text: query, answer prefix, answer. The prefix is given, never predicted.
+
+    Args:
+        config: the backbone.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
     """
 
     config: NoCoTConfig
@@ -480,13 +484,6 @@ class NoCoTLM(TextLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: the backbone.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property
@@ -523,6 +520,11 @@ class CoTLM(TextLM):
     Text: query, then each step after a separator, answer prefix, answer; all after the query is
     learned. Scores are of the answer after the model's own greedy chain: a chain is a function of
     the query, so they are exact.
+
+    Args:
+        config: the backbone, and the longest chain.
+        optimizer: optimiser and schedule.
+        compile: whether to compile the network with torch.compile (in place).
     """
 
     config: CoTConfig
@@ -533,13 +535,6 @@ class CoTLM(TextLM):
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
-        """Takes the configuration; the network is built by ``configure_model``.
-
-        Args:
-            config: the backbone, and the longest chain.
-            optimizer: optimiser and schedule.
-            compile: whether to compile the network with torch.compile (in place).
-        """
         super().__init__(config, optimizer, compile)
 
     @property
