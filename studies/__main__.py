@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse.typing import PositiveInt
 
-from studies.report import check_report, write_report, write_suite
+from studies.results_page import check_report, write_report, write_suite
 from studies.runner import CommandError, run_study
 from studies.study import ROOT, Study, StudyError, load_study, study_names
 

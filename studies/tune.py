@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from callbacks import NonFiniteError
 from studies.__main__ import add_study_arguments, configured, run_guarded
-from studies.report import logged
+from studies.results_page import logged
 from studies.runner import (
     LOG,
     CommandError,

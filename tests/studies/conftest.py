@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from studies import report, runner
+from studies import results_page, runner
 from studies.study import load_study
 
 SHAPE = {"num_layers": 1, "dim": 16, "num_heads": 2, "positions": "rope"}
@@ -124,6 +124,6 @@ def commands(monkeypatch):
     commands = Commands()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several jobs change it
     monkeypatch.setattr(runner, "execute", commands)
-    monkeypatch.setattr(report, "evaluate", commands.compare)
-    monkeypatch.setattr(report, "read_scalars", lambda folder: {"val/x": {0: 4e6, 1: 3e6}})
+    monkeypatch.setattr(results_page, "evaluate", commands.compare)
+    monkeypatch.setattr(results_page, "read_scalars", lambda folder: {"val/x": {0: 4e6, 1: 3e6}})
     return commands

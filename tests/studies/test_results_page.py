@@ -8,8 +8,15 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from studies import report
-from studies.report import BEGIN, END, check_report, evaluations_table, write_report, write_suite
+from studies import results_page
+from studies.results_page import (
+    BEGIN,
+    END,
+    check_report,
+    evaluations_table,
+    write_report,
+    write_suite,
+)
 from studies.runner import RunFolder, run_study
 from studies.study import StudyError
 
@@ -82,7 +89,7 @@ def test_columns_are_keys_or_expressions(study, commands, tmp_path, content, key
     place.note("train", {"seconds": 1.0})
     run = replace(study.runs["plain"], evaluations={"a": {}})
     place.output("a").write_text(json.dumps(content))
-    results = pd.DataFrame([report.read_results(run, place)])
+    results = pd.DataFrame([results_page.read_results(run, place)])
     table = evaluations_table(replace(study, columns={"t": key}), [(run, place)], results)
     assert table["t"][0] == pytest.approx(value, nan_ok=True)
 
