@@ -25,8 +25,8 @@ from callbacks.analysis.token_text import REPLACEMENT, pieces
 from datamodules import SentenceTokenizer, Tokenizer
 from datamodules.readers import check_utf8
 from evaluation.arguments import load_with_tokenizer
+from evaluation.devices import Device, Precision, autocast
 from evaluation.generate import continue_prompts
-from evaluation.load import Device, Precision, autocast
 from evaluation.perplexity import Mode
 from evaluation.scoring import Totals, score_batch
 from evaluation.tasks.readers import Piece, Reader, label, reader_of

@@ -18,16 +18,14 @@ from jsonargparse import ArgumentParser, Namespace
 from datamodules import LanguageDataModule, LocalText, Tokenizer, load_tokenizer
 from datamodules.recipe import public_path
 from datamodules.store import Split
+from evaluation.devices import Device, Precision, pick_device
 from evaluation.load import (
-    Device,
-    Precision,
     build_data,
     build_model,
     build_outline,
     build_tokenizer,
     check_fit,
     check_meaning,
-    pick_device,
     prepare,
 )
 from lightning_models import LanguageModel

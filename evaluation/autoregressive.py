@@ -19,7 +19,7 @@ from tqdm import tqdm
 from datamodules import BatchSource, Tokenizer
 from datamodules.text import IGNORE
 from evaluation.cost import ComputeCounter
-from evaluation.load import Precision
+from evaluation.devices import Precision
 from evaluation.scoring import Totals, score_batch, standard_error
 from lightning_models import LanguageModel
 from lightning_models.layers import recording

@@ -9,18 +9,14 @@ from typing import Any
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
+from datamodules.store import Split
 from evaluation.arguments import (
-    Split,
     add_device_arguments,
     add_packages_argument,
     add_which_argument,
     chosen,
 )
-from evaluation.cost import compute_frame, count_compute
-from evaluation.figures import compare_figure, compute_figure, write_frame, write_picture
-from evaluation.load import pick_device
-from evaluation.output import write_folder
-from evaluation.report import (
+from evaluation.comparison import (
     COMPUTE_FIGURE,
     FILES,
     LOSS_FIGURE,
@@ -33,6 +29,10 @@ from evaluation.report import (
     report_page,
     runs_table,
 )
+from evaluation.cost import compute_frame, count_compute
+from evaluation.devices import pick_device
+from evaluation.figures import compare_figure, compute_figure, write_frame, write_picture
+from evaluation.output import write_folder
 from evaluation.run_metrics import (
     BITS,
     NATS,

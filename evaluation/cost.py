@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from torch import Tensor
+from torch import Tensor, nn
 
 from datamodules.text import IGNORE
 from lightning_models import LanguageModel
@@ -107,6 +107,19 @@ def mean_cost(results: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> Co
 
 PARTS = ("output", "self_attention", "cross_attention", "feed_forward")
 """Parts that most models have; those of a method follow."""
+
+
+def non_embedding_parameters(model: LanguageModel) -> int:
+    """Returns N, the numbers outside token and position embeddings and output matrix.
+
+    As Kaplan et al. (arXiv 2001.08361) count and the papers quote sizes; biases, norms and frozen
+    weights are in.
+
+    An output matrix is ``model.network.output_matrix``.
+    """
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    tables.add(id(getattr(model.network, "output_matrix", None)))
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tables)
 
 
 def count_compute(model: LanguageModel, context: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from evaluation.arguments import (
     load_with_tokenizer,
 )
 from evaluation.cost import GeneratedSteps
-from evaluation.load import Precision, autocast
+from evaluation.devices import Precision, autocast
 from evaluation.output import check_targets, write_jsonl
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig
@@ -39,6 +39,22 @@ def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
     if not prompts:
         raise ValueError('there is nothing to continue; give --prompt "..." or --prompts_file F')
     return prompts
+
+
+def left_for_prompt(limit: int | None, new_tokens: int, key: str) -> int | None:
+    """Returns the tokens of a model's context (``limit``; None: any) that are left for a prompt.
+
+    ``key`` is the option with the most new tokens, for the message.
+
+    Raises:
+        ValueError: if none are left.
+    """
+    if limit is not None and new_tokens >= limit:
+        raise ValueError(
+            f"{key} ({new_tokens}) leaves no room for a prompt in the model's context of {limit} "
+            f"tokens; set it, of a task in its generation_kwargs, to {limit // 2} or less"
+        )
+    return None if limit is None else limit - new_tokens
 
 
 # ---- the command

@@ -47,8 +47,10 @@ from evaluation.arguments import (
     load_with_tokenizer,
 )
 from evaluation.cost import Cost, cost_cells, price
-from evaluation.load import Precision, autocast, describe_asked, left_for_prompt
+from evaluation.devices import Precision, autocast
+from evaluation.generate import left_for_prompt
 from evaluation.output import check_targets, format_table, report_result, write_jsonl
+from evaluation.provenance import describe_asked
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig
 from lightning_models.runtime import seeded_generator

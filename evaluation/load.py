@@ -1,32 +1,22 @@
-"""Models, data and tokenizers of checkpoints, and what results report about them.
-
-``build_model`` and ``build_data`` rebuild what a checkpoint's recipe names; ``Pretrained`` opens
-models of ``transformers``. The ``describe_`` functions return the provenance of a result.
-"""
+"""Models, data and tokenizers of checkpoints, rebuilt from their recipes."""
 
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
-import numpy as np
 import torch
-from torch import nn
 
 from datamodules import (
     LanguageDataModule,
     Sentences,
-    Store,
-    StoreError,
     TextCorpus,
     Tokenizer,
     tokenizer_from_state,
 )
 from datamodules.sentences.tokenizer import MARKERS
-from datamodules.store import Split, TokenStream
 from datamodules.tokenizers import (
     JsonTokenizer,
     file_at_hand,
@@ -44,41 +34,6 @@ from lightning_models.memory import (
     weights_size,
 )
 from lightning_models.recipe import resolve_class
-from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
-
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["32", "tf32", "bf16"]
-
-
-def pick_device(name: Device) -> torch.device:
-    """Returns the device; ``auto`` takes a GPU where there is one.
-
-    Raises:
-        ValueError: if a GPU is asked for and there is none.
-    """
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise ValueError("device (cuda) is not available here; use --device cpu or auto")
-    return torch.device("cuda" if name != "cpu" and has_gpu else "cpu")
-
-
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """Returns the context of a precision of matrix products; weights stay float32."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return float32_products(precision)
-
-
-@contextmanager
-def float32_products(precision: Precision) -> Iterator[None]:
-    """Computes products of float32 matrices in TF32 where ``precision`` is tf32, else exactly."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
 
 # ---- model
 
@@ -216,22 +171,6 @@ def _load_weights(
 def _first(keys: list[str], count: int = 3) -> str:
     rest = f" and {len(keys) - count} more" if len(keys) > count else ""
     return ", ".join(keys[:count]) + rest
-
-
-def left_for_prompt(limit: int | None, new_tokens: int, key: str) -> int | None:
-    """Returns the tokens of a model's context (``limit``; None: any) that are left for a prompt.
-
-    ``key`` is the option with the most new tokens, for the message.
-
-    Raises:
-        ValueError: if none are left.
-    """
-    if limit is not None and new_tokens >= limit:
-        raise ValueError(
-            f"{key} ({new_tokens}) leaves no room for a prompt in the model's context of {limit} "
-            f"tokens; set it, of a task in its generation_kwargs, to {limit // 2} or less"
-        )
-    return None if limit is None else limit - new_tokens
 
 
 # ---- data and tokenizer
@@ -435,200 +374,3 @@ def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
             "one with --tokenizer"
         )
     return build_data(checkpoint).tokenizer
-
-
-# ---- provenance: what a result reports about its origin, under the keys of the JSON files
-
-
-def trained_on(checkpoint: Checkpoint) -> str | None:
-    """Returns the fingerprint of the text that a model was trained on; None if not here."""
-    text = checkpoint.data_state.get("fingerprint")
-    return None if text is None or checkpoint.step == 0 else str(text)
-
-
-def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split) -> dict[str, Any]:
-    """Returns the recipe of the data, and the fingerprints of their text and the training's.
-
-    ``left_out`` counts the questions that are too long for block_size, if there are any.
-    """
-    left_out = data.left_out(split)
-    return {
-        "recipe": data.recipe(),
-        "split": split,
-        "fingerprint": data.fingerprint,
-        "trained_on": trained_on(checkpoint),
-        **({"left_out": left_out} if left_out else {}),
-    }
-
-
-def describe_settings(
-    checkpoint: Checkpoint,
-    model: LanguageModel,
-    data: LanguageDataModule,
-    *,
-    batches: int,
-    of_batches: int,
-    precision: Precision,
-) -> dict[str, Any]:
-    """Returns how much of the split was measured, and how."""
-    return {
-        "batches": batches,
-        "of_batches": of_batches,
-        "batch_size": data.eval_batch_size,
-        "precision": precision,
-        **describe_model(checkpoint, model),
-    }
-
-
-def describe_model(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
-    """Returns where a checkpoint's model ran, and what of its config was changed."""
-    return {
-        "device": str(model.device),
-        "set": changed_fields(checkpoint, model),
-        "which": checkpoint.which,
-    }
-
-
-def describe_asked(
-    checkpoint: Checkpoint,
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    precision: Precision,
-    how: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Returns ``model``, ``checkpoint`` and ``settings`` of a result that needs no corpus.
-
-    ``how`` has the command's own settings.
-    """
-    return {
-        "model": type(model).__name__,
-        "checkpoint": str(checkpoint.path),
-        "settings": {
-            **how,
-            "tokenizer": tokenizer.name,
-            "precision": precision,
-            **describe_model(checkpoint, model),
-            "trained_on": trained_on(checkpoint),
-        },
-    }
-
-
-def non_embedding_parameters(model: LanguageModel) -> int:
-    """Returns N, the numbers outside token and position embeddings and output matrix.
-
-    As Kaplan et al. (arXiv 2001.08361) count and the papers quote sizes; biases, norms and frozen
-    weights are in.
-
-    An output matrix is ``model.network.output_matrix``.
-    """
-    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
-    tables.add(id(getattr(model.network, "output_matrix", None)))
-    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tables)
-
-
-def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int | None:
-    """Returns D, the lexical tokens in the train split of the text a checkpoint was trained on.
-
-    Each counts once, however often training saw it. None where that is not known: the checkpoint
-    was not trained here, or its text store is not next to that of ``data``.
-
-    Data are prepared, with the checkpoint's tokenizer.
-    """
-    text = trained_on(checkpoint)
-    if text is None:
-        return None
-    try:
-        store = Store(data.store_dir.parent / text)
-    except StoreError:
-        return None
-    counts, special_ids = store.counts("train"), data.tokenizer.special_ids
-    if set(special_ids) == {data.tokenizer.eos_id}:
-        return counts.tokens - counts.documents  # every document ends in its only EOS
-    return count_lexical(store.stream("train"), special_ids)
-
-
-def count_lexical(stream: TokenStream, special_ids: Collection[int], chunk: int = 2**20) -> int:
-    """Returns how many tokens of a stream are none of ``special_ids``; reads ``chunk`` at once."""
-    special = np.array(sorted(special_ids), dtype=np.int64)
-    found = 0
-    for start in range(0, len(stream), chunk):
-        ids = stream.gather(np.arange(start, min(start + chunk, len(stream))))
-        found += int(np.isin(ids, special, invert=True).sum())
-    return found
-
-
-# ---- models of ``transformers``, from the hub or a local folder
-
-
-class Pretrained:
-    """A model of ``transformers`` and its tokenizer; code of their authors is never run.
-
-    Args:
-        source: hub name, or folder of a saved model.
-        device: where to run.
-        precision: of the weights and all that is computed with them.
-        head: 'causal': predicts next tokens; 'none': hidden states only.
-        key: the option that names it, for messages.
-
-    Attributes:
-        source: the same.
-        precision: the same.
-        model: the ``transformers`` model, in eval mode.
-        tokenizer: the ``transformers`` tokenizer.
-        start: the BOS that the tokenizer puts before texts by itself, or nothing.
-
-    Raises:
-        ValueError: if they are not there, cannot be read, lack weights, or would need code of their
-            own.
-    """
-
-    def __init__(
-        self,
-        source: str,
-        device: torch.device,
-        precision: Precision = "32",
-        *,
-        head: Literal["causal", "none"] = "causal",
-        key: str = "hf",
-    ) -> None:
-        from transformers import AutoTokenizer
-
-        named = f"{key} ({source})"
-        kind = "causal language model" if head == "causal" else "model"
-        other = f"the folder of a saved {kind} with its tokenizer"
-        self.source, self.precision = source, precision
-        self.tokenizer: Any = read_pretrained(
-            AutoTokenizer, source, "tokenizer", named, other=other
-        )
-        model = load_pretrained(
-            source,
-            named,
-            other=other,
-            head=head,
-            dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
-        )
-        self.model: Any = model.eval().to(device)
-        first, bos = self.tokenizer("a")["input_ids"][:1], self.tokenizer.bos_token_id
-        self.start: list[int] = [bos] if first == [bos] else []
-
-    @property
-    def context(self) -> int | None:
-        """Most tokens that the model reads at once; None where its config does not say."""
-        return getattr(self.model.config, "max_position_embeddings", None)
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone, however many."""
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-    def encode_documents(self, documents: Sequence[str]) -> list[int]:
-        """Returns the ids of documents in a row: ``start``, and the tokenizer's EOS between them.
-
-        Tokenizers without an EOS have nothing between documents.
-        """
-        eos = self.tokenizer.eos_token_id
-        ids = list(self.start)
-        for number, document in enumerate(documents):
-            if number and eos is not None:
-                ids.append(eos)
-            ids += self.encode(document)
-        return ids

@@ -10,8 +10,8 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import BatchLoader, BatchSource, LanguageDataModule, TextDataModule
+from datamodules.store import Split
 from evaluation.arguments import (
-    Split,
     add_budget_argument,
     add_data_arguments,
     add_file_arguments,
@@ -19,19 +19,11 @@ from evaluation.arguments import (
     open_with_data,
 )
 from evaluation.autoregressive import PairedScores, draw_targets, score_pairs
-from evaluation.cost import ComputeCounter, price
-from evaluation.load import (
-    Device,
-    Precision,
-    build_model,
-    build_outline,
-    count_train_tokens,
-    describe_data,
-    describe_settings,
-    non_embedding_parameters,
-    pick_device,
-)
+from evaluation.cost import ComputeCounter, non_embedding_parameters, price
+from evaluation.devices import Device, Precision, pick_device
+from evaluation.load import build_model, build_outline
 from evaluation.output import check_targets, format_table, report_result
+from evaluation.provenance import count_train_tokens, describe_data, describe_settings
 from evaluation.results import kept
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel

@@ -67,17 +67,11 @@ from evaluation.arguments import (
     load_own_tokenizer,
 )
 from evaluation.cost import GeneratedSteps, cost_cells, price
-from evaluation.load import (
-    Precision,
-    Pretrained,
-    autocast,
-    build_data,
-    check_fit,
-    describe_asked,
-    describe_data,
-    prepare,
-)
+from evaluation.devices import Precision, autocast
+from evaluation.load import build_data, check_fit, prepare
 from evaluation.output import check_targets, format_table, report_result, write_jsonl
+from evaluation.pretrained import Pretrained
+from evaluation.provenance import describe_asked, describe_data
 from evaluation.scoring import Totals
 from evaluation.tables import FIVE_DIGITS, FOUR, FOUR_DIGITS, TableColumn, as_aligned, show_columns
 from lightning_models import LanguageModel

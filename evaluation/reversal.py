@@ -20,20 +20,13 @@ from tqdm import tqdm
 from datamodules import Tokenizer
 from datamodules.readers import read_lines
 from evaluation.arguments import add_file_arguments, add_model_arguments, load_with_tokenizer
-from evaluation.cost import Cost, GeneratedSteps, cost_cells, price
+from evaluation.cost import Cost, GeneratedSteps, cost_cells, non_embedding_parameters, price
+from evaluation.devices import Precision, autocast, float32_products, pick_device
 from evaluation.figures import make_panels, write_picture
-from evaluation.load import (
-    Precision,
-    Pretrained,
-    autocast,
-    build_data,
-    count_train_tokens,
-    describe_asked,
-    float32_products,
-    non_embedding_parameters,
-    pick_device,
-)
+from evaluation.load import build_data
 from evaluation.output import check_targets, format_table, report_result
+from evaluation.pretrained import Pretrained
+from evaluation.provenance import count_train_tokens, describe_asked
 from evaluation.tables import as_aligned
 from lightning_models import LanguageModel
 from lightning_models.layers import recording

@@ -17,18 +17,12 @@ from typing import Any
 import pandas as pd
 
 from datamodules import LanguageDataModule, Sentences, Store, Tokenizer
-from evaluation.arguments import Split
-from evaluation.load import (
-    Device,
-    Precision,
-    build_data,
-    build_tokenizer,
-    check_fit,
-    count_lexical,
-    non_embedding_parameters,
-    prepare,
-)
+from datamodules.store import Split
+from evaluation.cost import non_embedding_parameters
+from evaluation.devices import Device, Precision
+from evaluation.load import build_data, build_tokenizer, check_fit, prepare
 from evaluation.perplexity import score_checkpoint
+from evaluation.provenance import count_lexical
 from evaluation.results import results_of
 from evaluation.runs import RunRecord, is_number, make_labels
 from evaluation.scoring import PERPLEXITY_KEYS, bounded_exp

@@ -10,7 +10,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from tqdm import tqdm
 
-from evaluation.load import Precision, autocast
+from evaluation.devices import Precision, autocast
 from lightning_models import LanguageModel, Scores
 from lightning_models.outputs import PERPLEXITY_NAMES, bits
 

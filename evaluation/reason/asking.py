@@ -17,7 +17,7 @@ from callbacks.recorded_thoughts import Recorded
 from datamodules import Tokenizer, answer_batch
 from datamodules.text import IGNORE
 from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, price
-from evaluation.load import Precision, autocast
+from evaluation.devices import Precision, autocast
 from evaluation.reason.contestants import Contestant
 from evaluation.scoring import score_batch
 from lightning_models import LanguageModel

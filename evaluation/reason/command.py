@@ -20,9 +20,8 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from callbacks.answer_accuracy import room_for
-from datamodules.store import SPLITS
+from datamodules.store import SPLITS, Split
 from evaluation.arguments import (
-    Split,
     add_data_arguments,
     add_file_arguments,
     add_run_arguments,
@@ -31,17 +30,11 @@ from evaluation.arguments import (
     data_recipe,
     first_look,
 )
+from evaluation.devices import Precision, pick_device
 from evaluation.figures import check_picture, write_figure
-from evaluation.load import (
-    Precision,
-    changed_fields,
-    describe_data,
-    pick_device,
-    prepare,
-    prepare_for_all,
-    trained_on,
-)
+from evaluation.load import changed_fields, prepare, prepare_for_all
 from evaluation.output import check_targets, report_result, write_jsonl
+from evaluation.provenance import describe_data, trained_on
 from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode
 from evaluation.reason.contestants import (
     TASKS,

@@ -14,7 +14,8 @@ from callbacks.answer_accuracy import Question, questions_in
 from callbacks.dials import dialled
 from datamodules import LanguageDataModule
 from datamodules.recipe import parameters
-from evaluation.arguments import CARRIED, Split
+from datamodules.store import Split
+from evaluation.arguments import CARRIED
 from evaluation.load import build_data, build_model, known_changes
 from evaluation.runs import find_checkpoints, make_labels, path_names
 from lightning_models import LanguageModel

@@ -31,8 +31,9 @@ from datamodules.journals import append_durably, only_writer
 from datamodules.readers import parse_json
 from datamodules.reasoning.two_hop import Chain, Hop, check_csv, read_chains
 from evaluation.arguments import add_device_arguments
-from evaluation.load import Pretrained, float32_products, pick_device
+from evaluation.devices import float32_products, pick_device
 from evaluation.output import check_target, format_table, write_jsonl
+from evaluation.pretrained import Pretrained
 
 
 @dataclass

@@ -16,8 +16,10 @@ from evaluation.arguments import (
     load_with_tokenizer,
     split_words,
 )
-from evaluation.load import autocast, describe_model, non_embedding_parameters
+from evaluation.cost import non_embedding_parameters
+from evaluation.devices import autocast
 from evaluation.output import check_targets, format_table, write_json, write_jsonl
+from evaluation.provenance import describe_model
 from evaluation.results import keep
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from datamodules import Tokenizer
 from evaluation.cost import GeneratedSteps
-from evaluation.load import left_for_prompt
+from evaluation.generate import left_for_prompt
 from evaluation.tasks.readers import Reader
 from lightning_models import LanguageModel
 from lightning_models.generation import SamplingConfig, generate, written_text

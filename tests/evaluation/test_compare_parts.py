@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from evaluation.compare import curves_frame
+from evaluation.comparison import FILES, check_folder, close, equal, same_parts
 from evaluation.output import write_folder
-from evaluation.report import FILES, check_folder, close, equal, same_parts
 from evaluation.run_metrics import (
     RunMetrics,
     describe_score,

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 
 from datamodules.journals import only_writer
 from datamodules.reasoning.two_hop import Hop, read_known
-from evaluation.load import Pretrained
+from evaluation.pretrained import Pretrained
 from evaluation.reason import known_facts
 from evaluation.reason.known_facts import add_arguments, ask, names_one, run
 

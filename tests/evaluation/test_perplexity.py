@@ -9,7 +9,9 @@ import torch
 
 from datamodules import LocalText
 from evaluation.arguments import default_recipe
-from evaluation.load import build_model, count_lexical, count_train_tokens, non_embedding_parameters
+from evaluation.cost import non_embedding_parameters
+from evaluation.load import build_model
+from evaluation.provenance import count_lexical, count_train_tokens
 from lightning_models import TransformerConfig, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
 

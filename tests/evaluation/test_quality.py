@@ -11,7 +11,8 @@ import torch
 
 from datamodules import Kinship, LocalText
 from datamodules.tokenizers import BytesTokenizer
-from evaluation.load import Pretrained, build_model, build_tokenizer
+from evaluation.load import build_model, build_tokenizer
+from evaluation.pretrained import Pretrained
 from evaluation.quality import (
     QualityConfig,
     check_room,

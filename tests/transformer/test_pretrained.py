@@ -7,7 +7,7 @@ import torch
 
 from datamodules.tokenizers import BytesTokenizer
 from evaluation.exporting import write_tokenizer
-from evaluation.load import Pretrained
+from evaluation.pretrained import Pretrained
 from lightning_models.thinking_states import NoCoTConfig, NoCoTLM
 from lightning_models.transformer.import_weights import import_transformers
 

@@ -1,0 +1,83 @@
+"""Models of ``transformers`` that the probes compare with, from the hub or a local folder."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from evaluation.devices import Precision
+from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
+
+
+class Pretrained:
+    """A model of ``transformers`` and its tokenizer; code of their authors is never run.
+
+    Args:
+        source: hub name, or folder of a saved model.
+        device: where to run.
+        precision: of the weights and all that is computed with them.
+        head: 'causal': predicts next tokens; 'none': hidden states only.
+        key: the option that names it, for messages.
+
+    Attributes:
+        source: the same.
+        precision: the same.
+        model: the ``transformers`` model, in eval mode.
+        tokenizer: the ``transformers`` tokenizer.
+        start: the BOS that the tokenizer puts before texts by itself, or nothing.
+
+    Raises:
+        ValueError: if they are not there, cannot be read, lack weights, or would need code of their
+            own.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        device: torch.device,
+        precision: Precision = "32",
+        *,
+        head: Literal["causal", "none"] = "causal",
+        key: str = "hf",
+    ) -> None:
+        from transformers import AutoTokenizer
+
+        named = f"{key} ({source})"
+        kind = "causal language model" if head == "causal" else "model"
+        other = f"the folder of a saved {kind} with its tokenizer"
+        self.source, self.precision = source, precision
+        self.tokenizer: Any = read_pretrained(
+            AutoTokenizer, source, "tokenizer", named, other=other
+        )
+        model = load_pretrained(
+            source,
+            named,
+            other=other,
+            head=head,
+            dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
+        )
+        self.model: Any = model.eval().to(device)
+        first, bos = self.tokenizer("a")["input_ids"][:1], self.tokenizer.bos_token_id
+        self.start: list[int] = [bos] if first == [bos] else []
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens that the model reads at once; None where its config does not say."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of ``text`` alone, however many."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def encode_documents(self, documents: Sequence[str]) -> list[int]:
+        """Returns the ids of documents in a row: ``start``, and the tokenizer's EOS between them.
+
+        Tokenizers without an EOS have nothing between documents.
+        """
+        eos = self.tokenizer.eos_token_id
+        ids = list(self.start)
+        for number, document in enumerate(documents):
+            if number and eos is not None:
+                ids.append(eos)
+            ids += self.encode(document)
+        return ids

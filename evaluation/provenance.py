@@ -1,0 +1,117 @@
+"""What a result reports about its origin, under the keys of the JSON files."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from datamodules import LanguageDataModule, Store, StoreError, Tokenizer
+from datamodules.store import Split, TokenStream
+from evaluation.devices import Precision
+from evaluation.load import changed_fields
+from lightning_models import LanguageModel
+from lightning_models.checkpoint import Checkpoint
+
+
+def trained_on(checkpoint: Checkpoint) -> str | None:
+    """Returns the fingerprint of the text that a model was trained on; None if not here."""
+    text = checkpoint.data_state.get("fingerprint")
+    return None if text is None or checkpoint.step == 0 else str(text)
+
+
+def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split) -> dict[str, Any]:
+    """Returns the recipe of the data, and the fingerprints of their text and the training's.
+
+    ``left_out`` counts the questions that are too long for block_size, if there are any.
+    """
+    left_out = data.left_out(split)
+    return {
+        "recipe": data.recipe(),
+        "split": split,
+        "fingerprint": data.fingerprint,
+        "trained_on": trained_on(checkpoint),
+        **({"left_out": left_out} if left_out else {}),
+    }
+
+
+def describe_settings(
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    data: LanguageDataModule,
+    *,
+    batches: int,
+    of_batches: int,
+    precision: Precision,
+) -> dict[str, Any]:
+    """Returns how much of the split was measured, and how."""
+    return {
+        "batches": batches,
+        "of_batches": of_batches,
+        "batch_size": data.eval_batch_size,
+        "precision": precision,
+        **describe_model(checkpoint, model),
+    }
+
+
+def describe_model(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
+    """Returns where a checkpoint's model ran, and what of its config was changed."""
+    return {
+        "device": str(model.device),
+        "set": changed_fields(checkpoint, model),
+        "which": checkpoint.which,
+    }
+
+
+def describe_asked(
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    precision: Precision,
+    how: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns ``model``, ``checkpoint`` and ``settings`` of a result that needs no corpus.
+
+    ``how`` has the command's own settings.
+    """
+    return {
+        "model": type(model).__name__,
+        "checkpoint": str(checkpoint.path),
+        "settings": {
+            **how,
+            "tokenizer": tokenizer.name,
+            "precision": precision,
+            **describe_model(checkpoint, model),
+            "trained_on": trained_on(checkpoint),
+        },
+    }
+
+
+def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int | None:
+    """Returns D, the lexical tokens in the train split of the text a checkpoint was trained on.
+
+    Each counts once, however often training saw it. None where that is not known: the checkpoint
+    was not trained here, or its text store is not next to that of ``data``.
+
+    Data are prepared, with the checkpoint's tokenizer.
+    """
+    text = trained_on(checkpoint)
+    if text is None:
+        return None
+    try:
+        store = Store(data.store_dir.parent / text)
+    except StoreError:
+        return None
+    counts, special_ids = store.counts("train"), data.tokenizer.special_ids
+    if set(special_ids) == {data.tokenizer.eos_id}:
+        return counts.tokens - counts.documents  # every document ends in its only EOS
+    return count_lexical(store.stream("train"), special_ids)
+
+
+def count_lexical(stream: TokenStream, special_ids: Collection[int], chunk: int = 2**20) -> int:
+    """Returns how many tokens of a stream are none of ``special_ids``; reads ``chunk`` at once."""
+    special = np.array(sorted(special_ids), dtype=np.int64)
+    found = 0
+    for start in range(0, len(stream), chunk):
+        ids = stream.gather(np.arange(start, min(start + chunk, len(stream))))
+        found += int(np.isin(ids, special, invert=True).sum())
+    return found
