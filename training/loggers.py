@@ -52,29 +52,18 @@ class RunPlace:
 
 
 class _Once:
-    """A logger that takes the same values of the same step in a row once.
+    """A logger that drops a row equal to the previous one.
 
-    A checkpoint has the values of its step written before itself; the trainer then hands over the
-    same ones again.
+    A checkpoint has the row of its step written first; the trainer then hands over the same one.
     """
 
     _latest = ""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs values, unless they are those of the last call."""
-        values = sorted((key, _number(value)) for key, value in metrics.items())
-        written = f"{step} {values}"
-        if written != self._latest:
-            self._latest = written
+        row = repr((step, sorted(metrics.items())))  # as text, a nan equals itself
+        if row != self._latest:
+            self._latest = row
             super().log_metrics(metrics, step)  # type: ignore[misc]
-
-
-def _number(value: Any) -> float | int:
-    """Returns a scalar as a number; of an image, which object it is."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return id(value)
 
 
 class EventLog(_Once, TensorBoardLogger):
@@ -85,7 +74,6 @@ class MetricsFile(_Once, CSVLogger):
     """``metrics.csv`` in the run's folder; a resumed run goes on in it."""
 
     def __init__(self, save_dir: Path, name: str, version: str, purge_step: int | None) -> None:
-        """Takes the folder in three parts, and the first step that is logged again."""
         super().__init__(save_dir, name=name, version=version)
         self.purge_step = purge_step
 
@@ -94,65 +82,56 @@ class MetricsFile(_Once, CSVLogger):
     def experiment(self) -> Any:
         """The writer of the file."""
         if self._experiment is None:
-            self._experiment = _Rows(self.log_dir, self.purge_step)
+            _keep_rows(Path(self.log_dir, ExperimentWriter.NAME_METRICS_FILE), self.purge_step)
+            self._experiment = _Rows(self.log_dir)
         return self._experiment
 
 
 class _Rows(ExperimentWriter):
-    """Rows of a CSV file. Lightning's own deletes the file of a run that is resumed."""
-
-    def __init__(self, log_dir: str, purge_step: int | None) -> None:
-        self._purge_step = purge_step
-        super().__init__(log_dir)
+    """Appends to a CSV file; Lightning's writer deletes one that exists."""
 
     def _check_log_dir_exists(self) -> None:
-        """Keeps the rows of earlier steps, and drops one that a killed process has left torn."""
         path = Path(self.metrics_file_path)
-        if not path.is_file():
-            return
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            keys = list(reader.fieldnames or ())
-            whole = [row for row in reader if (row.get("step") or "").isdigit()]
-        end = float("inf") if self._purge_step is None else self._purge_step
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=keys)
-            writer.writeheader()
-            writer.writerows(row for row in whole if int(row["step"]) < end)
-        temporary.replace(path)
-        self.metrics_keys = keys
+        if path.is_file():
+            with path.open(newline="") as file:
+                self.metrics_keys = next(csv.reader(file), [])
+
+
+def _keep_rows(path: Path, end: int | None) -> None:
+    """Keeps the whole rows of steps before ``end``: a killed process may have left a torn one."""
+    if not path.is_file():
+        return
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        whole = [row for row in reader if (row.get("step") or "").isdigit()]
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(reader.fieldnames or ()))
+        writer.writeheader()
+        writer.writerows(row for row in whole if end is None or int(row["step"]) < end)
+    temporary.replace(path)
 
 
 class _InRunFolder(_Once):
-    """A logger whose values lie elsewhere: checkpoints and records still go to the run's folder."""
+    """A logger whose values lie elsewhere; checkpoints and records still go to the run's folder."""
 
     folder: Path
 
     @property
     def save_dir(self) -> str:
-        """The run's folder."""
         return str(self.folder)
 
     @property
     def name(self) -> str:
-        """Nothing, as no folder lies between the run's and its checkpoints."""
-        return ""
+        return ""  # no folder lies between the run's and its checkpoints
 
-    @property
-    def version(self) -> str:
-        """Nothing, as for ``name``."""
-        return ""
+    version = name
 
 
 class WandbRun(_InRunFolder, WandbLogger):
-    """Weights & Biases; a resumed run goes on there, too. ``WANDB_MODE=offline`` sends nothing.
-
-    ``WANDB_PROJECT`` and the other environment variables of W&B are followed.
-    """
+    """Weights & Biases; a resumed run goes on there, too. ``WANDB_MODE=offline`` sends nothing."""
 
     def __init__(self, folder: Path, name: str, run_id: str) -> None:
-        """Takes the run's folder, name and id."""
         self.folder = folder
         project = os.environ.get("WANDB_PROJECT", PROJECT_NAME)
         super().__init__(name=name, save_dir=folder, id=run_id, project=project)
@@ -160,8 +139,8 @@ class WandbRun(_InRunFolder, WandbLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The run of W&B, whose files lie in the run's folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)  # else they go to a temporary one
+        """The run of W&B."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # else its files go to a temporary folder
         return super().experiment
 
 
@@ -172,7 +151,6 @@ class MLFlowRun(_InRunFolder, MLFlowLogger):
     """
 
     def __init__(self, root: Path, folder: Path, name: str, run_id: str) -> None:
-        """Takes the folders of all runs and of this one, and its name and id."""
         self.folder = folder
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         root.mkdir(parents=True, exist_ok=True)
@@ -185,10 +163,10 @@ class MLFlowRun(_InRunFolder, MLFlowLogger):
             tags={"run": run_id},
         )
         known = self._mlflow_client.get_experiment_by_name(experiment)
-        if known is not None:
-            found = self._mlflow_client.search_runs([known.experiment_id], f"tags.run = '{run_id}'")
-            self._run_id = found[0].info.run_id if found else None
-        self._is_new = self._run_id is None
+        query = f"tags.run = '{run_id}'"
+        runs = self._mlflow_client.search_runs([known.experiment_id], query) if known else []
+        self._run_id = runs[0].info.run_id if runs else None
+        self._is_new = not runs
 
     def log_hyperparams(self, params: Any) -> None:
         """Logs the configuration of a new run; MLflow lets nobody change it afterwards."""
@@ -200,51 +178,44 @@ class MLFlowRun(_InRunFolder, MLFlowLogger):
 
 
 def build_loggers(names: Sequence[str], place: RunPlace) -> list[Logger]:
-    """Returns the loggers of a run, in the order of ``names``.
+    """Builds the loggers of a run, in the order of ``names``.
 
     Args:
-        names: of ``tensorboard``, ``csv``, ``wandb`` and ``mlflow``, at least one.
-        place: where the run is logged.
+        names: Some of ``tensorboard``, ``csv``, ``wandb`` and ``mlflow``.
+        place: Where the run is logged.
 
     Raises:
-        UserError: if there is none of a name, or its package is not installed.
+        UserError: If a name is none of these, or its package is not installed.
     """
-    events = EventLog(
-        save_dir=place.root,
-        name=place.parent,
-        version=place.version,
-        default_hp_metric=False,
-        purge_step=place.purge_step,
-    )
+    root, parent, purge = place.root, place.parent, place.purge_step
+    events = EventLog(root, parent, place.version, default_hp_metric=False, purge_step=purge)
     folder = Path(events.log_dir)
-    shown = folder.relative_to(place.root).as_posix()
-    known: dict[str, Callable[[], Logger]] = {
+    label = folder.relative_to(root).as_posix()
+    makers: dict[str, Callable[[], Logger]] = {
         "tensorboard": lambda: events,
-        "csv": lambda: MetricsFile(place.root, place.parent, folder.name, place.purge_step),
-        "wandb": lambda: WandbRun(folder, shown, place.run_id),
-        "mlflow": lambda: MLFlowRun(place.root, folder, shown, place.run_id),
+        "csv": lambda: MetricsFile(root, parent, folder.name, purge),
+        "wandb": lambda: WandbRun(folder, label, place.run_id),
+        "mlflow": lambda: MLFlowRun(root, folder, label, place.run_id),
     }
-    wrong = [name for name in names if name not in known]
+    wrong = [name for name in names if name not in makers]
     if wrong or not names:
-        raise UserError(f"loggers ({', '.join(wrong)}) must be of {', '.join(known)}")
+        raise UserError(f"loggers ({', '.join(wrong)}) must be of {', '.join(makers)}")
     loggers = []
     for name in dict.fromkeys(names):
         try:
-            loggers.append(known[name]())
+            loggers.append(makers[name]())
         except ModuleNotFoundError as error:
             raise UserError(
-                f"loggers ({name}): a package is missing ({' '.join(str(error).split())}); "
-                f"pip install -e '.[{name}]'"
+                f"loggers ({name}): {error}; install it with pip install -e '.[{name}]'"
             ) from error
     return loggers
 
 
 def purge_step(saved: Checkpoint) -> int:
-    """Returns the first step of the log that a run resumed from ``saved`` writes again.
+    """Returns the first step of the log, from 0, that a run resumed from ``saved`` writes again.
 
-    Steps count from 0 there: after n optimiser steps the latest is n - 1. Only a checkpoint from
-    between two accumulated micro-batches follows a validation that was logged at n, unless that
-    was still to be done.
+    After n optimiser steps the latest logged step is n - 1. Only a checkpoint from between two
+    accumulated micro-batches follows a validation that was logged at n, unless it is pending.
     """
     unfinished = bool(saved.content.get("resume_state", {}).get("unfinished_step"))
     return saved.step + (unfinished and not saved.content.get("pending_validation", False))
