@@ -102,7 +102,7 @@ def _run(argv: Sequence[str]) -> None:
     except ArgumentError as error:
         from training.errors import condense, with_options  # takes seconds, as above
 
-        raise ArgumentError(None, with_options(condense(str(error)), parser, None, argv)) from error
+        raise ArgumentError(None, with_options(condense(str(error)), parser)) from error
     from lightning.pytorch.utilities import rank_zero_only  # the command has imported both
 
     from evaluation.arguments import check_numbers

@@ -1,6 +1,5 @@
 """Arguments: first look at the command line, ranges of values, conflicts with a checkpoint."""
 
-import difflib
 import importlib
 import json
 import math
@@ -18,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from datamodules.sentences import parse_splitter
 from lightning_models.recipe import split_names
-from training.errors import PROJECT, UserError
+from training.errors import PROJECT, UserError, suggest
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 YAML_ENDINGS = (".yaml", ".yml")
@@ -151,9 +150,8 @@ def check_configs(argv: Sequence[str]) -> None:
         is_file = os.path.isfile(source)
         if source.endswith(YAML_ENDINGS) and not os.path.exists(source):
             known = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("configs/*/*.yaml")]
-            near = difflib.get_close_matches(source, known, n=2)
-            hint = f"; is {' or '.join(near)} meant?" if near else "; train.py list shows configs"
-            raise UserError(f"the config {source}: there is no such file{hint}")
+            hint = suggest(source, known) or " `python train.py list` shows the configs."
+            raise UserError(f"the config {source}: there is no such file.{hint}")
         name = f"the config {source if is_file else source[:LONGEST_NAME]}"
         try:
             text = Path(source).read_text(encoding="utf-8") if is_file else source

@@ -84,7 +84,7 @@ from training.errors import (
     condense,
     explain,
     lost_process,
-    nearest_names,
+    suggest,
     was_restoring,
     with_options,
 )
@@ -305,7 +305,7 @@ class LatentCLI(LightningCLI):
                 _check_first_word(args)
             self._explain_class(given)
             if isinstance(error, ArgumentError):
-                message = with_options(condense(str(error)), parser, self._classes(given), args)
+                message = with_options(condense(str(error)), parser, self._classes(given))
                 raise UserError(message) from error
             raise
         verb = self.config.get("subcommand")
@@ -318,9 +318,10 @@ class LatentCLI(LightningCLI):
             name = given.values.get(f"{key}.class_path") or given.values.get(key, "")
             names, short = public_classes(package), name.removeprefix(f"{package}.")
             if short.isidentifier() and short not in names and not given.packages:
-                near = nearest_names(short, names)
-                hint = f"is {' or '.join(near[:3])} meant? " if near else ""
-                raise UserError(f"{key} ({name}) is no class of {key}: {hint}{', '.join(names)}")
+                raise UserError(
+                    f"{key} ({name}) is no class of {key}.{suggest(short, names)} The classes are "
+                    f"{', '.join(names)}"
+                )
 
     def _classes(self, given: Given) -> dict[str, type]:
         """Returns the classes of model and data, where they are this project's."""

@@ -4,9 +4,8 @@ import argparse
 import dataclasses
 import difflib
 import re
-import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_type_hints
 
@@ -18,17 +17,15 @@ from datamodules.journals import no_room
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lightning_models", "datamodules", "callbacks", "training", "evaluation")
 
-# Lines of jsonargparse's reports that say how it searched, not what was wrong.
 NOISE = (
     "Does not validate against any of the Union subtypes",
-    "- Does not validate against any of the Union subtypes",
     "Subtypes:",
     "Errors:",
-    "- Expected a <class 'NoneType'>",
-    "- Expected a path but",
-    "Given value type:",
-    "Given value:",
+    "Expected a <class 'NoneType'>",
+    "Expected a path but",
+    "Given value",
 )
+"""Lines of jsonargparse's reports that say how it searched, not what was wrong."""
 
 
 CURES = (
@@ -133,292 +130,105 @@ def was_restoring(error: BaseException) -> bool:
 
 
 def condense(report: str) -> str:
-    """Returns a report of jsonargparse as one line: the option, what is wrong, what is right.
+    """Returns the option and the first reason of a report of jsonargparse, in one line.
 
-    ``Parser key "model": Problem with given class_path 'A': Parser key "config.dim": Expected a
-    <class 'int'>. Got value: x`` becomes ``--model.init_args.config.dim (x) must be a whole
-    number``. The record of the parser's search is left out.
-    """
-    lines = [line.strip() for line in report.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(NOISE)]
-    text = " ".join(line.removeprefix("- ") for line in kept)
-    given = re.search(r"^\s*Given value: (?!NestedArg\()(.*)$", report, re.MULTILINE)
-    return _name_option(text, given[1] if given else None)
-
-
-_KEY = re.compile(r"Parser key \"(?P<key>[^\"]+)\":? ?(?P<rest>.*)")
-_OF_CLASS = re.compile(
-    r"Problem with given class_path '(?P<name>[^']+)': (?P<rest>.*?)"
-    r"(?:(?<!\":)(?= Problem with given class_path '[^']+': (?:Option '|module '|No module))|$)"
-)
-"""The first class of a union: the others are tried after it, and fail for being others. A class
-that follows a key is the value of that argument."""
-_NO_OPTION = re.compile(
-    r"unrecognized arguments: --(?P<option>[^\s=]+).*|Option '(?P<own>\S+)' is not accepted"
-    r"|Group '(?P<group>[\w.]+)' does not accept option '(?P<member>[^']+)'"
-)
-_NO_MEMBER = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
-_EXPECTED = re.compile(
-    r"Expected a (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<choices>.*?)\](?=$|[. ])"
-    r"|(?P<path>dot import path) string: .*?(?=$| Expected a ))"
-    r"(?:\. Got value: (?P<value>.*?)(?=$| Problem with | Expected a ))?"
-)
-KINDS = {
-    "bool": "true or false",
-    "float": "a number",
-    "int": "a whole number",
-    "list": "a list",
-    "str": "text",
-    "collections.abc.Iterable": "a list",
-}
-"""What values of types are called in messages."""
-
-
-def _name_option(text: str, given: str | None) -> str:
-    """Returns the message for an option; a text that names no parser key stays as it is.
-
-    Args:
-        text: a report in one line.
-        given: the value that was refused; None: the text has it, or it is one of a group.
+    The report of a union has the reasons of each of its types, one below another.
     """
     keys: list[str] = []
-    kind = ""
-    while (found := _KEY.match(text)) is not None:
-        keys, text = [*keys, found["key"]], found["rest"]
-        if (of_class := _OF_CLASS.search(text)) is not None:
-            kind, text = of_class["name"], of_class["rest"]
-            if text.startswith("Parser key") or _NO_OPTION.match(text):
-                keys, given = [*keys, "init_args"], None
-    if not keys:
-        return text
-    option = "--" + ".".join(keys)
-    if (unknown := _NO_OPTION.match(text)) is not None:
-        group = ".".join(filter(None, (unknown["group"], unknown["member"])))
-        return f"{option}.{unknown['option'] or unknown['own'] or group} is no option of {kind}"
-    if (missing := _NO_MEMBER.match(text)) is not None:
-        names = getattr(sys.modules.get(missing["module"]), "__all__", ())
-        near = [f"{missing['module']}.{name}" for name in nearest_names(missing["name"], names)]
-        return f"{option} ({kind}): there is no such class{is_meant(near)}"
-    return f"{option}{_reason(text, given, kind)}"
+    reasons: list[str] = []
+    owner = ""
+    for line in (line.strip().removeprefix("- ") for line in report.splitlines()):
+        head = _HEAD.match(line)
+        if head and reasons:
+            break  # another type of the union
+        if head and head["key"]:
+            keys.append(head["key"])
+        elif head:
+            owner = head["owner"]
+        reason = line[head.end() :] if head else line
+        if reason and not reason.startswith(NOISE):
+            reasons.append(reason)
+    text = "; ".join(dict.fromkeys(reasons))
+    if (unknown := _UNKNOWN.match(text)) is not None:
+        option = ".".join([*keys, *filter(None, unknown.groups())])
+        return f"--{option} is no option" + (f" of {owner}" if owner else "")
+    value = _VALUE.search(report)
+    if value is not None and "Got value" not in text:
+        text = f"{text}. Got value: {value[1]}"
+    return f"--{'.'.join(keys)}: {text}" if keys else text
 
 
-def _reason(text: str, given: str | None, kind: str) -> str:
-    """Returns value and reason, to follow the name of an option."""
-    wanted: dict[str, None] = {}
-    choices: list[str] = []
-    for found in _EXPECTED.finditer(text):
-        given = found["value"] or given
-        if found["choices"]:
-            choices += re.findall(r"[^\s,']+", found["choices"])
-        elif found["path"]:
-            wanted["the path of a class, such as callbacks.ForkAnalysis"] = None
-        else:
-            wanted[KINDS.get(found["kind"], f"a {found['kind'].rpartition('.')[2]}")] = None
-    if choices:
-        wanted["one of " + ", ".join(dict.fromkeys(choices))] = None
-    shown = f" ({given})" if given else ""
-    if not wanted:
-        return f"{shown}: {text}" if not kind or kind == given else f" ({kind}): {text}"
-    near = difflib.get_close_matches(str(given), choices, n=1)
-    return f"{shown} must be {' or '.join(wanted)}{is_meant(near)}"
+_HEAD = re.compile(
+    r"(?:Parser key \"(?P<key>[^\"]+)\"|Problem with given class_path '(?P<owner>[^']+)')[: ]*"
+)
+_UNKNOWN = re.compile(
+    r"unrecognized arguments: --([^\s=]+)"
+    r"|(?:Group '([\w.]+)' does not accept |Subcommand '\w+' does not accept )?[oO]ption '([^']+)'"
+)
+_VALUE = re.compile(r"^\s*Given value: (?!NestedArg\()(.*)$", re.MULTILINE)
 
 
-def is_meant(near: Sequence[str]) -> str:
-    """Returns the question after a message, empty where nothing is near."""
-    return f"; is {' or '.join(near[:3])} meant?" if near else ""
+def suggest(name: str, names: Iterable[str]) -> str:
+    """Returns the question after a message, empty where no name resembles another one.
+
+    Args:
+        name: What was typed.
+        names: Those that exist.
+    """
+    lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=1)
+    return f" Did you mean {lower[near[0]]}?" if near else ""
 
 
-# ---- verbs
+def with_options(
+    message: str, parser: argparse.ArgumentParser, classes: Mapping[str, type] | None = None
+) -> str:
+    """Appends the name that an unknown option resembles to the message about it.
 
-
-OTHER_VERBS = {
-    "eval": "validate perplexity",
-    "evaluate": "validate perplexity",
-    "finetune": "fit",
-    "harness": "tasks",
-    "lm_eval": "tasks",
-    "ppl": "perplexity",
-    "resume": "fit",
-    "run": "fit",
-    "sample": "generate",
-    "score": "perplexity",
-    "train": "fit",
-}
-"""Verbs as other programs call them -> what they are called here."""
+    Args:
+        message: See :func:`condense`.
+        parser: Its options are compared.
+        classes: Classes of ``model`` and ``data``, whose arguments are compared too.
+    """
+    unknown = re.match(r"--(\S+) is no option", message)
+    if unknown is None:
+        return message
+    name = unknown[1].replace("init_args.", "")
+    options = [*_options(parser), *class_options(classes or {})]
+    names = {
+        o.lstrip("-").replace("init_args.", "") for o in options if not o.endswith(("+", "help"))
+    }
+    names.discard(name)  # an option of a parent class, or of another verb
+    by_last = {each.rpartition(".")[2]: each for each in sorted(names, reverse=True)}
+    last = name.rpartition(".")[2]
+    near = (
+        [by_last[last]]
+        if last in by_last
+        else difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+    )
+    similar = difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)
+    near = near or [by_last[each] for each in similar]
+    return f"{message}. Did you mean --{near[0]}?" if near else message
 
 
 def check_verb(argv: Sequence[str], examples: Mapping[str, str]) -> None:
     """Checks the first word of a command line.
 
     Args:
-        argv: the words after the program's name.
-        examples: a command line for each verb, that begins with ``python PROGRAM VERB``.
+        argv: The words after the program's name.
+        examples: A command line for each verb, that begins with ``python PROGRAM VERB``.
 
     Raises:
-        UserError: if it is no verb; the message has the verbs, or those near, and an example.
+        UserError: If it is no verb; the message has the verbs and an example.
     """
     word = argv[0] if argv and not argv[0].startswith("-") else ""
     if word in examples:
         return
-    first = next(iter(examples))
-    program, names = examples[first].split()[1], ", ".join(examples)
-    if not word and (later := next((each for each in argv if each in examples), None)):
-        raise UserError(f"the verb comes first: python {program} {later} {argv[0]} ...")
-    if not word:
-        raise UserError(f"{program} needs a verb: {names}; for example: {examples[first]}")
-    if word.endswith((".yaml", ".yml")):
-        raise UserError(f"{word} is no verb of {program}; write: python {program} fit -c {word}")
-    near = [verb for verb in OTHER_VERBS.get(word.lower(), "").split() if verb in examples]
-    near = near or difflib.get_close_matches(word.lower(), examples, n=2)
-    if near:
-        hint = f"{is_meant(near)} For example: {examples[near[0]]}"
-        raise UserError(f"{word} is no verb of {program}{hint}")
-    hint = f"; the verbs are {names}; for example: {examples[first]}"
-    raise UserError(f"{word} is no verb of {program}{hint}")
-
-
-# ---- options
-
-
-_UNKNOWN = re.compile(
-    r"--(?P<known>\S+) is no option of"
-    r"|unrecognized arguments: --(?P<option>[^\s=]+)|Option '(?P<own>\S+)' is not accepted"
-    r"|Group '(?P<group>[\w.]+)' does not accept option '(?P<member>[^']+)'"
-    r"|Subcommand '\w+' does not accept option '(?P<top>[^']+)'",
-)
-_POSITIONAL = re.compile(r"unrecognized arguments: (?P<word>[^-\s]\S*)")
-_MISSING = re.compile(r"arguments are required: \w+\.(?P<name>\w+)")
-
-FOREIGN = {
-    "batch": "batch_size",
-    "checkpoint": "ckpt_path ckpt",
-    "context_length": "block_size",
-    "d_model": "config.dim",
-    "epochs": "max_epochs",
-    "files": "data_files",
-    "gpus": "devices",
-    "gradient_accumulation_steps": "accumulate_grad_batches",
-    "hidden_size": "config.dim",
-    "layers": "config.num_layers",
-    "learning_rate": "optimizer.lr",
-    "logdir": "default_root_dir",
-    "max_length": "block_size",
-    "mlflow": "loggers",
-    "model_name": "model",
-    "n_embd": "config.dim",
-    "n_head": "config.num_heads",
-    "n_heads": "config.num_heads",
-    "n_layer": "config.num_layers",
-    "n_layers": "config.num_layers",
-    "num_epochs": "max_epochs",
-    "num_train_epochs": "max_epochs",
-    "output_dir": "default_root_dir output",
-    "resume": "ckpt_path",
-    "resume_from_checkpoint": "ckpt_path",
-    "run_name": "name",
-    "seq_len": "block_size",
-    "steps": "max_steps",
-    "wandb": "loggers",
-}
-"""Last part of an option as other programs call it -> ends of what it is called here."""
-
-
-def with_options(
-    message: str,
-    parser: argparse.ArgumentParser,
-    classes: Mapping[str, type] | None = None,
-    argv: Sequence[str] = (),
-) -> str:
-    """Returns a parser's message, with the names that an unknown option may be short for.
-
-    Args:
-        message: in one line.
-        parser: whose options are known.
-        classes: of ``model`` and ``data``, whose arguments are known, too; None: there are none.
-        argv: the command line, for a word that follows the value of another option.
-    """
-    classes = classes or {}
-    known = list(_of_class(message, classes)) or [*_options(parser), *class_options(classes)]
-    options = {o.replace(".init_args", ""): o for o in known if not o.endswith("+")}
-    if (positional := _POSITIONAL.search(message)) is not None:
-        if (listed := _unquoted_files(argv, positional["word"])) is not None:
-            return listed
-        flag = next((o for o in ("--config", "--ckpt") if o in options), None)
-        return f"{message}; write {flag} {positional['word']}" if flag else message
-    if (missing := _MISSING.search(message)) is not None:
-        option = f"--{missing['name']}"
-        kind = "option" if option in options else "argument"
-        return f"the {kind} {option if kind == 'option' else missing['name']} is missing"
-    if message.startswith("--trainer.logger "):
-        return f"{message}; --loggers takes tensorboard, csv, wandb and mlflow by name"
-    found = _UNKNOWN.match(message)
-    if found is None:
-        return message
-    member = ".".join(filter(None, (found["group"], found["member"])))
-    name = found["known"] or found["option"] or found["own"] or member or found["top"]
-    asked = f"--{name}".replace(".init_args", "")
-    if asked in options:  # of another verb, or of a parent class that the class does not pass on
-        last = options[asked].rpartition(".")[2]
-        inner = [o for o in _inner_options(classes) if o.rpartition(".")[2] == last]
-        return message + (is_meant(inner) or "; leave it out")
-    longer = [o for o in options if o.startswith(asked)]
-    if longer:
-        return f"{message}; write {' or '.join(options[o] for o in longer[:3])} in full"
-    near = _nearest(asked, list(options))
-    return message + is_meant([options[o] for o in near])
-
-
-def _unquoted_files(argv: Sequence[str], word: str) -> str | None:
-    """Returns the message for a word that is a second file of an option, null where it is not."""
-    before = list(argv[: argv.index(word)]) if word in argv else []
-    last = next((i for i in reversed(range(len(before))) if before[i].startswith("-")), None)
-    if last is None:
-        return None
-    option, _, value = before[last].partition("=")
-    files = [*filter(None, [value]), *before[last + 1 :], word]
-    if len(files) < 2 or re.search(r"files(\.\w+)?$", option) is None:
-        return None
-    return (
-        f"{option} takes one word, and {word} is a second one; write {option} "
-        f"'[{', '.join(files)}]', or a pattern in quotes, such as '*{Path(word).suffix}'"
-    )
-
-
-def _of_class(message: str, classes: Mapping[str, type]) -> Iterator[str]:
-    """Yields the options of the class that an option was typed for, if not one of ``classes``."""
-    found = re.match(r"--(\S+)\.init_args\.\S+ is no option of ([\w.]+)\.(\w+)", message)
-    if found is not None and found[1] not in classes:
-        kind = getattr(sys.modules.get(found[2]), found[3], None)
-        if isinstance(kind, type) and kind not in classes.values():
-            yield from class_options({found[1]: kind})
-
-
-def _inner_options(classes: Mapping[str, type]) -> Iterator[str]:
-    """Yields the options of arguments that are classes of ours, such as a data module's corpus."""
-    for key, kind in classes.items():
-        for each in kind.__mro__:
-            hints = get_type_hints(vars(each)["__init__"]) if "__init__" in vars(each) else {}
-            for name, hint in hints.items():
-                if isinstance(hint, type) and hint.__module__.partition(".")[0] in PACKAGES:
-                    yield from class_options({f"{key}.init_args.{name}": hint})
-
-
-def _nearest(asked: str, options: list[str]) -> list[str]:
-    """Returns the options that are called so elsewhere, end so, or look alike; the best kind."""
-    last = asked.lstrip("-").rpartition(".")[2]
-    ends = FOREIGN.get(last, "").split()
-    near = [o for end in ends for o in options if o.endswith((f".{end}", f"--{end}"))]
-    near = near or [o for o in options if o.lstrip("-").rpartition(".")[2] == last]
-    near = near or difflib.get_close_matches(asked, options, n=1, cutoff=0.8)
-    by_last = {o.lstrip("-").rpartition(".")[2]: o for o in reversed(options)}
-    return near or [by_last[n] for n in difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)]
-
-
-def nearest_names(name: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that contain another one, or look like it, letter case aside."""
-    lower = {n.lower(): n for n in names}
-    inside = [n for key, n in lower.items() if name.lower() in key]
-    return inside or [lower[n] for n in difflib.get_close_matches(name.lower(), lower, n=2)]
+    example = next(iter(examples.values()))
+    program = example.split()[1]
+    wrong = f"{word} is no verb of {program}.{suggest(word, examples)}" if word else ""
+    wrong = wrong or f"{program} needs a verb as its first word."
+    raise UserError(f"{wrong} The verbs are {', '.join(examples)}; for example: {example}")
 
 
 def class_options(classes: Mapping[str, type]) -> Iterator[str]:

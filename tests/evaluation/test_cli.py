@@ -40,9 +40,9 @@ def test_every_command_explains_its_options(capsys, command):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "evaluate.py needs a verb: perplexity, zero_shot"),
-        (["--ckpt", "none.ckpt"], "evaluate.py needs a verb: perplexity"),
-        (["perplexty", "--ckpt", "none.ckpt"], "is perplexity meant?"),
+        ([], "evaluate.py needs a verb"),
+        (["--ckpt", "none.ckpt"], "The verbs are perplexity"),
+        (["perplexty", "--ckpt", "none.ckpt"], "Did you mean perplexity?"),
         (["ppl"], "python evaluate.py perplexity --ckpt"),
     ],
 )
