@@ -6,11 +6,11 @@
 | ``arguments`` | first look at the command line, ranges of values, conflicts with a checkpoint |
 | ``checkpoints`` | which checkpoint ``--ckpt_path`` means; atomic writing |
 | ``records`` | ``config.yaml`` of a run with commit and versions; the run's id; its folder's lock |
-| ``listing`` | ``train.py list``: configs with parameters, tokens, time |
+| ``listing`` | ``train.py list``: configs with parameters and tokens |
 | ``processes`` | ranks, what launchers have started, and that no rank is left over |
 | ``loggers`` | TensorBoard, CSV, W&B and MLflow logs of a run that may be resumed |
 | ``runtime`` | sharding strategy, Ctrl-C, messages that are left out |
-| ``help`` | ``--help``: first options, then all by group |
+| ``help`` | the verbs, and how ``--help`` describes them |
 | ``errors`` | which errors are the user's, and their one line |
 """
 

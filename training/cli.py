@@ -8,7 +8,6 @@ import subprocess
 import sys
 import uuid
 from argparse import ArgumentError
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,7 +87,13 @@ from training.errors import (
     was_restoring,
     with_options,
 )
-from training.help import FULL_FLAG, VERBS, TrainingParser, public_classes, short_help, verbs_help
+from training.help import (
+    DESCRIPTION,
+    VERB_DESCRIPTION,
+    VERBS,
+    TrainingParser,
+    public_classes,
+)
 from training.loggers import RunPlace, build_loggers, purge_step
 from training.processes import (
     LostRankError,
@@ -181,10 +186,7 @@ class LatentCLI(LightningCLI):
             run: false: there is no verb; ``model``, ``datamodule`` and ``trainer`` are built only.
         """
         argv = with_own_configs(sys.argv[1:] if args is None else args)
-        self._short_help = any(word in ("-h", "--help") for word in argv)
-        argv = ["--help" if word == FULL_FLAG else word for word in argv]
-        describes = prints_descriptions(argv) and not self._short_help
-        set_parsing_settings(docstring_parse_attribute_docstrings=describes)
+        set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._argv = list(argv)
@@ -206,7 +208,14 @@ class LatentCLI(LightningCLI):
                 seed_everything_default=SEED,
                 parser_kwargs={
                     **settings,
-                    **{verb: dict(settings) for verb in self._verbs},
+                    "description": DESCRIPTION,
+                    **{
+                        verb: {
+                            **settings,
+                            "description": VERB_DESCRIPTION.format(title=VERBS[verb]),
+                        }
+                        for verb in self._verbs
+                    },
                 },
                 subclass_mode_model=True,
                 subclass_mode_data=True,
@@ -265,13 +274,6 @@ class LatentCLI(LightningCLI):
             DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input, too."
         )
 
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Returns a parser without arguments."""
-        parser: Any = super().init_parser(**kwargs)
-        if self._short_help:
-            parser.short = verbs_help
-        return parser
-
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Returns the verbs to build parsers for, with the method arguments they leave out."""
         skipped = LightningCLI.subcommands()
@@ -284,9 +286,6 @@ class LatentCLI(LightningCLI):
         parser.set_defaults({"weights_only": True})
         for action in parser._actions:
             action.help = HELP.get(action.dest, action.help)
-        if self._short_help:
-            classes = self._classes(look(self._argv))
-            parser.short = partial(short_help, verb=subcommand, classes=classes)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -295,8 +294,7 @@ class LatentCLI(LightningCLI):
         given = look(args)
         import_packages(given.packages)
         trust(given.classes)
-        asks = any(word.partition("=")[0].endswith("help") for word in args)
-        if asks and not self._short_help:
+        if any(word == "-h" or word.partition("=")[0].endswith("help") for word in args):
             import_public_classes(*PUBLIC_PACKAGES)  # help lists the classes there are
         try:
             self._parse_names(parser, args, given)

@@ -1,11 +1,9 @@
-"""``train.py list``: the configs that are runs, with parameters, tokens and estimated time."""
+"""``train.py list``: the configs that are runs, with their parameters and tokens."""
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +21,12 @@ from lightning_models.recipe import resolve_class
 from training.errors import PROJECT, UserError
 from training.synthetic import SENTENCE_SLOTS
 
-CPU_TFLOPS = 0.1
-"""Two cores of a server in float32: `configs/transformer/tiny.yaml` in about two minutes."""
-GPU_TFLOPS = 400.0
-"""Of one H100 in bfloat16: 0.4 of its dense matmul rate."""
 SENTENCES = 30
 """Sentences of a document of unknown length: Thought Gestalt, section 2.2."""
 DESCRIPTION = """\
-Shows the configs that are runs. Parameters and FLOPs per token are those of the model, built on the
-meta device. Time is training FLOPs over a rate, of one device and without validation. Tokens of
-runs that end by epochs are known once their text is prepared (in data_cache)."""
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A config that is a run.
-
-    Attributes:
-        config: its path.
-        model: the class.
-        parameters: of the network.
-        flops_per_token: of training, by the model's count.
-        tokens: that a run trains on, at most; None: not known before the text is prepared.
-        epochs: None: the run ends by its steps.
-        cpu_seconds: estimated; None: tokens are not known.
-        gpu_seconds: estimated.
-    """
-
-    config: str
-    model: str
-    parameters: int
-    flops_per_token: float
-    tokens: int | None
-    epochs: int | None
-    cpu_seconds: float | None
-    gpu_seconds: float | None
+Shows the configs that are runs: parameters and FLOPs per token of the model, and the tokens it
+trains on. Runs that end by epochs know their tokens once their text is prepared (in data_cache).
+`python train.py plan -c CONFIG` plans a run's hours and memory."""
 
 
 def run_configs(folder: Path) -> list[Path]:
@@ -70,16 +39,18 @@ def run_configs(folder: Path) -> list[Path]:
     return found
 
 
-def look_up(path: Path, cpu_rate: float, gpu_rate: float) -> Listed:
-    """Returns what a config trains and how long that takes.
+def look_up(path: Path) -> dict[str, Any]:
+    """Returns the sizes of a config's run.
 
     Args:
-        path: of the config.
-        cpu_rate: FLOP/s.
-        gpu_rate: FLOP/s.
+        path: The config.
+
+    Returns:
+        The config, the model's class, its parameters, FLOPs per token of training, and tokens of
+        the run or, where only its text can tell them, None and the number of epochs.
 
     Raises:
-        UserError: if the config names what this project does not have.
+        UserError: If the config names what this project does not have.
     """
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
@@ -96,20 +67,15 @@ def look_up(path: Path, cpu_rate: float, gpu_rate: float) -> Listed:
     except (TypeError, ValueError, AttributeError, ImportError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     context = row_tokens(data) or model.config.block_size
-    flops = model.flops_per_token(context, training=True)
     trainer = content["trainer"]
-    tokens = planned_tokens(data, trainer, row_tokens(data))
-    seconds = [None if tokens is None else tokens * flops / rate for rate in (cpu_rate, gpu_rate)]
-    return Listed(
-        config=str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path),
-        model=type(model).__name__,
-        parameters=sum(parameter.numel() for parameter in model.network.parameters()),
-        flops_per_token=flops,
-        tokens=tokens,
-        epochs=None if trainer.get("max_steps", -1) > 0 else trainer.get("max_epochs"),
-        cpu_seconds=seconds[0],
-        gpu_seconds=seconds[1],
-    )
+    return {
+        "config": str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path),
+        "model": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
+        "flops_per_token": model.flops_per_token(context, training=True),
+        "tokens": planned_tokens(data, trainer, row_tokens(data)),
+        "epochs": None if trainer.get("max_steps", -1) > 0 else trainer.get("max_epochs"),
+    }
 
 
 def _build(recipe: Any, base: type) -> Any:
@@ -210,27 +176,12 @@ def validation_tokens(
 def main(argv: list[str]) -> int:
     """Prints the table, or JSON, and returns the exit code."""
     parser = argparse.ArgumentParser(
-        "python train.py list",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "python train.py list", description=DESCRIPTION, allow_abbrev=False
     )
     parser.add_argument(
         "folder", nargs="?", default=None, help="of configs; default: this project's"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument(
-        "--cpu_tflops",
-        type=float,
-        default=CPU_TFLOPS,
-        help="TFLOP/s of training on a CPU (default: %(default)s, two cores)",
-    )
-    parser.add_argument(
-        "--gpu_tflops",
-        type=float,
-        default=GPU_TFLOPS,
-        help="the same on a GPU (default: %(default)s, an H100 at 0.4 of its peak)",
-    )
     options = parser.parse_args(argv)
     folder = Path(options.folder or ".")
     if options.folder is None or not folder.exists():  # a method's name
@@ -238,55 +189,28 @@ def main(argv: list[str]) -> int:
     paths = run_configs(folder)
     if not paths:
         raise UserError(f"folder ({folder}): no YAML file with model, data and trainer is below it")
-    rates = options.cpu_tflops * 1e12, options.gpu_tflops * 1e12
-    if not all(0 < rate < math.inf for rate in rates):
-        raise UserError("cpu_tflops and gpu_tflops must be above 0")
-    rows = list(_look_up_all(paths, *rates))
-    if options.json:
-        document = {"cpu_flops": rates[0], "gpu_flops": rates[1], "runs": [asdict(r) for r in rows]}
-        print(json.dumps(document, indent=1))
-    else:
-        print(as_table(rows, *rates))
+    rows = []
+    for path in paths:
+        try:
+            rows.append(look_up(path))
+        except UserError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    print(json.dumps({"runs": rows}, indent=1) if options.json else as_table(rows))
     return 0
 
 
-def _look_up_all(paths: list[Path], cpu_rate: float, gpu_rate: float) -> Iterator[Listed]:
-    """Yields what the configs are; one that cannot be built is reported and left out."""
-    for path in paths:
-        try:
-            yield look_up(path, cpu_rate, gpu_rate)
-        except UserError as error:
-            print(f"left out: {error}", file=sys.stderr)
-
-
-def as_table(rows: list[Listed], cpu_rate: float, gpu_rate: float) -> str:
-    """Returns a table for people, with a line that says what times were estimated with."""
-    headers = ["config", "model", "parameters", "FLOPs/token", "tokens", "CPU", "GPU"]
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Returns the table of runs for people."""
+    headers = ["config", "model", "parameters", "FLOPs/token", "tokens"]
     cells = [
         [
-            row.config.removeprefix("configs/").removesuffix(".yaml"),
-            row.model,
-            quantity(row.parameters),
-            quantity(row.flops_per_token),
-            f"{row.epochs} epochs" if row.tokens is None else quantity(row.tokens),
-            *("-" if s is None else span(s) for s in (row.cpu_seconds, row.gpu_seconds)),
+            row["config"].removeprefix("configs/").removesuffix(".yaml"),
+            row["model"],
+            quantity(row["parameters"]),
+            quantity(row["flops_per_token"]),
+            f"{row['epochs']} epochs" if row["tokens"] is None else quantity(row["tokens"]),
         ]
         for row in rows
     ]
-    table = tabulate(cells, headers, colalign=("left", "left", *("right",) * 5))
-    return (
-        f"{table}\n\n{len(rows)} runs: python train.py fit -c configs/CONFIG.yaml. Time at "
-        f"{quantity(cpu_rate)}FLOP/s (CPU) and {quantity(gpu_rate)}FLOP/s (GPU); see --help."
-    )
-
-
-def span(seconds: float) -> str:
-    """Returns seconds in the largest unit that leaves at least 1, such as ``2.5 h``."""
-    units = {"min": 60.0, "h": 60.0, "days": 24.0, "years": 365.0}
-    shown = "< 1 min"
-    for unit, size in units.items():
-        seconds /= size
-        if seconds < 1:
-            break
-        shown = f"{seconds:.3g} {unit}"
-    return shown
+    table = tabulate(cells, headers, colalign=("left", "left", "right", "right", "right"))
+    return f"{table}\n\n{len(rows)} runs: python train.py fit -c configs/CONFIG.yaml"

@@ -71,12 +71,6 @@ class Planner(LatentCLI):
             help="plan: device whose dense bf16 peak counts, unless throughput.peak_tflops does.",
         )
 
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> Any:
-        parser: Any = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        if self._short_help:
-            parser.short = functools.partial(parser.short, verb="plan")
-        return parser
-
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Returns a trainer of one process on this CPU, which checks the other options."""
         self.asked = asked = dict(self._get(self.config_init, "trainer"))
