@@ -26,7 +26,7 @@ from benchmarks.harness import Options, Rows, Step
 from callbacks.throughput import context_length, known_rate, real_tokens
 from training import LatentCLI
 from training.plan import training_loss
-from training.runtime import silence
+from training.signals import silence
 from training.synthetic import without_files
 
 MODULE = "benchmarks.throughput"

@@ -9,13 +9,14 @@
 | ``listing`` | ``train.py list``: configs with parameters and tokens |
 | ``processes`` | ranks, what launchers have started, and that no rank is left over |
 | ``loggers`` | TensorBoard, CSV, W&B and MLflow logs of a run that may be resumed |
-| ``runtime`` | sharding strategy, Ctrl-C, messages that are left out |
+| ``strategies`` | FSDP2 over all processes of a run |
+| ``signals`` | Ctrl-C, and messages that are left out |
 | ``help`` | the verbs, and how ``--help`` describes them |
 | ``errors`` | which errors are the user's, and their one line |
 """
 
 from training.cli import LatentCLI, main
 from training.errors import UserError
-from training.runtime import FullySharded
+from training.strategies import FullySharded
 
 __all__ = ["FullySharded", "LatentCLI", "UserError", "main"]

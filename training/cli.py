@@ -64,7 +64,6 @@ from training.arguments import (
     OWN_PACKAGES,
     SUBCOMMANDS,
     Conflict,
-    Given,
     as_table,
     check_configs,
     check_linked,
@@ -104,7 +103,7 @@ from training.processes import (
     slurm_tasks,
 )
 from training.records import SaveRunRecord, WaitedError, hold, log_folder_of, loggers_of
-from training.runtime import (
+from training.signals import (
     INTERRUPTED,
     interrupts_here_only,
     silence,
@@ -190,6 +189,7 @@ class LatentCLI(LightningCLI):
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._argv = list(argv)
+        self._given = look(argv)
         self._typed = Namespace()
         self._continues = False
         self._at_end = contextlib.ExitStack()
@@ -232,9 +232,8 @@ class LatentCLI(LightningCLI):
         for key, kind in CALLBACKS.items():
             parser.add_lightning_class_args(kind, key)
         # defaults of one class would be carried over to another: begin with the one that is named
-        given = look(self._argv)
-        parser.set_defaults({"model": {"class_path": given.own_class("model") or DEFAULT_MODEL}})
-        parser.set_defaults({"data": {"class_path": given.own_class("data") or DEFAULT_DATA}})
+        for key, default in (("model", DEFAULT_MODEL), ("data", DEFAULT_DATA)):
+            parser.set_defaults({key: {"class_path": self._given.own_class(key) or default}})
         for name in ("vocab_size", "block_size"):
             parser.link_arguments(
                 f"data.{name}", f"model.init_args.config.{name}", apply_on="instantiate"
@@ -291,56 +290,57 @@ class LatentCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses the command line on top of a checkpoint's arguments, and checks the values."""
         assert isinstance(args, list)  # as __init__ passes it
-        given = look(args)
-        import_packages(given.packages)
-        trust(given.classes)
+        import_packages(self._given.packages)
+        trust(self._given.classes)
         if any(word == "-h" or word.partition("=")[0].endswith("help") for word in args):
             import_public_classes(*PUBLIC_PACKAGES)  # help lists the classes there are
         try:
-            self._parse_names(parser, args, given)
+            self._parse_names(parser, args)
         except (ArgumentError, ValueError) as error:
             if "argument subcommand" in str(error) or 'expected "subcommand"' in str(error):
                 _check_first_word(args)
-            self._explain_class(given)
+            self._explain_class()
             if isinstance(error, ArgumentError):
-                message = with_options(condense(str(error)), parser, self._classes(given))
+                message = with_options(condense(str(error)), parser, self._classes())
                 raise UserError(message) from error
             raise
         verb = self.config.get("subcommand")
         self._typed = self.config[verb] if verb else self.config
         check_values(self._typed, ("trainer", *CALLBACKS))
 
-    def _explain_class(self, given: Given) -> None:
+    def _explain_class(self) -> None:
         """Raises UserError where a short name of a model or of data is none that there is."""
         for key, package in OWN_PACKAGES.items():
-            name = given.values.get(f"{key}.class_path") or given.values.get(key, "")
+            values = self._given.values
+            name = values.get(f"{key}.class_path") or values.get(key, "")
             names, short = public_classes(package), name.removeprefix(f"{package}.")
-            if short.isidentifier() and short not in names and not given.packages:
+            if short.isidentifier() and short not in names and not self._given.packages:
                 raise UserError(
                     f"{key} ({name}) is no class of {key}.{suggest(short, names)} The classes are "
                     f"{', '.join(names)}"
                 )
 
-    def _classes(self, given: Given) -> dict[str, type]:
+    def _classes(self) -> dict[str, type]:
         """Returns the classes of model and data, where they are this project's."""
         names = {
-            "model": given.own_class("model") or DEFAULT_MODEL,
-            "data": given.own_class("data") or DEFAULT_DATA,
+            "model": self._given.own_class("model") or DEFAULT_MODEL,
+            "data": self._given.own_class("data") or DEFAULT_DATA,
         }
         if self._saved_run is not None:
             names["model"] = self._saved_run.model_recipe["class_path"]
         return {key: resolve_class(name, object) for key, name in names.items()}
 
-    def _parse_names(self, parser: LightningArgumentParser, argv: list[str], given: Given) -> None:
+    def _parse_names(self, parser: LightningArgumentParser, argv: list[str]) -> None:
         """Parses; short names of classes are known only after their modules were imported."""
         try:
-            self._parse(parser, argv, given)
+            self._parse(parser, argv)
         except ArgumentError:
             import_public_classes(*PUBLIC_PACKAGES)
-            self._parse(parser, argv, given)
+            self._parse(parser, argv)
 
-    def _parse(self, parser: LightningArgumentParser, argv: list[str], given: Given) -> None:
+    def _parse(self, parser: LightningArgumentParser, argv: list[str]) -> None:
         """Parses; arguments that are not typed come from the checkpoint, if one is named."""
+        given = self._given
         if given.subcommand is None or given.ckpt_path is None:
             self.config = parser.parse_args(argv)
             return
@@ -393,7 +393,7 @@ class LatentCLI(LightningCLI):
         if self._continues:
             self.save_config_kwargs["run_id"] = self._saved_run.run_id
             self.save_config_kwargs["run_name"] = self._saved_run.run_name
-            if "loggers" not in look(self._argv).values:
+            if "loggers" not in self._given.values:
                 root = Path(config.trainer.default_root_dir).expanduser().resolve()
                 config.loggers = loggers_of(self._saved_run, root) or config.loggers
         self._conflicts = find_conflicts(
@@ -437,7 +437,7 @@ class LatentCLI(LightningCLI):
         if self._saved_run is None:
             if self.subcommand in EVALUATION_CALLBACKS:
                 rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")
-            elif self.subcommand == "fit" and not look(self._argv).names_model:
+            elif self.subcommand == "fit" and not self._given.names_model:
                 self.announce()
             return
         saved = self._saved_run.model_recipe["init_args"].get("config", {}).get("vocab_size")

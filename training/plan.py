@@ -40,7 +40,7 @@ from lightning_models.output_layer import CHUNK_ROWS
 from training.cli import LatentCLI
 from training.errors import UserError
 from training.listing import planned_tokens, row_tokens, validation_tokens
-from training.runtime import count_devices, count_sharing
+from training.strategies import count_devices, count_sharing
 from training.synthetic import MARKERS, SENTENCE_SLOTS, make_batch, without_files
 
 try:  # private; tried with torch 2.13

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamodules.encoding import usable_cores
 from lightning_models.memory import as_gib, check_batch, host_memory, weights_size
 from training.errors import UserError
-from training.runtime import FullySharded
+from training.strategies import FullySharded
 
 PROCESSES_PER_CORE = 8
 COPIES = 4

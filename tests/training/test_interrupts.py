@@ -9,7 +9,7 @@ import pytest
 from callbacks import Progress
 from tests.programs import run
 from training import main
-from training.runtime import interrupts_here_only
+from training.signals import interrupts_here_only
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_other_exits_stay(monkeypatch):
 
 FORKS = """
 import os, signal, sys
-from training.runtime import interrupts_here_only
+from training.signals import interrupts_here_only
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with interrupts_here_only():

@@ -1,15 +1,7 @@
-"""Strategy, signals and messages of a training process."""
+"""FSDP2 over every process of a run, and the number of processes that a strategy needs."""
 
-import logging
-import os
-import signal
-import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -236,76 +228,3 @@ def count_sharing(strategy: Any, devices: int) -> int:
     if devices % size:
         raise UserError(f"shard_size ({size}) must divide the number of processes ({devices})")
     return size
-
-
-# ---- Ctrl-C reaches every process of a terminal; only those that train decide what it means
-
-
-INTERRUPTED = 128 + signal.SIGINT
-
-
-@contextmanager
-def interrupts_here_only() -> Iterator[None]:
-    """Has SIGINT raise KeyboardInterrupt in this process, as ever, and not in those it forks.
-
-    Processes that build batches would end on the Ctrl-C after which training still needs them, for
-    the step in work. They end with their parent. Any other handler is left as it is.
-    """
-    mine = os.getpid()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        """Raises KeyboardInterrupt in the process that has installed this handler."""
-        if os.getpid() == mine:
-            signal.default_int_handler(number, frame)
-
-    ordinary = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not ordinary or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def was_interrupt(end: BaseException) -> bool:
-    """Whether it is a KeyboardInterrupt, or the exit that Lightning makes of one."""
-    if isinstance(end, SystemExit) and end.__context__ is not None:
-        end = end.__context__
-    return isinstance(end, KeyboardInterrupt)
-
-
-# ---- messages of other libraries that help nobody who runs ``train.py``
-
-
-UNHELPFUL_WARNINGS = (
-    # Lightning's own use of a torch function that torch has renamed.
-    r".*isinstance\(treespec, LeafSpec\).*",
-    # Evaluation needs none of the callbacks that training had.
-    r".*callbacks used to create the checkpoint need to be provided.*",
-    # A resumed run goes on in its own folder, on purpose.
-    r".*Checkpoint directory .* exists and is not empty.*",
-    # The metrics are sums over ranks already.
-    r".*It is recommended to use `self.log\(.*sync_dist=True\)`.*",
-    # A model may move batches in its own way; our data modules have none.
-    r".*You have overridden `transfer_batch_to_device` in `LightningModule`.*",
-    # Training without a validation split, of which the data modules say what to do about it.
-    r"Total length of `list` across ranks is zero.*",
-    # Batches are built by slicing a memory map; workers are a choice (data.num_workers).
-    r".*does not have many workers.*",
-)
-ADVERTISEMENT = " Tip: For seamless"
-
-
-def silence() -> None:
-    """Leaves these messages out, for the rest of the process."""
-    for pattern in UNHELPFUL_WARNINGS:
-        warnings.filterwarnings("ignore", message=pattern)
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    if _no_advertisement not in logger.filters:
-        logger.addFilter(_no_advertisement)
-
-
-def _no_advertisement(record: logging.LogRecord) -> bool:
-    return ADVERTISEMENT not in record.getMessage()
