@@ -189,6 +189,7 @@ class LatentCLI(LightningCLI):
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._argv = list(argv)
+        check_configs(argv)
         self._given = look(argv)
         self._typed = Namespace()
         self._continues = False
@@ -196,7 +197,6 @@ class LatentCLI(LightningCLI):
         self._saved_run: Checkpoint | None = None
         self._saved: Namespace | None = None
         self._conflicts: list[Conflict] = []
-        check_configs(argv)
         settings = {"parser_mode": "omegaconf", "exit_on_error": False, "allow_abbrev": False}
         with self._at_end:
             super().__init__(
