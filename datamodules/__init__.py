@@ -11,7 +11,7 @@
 | `zero_shot` | `ZeroShotText`: sets that papers score and do not train on |
 | `detokenizers` | from benchmark text to text as people write it, for those sets |
 | `answers` | `AnswerDataModule`: questions with marked answers, one a window; their rows |
-| `gsm8k` | word problems with worked answers, from the hub or your files |
+| `word_problems` | GSM8K: word problems with worked answers, from the hub or your files |
 | `reasoning/` | `ReasoningDataModule`: questions, aligned reasoning steps, answers |
 | | `StateTracking`: Parity and Vars; `ReasoningGSM8K`; `TwoHop`; `Kinship` |
 | `sentences/` | `Sentences`, `SentenceWindows`: another corpus, cut into sentences |

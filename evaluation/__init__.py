@@ -23,7 +23,6 @@ place               what it holds
 ``perplexity``      command: likelihood of a corpus
 ``zero_shot``       command: likelihood of sets of texts of other kinds, detokenised
 ``tasks/``          command ``tasks``: scores of lm-evaluation-harness, in process
-``gsm8k``           command: word problems solved in k tries, a task of the harness
 ``reason/``         command ``reason``: questions with known answers, the same for any models
 ``quality``         command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
 ``reversal``        command: the father-son probe of the reversal curse

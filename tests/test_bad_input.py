@@ -540,10 +540,6 @@ EVALUATE = {
         ("reversal", "--ckpt", GOOD, "--seed", "-1"),
         "seed (-1) must be at least 0",
     ),
-    "batches of no question": (
-        ("known_facts", "--hf", "a", "--files", "a.csv", "--output", "a", "--batch_size", "0"),
-        "batch_size (0) must be at least 1",
-    ),
     "abbreviated option": (
         ("perplexity", *CKPT, "--limit_batch", "1"),
         "--limit_batches?",
@@ -582,7 +578,6 @@ NOWHERE = {
     "perplexity": ("--ckpt", ""),
     "zero_shot": ("--ckpt", ""),
     "tasks": ("--ckpt", "", "--tasks", "piqa"),
-    "gsm8k": ("--ckpt", ""),
     "quality": ("--ckpt", ""),
     "generate": ("--ckpt", "", "--prompt", "a"),
     "reversal": ("--ckpt", ""),

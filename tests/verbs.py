@@ -27,7 +27,8 @@ class Verb:
 
     def __str__(self) -> str:
         """Returns the name of its tests."""
-        return f"{self.name}{'-autoregressive' * ('autoregressive' in self.words)}"
+        modes = [word for word in ("autoregressive", "pass_at_2") if word in self.words]
+        return "-".join([self.name, *modes])
 
     def command(self, checkpoint, files, *options):
         """Returns its command line for a checkpoint."""
@@ -40,11 +41,7 @@ VERBS = [
     Verb("perplexity", "--mode autoregressive --positions 9 --limit_batches 4"),
     Verb("zero_shot", "--sets lm1b --files.lm1b {text} --limit_batches 4", methods="texts"),
     Verb("tasks", "--tasks piqa_local"),
-    Verb(
-        "gsm8k",
-        "--files.test {problems} --limit_questions 2 --max_new_tokens 3 --pass_at 2",
-        methods="prompts",
-    ),
+    Verb("tasks", "--tasks pass_at_2 --include_path {tasks}", methods="prompts"),
     Verb(
         "quality",
         "--mode unconditional --samples 3 --sample_tokens 6 --judge null",

@@ -23,7 +23,14 @@ from typing import Any, ClassVar
 
 from datamodules.corpus import REMOVE_REPEATS, published_repeats
 from datamodules.files import format_of
-from datamodules.gsm8k import (
+from datamodules.local_corpora import FILE_KEYS, identify
+from datamodules.numbers import same_number
+from datamodules.readers import read_lines, read_rows
+from datamodules.reasoning.examples import MARKER, Example
+from datamodules.reasoning.module import FileSplits, ReasoningDataModule
+from datamodules.reasoning.placement import At, Placing, counts_of
+from datamodules.store import Split
+from datamodules.word_problems import (
     ANNOTATION,
     RESULT,
     GSM8KSplit,
@@ -33,13 +40,6 @@ from datamodules.gsm8k import (
     read_problems,
     result_of,
 )
-from datamodules.local_corpora import FILE_KEYS, identify
-from datamodules.numbers import same_number
-from datamodules.readers import read_lines, read_rows
-from datamodules.reasoning.examples import MARKER, Example
-from datamodules.reasoning.module import FileSplits, ReasoningDataModule
-from datamodules.reasoning.placement import At, Placing, counts_of
-from datamodules.store import Split
 
 # ---- problems and their solutions
 

@@ -11,6 +11,7 @@ file             what it holds
 ``harness``      loading tasks, running them, answers kept in a file
 ``report``       results with kinds of likelihood and costs: JSON, tables, example by example
 ``local_data``   data sets of the folder ``DATA``, for ``configs/tasks``
+``pass_at_k``    pass@k on GSM8K: numbers in texts, and how many of k tries are right
 ``paper_rules``  how the Thoughtbubbles paper decides what is right
 ===============  ===================================================================================
 """

@@ -10,17 +10,24 @@ import pytest
 import torch
 from formats import BYTES
 from methods import METHODS
-from task_data import write_folder
+from task_data import lines, write_folder
 from verbs import VERBS
 
 from datamodules import Kinship, LocalText, ReasoningDataModule
 from datamodules.corpus import TextCorpus
 from datamodules.tokenizers import train_bpe
 from evaluation.cli import COMMANDS
+from tests.programs import ROOT
 
 NAMES = "The son of James is John. The father of Mark is Paul. "
 ENTRIES = 288
 PROBLEM = {"question": "Tim has 2 + 3 pears.", "answer": "<<2+3=5>>5\n#### 5"}
+PASS_AT_2 = f"""
+include: {ROOT}/configs/tasks/gsm8k_pass_at_k_local.yaml
+task: pass_at_2
+repeats: 2
+generation_kwargs: {{until: [], do_sample: true, max_gen_toks: 3, streams: example}}
+"""
 REPORTS = [verb for verb in VERBS if verb.reports]
 BATCHED = [verb for verb in VERBS if verb.batched]
 
@@ -29,10 +36,12 @@ BATCHED = [verb for verb in VERBS if verb.batched]
 def verb_files(tmp_path, monkeypatch):
     """The files that the commands read, and the folder that they may write to."""
     monkeypatch.setenv("DATA", str(write_folder(tmp_path / "data")))
-    text, problems = tmp_path / "lm1b.txt", tmp_path / "problems.jsonl"
+    text, tasks = tmp_path / "lm1b.txt", tmp_path / "tasks"
     text.write_text("the state reads n't the memory\na token 's thought , and forks .\n" * 6)
-    problems.write_text(f"{json.dumps(PROBLEM)}\n" * 2)
-    return {"text": text, "problems": problems, "folder": tmp_path}
+    lines(tmp_path / "data/gsm8k/test.jsonl", [PROBLEM] * 2)
+    tasks.mkdir()
+    (tasks / "pass_at_2.yaml").write_text(PASS_AT_2)
+    return {"text": text, "tasks": tasks, "folder": tmp_path}
 
 
 @pytest.fixture(scope="module")
@@ -266,10 +275,11 @@ def test_every_method_has_numbers_and_the_same_twice(verb, name, result_of, requ
         assert numbers(one) == numbers(result_of(verb, path, *few))
     if verb.reports:
         # planned ones where compute depends on the text and text was only written
-        flops = one.get("flops_per_token") or one["nominal_flops_per_token"]
+        cost = next(iter(one["tasks"].values())) if "tasks" in one else one
+        flops = cost.get("flops_per_token") or cost["nominal_flops_per_token"]
         assert math.isfinite(flops)
         assert flops > 0
-        assert one["flops_per_token_6nd"] > 0
+        assert cost["flops_per_token_6nd"] > 0
 
 
 @pytest.mark.parametrize("name", [m.name for m in FIRST if m.model.reads == "reasoning"])

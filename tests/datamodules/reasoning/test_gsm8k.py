@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from datamodules import ReasoningGSM8K
-from datamodules.gsm8k import Problem, Problems
 from datamodules.numbers import same_number
 from datamodules.reasoning import gsm8k
 from datamodules.reasoning.gsm8k import (
@@ -17,6 +16,7 @@ from datamodules.reasoning.gsm8k import (
     question_of,
     read_solved,
 )
+from datamodules.word_problems import Problem, Problems
 
 NUMBERS = range(2, 32)
 

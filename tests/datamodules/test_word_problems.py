@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from datamodules import CorpusUnavailableError
-from datamodules.gsm8k import (
+from datamodules.word_problems import (
     REPOSITORY,
     Problem,
     fetch_problems,

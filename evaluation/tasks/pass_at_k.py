@@ -1,0 +1,98 @@
+"""Pass@k on GSM8K: the functions that ``configs/tasks/gsm8k_pass_at_k.yaml`` names.
+
+The protocol of the Latent-Thought paper (arXiv 2502.01567, section 3.3 and appendix A.3): five
+candidates of up to 50 tokens, each a multinomial sample after an inference of the latent vectors
+of its own; a question counts as solved if any candidate is right.
+
+NOTE(paper): the paper names "the 1K test set"; the task has all 1,319 test problems. It publishes
+neither its prompt nor how answers are read: ours are in the task file and in `extract_answer`. Its
+GPT-2 baselines answer by beam search with five beams; here every model is sampled alike.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from datasets import Dataset
+
+from datamodules.numbers import numbers_in, read_number, same_number
+from datamodules.word_problems import Problem, read_problems, result_of
+from evaluation.tasks.local_data import TaskDataError, data_folder
+
+QUESTION = "Question:"
+"""Begins a question in the prompt of the task file."""
+
+_MARKED = re.compile(r"####([^\n]*)")
+
+
+def local_problems(**metadata: Any) -> dict[str, Dataset]:
+    """Returns the splits of GSM8K from ``gsm8k/test.jsonl`` and ``train.jsonl`` below ``DATA``.
+
+    Args:
+        **metadata: Other values that the harness hands over; they are not used.
+
+    Returns:
+        The splits ``test`` and ``train``; train, of which examples are drawn, is empty without its
+        file.
+
+    Raises:
+        TaskDataError: If ``DATA`` has no test file, or a file is not as GSM8K publishes it.
+    """
+    folder = data_folder("gsm8k")
+    splits: dict[str, list[Problem]] = {"test": [], "train": []}
+    for split in splits:
+        path = folder / f"{split}.jsonl"
+        if split == "test" or path.is_file():
+            try:
+                splits[split] = read_problems(path, "DATA").rows
+            except ValueError as error:
+                raise TaskDataError(str(error)) from error
+    return {
+        split: Dataset.from_list([dataclasses.asdict(problem) for problem in problems])
+        for split, problems in splits.items()
+    }
+
+
+def extract_answers(
+    tries: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]
+) -> list[list[str | None]]:
+    """Returns the number of each text; this is the filter of the task."""
+    return [[extract_answer(text) for text in texts] for texts in tries]
+
+
+def extract_answer(text: str) -> str | None:
+    r"""Returns the number that a continuation of a prompt gives, in its plainest form.
+
+    This is the first number after the first ``####``, on its line; without one, the number in the
+    last ``\boxed{}``; without that, the last number of the text. Text from the next "Question:" on
+    is not part of the answer: models go on to ask themselves.
+
+    Returns:
+        E.g. "18" for "$18.00.", "-1200" for "-1,200", "0.5" for "1/2"; None without any number.
+    """
+    answer = text.partition(QUESTION)[0]
+    marked = _MARKED.search(answer)
+    if marked:
+        result = read_number(marked[1]) or next(iter(numbers_in(marked[1])), None)
+        if result is not None:
+            return result
+    return read_number(answer) or next(reversed(numbers_in(answer)), None)
+
+
+def pass_rates(doc: dict[str, Any], results: Sequence[Sequence[str | None]]) -> dict[str, float]:
+    """Returns pass@k and pass@1 of a question with k tries; the metrics of the task."""
+    (answers,) = results
+    gold = result_of(doc["answer"])
+    right = sum(answer is not None and same_number(answer, gold) for answer in answers)
+    tries = len(answers)
+    return {"pass_at_k": pass_at(tries, tries, right), "pass_at_1": pass_at(1, tries, right)}
+
+
+def pass_at(k: int, tries: int, right: int) -> float:
+    """Returns the unbiased estimate of pass@k: the share of sets of k tries with a right one.
+
+    This is 1 - C(tries - right, k) / C(tries, k).
+    """
+    return 1 - math.comb(tries - right, k) / math.comb(tries, k)
