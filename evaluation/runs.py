@@ -133,6 +133,29 @@ def find_checkpoints(
     return list(found.values())
 
 
+def find_named(
+    words: Sequence[str], key: str, which: Which = "last"
+) -> list[tuple[str | None, Checkpoint]]:
+    """Returns checkpoints as `find_checkpoints` does, each with its name.
+
+    Args:
+        words: Words of the command line, each of which may begin with a name (``NAME=PATH``).
+        key: The option that has them, for messages.
+        which: Of a folder's run the furthest checkpoint, or the best.
+
+    Returns:
+        Pairs of a name, that of the word or else of the run in training, and a checkpoint.
+
+    Raises:
+        ValueError: If a word leads to no checkpoint, one is damaged, or a run has no best one.
+    """
+    found: dict[Path, tuple[str | None, Checkpoint]] = {}
+    for name, path in map(split_name, words):
+        for checkpoint in find_checkpoints([path], key, which):
+            found.setdefault(checkpoint.path.resolve(), (name or checkpoint.run_name, checkpoint))
+    return list(found.values())
+
+
 def split_name(word: str) -> tuple[str | None, str]:
     """Returns the two parts of ``[NAME=]PATH``; a word that is a path as it stands has no name."""
     name, sign, path = word.partition("=")

@@ -87,7 +87,7 @@ def runs_named(words):
     inside = False
     for word in words[3:]:
         if word.startswith("--"):
-            inside = word in NAMED or (*words[2:3], word) == ("reason", "--baseline")
+            inside = word in NAMED
         if inside and not word.startswith("--"):
             yield word
 

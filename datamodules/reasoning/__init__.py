@@ -30,8 +30,8 @@ The path of an example: `examples(split)` -> `examples.encode_examples` (tokens,
 `batches.ReasoningSource.batch(n)` -> the model.
 
 To add a task: a class below `ReasoningDataModule` that writes ``examples(split)``, as
-`state_tracking` does, its name here and in ``datamodules/__init__.py``, its word in
-``evaluation/reason/contestants.py`` (``reason --task``), and a line in ``tests/data_modules.py``.
+`state_tracking` does, its name here and in ``datamodules/__init__.py``, and a line in
+``tests/data_modules.py``.
 """
 
 from datamodules.reasoning.batches import reasoning_batch

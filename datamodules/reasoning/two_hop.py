@@ -363,8 +363,8 @@ class TwoHop(ReasoningDataModule):
     *Full knowledge* (one_hop: true): training has every fact as a question of one hop, those of the
     test questions too, and the two-hop questions that are not held out. No two-hop question is in
     two splits. *Parametric knowledge* (known_file, one_hop: false): the facts are those of the real
-    world, and only questions stay whose two facts the base model knows; ``python
-    evaluate.py known_facts`` finds out which.
+    world, and only questions stay whose two facts the base model knows; a recipe in
+    docs/thinking_states.md finds out which.
 
     Without files the world is generated (`Knowledge`): two-hop questions go through all pairs of
     facts that fit together, in a seeded order. Files are in one of the public formats
@@ -450,7 +450,7 @@ class TwoHop(ReasoningDataModule):
         if self._known_file is not None and not self._known_file.is_file():
             raise ValueError(
                 f"known_file={str(self._known_file)!r}: there is no such file. Write one with "
-                "`python evaluate.py known_facts`, or set data.known_file to null."
+                "the recipe in docs/thinking_states.md, or set data.known_file to null."
             )
         if self._known_file is not None and not self._splits.has_files:
             raise ValueError(
@@ -536,7 +536,7 @@ class TwoHop(ReasoningDataModule):
     def _facts(self) -> Iterator[Hop]:
         """Yields the facts of the world, or of the questions of all splits, each question once.
 
-        Of facts with the same question the first counts, as for ``evaluate.py known_facts``.
+        Of facts with the same question the first counts, as in docs/thinking_states.md.
         """
         if not self._splits.has_files:
             yield from self._knowledge.facts.values()
@@ -571,7 +571,7 @@ def _plain(name: str) -> str:
 
 
 def read_known(path: Path) -> dict[str, bool]:
-    """Returns which facts are known, by their questions, as ``evaluate.py known_facts`` writes it.
+    """Returns which facts are known, by their questions, as docs/thinking_states.md writes it.
 
     Args:
         path: jsonl of objects with the text ``question`` and the truth value ``known``.

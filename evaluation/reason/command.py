@@ -1,15 +1,16 @@
 """``evaluate.py reason``: the same questions, with known right answers, for any models.
 
-Thinking States and its baselines write answers to reasoning rows: Tables 1 to 3 and Figs. 3 and 5
-of *Latent Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time
-against chain of thought in the same run, passes of the prefill, questions put first, and which
-questions one method solves and another does not. Models of windows take the likeliest of all
+Thinking States and its baselines write answers to reasoning rows: Tables 1 to 3 and Fig. 3 of
+*Latent Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time against
+chain of thought in the same run, passes of the prefill. Recipes in docs/thinking_states.md read
+Fig. 5 and the overlaps of Sec. 4.5 off the answers file.
+
+Models of windows take the likeliest of all
 possible answers to kinship stories (Thoughtbubbles, Fig. 7), or write theirs (``--mode generate``).
 
 NOTE(paper): batch sizes of the paper's timings are not published; here ``--timing_batch_size``.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from callbacks.answer_accuracy import room_for
-from datamodules.store import SPLITS, Split
+from datamodules.store import Split
 from evaluation.arguments import (
     add_data_arguments,
     add_file_arguments,
@@ -32,36 +33,26 @@ from evaluation.arguments import (
 )
 from evaluation.devices import Precision, pick_device
 from evaluation.figures import check_picture, write_figure
-from evaluation.load import changed_fields, prepare, prepare_for_all
+from evaluation.load import changed_fields, prepare_for_all
 from evaluation.output import check_targets, report_result, write_jsonl
 from evaluation.provenance import describe_data, trained_on
 from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode
 from evaluation.reason.contestants import (
-    TASKS,
     Contestant,
-    Task,
     asked_batches,
     build_contestants,
     build_questions,
     check_readers,
-    check_same_questions,
-    check_task,
-    pick_baseline,
-    same_batches,
-    with_baseline,
-    with_question_first,
-    with_task,
 )
-from evaluation.reason.report import (
+from evaluation.reason.scores import (
     answer_row,
     measure_answers,
-    overlaps,
     points_of,
     reason_figure,
     reason_table,
     settings_of,
 )
-from evaluation.runs import find_checkpoints
+from evaluation.runs import find_named
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.recipe import import_packages
 
@@ -95,8 +86,6 @@ def measure_reason(
     split: Split = "test",
     precision: Precision = "32",
     limit_batches: int | None = None,
-    baseline: Contestant | None = None,
-    question_first: Any = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns what models answer to the questions of a split, and how long it takes them.
 
@@ -110,12 +99,9 @@ def measure_reason(
         split: which questions.
         precision: of the matrix products.
         limit_batches: ask only that many batches; None: all.
-        baseline: the one of them that speed-ups are over.
-        question_first: data of the same questions with the question first; None: not asked so.
 
     Raises:
-        ValueError: if the split is empty, or the two data have other questions, or mode 'rank' has
-            no list of answers.
+        ValueError: if the split is empty, or mode 'rank' has no list of answers.
     """
     batches, available = asked_batches(data, split, limit_batches)
     questions, context = [*chain(*batches)], data.row_tokens(split)
@@ -123,34 +109,25 @@ def measure_reason(
     if data.rows != "windows":  # of a window, a batch's own answers say what fits
         room = room_for(questions, data, room)
     asking = Asking(data, pick_mode(data, config.mode), room, precision)
-    first = [asking.replies(one, batches, context) for one in contestants]
-    rows = [_rows(*pair, data.tokenizer) for pair in zip(contestants, first, strict=True)]
-    again: list[list[dict[str, Any]] | None] = [None] * len(contestants)
-    if question_first is not None:
-        fewer = data.left_out(split) > 0  # which fit into the longer rows of the other data
-        other, _ = asked_batches(question_first, split, None if fewer else limit_batches)
-        other = same_batches(batches, other) if fewer else other
-        check_same_questions(batches, other)
-        turned = dataclasses.replace(asking, data=question_first)
-        replies = [turned.replies(one, other, context) for one in contestants]
-        pairs = zip(contestants, replies, strict=True)
-        again = [_rows(*pair, data.tokenizer, question_first=True) for pair in pairs]
+    asked = [asking.replies(one, batches, context) for one in contestants]
+    rows = [
+        [answer_row(data.tokenizer, one.label, reply) for reply in each.replies]
+        for one, each in zip(contestants, asked, strict=True)
+    ]
     size = config.timing_batch_size or data.eval_batch_size
     timed = questions[: config.timing_batches * size if config.rounds else 0]
     cut = [timed[start : start + size] for start in range(0, len(timed), size)]
     timings = asking.time(contestants, cut, config.rounds)
-    rival = None if baseline is None else timings[contestants.index(baseline)]
+    chains = (place for place, one in enumerate(contestants) if one.is_chain_of_thought)
+    first = next(chains, None) if config.rounds else None
+    rival = None if first is None else timings[first]
     content = {
         "results": [
             _result(*each, data=data, rival=rival)
-            for each in zip(contestants, first, rows, again, timings, strict=True)
+            for each in zip(contestants, asked, rows, timings, strict=True)
         ],
-        "overlap": overlaps({one.label: own for one, own in zip(contestants, rows, strict=True)}),
-        "baseline": None if baseline is None else baseline.label,
-        "data": {
-            **describe_data(contestants[0].checkpoint, data, split),
-            "moved_steps": _moved_steps(data, contestants),
-        },
+        "baseline": None if first is None else contestants[first].label,
+        "data": describe_data(contestants[0].checkpoint, data, split),
         "settings": {
             **vars(config),
             "mode": asking.mode,
@@ -164,15 +141,13 @@ def measure_reason(
             "device": str(contestants[0].model.device),
         },
     }
-    both = zip(rows, again, strict=True)
-    return content, [row for own, turned_rows in both for row in (*own, *(turned_rows or ()))]
+    return content, [*chain(*rows)]
 
 
 def _result(
     one: Contestant,
     asked: Asked,
     rows: Sequence[dict[str, Any]],
-    question_first: Sequence[dict[str, Any]] | None,
     timing: Timing | None,
     *,
     data: Any,
@@ -181,33 +156,11 @@ def _result(
     """Returns a model's numbers; speed-ups are over ``rival``."""
     return {
         **_source(one),
-        **measure_answers(rows, data.group_name, question_first),
+        **measure_answers(rows, data.group_name),
         **({} if timing is None else timing.as_dict(rival)),
         **_choice(one, asked, data),
         **asked.cost,
     }
-
-
-def _moved_steps(data: Any, contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
-    """Returns how many questions have a step that was moved out of its marker's chunk, by split.
-
-    A step moves on where another one has its token (see `datamodules.reasoning`). They are counted
-    for every chunk size of the models that read in chunks.
-    """
-    if data.rows == "windows":
-        return []
-    configs = [one.model.config for one in contestants]
-    sizes = {config.chunk_size for config in configs if hasattr(config, "chunk_size")}
-    return [
-        {
-            "chunk_size": chunk_size,
-            "split": split,
-            "questions": data.stored(split).crossings(chunk_size),
-            "of": len(data.stored(split)),
-        }
-        for chunk_size in sorted(sizes)
-        for split in SPLITS
-    ]
 
 
 def _source(one: Contestant) -> dict[str, Any]:
@@ -242,30 +195,19 @@ def _choice(one: Contestant, asked: Asked, data: Any) -> dict[str, Any]:
     }
 
 
-def _rows(
-    one: Contestant, asked: Asked, tokenizer: Any, *, question_first: bool = False
-) -> list[dict[str, Any]]:
-    return [answer_row(tokenizer, one.label, reply, question_first) for reply in asked.replies]
-
-
 # ---- the command
 
 
 def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
-    """Returns the first checkpoint of a command line, with the data of its task; None without.
+    """Returns the first checkpoint of a command line, or None without one.
 
     Needed before the command line can be parsed, as data options default to its data.
 
     Raises:
-        ValueError: if it cannot be read, or the task is not known.
+        ValueError: if it cannot be read.
     """
-    found = first_look(argv, also=["task"])
-    if found is None:
-        return None
-    if found.task not in (None, "null", *TASKS):
-        raise ValueError(f"task ({found.task}) is none of {', '.join(TASKS)}")
-    checkpoint = find_checkpoints(found.ckpt, "ckpt", found.which)[0]
-    return with_task(checkpoint, None if found.task == "null" else found.task)
+    found = first_look(argv)
+    return None if found is None else find_named(found.ckpt, "ckpt", found.which)[0][1]
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -275,24 +217,13 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         type=str,
         nargs="+",
         required=True,
-        help="Checkpoints, folders of runs, or patterns in quotes. All have one tokenizer.",
+        help="Checkpoints, folders of runs, or patterns in quotes, each with a label if it begins "
+        "with NAME=. All have one tokenizer. Speed-ups are over the first that writes its steps.",
     )
     add_which_argument(parser)
-    parser.add_argument(
-        "--task",
-        type=Task | None,
-        default=None,
-        help="Questions of another task than the first checkpoint's (null: of its own data). "
-        "--data.NAME changes their options, e.g. --data.test_operations [41,100].",
-    )
     add_run_arguments(parser)
     add_data_arguments(parser, argv, first_checkpoint)
     parser.set_defaults({"split": "test"})
-    parser.add_argument(
-        "--question_first",
-        action="store_true",
-        help="Ask all questions once more with the question before what it is about.",
-    )
     parser.add_argument(
         "--latents",
         type=int,
@@ -301,17 +232,11 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="Numbers of latent thoughts with which every model that has them is asked.",
     )
     parser.add_argument(
-        "--baseline",
-        type=str | None,
-        default=None,
-        help="Checkpoint that speed-ups are over (null: the first that writes its steps, CoT).",
-    )
-    parser.add_argument(
         "--label",
         type=str | None,
         default=None,
         help="Keys of the models' config that name them, separated by commas, or model for the "
-        "class. Found where models of one class differ in at most two.",
+        "class (null: NAME, else the name of the run, else its path).",
     )
     parser.add_class_arguments(ReasonConfig)
     add_file_arguments(
@@ -331,40 +256,30 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 def run(settings: Namespace) -> None:
     """Asks the questions, prints tables and writes the files that are asked for."""
-    config = _config(settings)
+    config = chosen(settings, ReasonConfig)
     target, answers = check_targets(output=settings.output, answers_file=settings.answers_file)
     picture = _picture(settings)
     import_packages(settings.packages)
-    checkpoints, place = with_baseline(
-        find_checkpoints(settings.ckpt, "ckpt", settings.which), settings.baseline, settings.which
-    )
-    recipe = data_recipe(settings)
-    check_task(settings.task, recipe)
-    data = build_questions(checkpoints[0], recipe)
+    named = find_named(settings.ckpt, "ckpt", settings.which)
+    checkpoints = [checkpoint for _, checkpoint in named]
+    data = build_questions(checkpoints[0], data_recipe(settings))
     check_readers(checkpoints, data)
     pick_mode(data, config.mode)
-    turned = None
-    if settings.question_first:
-        turned = with_question_first(checkpoints[0], data.recipe(), data.block_size)
     contestants = build_contestants(
-        checkpoints,
+        named,
         changes=settings["set"],
         latents=settings.latents,
         label=settings.label,
         device=pick_device(settings.device),
-        block_size=1 if data.rows == "windows" else (turned or data).block_size,
+        block_size=1 if data.rows == "windows" else data.block_size,
     )
     against = None if settings.against is None else settings_of(contestants, settings.against)
     prepare_for_all(data, [(one.checkpoint, one.model) for one in contestants], "ckpt")
-    if turned is not None:
-        prepare(turned, checkpoints[0])
     content, rows = measure_reason(
         contestants,
         data,
         config=config,
         **{key: settings[key] for key in ("split", "precision", "limit_batches")},
-        baseline=pick_baseline(contestants, place),
-        question_first=turned,
     )
     report_result(reason_table(content), content, target)
     if answers is not None:
@@ -386,17 +301,3 @@ def _picture(settings: Namespace) -> Path | None:
             f"against ({settings.against}) is the axis of a figure; add --figure F.svg"
         )
     return None if settings.figure is None else check_picture(settings.figure, "figure")
-
-
-def _config(settings: Namespace) -> ReasonConfig:
-    """Returns what the command line says of how models are asked.
-
-    Raises:
-        ValueError: if a number is too low, or a baseline of times is named and nothing is timed.
-    """
-    if settings.baseline is not None and not settings.rounds:
-        raise ValueError(
-            f"baseline ({settings.baseline}) is what speed-ups are over, and rounds (null) times "
-            "nothing; set rounds, or leave baseline out"
-        )
-    return chosen(settings, ReasonConfig)

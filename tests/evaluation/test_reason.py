@@ -3,27 +3,22 @@
 import csv
 import json
 import math
+import re
 
 import pytest
 import torch
 
-from datamodules import LanguageDataModule, StateTracking
-from datamodules.recipe import parameters
+from datamodules import StateTracking
+from datamodules.reasoning.two_hop import read_known
 from evaluation.load import build_model
 from evaluation.reason.asking import Asking
-from evaluation.reason.contestants import (
-    TASKS,
-    asked_batches,
-    build_contestants,
-    check_task,
-    with_task,
-)
-from evaluation.reason.report import settings_of
+from evaluation.reason.contestants import asked_batches, build_contestants
+from evaluation.reason.scores import settings_of
 from lightning_models import NoCoTLM, ThinkingStatesLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
-from lightning_models.recipe import resolve_class
+from tests.programs import ROOT
 
 UNTIMED = ("--rounds", "null")
 QUICK = ("--rounds", 2, "--timing_batches", 1, "--timing_batch_size", 2, "--max_new_tokens", 6)
@@ -105,10 +100,8 @@ def test_questions_that_are_too_long_are_left_out_and_counted(reason, data):
     fitting = [number for number, size in enumerate(sizes) if size <= block_size]
     assert len(fitting) < 9
     with pytest.warns(UserWarning, match=f"{9 - len(fitting)} of 9 questions of the test split"):
-        result, rows, printed = reason(
-            *UNTIMED, "--data.block_size", block_size, "--question_first", ckpts=("ts",)
-        )
-    assert [row["number"] for row in rows] == fitting * 2
+        result, rows, printed = reason(*UNTIMED, "--data.block_size", block_size, ckpts=("ts",))
+    assert [row["number"] for row in rows] == fitting
     assert result["data"]["left_out"] == 9 - len(fitting)
     assert result["results"][0]["questions"] == len(fitting)
     assert f"{9 - len(fitting)} more are longer than block_size, and left out" in printed
@@ -140,22 +133,6 @@ def test_thoughts_are_those_of_the_model(reason, reasoners, data):
         assert 0 < numbers[key] == pytest.approx(sum(row[key] for row in rows) / 9)
 
 
-def test_steps_out_of_their_chunks_are_counted(reason, data, monkeypatch):
-    """By the chunk size of the model; other models have none."""
-    monkeypatch.setattr(type(data.stored("val")), "crossings", lambda stored, size: 2 + size)
-    quick = (*UNTIMED, "--limit_batches", 1)
-    result, _, printed = reason(*quick, ckpts=("ts", "no_cot"))
-    found = {each.pop("split"): each for each in result["data"]["moved_steps"]}
-    assert found == {
-        split: {"chunk_size": 4, "questions": 6, "of": count}
-        for split, count in (("train", 32), ("val", 5), ("test", 9))
-    }
-    assert "with chunks of 4 tokens 6 of 9 test questions have a step moved out of" in printed
-    result, _, printed = reason(*quick, ckpts=("no_cot",))
-    assert result["data"]["moved_steps"] == []
-    assert "moved out" not in printed
-
-
 def test_every_method_answers_and_is_timed(reason, reasoners):
     result, rows, printed = reason("--latents", 1, 3, *QUICK, ckpts=reasoners)
     found = by_label(result)
@@ -175,15 +152,15 @@ def test_every_method_answers_and_is_timed(reason, reasoners):
     assert found["coconut, eval_latents 3"]["latents"] == 3
     assert found["coconut, eval_latents 3"]["settings"]["set"] == {"eval_latents": 3}
     assert found["coconut, eval_latents 3"]["settings"]["stage"] == 1
-    pairs = {(each["solves"], each["fails"]): each for each in result["overlap"]}
-    assert len(pairs) == 6 * 5
+    result, _, _ = reason(*UNTIMED, "--limit_batches", 1)
+    assert result["baseline"] is None  # nobody is timed
 
 
 def test_numbers_of_latents_share_one_set_of_weights(reasoners, data):
     """Each contestant answers as a model of its own would that was built with its number."""
     checkpoint = read_checkpoint(reasoners["coconut"])
     options = {"changes": {}, "label": None, "device": torch.device("cpu")}
-    contestants = build_contestants([checkpoint], latents=[1, 4], **options)
+    contestants = build_contestants([(None, checkpoint)], latents=[1, 4], **options)
     assert len({id(one.model) for one in contestants}) == 1
     batches, _ = asked_batches(data, "test", 1)
     (batch,) = batches
@@ -208,32 +185,6 @@ def test_batches_without_a_question_are_refused(data, monkeypatch):
         asked_batches(data, "test", 1)
 
 
-def test_a_baseline_may_be_named(reason, reasoners):
-    result, _, _ = reason("--baseline", reasoners["icot"], *QUICK)
-    assert result["baseline"] == "icot"
-    assert list(by_label(result)) == ["ts", "no_cot", "icot"]
-    assert by_label(result)["icot"]["speed_up"] == 1.0
-    result, _, _ = reason(*UNTIMED)
-    assert result["baseline"] is None  # nobody writes a chain
-
-
-def test_the_question_first(reason):
-    result, rows, printed = reason("--question_first", *UNTIMED, ckpts=("no_cot",))
-    before, after = rows[:9], rows[9:]
-    assert [row["question_first"] for row in rows] == [False] * 9 + [True] * 9
-    for one, other in zip(before, after, strict=True):
-        assert other["query"] == f"What is the final state of the coin? {one['query']}"
-        assert (other["gold"], other["number"]) == (one["gold"], one["number"])
-    right = [(one["right"], other["right"]) for one, other in zip(before, after, strict=True)]
-    wrong = [b for a, b in right if not a]
-    (numbers,) = result["results"]
-    assert numbers["question_first_accuracy"] == pytest.approx(sum(b for _, b in right) / 9)
-    assert numbers["question_first_recovered"] == pytest.approx(sum(wrong) / len(wrong))
-    both = sum(a or b for a, b in right) / 9
-    assert numbers["question_first_intervention"] == pytest.approx(both)
-    assert "of those wrong before" in printed
-
-
 def test_other_questions_of_the_task(reason):
     """Longer ones than in training leave a chain the room that it would need."""
     words = ("--data.test_operations", "[3,3]", "--data.test_examples", 2)
@@ -244,30 +195,6 @@ def test_other_questions_of_the_task(reason):
     longest = 3 + 1  # steps; prefix, answer and EOS come after them
     assert result["settings"]["max_new_tokens"] > 2 * longest
     assert result["data"]["split"] == "test"
-
-
-def test_another_task(reason):
-    words = ("--task", "vars", "--data.test_examples", 2, "--max_new_tokens", 3)
-    result, rows, _ = reason(*words, *UNTIMED)
-    assert len(rows) == 2 * 2
-    assert all(row["query"].startswith("Track the variables") for row in rows)
-    assert result["data"]["recipe"]["init_args"]["task"] == "vars"
-    assert result["results"][0]["settings"]["trained_on"] != result["data"]["fingerprint"]
-    assert {row["right"] for row in rows} == {False}
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_task_keeps_the_tokenizer_and_has_its_own_wording(reasoners, task):
-    checkpoint = read_checkpoint(reasoners["ts"])
-    assert with_task(checkpoint, None) is checkpoint
-    own, recipe = checkpoint.data_recipe["init_args"], with_task(checkpoint, task).data_recipe
-    arguments = recipe["init_args"]
-    assert set(arguments) <= parameters(resolve_class(recipe["class_path"], LanguageDataModule))
-    for key in ("tokenizer", "cache_dir", "block_size"):
-        assert arguments[key] == own[key]
-    assert (arguments == own) == (task == "parity")
-    assert ("answer_prefix" in arguments) == (task == "parity")
-    check_task(task, recipe)
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +241,113 @@ def test_the_figure_has_its_numbers_next_to_it(reason, tmp_path):
         assert [row["recurrence"] for row in csv.DictReader(file)] == ["1.0", ""]
 
 
+def test_other_data_of_the_class_and_names_of_the_models(reason, reasoners):
+    words = ("--data.task", "vars", "--data.test_examples", 2)
+    ckpts = (f"states={reasoners['ts']}", reasoners["no_cot"])
+    result, rows, _ = reason(*words, "--max_new_tokens", 3, *UNTIMED, ckpts=ckpts)
+    assert [row["model"] for row in rows] == ["states"] * 2 + ["no_cot"] * 2
+    assert all(row["query"].startswith("Track the variables") for row in rows)
+    assert result["data"]["recipe"]["init_args"]["task"] == "vars"
+    assert result["data"]["recipe"]["init_args"]["answer_prefix"] is None  # that of the task
+    assert {row["right"] for row in rows} == {False}
+    result, _, _ = reason(*UNTIMED, "--label", "chunk_size", "--limit_batches", 1, ckpts=ckpts)
+    assert list(by_label(result)) == ["chunk_size 4", "-"]
+
+
+# ---- recipes of the page
+
+
+PAGE = (ROOT / "docs/thinking_states.md").read_text()
+
+
+def recipe(*words, **replaced):
+    """The block of the page's Python that has all these words, with some texts replaced."""
+    (block,) = [
+        b for b in re.findall(r"```python\n(.*?)```", PAGE, re.S) if all(w in b for w in words)
+    ]
+    for old, new in replaced.items():
+        assert f'"{old}"' in block
+        block = block.replace(f'"{old}"', repr(str(new)))
+    return block
+
+
+def run_recipe(block):
+    names = {}
+    exec(block, names)
+    return names
+
+
+def test_the_question_first_and_what_one_solves_and_another_does_not(
+    reason, reasoners, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    ckpts = ("ts", "no_cot")
+    _, before, _ = reason(*UNTIMED, ckpts=ckpts)
+    (tmp_path / "answers.jsonl").replace("before.jsonl")
+    _, after, _ = reason(
+        *UNTIMED, "--data.question_first", "true", "--data.block_size", 192, ckpts=ckpts
+    )
+    (tmp_path / "answers.jsonl").replace("after.jsonl")
+    for one, other in zip(before, after, strict=True):
+        assert other["query"] == f"What is the final state of the coin? {one['query']}"
+        assert (other["gold"], other["number"]) == (one["gold"], one["number"])
+    shares = run_recipe(recipe("intervention"))["shares"]
+    for label in ckpts:
+        pairs = [
+            (one["right"], other["right"])
+            for one, other in zip(before, after, strict=True)
+            if one["model"] == label
+        ]
+        wrong = [again for first, again in pairs if not first]
+        assert shares.loc[label, "first"] == pytest.approx(sum(b for _, b in pairs) / 9)
+        assert shares.loc[label, "recovered"] == pytest.approx(sum(wrong) / len(wrong))
+        assert shares.loc[label, "intervention"] == pytest.approx(sum(a or b for a, b in pairs) / 9)
+    overlaps = run_recipe(recipe("solves", "fails"))["share"]
+    flags = {name: [row["right"] for row in before if row["model"] == name] for name in ckpts}
+    for solves, fails in (ckpts, ckpts[::-1]):
+        count = sum(a and not b for a, b in zip(flags[solves], flags[fails], strict=True))
+        assert overlaps.loc[solves, fails] == pytest.approx(count / sum(flags[solves]))
+        assert overlaps.loc[solves, solves] == 0
+
+
+def test_known_facts_are_what_a_model_goes_on_with(tiny_gpt2, tmp_path):
+    """The recipe asks in padded batches; here each question alone, one pass a token."""
+    model, words, folder = tiny_gpt2
+
+    def continued(question):
+        ids = words.encode(question)
+        for _ in range(10):
+            with torch.no_grad():
+                ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
+        text = words.decode(ids[-10:]).partition("<|endoftext|>")[0]
+        return text.strip().split("\n")[0]
+
+    first, second = "the thought reads", "latent memory state"
+    name = re.findall(r"\w\w+", continued(first))[0]
+    keys = ["e1.value", "e2.value", "e3.value", "r1(e1).prompt", "r2(e2).prompt"]
+    row = dict(zip(keys, ["the", name.upper(), "nobody at all", first, second], strict=True))
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*row, "r2(r1(e1)).prompt"])
+        writer.writeheader()
+        writer.writerow({**row, "r2(r1(e1)).prompt": "a"})
+        writer.writerow({**row, "e3.value": name[:-1], "r2(r1(e1)).prompt": "b"})
+    output = tmp_path / "known.jsonl"
+    files = {"Qwen/Qwen2.5-1.5B": folder, "TwoHopFact.csv": tmp_path / "a.csv"}
+    run_recipe(recipe("read_chains", **files, **{"known.jsonl": output}))
+    assert read_known(output) == {first: True, second: False}
+    rows = {row["question"]: row for row in map(json.loads, output.read_text().splitlines())}
+    assert {text: row["written"] for text, row in rows.items()} == {
+        text: continued(text) for text in (first, second)
+    }
+    assert rows[second]["object"] == "nobody at all"
+
+
+def test_steps_that_are_moved(reasoners, data, monkeypatch):
+    monkeypatch.setattr(type(data.stored("val")), "crossings", lambda stored, size: 2 + size)
+    names = run_recipe(recipe("crossings", **{"runs/gsm/thinking_states": reasoners["ts"]}))
+    assert names["moved"] == dict.fromkeys(("train", "val", "test"), 2 + 8)
+
+
 # ---- other commands on these checkpoints
 
 
@@ -326,34 +360,31 @@ def test_tokens_cannot_be_scored_one_by_one(fails, reasoners):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "named"),
     [
-        (["--rounds", "0"], "rounds (0) must be at least 1"),
-        (["--rounds", "null", "--baseline", "x"], "baseline (x) is what speed-ups are over"),
-        (["--timing_batch_size", "0"], "timing_batch_size (0) must be at least 1"),
-        (["--latents", "3"], "none of the models has the setting eval_latents"),
-        (["--latents", "-1"], "latents (-1) must be at least 0"),
-        (["--task", "chess"], "task (chess) is none of parity, vars"),
-        (["--mode", "rank"], "mode (rank) chooses among all possible answers, which StateTracking"),
-        (["--task", "vars", "--data.task", "parity"], "task (vars) and data"),
-        (["--against", "chunk_size"], "against (chunk_size) is the axis of a figure"),
-        (["--figure", "x.pdf"], "figure (x.pdf) must end in .svg or .png"),
-        (["--figure", "x.svg", "--against", "width"], "against (width) is no setting"),
-        (["--figure", "x.svg", "--against", "grid"], "against (grid) is 'left_align' in"),
-        (["--data.question_first", "true", "--question_first"], "question first already"),
-        (["--baseline", "none.ckpt"], "baseline (none.ckpt): there is no such file"),
-        (["--label", "width"], "label (width) is no key"),
-        (["--data.test_operations", "[9]"], "block_size=96 is too short"),
+        (["--rounds", "0"], "rounds (0)"),
+        (["--timing_batch_size", "0"], "timing_batch_size (0)"),
+        (["--latents", "3"], "eval_latents"),
+        (["--latents", "-1"], "latents (-1)"),
+        (["--mode", "rank"], "mode (rank)"),
+        (["--against", "chunk_size"], "against (chunk_size)"),
+        (["--figure", "x.pdf"], "figure (x.pdf)"),
+        (["--figure", "x.svg", "--against", "width"], "against (width)"),
+        (["--figure", "x.svg", "--against", "grid"], "against (grid)"),
+        (["--label", "width"], "label (width)"),
+        (["--data.test_operations", "[9]"], "block_size=96"),
+        (["--task", "vars"], "--task"),
+        (["--ckpt", "a=none.ckpt"], "ckpt (none.ckpt)"),
     ],
 )
-def test_wrong_options_end_in_one_line(fails, reasoners, words, expected):
-    assert expected in fails("reason", "--ckpt", reasoners["ts"], *words)
+def test_wrong_options_end_in_one_line(fails, reasoners, words, named):
+    assert named in fails("reason", "--ckpt", reasoners["ts"], *words)
 
 
 def test_models_of_other_kinds_are_refused(fails, reasoners, checkpoint_path):
-    for words in ((checkpoint_path,), ("--baseline", checkpoint_path)):
-        line = fails("reason", "--ckpt", reasoners["ts"], *words)
-        assert f"ckpt ({checkpoint_path}): TransformerLM reads windows" in line
+    assert f"ckpt ({checkpoint_path})" in fails(
+        "reason", "--ckpt", reasoners["ts"], checkpoint_path
+    )
 
 
 def test_another_tokenizer_is_named(fails, reason_options, reasoners, train_reasoner, tmp_path):
@@ -361,4 +392,3 @@ def test_another_tokenizer_is_named(fails, reason_options, reasoners, train_reas
     other = train_reasoner(tmp_path / "other.ckpt", data, NoCoTLM, 1)
     line = fails("reason", "--ckpt", reasoners["ts"], other)
     assert f"ckpt ({other}): the data's tokenizer" in line
-    assert "all checkpoints read the same data" in line

@@ -1,4 +1,4 @@
-"""Numbers of answers, by hand: shares, questions first, overlaps, times, labels."""
+"""Numbers of answers, by hand: shares, means of thinking, times."""
 
 import math
 from types import SimpleNamespace
@@ -10,8 +10,7 @@ from callbacks.answer_accuracy import Question, Reply
 from callbacks.recorded_thoughts import RowThinking, Thought
 from evaluation.reason import asking
 from evaluation.reason.asking import Timing, time_in_turn
-from evaluation.reason.contestants import check_same_questions, numbered
-from evaluation.reason.report import answer_row, measure_answers, overlaps, reason_table
+from evaluation.reason.scores import answer_row, measure_answers
 from evaluation.scoring import share_of
 
 TEXTS = dict.fromkeys(("decode", "decode_continuation"), lambda ids: "")
@@ -27,10 +26,6 @@ def rows(flags):
     return [answer_row(TOKENIZER, "any", reply) for reply in replies]
 
 
-def numbers_of(flags, again=None):
-    return measure_answers(rows(flags), "steps", again and rows(again))
-
-
 def test_shares_and_their_errors():
     error = pytest.approx(math.sqrt(0.75 * 0.25 / 4))
     assert share_of([True, False, True, True]) == (0.75, error, 4)
@@ -38,42 +33,8 @@ def test_shares_and_their_errors():
     assert math.isnan(nothing.value)
     assert math.isnan(nothing.error)
     assert nothing.questions == 0
-    groups = numbers_of([True, False, True, True, False])["by_group"]
+    groups = measure_answers(rows([True, False, True, True, False]), "steps")["by_group"]
     assert [(group["steps"], group["accuracy"]) for group in groups] == [(0, 2 / 3), (1, 0.5)]
-
-
-def test_what_a_question_in_front_changes():
-    numbers = numbers_of([True, True, False, False, False], [True, False, True, False, False])
-    shares = {"accuracy": (2 / 5, 5), "recovered": (1 / 3, 3), "intervention": (3 / 5, 5)}
-    for name, (share, count) in shares.items():
-        assert numbers[f"question_first_{name}"] == share
-        assert numbers[f"question_first_{name}_questions"] == count
-    assert not [key for key in numbers_of([True]) if "first" in key]
-
-
-def test_what_one_solves_and_another_does_not():
-    flags = {
-        "a": [True, True, True, False],
-        "b": [True, False, False, True],
-        "c": [False] * 4,
-    }
-    pairs = overlaps({label: rows(own) for label, own in flags.items()})
-    shares = {
-        (pair["solves"], pair["fails"]): tuple(
-            pair[key] for key in ("questions", "share_of_solved", "share_of_questions")
-        )
-        for pair in pairs
-    }
-    assert shares["a", "b"] == (2, 2 / 3, 0.5)
-    assert shares["b", "a"] == (1, 0.5, 0.25)
-    assert math.isnan(shares["c", "a"][1])
-    results = [{"label": label, **numbers_of(flags[label])} for label in "ab"]
-    kept = [pair for pair in pairs if "c" not in (pair["solves"], pair["fails"])]
-    facts = {"data": {"split": "test"}, "settings": {"device": "cpu", "rounds": None}}
-    table = reason_table({"results": results, "overlap": kept, "baseline": None, **facts})
-    lines = [line.split() for line in table.splitlines()]
-    assert ["a", "-", "0.6667", "(2)"] in lines
-    assert ["b", "0.5000", "(1)", "-"] in lines
 
 
 def test_means_of_thinking():
@@ -107,15 +68,3 @@ def test_models_are_timed_in_turn(monkeypatch):
     assert b.speed_up(a) == 2.0  # the median of 2, 1 and 3
     assert a.speed_up(b) == 0.5
     assert Timing((6.0,), 3).seconds == 2.0
-
-
-def test_labels_that_are_there_already_are_numbered():
-    assert numbered(["A", "B", "A", "A"]) == ["A", "B", "A #2", "A #3"]
-
-
-def test_other_questions_are_no_variant():
-    first = [[question(0), question(1)]]
-    check_same_questions(first, [[question(0), question(1)]])
-    for other in ([[question(0)]], [[question(0), question(1, answer=(6,))]]):
-        with pytest.raises(ValueError, match="the data have other questions"):
-            check_same_questions(first, other)

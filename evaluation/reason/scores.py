@@ -1,9 +1,7 @@
-"""Answers of several models as one table, and what is read off it: JSON, tables, the figure."""
+"""Answers of several models: their numbers, the printed table, the figure."""
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
 from typing import Any
 
 import pandas as pd
@@ -35,19 +33,9 @@ COLUMNS = {
 """Values that the printed table has where any model has them."""
 MEANS = ("written_tokens", "rounds", "chunks", "nontrivial_chunks", "thought_tokens")
 """Numbers of an answer that results have the means of."""
-AGAIN = {
-    "accuracy": "all so",
-    "recovered": "of those wrong before",
-    "intervention": "only those so",
-}
-"""Shares of right answers with the question first, and what the printed table calls them."""
-OF_SHARE = ("", "_standard_error", "_questions")
-"""What the keys of a ``Share``'s parts end in."""
 
 
-def answer_row(
-    tokenizer: Any, label: str, reply: Reply, question_first: bool = False
-) -> dict[str, Any]:
+def answer_row(tokenizer: Any, label: str, reply: Reply) -> dict[str, Any]:
     """Returns an answer as plain values, a line of the answers file.
 
     A reply that records no thoughts has None.
@@ -57,7 +45,6 @@ def answer_row(
         "model": label,
         "number": question.number,
         "group": question.group,
-        "question_first": question_first,
         "query": tokenizer.decode(question.query),
         "gold": tokenizer.decode_continuation(question.answer).strip(),
         "text": reply.text.strip(),
@@ -85,67 +72,26 @@ def answer_row(
 # ---- numbers of one model
 
 
-def measure_answers(
-    rows: Sequence[Mapping[str, Any]],
-    group_name: str,
-    question_first: Sequence[Mapping[str, Any]] | None = None,
-) -> dict[str, Any]:
+def measure_answers(rows: Sequence[Mapping[str, Any]], group_name: str) -> dict[str, Any]:
     """Returns the numbers of a model's answers under the keys of the JSON file.
 
     ``accuracy``, with ``standard_error`` and ``questions``, also under ``by_group``; means over the
     questions of ``written_tokens``, and where they are recorded of ``MEANS``: ``rounds``, passes of
     the backbone while the question is read; ``chunks``, all; ``nontrivial_chunks``, with a thought;
-    ``thought_tokens``. With the question first (Fig. 5) ``question_first_accuracy`` of all
-    questions, ``..._recovered`` of those answered wrongly before, and ``..._intervention`` of all,
-    had only those been asked again (Sec. 4.5).
+    ``thought_tokens``.
 
     Rows are of ``answer_row``, at least one, in the questions' order; ``group_name`` names what a
     group counts.
     """
     answers = pd.DataFrame(rows)
-    right = answers["right"]
-    shares = {}
-    if question_first is not None:
-        now = pd.DataFrame(question_first)["right"]
-        shares = dict(zip(AGAIN, (now, now[~right], right | now), strict=True))
     return {
-        **share_of(right).as_dict(),
+        **share_of(answers["right"]).as_dict(),
         **{key: statistics.fmean(answers[key]) for key in MEANS if key in answers},
-        **{
-            f"question_first_{name}{ending}": value
-            for name, flags in shares.items()
-            for ending, value in zip(OF_SHARE, share_of(flags), strict=True)
-        },
         "by_group": [
             {group_name: int(group), **share_of(flags).as_dict()}
             for group, flags in answers.groupby("group")["right"]
         ],
     }
-
-
-def overlaps(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Returns which questions one model solves and another does not (Sec. 4.5), for each pair.
-
-    ``solves`` and ``fails``, labels; ``questions``, how many; ``share_of_solved``, their share of
-    what the one solves, the paper's 12 %, nan if it solves nothing; ``share_of_questions``.
-
-    Answers are lines of ``answer_row`` by label of the model, to the same questions.
-    """
-    right = {label: [row["right"] for row in rows] for label, rows in answers.items()}
-    pairs = []
-    for one, other in permutations(right, 2):
-        count = sum(a and not b for a, b in zip(right[one], right[other], strict=True))
-        solved = sum(right[one])
-        pairs.append(
-            {
-                "solves": one,
-                "fails": other,
-                "questions": count,
-                "share_of_solved": count / solved if solved else math.nan,
-                "share_of_questions": count / len(right[one]),
-            }
-        )
-    return pairs
 
 
 # ---- tables of all models
@@ -154,7 +100,6 @@ def overlaps(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
 def reason_table(content: Mapping[str, Any]) -> str:
     """Returns the content of the JSON file for people."""
     results = content["results"]
-    labels = [result["label"] for result in results]
     groups = {
         result["label"]: {next(iter(g.values())): _accuracy(g) for g in result["by_group"]}
         for result in results
@@ -163,22 +108,6 @@ def reason_table(content: Mapping[str, Any]) -> str:
     if len(results[0]["by_group"]) > 1:
         name = next(iter(results[0]["by_group"][0]))
         tables.append(pd.DataFrame(groups).rename(index=str).rename_axis(name))
-    if "question_first_accuracy" in results[0]:
-        shares = {
-            title: [
-                str(Share(*(one[f"question_first_{key}{ending}"] for ending in OF_SHARE)))
-                for one in results
-            ]
-            for key, title in AGAIN.items()
-        }
-        tables.append(pd.DataFrame(shares, index=labels).rename_axis("question first"))
-    if len(results) > 1:
-        cells = pd.DataFrame("", index=labels, columns=labels).rename_axis("solved by, not by")
-        for pair in content["overlap"]:
-            if pair["share_of_solved"] == pair["share_of_solved"]:
-                shown = f"{pair['share_of_solved']:.4f} ({pair['questions']:,})"
-                cells.loc[pair["solves"], pair["fails"]] = shown
-        tables.append(cells)
     return "\n\n".join([*map(as_aligned, tables), "\n".join(_notes(content))])
 
 
@@ -212,13 +141,6 @@ def _notes(content: Mapping[str, Any]) -> Iterator[str]:
         )
         if content["baseline"] is not None:
             yield f"speed-ups are over {content['baseline']}"
-    if len(results) > 1:
-        yield "overlap: share of what the row's model solves that the column's does not"
-    for moved in data.get("moved_steps", ()):
-        yield (
-            f"with chunks of {moved['chunk_size']} tokens {moved['questions']:,} of "
-            f"{moved['of']:,} {moved['split']} questions have a step moved out of its chunk"
-        )
 
 
 # ---- figure: accuracies by length, or against a setting with speed-ups (Fig. 3)
