@@ -1,15 +1,15 @@
-"""``evaluate.py scaling``: curves through the results of runs of several sizes.
+"""``evaluate.py scaling``: power laws through the results of runs of several sizes.
 
-A frame has a line a result: ``group`` (its curve), ``file``, ``x`` (size), ``y`` (the value that is
-fitted), the multipliers, and what results should agree in.
+A frame of results has a row a file: ``group`` (its curve), ``file``, ``x`` (size) and ``y`` (the
+value that is fitted).
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
@@ -31,37 +31,40 @@ from evaluation.tables import (
     title_of,
 )
 
-# ---- fitted curves
-
-
 Law = Literal["power", "log"]
+Axis = Literal["tokens", "parameters"]
+
+SIZE_KEYS: dict[str, str] = {"tokens": "train_tokens", "parameters": "parameters"}
+"""Key of the result files that has the size, by the axis."""
+FACTS = ("likelihood", "counted", "tokens")
+"""Keys of the result files that say what was measured."""
+COLUMNS = ("group", "file", "checkpoint", "x", "y", *FACTS)
+MULTIPLIERS = ("multiplier", "multiplier_of_fits")
+
+# ---- fitted curves
 
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """A fitted line over log x: of log y (``power``), or of y itself (``log``)."""
+    """A line over log x: of log y (``power``), or of y (``log``)."""
 
     law: Law
     slope: float
-    """How fast the line falls; alpha of a power law, else in the unit of y per factor e of x."""
+    """How fast the line falls: alpha of a power law, else in the unit of y per factor e of x."""
     intercept: float
-    """Of the line; alpha * log c of a power law."""
+    """Value at log x = 0: alpha * log c of a power law."""
     r2: float
     """R^2 of the line; nan where all values are equal."""
 
-    @property
-    def constant(self) -> float:
-        """The x at which a power law is 1, D_c or N_c, and a line over log x is 0.
-
-        nan or infinite for a curve that is flat or nearly.
-        """
-        return bounded_exp(self.intercept / self.slope) if self.slope else math.nan
-
     def as_dict(self) -> dict[str, float]:
-        """Returns what says the curve, under the keys of the JSON file."""
-        if self.law == "power":
-            return {"exponent": self.slope, "constant": self.constant, "r2": self.r2}
-        return {"slope": self.slope, "intercept": self.intercept, "r2": self.r2}
+        """Returns the curve under the keys of the JSON file.
+
+        The constant of a power law is the x at which it is 1, D_c or N_c of the papers.
+        """
+        if self.law == "log":
+            return {"slope": self.slope, "intercept": self.intercept, "r2": self.r2}
+        constant = bounded_exp(self.intercept / self.slope) if self.slope else math.nan
+        return {"exponent": self.slope, "constant": constant, "r2": self.r2}
 
     def value_at(self, x: float) -> float:
         """Returns y at a size."""
@@ -76,14 +79,10 @@ class FittedCurve:
         return bounded_exp((self.intercept - line) / self.slope)
 
 
-def fit_curve(x: Sequence[float], values: Sequence[float], law: Law = "power") -> FittedCurve:
-    """Returns the least-squares line over log x.
-
-    Sizes ``x`` are positive, at least two of them different; values, one a size, are positive for a
-    power law.
-    """
-    log_x = [math.log(v) for v in x]
-    line = [math.log(v) for v in values] if law == "power" else list(values)
+def fit_curve(x: Iterable[float], values: Iterable[float], law: Law = "power") -> FittedCurve:
+    """Returns the least-squares line over log x; values of a power law are positive."""
+    log_x = [math.log(size) for size in x]
+    line = [math.log(value) if law == "power" else value for value in values]
     slope, intercept = statistics.linear_regression(log_x, line)
     mean = statistics.fmean(line)
     total = sum((y - mean) ** 2 for y in line)
@@ -91,211 +90,111 @@ def fit_curve(x: Sequence[float], values: Sequence[float], law: Law = "power") -
     return FittedCurve(law, -slope, intercept, 1 - rest / total if total else math.nan)
 
 
-class Multipliers(NamedTuple):
-    """How many times its own size a baseline would need for the value of a run (m_D or m_N)."""
+def multipliers(
+    baseline: FittedCurve, curve: FittedCurve, x: float, value: float
+) -> tuple[float, float]:
+    """Returns how many times its size a baseline needs for a run's value, and for its curve's.
 
-    measured: float
-    """By the baseline's curve at the run's own value: x_baseline(L(x)) / x."""
-    fitted: float
-    """By both curves: the run's value is taken from the curve of its group."""
-
-
-def multipliers(baseline: FittedCurve, own: FittedCurve, x: float, value: float) -> Multipliers:
-    """Returns the effective multipliers of a run of size ``x``.
-
-    NOTE(paper): section 3.2 defines them with the achieved loss, but its ranges for parameters
-    (1.33 to 1.42) and its example (30M for 21M) are those of two fitted curves; with achieved
-    losses Table 2 gives 1.28 to 1.50. Both are reported.
+    NOTE(paper): section 3.2 of Thought Gestalt defines m_D and m_N with the achieved loss, but its
+    ranges for parameters (1.33 to 1.42) and its example (30M for 21M) are those of two fitted
+    curves; with achieved losses Table 2 gives 1.28 to 1.50. Both are reported.
     """
-    return Multipliers(baseline.size_for(value) / x, baseline.size_for(own.value_at(x)) / x)
+    return baseline.size_for(value) / x, baseline.size_for(curve.value_at(x)) / x
+
+
+def fit_groups(
+    runs: pd.DataFrame, baseline: str | None = None, law: Law = "power"
+) -> tuple[dict[str, FittedCurve], pd.DataFrame]:
+    """Returns the curve of each group of results, and the results with their ``MULTIPLIERS``.
+
+    Raises:
+        ValueError: if the baseline, by whose curve the other groups are measured, is no group.
+    """
+    groups = runs.groupby("group", sort=False)
+    fits = {str(name): fit_curve(group["x"], group["y"], law) for name, group in groups}
+    if baseline is not None and baseline not in fits:
+        raise ValueError(f"baseline ({baseline}) is no group; there are {', '.join(fits)}")
+    saved = [
+        (None, None)
+        if baseline in (None, run.group)
+        else multipliers(fits[str(baseline)], fits[run.group], run.x, run.y)
+        for run in runs.itertuples()
+    ]
+    return fits, runs.join(pd.DataFrame(saved, columns=[*MULTIPLIERS], dtype=object))
 
 
 # ---- results of several sizes
 
 
-Axis = Literal["tokens", "parameters"]
-
-AXIS_KEYS: dict[str, str] = {"tokens": "train_tokens", "parameters": "parameters"}
-"""Axis -> key of the result files that has the size."""
-SAME_FOR_ALL = ("split", "tokens", "counted", "likelihood", "pairs", "names")
-"""What results must agree in for their values to be comparable."""
-
-_UNKNOWN = {
-    "train_tokens": "score the checkpoint where its training text is prepared (data.cache_dir)",
-    "parameters": "score the checkpoint again",
-    NATS: "give results of evaluate.py perplexity --output",
-}
-
-
 def read_results(
     words: Sequence[str], axis: Axis, y: str = NATS, law: Law = "power"
 ) -> pd.DataFrame:
-    """Returns the results that the command line names: group after group, smallest first.
+    """Returns the results that the command line names, group after group, smallest first.
 
     Args:
-        words: ``[NAME=]FILE`` or ``[NAME=]PATTERN``, a pattern as in ``'runs/tg_*/test.json'``. The
-            name is the group; without it that is the class of the model.
-        axis: what the values are fitted over.
-        y: key of the values.
-        law: of the curve; values of a power law are positive.
+        words: ``[NAME=]FILE`` or ``[NAME=]PATTERN``. The name is the group; without it that is the
+            class of the model.
+        axis: The size that values are fitted over.
+        y: The key of the values; files that lack it are left out of a pattern.
+        law: The law of the curves; values of a power law are positive.
 
     Raises:
-        ValueError: if a file is missing or is no result, a number in it is missing, or not positive
-            and must be, or a group has fewer than two different sizes.
+        ValueError: if there is no result, a number is missing or out of range, or a group has one
+            size only, or several results of one checkpoint.
     """
-    lines = [
-        _read_result(path, name, axis, y, law)
-        for name, pattern in map(split_name, words)
-        for path in _files(pattern)
-    ]
-    runs = pd.DataFrame(lines, dtype=object)
-    groups = [
-        group.sort_values("x", kind="stable") for _, group in runs.groupby("group", sort=False)
-    ]
+    rows = [row for word in words for row in _read_word(word, SIZE_KEYS[axis], y, law)]
+    runs = pd.DataFrame(rows, columns=COLUMNS, dtype=object)
+    runs = runs.drop_duplicates(["group", "checkpoint", "x", "y"])  # kept, and named by --output
+    groups = [g.sort_values("x", kind="stable") for _, g in runs.groupby("group", sort=False)]
     for group in groups:
-        name, size, file = group[["group", "x", "file"]].iloc[0]
+        name, file = group[["group", "file"]].iloc[-1]
         if group["x"].nunique() < 2:
+            raise ValueError(f"runs ({file}): {name} has one size only; name at least two")
+        again = group[group["checkpoint"].notna() & group.duplicated(["checkpoint", "x"])]
+        if len(again):
             raise ValueError(
-                f"runs: {name} has one size only ({size:,.0f}), and a curve needs at least 2; add "
-                f"results, or group them otherwise: NAME={file}"
+                f"runs ({again['file'].iloc[0]}): {name} has another result of this checkpoint, "
+                "on other text or with other settings; name one of them"
             )
     return pd.concat(groups, ignore_index=True)
 
 
-def _files(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    if path.is_dir():
-        raise ValueError(f"runs ({pattern}) is a folder; name its result files, as '{path}/*.json'")
-    found = matching(path)
-    if not found:
-        raise ValueError(
-            f"runs ({pattern}): there is no such file; give results of evaluate.py perplexity "
-            "--output"
+def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
+    name, pattern = split_name(word)
+    rows = []
+    for file in matching(Path(pattern).expanduser()):
+        content = read_json(file, "runs")
+        if not isinstance(content, dict) or y not in content:
+            continue
+        cure = "score it where its training text is prepared"
+        _check_number(file, size, content.get(size), above_0=True, cure=cure)
+        _check_number(file, y, content[y], above_0=law == "power", cure="set --law log")
+        checkpoint = content.get("checkpoint")
+        facts = {key: str(content[key]) for key in FACTS if content.get(key) is not None}
+        rows.append(
+            {
+                "group": str(name or content.get("model")),
+                "file": str(file),
+                "checkpoint": None if checkpoint is None else str(Path(str(checkpoint)).resolve()),
+                "x": content[size],
+                "y": content[y],
+                **facts,
+            }
         )
-    return found
+    if not rows:
+        raise ValueError(
+            f"runs ({pattern}): there is no result with {y}; name result files of evaluate.py "
+            "perplexity or reversal, a pattern such as 'runs/**/*.json', or another --y"
+        )
+    return rows
 
 
-def _read_result(path: Path, name: str | None, axis: Axis, y: str, law: Law) -> dict[str, Any]:
-    content = read_json(path, "runs")
-    if not isinstance(content, dict):
-        raise ValueError(f"runs ({path}) holds no result; {_UNKNOWN[NATS]}")
-    group = content.get("model") if name is None else name
-    if not isinstance(group, str):
-        raise ValueError(f"runs ({path}) does not say its model; name its group: NAME={path}")
-    data = content.get("data")
-    content = {**content, "split": data.get("split") if isinstance(data, dict) else None}
-    return {
-        **{key: content.get(key) for key in (*SAME_FOR_ALL, *AXIS_KEYS.values())},
-        "group": group,
-        "file": str(path),
-        "x": _number(content, AXIS_KEYS[axis], path, positive=True),
-        "y": float(_number(content, y, path, positive=law == "power")),
-    }
-
-
-def _number(content: Mapping[str, Any], key: str, path: Path, *, positive: bool) -> int | float:
-    """Returns a number of a result.
-
-    Raises:
-        ValueError: if it is missing, null, not finite, or not positive and must be.
-    """
-    value = content.get(key)
-    if value is None:
-        cure = _UNKNOWN.get(key, "give results that have it, or another --y")
-        raise ValueError(f"runs ({path}) does not know its {key}; {cure}")
-    if not is_number(value) or not math.isfinite(value) or (positive and value <= 0):
-        wanted = "a number above 0, as its logarithm is fitted" if positive else "a finite number"
-        cure = "leave this run out" if key in _UNKNOWN else "leave this run out, or set --law log"
-        raise ValueError(f"runs ({path}): {key} ({value!r}) must be {wanted}; {cure}")
-    number: int | float = value
-    return number
-
-
-def doubts(runs: pd.DataFrame, axis: Axis) -> list[str]:
-    """Returns what the runs differ in that they should share, a clause each."""
-    fixed = AXIS_KEYS["parameters" if axis == "tokens" else "tokens"]
-    compared = [("the runs", runs, key) for key in SAME_FOR_ALL]
-    compared += [
-        (f"the runs of {name}", group, fixed) for name, group in runs.groupby("group", sort=False)
-    ]
-    clauses = []
-    for whose, some, key in compared:
-        values = sorted({str(value) for value in some[key] if value is not None})
-        if len(values) > 1:
-            clauses.append(f"{whose} differ in {key}: {', '.join(values)}")
-    return clauses
-
-
-# ---- report
-
-
-MULTIPLIERS = ("multiplier", "multiplier_of_fits")
-
-
-def fit_scaling(
-    runs: pd.DataFrame,
-    axis: Axis,
-    baseline: str | None = None,
-    *,
-    y: str = NATS,
-    law: Law = "power",
-) -> tuple[dict[str, FittedCurve], dict[str, Any]]:
-    """Returns the curve of each group, and the result under the keys of the JSON file.
-
-    The latter has what runs save against a baseline, and notes on what they differ in that they
-    should share.
-
-    Runs are those of ``read_results``. ``baseline`` is the group whose curve the others are
-    measured by.
-
-    Raises:
-        ValueError: if the baseline is no group.
-    """
-    groups = dict(iter(runs.groupby("group", sort=False)))
-    if baseline is not None and baseline not in groups:
-        raise ValueError(f"baseline ({baseline}) is no group; there are {', '.join(groups)}")
-    fits = {name: fit_curve(list(own["x"]), list(own["y"]), law) for name, own in groups.items()}
-    size, what = AXIS_KEYS[axis], "the loss" if y == NATS else y
-    lines: dict[str, list[dict[str, Any]]] = {name: [] for name in groups}
-    for run in runs.itertuples():
-        factors: tuple[float | None, float | None] = (None, None)
-        if baseline not in (None, run.group):
-            factors = multipliers(fits[str(baseline)], fits[run.group], run.x, run.y)
-        saved = dict(zip(MULTIPLIERS, factors, strict=True))
-        lines[run.group].append({"file": run.file, size: run.x, y: run.y, **saved})
-    rising = [name for name, fit in fits.items() if fit.slope <= 0]
-    return fits, {
-        "x": size,
-        "y": y,
-        "baseline": baseline,
-        "fits": {name: {**fit.as_dict(), "runs": lines[name]} for name, fit in fits.items()},
-        "notes": [
-            *doubts(runs, axis),
-            *(f"{what} of {name} does not fall with {size}" for name in rising),
-        ],
-    }
-
-
-def scaling_table(result: Mapping[str, Any]) -> str:
-    """Returns the curves, the runs and the notes of a result of ``fit_scaling`` for people."""
-    found = result["fits"]
-    fits = pd.DataFrame([{**fit, "runs": len(fit["runs"])} for fit in found.values()], index=found)
-    slope, place = fits.columns[:2]
-    curves = {
-        "runs": TableColumn("runs"),
-        slope: TableColumn(slope, FOUR),
-        place: TableColumn(place, FOUR_DIGITS),
-        "r2": TableColumn("R^2", FOUR),
-    }
-    columns = {
-        result["x"]: TableColumn(title_of(result["x"]), WHOLE),
-        result["y"]: TableColumn(title_of(result["y"]), FOUR),
-        **{key: TableColumn(title_of(key), THREE) for key in MULTIPLIERS},
-    }
-    lines = [(name, run) for name, fit in found.items() for run in fit["runs"]]
-    runs = pd.DataFrame([run for _, run in lines], index=[name for name, _ in lines], dtype=object)
-    tables = [as_aligned(show_columns(*pair)) for pair in ((fits, curves), (runs, columns))]
-    return "\n".join([tables[0], "", tables[1], *(f"note: {note}" for note in result["notes"])])
+def _check_number(file: Path, key: str, value: Any, *, above_0: bool, cure: str) -> None:
+    if not is_number(value) or not math.isfinite(value) or (above_0 and value <= 0):
+        wanted = "a number above 0" if above_0 else "a finite number"
+        raise ValueError(
+            f"runs ({file}): {key} ({value!r}) must be {wanted}; leave this run out, or {cure}"
+        )
 
 
 # ---- command
@@ -308,8 +207,9 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         type=str,
         nargs="+",
         metavar="[NAME=]FILE",
-        help="Results of evaluate.py perplexity or reversal --output: files, or patterns in "
-        "quotes. Runs of one NAME share a curve; without a name, those of one model class do.",
+        help="Results of evaluate.py perplexity or reversal: files of --output, or patterns in "
+        "quotes; 'runs/**/*.json' takes the results that are kept in the folders of runs, too. "
+        "Runs of one NAME share a curve; without a name, those of one model class do.",
     )
     parser.add_argument(
         "--x",
@@ -322,7 +222,8 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "--y",
         type=str,
         default=NATS,
-        help="Key of the number to fit in the result files, such as reversed_target of reversal.",
+        help="Key of the number to fit in the result files, such as reversed_target of reversal; a "
+        "pattern leaves out files that lack it.",
     )
     parser.add_argument(
         "--law",
@@ -335,7 +236,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         type=str | None,
         default=None,
         help="Group that the others are compared with: how many times the size it would need for "
-        "their values.",
+        "their values; nothing where the values of the group do not fall with size.",
     )
     add_file_arguments(parser, output="JSON file to write.", plot="PNG or SVG file to write.")
 
@@ -343,9 +244,37 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 def run(settings: Namespace) -> None:
     """Fits the curves, prints them and writes the files that are asked for."""
     target, picture = check_targets(output=settings.output, plot=settings.plot)
-    how = {"y": settings.y, "law": settings.law}
-    runs = read_results(settings.runs, settings.x, **how)
-    fits, result = fit_scaling(runs, settings.x, settings.baseline, **how)
-    report_result(scaling_table(result), result, target)
+    size, y = SIZE_KEYS[settings.x], settings.y
+    runs = read_results(settings.runs, settings.x, y, settings.law)
+    fits, runs = fit_groups(runs, settings.baseline, settings.law)
+    curves = {name: fit.as_dict() for name, fit in fits.items()}
+    shown = runs[["file", "x", "y", *MULTIPLIERS]].rename(columns={"x": size, "y": y})
+    lines = {
+        name: {**curve, "runs": shown[runs["group"] == name].to_dict("records")}
+        for name, curve in curves.items()
+    }
+    result = {"x": size, "y": y, "baseline": settings.baseline, "fits": lines}
+    report_result(scaling_table(curves, runs, size, y), result, target)
     if picture is not None:
-        write_picture(scaling_figure(runs, fits, AXIS_KEYS[settings.x], settings.y), picture)
+        write_picture(scaling_figure(runs, fits, size, y), picture)
+
+
+def scaling_table(
+    curves: Mapping[str, Mapping[str, float]], runs: pd.DataFrame, size: str, y: str
+) -> str:
+    """Returns the curves and the results as tables for people."""
+    fits = pd.DataFrame(curves).T
+    slope, constant, r2 = fits
+    titles = {
+        slope: TableColumn(slope, FOUR),
+        constant: TableColumn(constant, FOUR_DIGITS),
+        r2: TableColumn("R^2", FOUR),
+    }
+    columns = {
+        "x": TableColumn(title_of(size), WHOLE),
+        "y": TableColumn(title_of(y), FOUR),
+        **{key: TableColumn(title_of(key), THREE) for key in MULTIPLIERS},
+        **{key: TableColumn(key) for key in FACTS},
+    }
+    tables = show_columns(fits, titles), show_columns(runs.set_index("group"), columns)
+    return "\n\n".join(map(as_aligned, tables))
