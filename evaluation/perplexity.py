@@ -170,8 +170,8 @@ def score_checkpoint(
 ) -> tuple[dict[str, Any], Path | None]:
     """Returns a checkpoint's likelihood of a split, see ``measure_perplexity``, scored once.
 
-    ``perplexity``, ``compare`` and ``sweep`` score text through this function. A result of the same
-    checkpoint, text, code and settings is read from the folder of the run
+    ``perplexity``, ``zero_shot``, ``compare`` and ``sweep`` score text through this function. A
+    result of the same checkpoint, text, code and settings is read from the folder of the run
     (``evaluation.results``), with the seconds that it took then.
 
     Args:

@@ -1,7 +1,7 @@
 """``evaluate.py zero_shot``: likelihood of sets of texts of other kinds than the training's.
 
 Table 1 of the Latent-Thought paper: each set is scored in blocks that do not overlap, with the
-checkpoint's own tokenizer, by the numbers of ``evaluate.py perplexity``.
+checkpoint's own tokenizer, as ``evaluate.py perplexity`` scores a corpus.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,32 +12,28 @@ from jsonargparse import ArgumentParser, Namespace
 
 from datamodules import ZeroShotText
 from datamodules.recipe import public_path
-from datamodules.zero_shot import ZERO_SHOT_SETS, zero_shot_set
+from datamodules.zero_shot import ZERO_SHOT_SETS
 from evaluation.arguments import (
     add_file_arguments,
     add_model_arguments,
     carried,
     load_checkpoint,
-    load_model,
+    model_changes,
     split_words,
 )
 from evaluation.cost import cost_cells, mean_cost
-from evaluation.load import build_data, check_fit, prepare
+from evaluation.load import build_data, build_outline, check_fit, prepare
 from evaluation.output import check_targets, format_table, report_result
-from evaluation.perplexity import measure_perplexity
+from evaluation.perplexity import score_checkpoint
 from evaluation.scoring import PERPLEXITY_KEYS
-from evaluation.tables import FOUR, TableColumn, as_aligned, show_columns, title_of
-from lightning_models import LanguageModel
+from evaluation.tables import FOUR, TWO, WHOLE, TableColumn, as_aligned, show_columns, title_of
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
 
 
 def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the numbers of one model on some sets under the keys of the JSON file.
+    """Returns the numbers of one model on at least one set under the keys of the JSON file.
 
-    On top, what all sets have in common, a perplexity
-    of each, and the cost of all together; under ``sets`` the whole result of each.
-
-    Sets are results of ``measure_perplexity`` by name, at least one.
+    The perplexity of each set, the cost of all together, and under ``sets`` the whole results.
     """
     first = next(iter(sets.values()))
     key = PERPLEXITY_KEYS[first["likelihood"]]
@@ -55,20 +51,15 @@ def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def zero_shot_table(result: Mapping[str, Any]) -> str:
     """Returns a row for each set, and what holds for all of them."""
     key = PERPLEXITY_KEYS[result["likelihood"]]
-    sets = pd.DataFrame(
-        {
-            name: {
-                "split": _split(name, one["data"]),
-                key: f"{one[key]:.2f}",
-                "bits_per_byte": one["bits_per_byte"],
-                "tokens": f"{one['tokens']:,}{_part(one['settings'])}",
-            }
-            for name, one in result["sets"].items()
-        },
-        dtype=object,
-    ).T.rename_axis("set")
-    columns = {name: TableColumn(title_of(name), str) for name in sets}
-    columns["bits_per_byte"] = TableColumn("bits per byte", FOUR)
+    columns = {
+        key: TableColumn(title_of(key), TWO),
+        "bits_per_byte": TableColumn("bits per byte", FOUR),
+        "tokens": TableColumn("tokens", WHOLE),
+        "batches": TableColumn("batches"),
+        "of_batches": TableColumn("of"),
+    }
+    rows = {name: {**one, **one["settings"]} for name, one in result["sets"].items()}
+    sets = pd.DataFrame(rows, index=[*columns], dtype=object).T.rename_axis("set")
     common = {
         "likelihood": result["likelihood"],
         "causal": "yes" if result["causal"] else "no",
@@ -78,32 +69,14 @@ def zero_shot_table(result: Mapping[str, Any]) -> str:
     return f"{as_aligned(show_columns(sets, columns))}\n\n{format_table(common)}"
 
 
-def _part(how: Mapping[str, Any]) -> str:
-    """Returns a mark where less than all of a set was scored."""
-    limited = how["batches"] < how["of_batches"]
-    return f" ({how['batches']} of {how['of_batches']} batches)" if limited else ""
-
-
-def _split(name: str, data: Mapping[str, Any]) -> str:
-    """Returns the hub's split, or that the text is of files that may be anything."""
-    arguments = data["recipe"]["init_args"]
-    inner = arguments.get("corpus")
-    if isinstance(inner, Mapping):  # cut into sentences
-        arguments = inner["init_args"]
-    return zero_shot_set(name).split if arguments.get("data_files") is None else "own file"
-
-
 # ---- the command
 
 
 def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe of a set as the checkpoint's model reads it.
+    """Returns the recipe of a set with the tokenizer, windows and batches of the training.
 
-    Its tokenizer, windows and batches are those of the training; where that cut another corpus into
-    sentences, so is the set.
-
-    ``changes`` are arguments of `ZeroShotText`; ``block_size`` and ``eval_batch_size`` are those of
-    the batches.
+    Where the training cut another corpus into sentences, the set is cut likewise. ``changes`` are
+    arguments of `ZeroShotText`.
 
     Raises:
         CheckpointError: if the checkpoint was trained without a datamodule.
@@ -117,15 +90,13 @@ def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
         )
     arguments = trained["init_args"]
     inner = arguments.get("corpus")
-    if isinstance(inner, Mapping) and "class_path" in inner:
-        batches = {key: changes[key] for key in ("block_size", "eval_batch_size") if key in changes}
-        corpus = _recipe({**carried(inner.get("init_args", {})), **changes})
-        return {**trained, "init_args": {**arguments, **batches, "corpus": corpus}}
-    return _recipe({**carried(arguments), **changes})
-
-
-def _recipe(arguments: dict[str, Any]) -> Recipe:
-    return {"class_path": public_path(ZeroShotText), "init_args": arguments}
+    nested = isinstance(inner, Mapping) and "class_path" in inner
+    own = inner.get("init_args", {}) if nested else arguments
+    recipe = {"class_path": public_path(ZeroShotText), "init_args": {**carried(own), **changes}}
+    if not nested:
+        return recipe
+    batches = {key: changes[key] for key in ("block_size", "eval_batch_size") if key in changes}
+    return {**trained, "init_args": {**arguments, **batches, "corpus": recipe}}
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -165,68 +136,59 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     add_file_arguments(parser, output="JSON file to write.")
 
 
-def chosen_sets(settings: Namespace) -> list[str]:
-    """Returns the names of the sets to score, in the order given, each once.
+def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
+    """Returns the arguments of `ZeroShotText` that the command line gives, for each set to score.
 
     Raises:
-        ValueError: if one is not known, there are none, or files are given for another one.
+        ValueError: if a set is not known, there are none, or files are given for another one.
     """
-    names = split_words(settings.sets)
-    unknown = [name for name in names if name not in ZERO_SHOT_SETS]
-    if unknown or not names:
+    names, files = split_words(settings.sets), settings.files
+    if not names or not set(names) <= set(ZERO_SHOT_SETS):
         raise ValueError(
             f"sets ({settings.sets}) must name some of {', '.join(ZERO_SHOT_SETS)}, by commas"
         )
-    for name, files in settings.files.as_dict().items():
-        if files is not None and name not in names:
+    given = [name for name in ZERO_SHOT_SETS if files[name] is not None]
+    for name in given:
+        if name not in names:
             raise ValueError(f"files.{name} is given, but {name} is not scored; add it to --sets")
-    if settings.text_field is not None and not any(settings.files[name] for name in names):
-        raise ValueError(
-            f"text_field ({settings.text_field}) is that of your own files; name them with --files"
-        )
-    return names
-
-
-def _changes(settings: Namespace, name: str) -> dict[str, Any]:
-    """Returns the arguments of a set that the command line gives."""
-    files = settings.files[name]
-    given = {
-        "block_size": settings.block_size,
-        "eval_batch_size": settings.batch_size,
-        "cache_dir": settings.cache_dir,
-        "text_field": None if files is None else settings.text_field,
-    }
+    field = settings.text_field
+    if field is not None and not given:
+        raise ValueError(f"text_field ({field}) is a field of your files; name them with --files")
+    sizes = {"block_size": settings.block_size, "eval_batch_size": settings.batch_size}
+    shared = {**sizes, "cache_dir": settings.cache_dir}
+    shared = {key: value for key, value in shared.items() if value is not None}
     return {
-        "set_name": name,
-        "data_files": files,
-        **{key: value for key, value in given.items() if value is not None},
+        name: {
+            "set_name": name,
+            "data_files": files[name],
+            "text_field": None if files[name] is None else field,
+            **shared,
+        }
+        for name in names
     }
-
-
-def _check_block(model: LanguageModel, block_size: int | None) -> None:
-    """Raises a ValueError if the block size that was typed is longer than the model can read."""
-    learned = model.config.position_limit
-    if block_size is not None and learned is not None and block_size > learned:
-        raise ValueError(
-            f"block_size ({block_size}) is longer than the {learned} positions that the model has "
-            f"learned; set --block_size {learned} or less"
-        )
 
 
 def run(settings: Namespace) -> None:
     """Scores the sets, prints a table and writes the JSON file if one is asked for."""
-    names = chosen_sets(settings)
+    chosen = chosen_sets(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint = load_checkpoint(settings)
-    recipes = {name: set_recipe(checkpoint, _changes(settings, name)) for name in names}
+    changes = model_changes(settings, checkpoint)
+    outline = build_outline(checkpoint, changes)
+    size, learned = settings.block_size, outline.config.position_limit
+    if size is not None and learned is not None and size > learned:
+        raise ValueError(
+            f"block_size ({size}) is longer than the {learned} positions that the model has "
+            f"learned; set --block_size {learned} or less"
+        )
+    recipes = {name: set_recipe(checkpoint, arguments) for name, arguments in chosen.items()}
     sets = {name: build_data(checkpoint, recipe) for name, recipe in recipes.items()}
-    model = load_model(settings, checkpoint)
-    _check_block(model, settings.block_size)
     for data in sets.values():  # all of them before hours of scoring
-        check_fit(model, data)
+        check_fit(outline, data)
         prepare(data, checkpoint)
-    how = {"precision": settings.precision, "limit_batches": settings.limit_batches}
-    result = zero_shot_result(
-        {name: measure_perplexity(checkpoint, model, data, **how) for name, data in sets.items()}
-    )
+    how = {key: settings[key] for key in ("precision", "limit_batches", "device")}
+    scores = {
+        name: score_checkpoint(checkpoint, data, changes, **how)[0] for name, data in sets.items()
+    }
+    result = zero_shot_result(scores)
     report_result(zero_shot_table(result), result, target)
