@@ -26,7 +26,7 @@ LENGTHS = {method.name: {"block_size": 96} for method in METHODS if method.reads
 OWN = """
 task: {name}
 custom_dataset: !function evaluation.tasks.local_data.load
-dataset_kwargs: {{folder: lambada}}
+dataset_kwargs: {{files: {{test: "lambada/*.jsonl"}}, row: {{text: a}}}}
 output_type: {kind}
 test_split: test
 doc_to_text: "{text}"

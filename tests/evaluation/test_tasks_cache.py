@@ -61,7 +61,7 @@ def test_a_stopped_run_goes_on(ask, scored):
 WRITE = """
 task: repeated
 custom_dataset: !function evaluation.tasks.local_data.load
-dataset_kwargs: {{folder: lambada}}
+dataset_kwargs: {{files: {{test: "lambada/*.jsonl"}}, row: {{text: a}}}}
 output_type: generate_until
 test_split: test
 doc_to_text: the

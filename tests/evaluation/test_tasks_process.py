@@ -19,7 +19,7 @@ def results(doc, results):
 TASK = """
 task: package
 custom_dataset: !function evaluation.tasks.local_data.load
-dataset_kwargs: {folder: lambada}
+dataset_kwargs: {files: {test: "lambada/*.jsonl"}, row: {text: a}}
 output_type: loglikelihood
 test_split: test
 doc_to_text: "{{text}}"
