@@ -90,7 +90,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the tasks, prints the tables and writes the files that are asked for."""
+    """Scores the tasks, prints the table and writes the files that are asked for."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
     names = split_words(settings.tasks)
@@ -99,8 +99,9 @@ def run(settings: Namespace) -> None:
     # Texts are shorter than training's windows: App. E.1 of the Thoughtbubbles paper.
     checkpoint, model, tokenizer = load_with_tokenizer(settings, budget="dynamic")
     # The harness takes seconds to import: not before the input is known to be good.
-    from evaluation.tasks import harness, report
+    from evaluation.tasks import harness
     from evaluation.tasks.adapter import HarnessModel
+    from evaluation.tasks.scores import as_table, headlines, samples_of, task_scores
 
     lm = HarnessModel(
         model,
@@ -117,14 +118,14 @@ def run(settings: Namespace) -> None:
     identity = "" if cache is None else _identity(model, tokenizer, how)
     results = harness.score_tasks(lm, tasks, limit=settings.limit, cache=cache, identity=identity)
     assert results is not None  # a single process is the first rank
-    scores = report.task_scores(results, model, lm.work)
+    scores = task_scores(results, model, lm.work)
     named = {"model": type(model).__name__, "checkpoint": str(checkpoint.path)}
     named |= {key: str(how[key]) for key in ("mode", "budget") if key in how}
-    print(f"{report.as_tables(results, scores)}\n\n{format_table(named)}")
+    print(f"{as_table(results, scores)}\n\n{format_table(named)}")
     if samples is not None:
-        write_jsonl(samples, report.samples_of(results))
+        write_jsonl(samples, samples_of(results))
     result = {
-        **report.headlines(scores),
+        **headlines(scores),
         "model": type(model).__name__,
         "parameters": non_embedding_parameters(model),
         "checkpoint": str(checkpoint.path),

@@ -181,7 +181,7 @@ def test_groups_have_one_row(untrained, score):
     accuracies = [row["metrics"]["acc"] for row in rows]
     assert numbers["metrics"]["acc"] == pytest.approx(sum(accuracies) / 67)
     assert (numbers["examples"], numbers["of_examples"], len(numbers["tasks"])) == (67, 134, 67)
-    assert printed.count("blimp_local") == 2  # in the table of scores, and in that of costs
+    assert printed.count("blimp_local") == 1
     assert "67 of 134" in printed
 
 

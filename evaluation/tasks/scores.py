@@ -1,30 +1,21 @@
-"""Results of the harness with kinds of likelihood and costs: as JSON, as tables, row by row."""
+"""Scores of tasks with kinds of likelihood and costs: as JSON, as a table, example by example."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 from lm_eval.utils import make_table
 
 from evaluation.cost import Cost, price
 from evaluation.scoring import PERPLEXITY_KEYS
-from evaluation.tables import KINDS, TWO, TableColumn, as_aligned, show_columns
+from evaluation.tables import KINDS, TWO
 from evaluation.tasks.adapter import Facts, LogLikelihood, RollingLogLikelihood, Work
 from lightning_models import LanguageModel
 from lightning_models.outputs import Likelihood
 
 _NO_FILTER = "none"
 
-COLUMNS = {
-    "examples": TableColumn("examples"),
-    "likelihood": TableColumn("likelihood"),
-    "causal": TableColumn("causal"),
-    "flops_per_token": TableColumn("FLOPs/token", "{:.3g}".format),
-    "flops_per_token_6nd": TableColumn("6 N (1 + steps)", "{:.3g}".format),
-    "executed_steps": TableColumn("steps", TWO),
-    "seconds": TableColumn("seconds", "{:.1f}".format),
-}
-"""Columns of the table of what scores are and cost."""
+_SHOWN = {"likelihood": str, "flops_per_token": "{:.3g}".format, "executed_steps": TWO}
+"""Keys of a score that the table has next to the metrics, and their formats."""
 
 Score = dict[str, Any]
 """Numbers of a task or group under the keys of the JSON file, see ``task_scores``."""
@@ -149,23 +140,28 @@ def headlines(scores: Mapping[str, Score]) -> dict[str, float]:
     return {f"{name}_{key}": value for name, metrics in pairs for key, value in metrics.items()}
 
 
-def as_tables(results: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
-    """Returns the harness' own table of the scores that are shown, and one of what they are."""
-    named = {}
+def as_table(results: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
+    """Returns the harness' table of the scores that are shown, with their kind and cost."""
+    rows = {}
     for name, score in shown(scores).items():
-        values = {f"{key},": value for key, value in score["metrics"].items()}
-        errors = score["standard_errors"].items()
-        known = {f"{key}_stderr,": error for key, error in errors if error is not None}
-        named[name] = {**values, **known}
-    frame = pd.DataFrame(list(shown(scores).values()), index=list(named), dtype=object)
-    frame["examples"] = [_examples(score) for score in shown(scores).values()]
-    table = as_aligned(show_columns(frame.rename_axis("task"), COLUMNS))
-    return f"{make_table({**results, 'results': named})}\n{table}"
+        facts = {f"{key},": show(score[key]) for key, show in _SHOWN.items() if _known(score, key)}
+        errors = score["standard_errors"]
+        rows[name] = {
+            **{f"{key},": value for key, value in score["metrics"].items()},
+            **{f"{key}_stderr,": errors[key] for key in errors if _known(errors, key)},
+            "examples,": _examples(score),
+            **facts,
+        }
+    return make_table({**results, "results": rows})
+
+
+def _known(values: Mapping[str, Any], key: str) -> bool:
+    return values.get(key) is not None
 
 
 def _examples(score: Score) -> str:
-    of = "" if score["examples"] == score["of_examples"] else f" of {score['of_examples']:,}"
-    return f"{score['examples']:,}{of}"
+    whole = score["of_examples"]
+    return f"{score['examples']:,}" + ("" if score["examples"] == whole else f" of {whole:,}")
 
 
 def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
