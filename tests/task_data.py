@@ -2,7 +2,17 @@
 
 import json
 
-PARADIGMS = ("adjunct_island", "wh_island")
+TASK = """
+task: {name}
+custom_dataset: !function evaluation.tasks.local_data.load
+dataset_kwargs: {{files: {{test: "lambada/*.jsonl"}}, row: {{text: a}}}}
+output_type: {kind}
+test_split: test
+doc_to_text: "{text}"
+doc_to_target: "{target}"
+{more}
+metric_list: [{{metric: {metric}, aggregation: {mean}, higher_is_better: true}}]
+"""
 
 
 def lines(path, rows):
@@ -17,6 +27,12 @@ def arc(question, texts, answer, labels="ABCD"):
 
 def pair(good, bad, number=0):
     return {"sentence_good": good, "sentence_bad": bad, "field": "syntax", "pairID": str(number)}
+
+
+def write_task(path, kind, metric, text="{{text}}", target="{{text}}", mean="mean", more=""):
+    """Writes a task file of the user's on the texts of LAMBADA; ``more`` is further YAML."""
+    fields = {"kind": kind, "metric": metric, "text": text, "target": target, "mean": mean}
+    path.write_text(TASK.format(name=path.stem, more=more, **fields))
 
 
 def request(*args):

@@ -2,14 +2,16 @@
 
 import json
 import math
+import os
 
 import pytest
 from methods import METHODS
-from task_data import write_folder
+from task_data import write_folder, write_task
 
 from datamodules.tokenizers import train_bpe
 from evaluation.load import build_tokenizer
 from lightning_models.checkpoint import read_checkpoint
+from tests.programs import run
 
 LIKELIHOODS = {
     "gpt2": "exact",
@@ -23,18 +25,16 @@ LIKELIHOODS = {
 THINKING = ("thoughtbubbles", "latent-thought", "ponderlm", "mixture-of-recursions-topk")
 LENGTHS = {method.name: {"block_size": 96} for method in METHODS if method.reads_windows}
 """Long enough for the texts."""
-OWN = """
-task: {name}
-custom_dataset: !function evaluation.tasks.local_data.load
-dataset_kwargs: {{files: {{test: "lambada/*.jsonl"}}, row: {{text: a}}}}
-output_type: {kind}
-test_split: test
-doc_to_text: "{text}"
-doc_to_target: "{{{{text}}}}"
-{more}
-metric_list:
-  - {{metric: {metric}, aggregation: {mean}, higher_is_better: true}}
-"""
+METRIC = '''
+"""A metric that uses the package, as some of the harness' do."""
+
+import evaluate
+
+
+def results(doc, results):
+    assert hasattr(evaluate, "load"), evaluate.__file__
+    return {"acc": float("site-packages" in evaluate.__file__)}
+'''
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def own_tasks(tmp_path):
     """Task files of the user's: a text to write, and a text to score from its start."""
     place = tmp_path / "own"
     place.mkdir()
-    write = {"kind": "generate_until", "text": "{{text}}", "metric": "exact_match", "mean": "mean"}
-    write["more"] = "generation_kwargs: {until: ['e'], max_gen_toks: 8}"
-    (place / "write.yaml").write_text(OWN.format(name="write", **write))
-    roll = {"kind": "loglikelihood_rolling", "text": "", "more": "", "metric": "byte_perplexity"}
-    (place / "roll.yaml").write_text(OWN.format(name="roll", mean="weighted_perplexity", **roll))
+    more = "generation_kwargs: {until: ['e'], max_gen_toks: 8}"
+    write_task(place / "write.yaml", "generate_until", "exact_match", more=more)
+    write_task(place / "long.yaml", "generate_until", "acc", more=more.replace("8}", "96}"))
+    roll = {"text": "", "mean": "weighted_perplexity"}
+    write_task(place / "roll.yaml", "loglikelihood_rolling", "byte_perplexity", **roll)
     return place
 
 
@@ -185,33 +185,52 @@ def test_groups_have_one_row(untrained, score):
     assert "67 of 134" in printed
 
 
-def test_examples_in_front_of_questions(untrained, score, fails):
-    path = untrained("gpt2")
-    result, _, _ = score(path, "lambada_local,arc_easy_local", "--num_fewshot", 1)
+def test_examples_in_front_of_questions(untrained, score):
+    result, _, _ = score(untrained("gpt2"), "lambada_local,arc_easy_local", "--num_fewshot", 1)
     assert result["tasks"]["arc_easy_local"]["num_fewshot"] == 1
     assert result["tasks"]["arc_easy_local"]["read_tokens"] > 100
-    line = fails("tasks", "--ckpt", path, "--tasks", "lambada_local", "--num_fewshot", 3)
-    assert "num_fewshot (3): lambada_local has 3 documents to draw them from" in line
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("tasks", "options", "named"),
     [
-        (("--tasks", "lambda_local"), "did you mean lambada_local"),
-        (("--tasks", ","), "must name some"),
-        (("--tasks", "piqa_local", "--limit", 0), "limit (0) must be at least 1"),
-        (("--tasks", "piqa_local", "--batch_size", 0), "batch_size (0) must be at least 1"),
-        (("--tasks", "piqa_local", "--include_path", "nowhere"), "include_path (nowhere) is no"),
-        (("--tasks", "piqa_local", "--budget", "fixed"), "TransformerLM has no budget"),
-        (("--tasks", "piqa_local", "--tokenizer", "gpt2"), "tokenizer"),
-        (("--tasks", "piqa_local", "--output", "nowhere/x.json"), "nowhere does not exist"),
+        ("lambda_local", {}, ("tasks (lambda_local)", "lambada_local")),
+        (",", {}, ("tasks (,)",)),
+        ("piqa_local", {"limit": 0}, ("limit (0)",)),
+        ("piqa_local", {"batch_size": 0}, ("batch_size (0)",)),
+        ("piqa_local", {"include_path": "nowhere"}, ("include_path (nowhere)",)),
+        ("piqa_local", {"budget": "fixed"}, ("TransformerLM", "budget")),
+        ("piqa_local", {"tokenizer": "gpt2"}, ("tokenizer",)),
+        ("piqa_local", {"output": "nowhere/x.json"}, ("output", "nowhere")),
+        ("lambada_local", {"num_fewshot": 3}, ("num_fewshot (3)", "lambada_local")),
+        ("long", {}, ("max_gen_toks (96)",)),
+        ("piqa_local", {"ckpt": "no-cot"}, ("NoCoTLM", "evaluate.py reason")),
+        ("lambada_local", {"DATA": "."}, ("DATA (.)", "lambada/*test*.jsonl", "docs/tasks.md")),
+        ("blimp_local", {"DATA": "nowhere"}, ("DATA (nowhere)",)),
+        ("blimp_local", {"DATA": ""}, ("environment variable DATA",)),
+        ("piqa_thoughtbubbles", {}, ("tasks (piqa_thoughtbubbles)", "DATA=folder")),  # no network
     ],
 )
-def test_bad_input_is_one_line(untrained, fails, folder, options, expected, monkeypatch):
+def test_bad_input_is_one_line(
+    untrained, fails, folder, own_tasks, tasks, options, named, monkeypatch, tmp_path
+):
     from evaluation.tasks import harness
 
     monkeypatch.setattr(harness, "TaskManager", OwnOnly)
-    assert expected in fails("tasks", "--ckpt", untrained("gpt2"), *options)
+    monkeypatch.chdir(tmp_path)
+    words = {"include_path": own_tasks, **options}
+    monkeypatch.setenv("DATA", words.pop("DATA", str(folder)))
+    words["ckpt"] = untrained(words.get("ckpt", "gpt2"))
+    given = [word for key, value in words.items() for word in (f"--{key}", value)]
+    line = fails("tasks", "--tasks", tasks, *given)
+    assert [part for part in named if part not in line] == []
+
+
+def test_no_network_is_one_line(untrained, fails):
+    """The tests run without one; this task is the harness' own."""
+    line = fails("tasks", "--ckpt", untrained("gpt2"), "--tasks", "lambada_openai")
+    assert "tasks (lambada_openai)" in line
+    assert "DATA=folder" in line
 
 
 @pytest.mark.parametrize(
@@ -239,36 +258,13 @@ class OwnOnly:
         return TaskManager(include_path=include_path, include_defaults=False)
 
 
-def test_an_empty_folder_is_one_line(untrained, fails, tmp_path, monkeypatch):
-    path = untrained("gpt2")
-    monkeypatch.setenv("DATA", str(tmp_path))
-    line = fails("tasks", "--ckpt", path, "--tasks", "lambada_local")
-    assert "has no folder lambada; see docs/tasks.md" in line
-    monkeypatch.delenv("DATA")
-    line = fails("tasks", "--ckpt", path, "--tasks", "blimp_local")
-    assert "set the environment variable DATA" in line
-
-
-def test_no_network_is_one_line(untrained, fails):
-    """The tests run without one."""
-    ask = ("tasks", "--ckpt", untrained("gpt2"), "--tasks")
-    for name in ("lambada_openai", "hellaswag_thoughtbubbles"):
-        line = fails(*ask, name)
-        assert f"tasks ({name}) cannot be loaded" in line
-        assert "DATA=folder" in line
-        assert "configs/tasks" in line
-
-
-def test_models_that_answer_questions_are_refused(write_method, fails, folder):
-    line = fails("tasks", "--ckpt", write_method("no-cot"), "--tasks", "piqa_local")
-    assert "NoCoTLM answers questions" in line
-    assert "evaluate.py reason" in line
-
-
-def test_new_tokens_must_fit(untrained, fails, folder, own_tasks):
-    (own_tasks / "write.yaml").write_text(
-        (own_tasks / "write.yaml").read_text().replace("max_gen_toks: 8", "max_gen_toks: 96")
-    )
-    ask = ("tasks", "--ckpt", untrained("gpt2"), "--include_path", own_tasks)
-    line = fails(*ask, "--tasks", "write")
-    assert "max_gen_toks (96) leaves no room for a prompt in the model's context of 96" in line
+def test_metrics_of_the_package_are_found(checkpoint_path, folder, own_tasks):
+    """The real command: ``import evaluate`` finds the package, not the script of that name."""
+    (own_tasks / "metric.py").write_text(METRIC)
+    more = "process_results: !function metric.results"
+    write_task(own_tasks / "package.yaml", "loglikelihood", "acc", target=" a", more=more)
+    words = ["tasks", "--ckpt", checkpoint_path, "--tasks", "package", "--include_path", own_tasks]
+    done = run("evaluate.py", *words, env={**os.environ, "DATA": str(folder)})
+    assert done.returncode == 0, done.stderr
+    cells = [cell.strip() for cell in done.stdout.splitlines()[2].split("|")]
+    assert (cells[1], cells[5], float(cells[7])) == ("package", "acc", 1)

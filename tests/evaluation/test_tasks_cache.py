@@ -5,7 +5,7 @@ import json
 import sqlite3
 
 import pytest
-from task_data import write_folder
+from task_data import write_folder, write_task
 
 from lightning_models import TransformerLM
 
@@ -58,22 +58,11 @@ def test_a_stopped_run_goes_on(ask, scored):
     assert numbers(target) == first
 
 
-WRITE = """
-task: repeated
-custom_dataset: !function evaluation.tasks.local_data.load
-dataset_kwargs: {{files: {{test: "lambada/*.jsonl"}}, row: {{text: a}}}}
-output_type: generate_until
-test_split: test
-doc_to_text: the
-doc_to_target: a
+REPEATS = """
 repeats: 3
 generation_kwargs: {{until: [], max_gen_toks: 6, {}}}
-filter_list:
-  - name: all
-    filter: [{{function: take_first_k, k: 3}}]
+filter_list: [{{name: all, filter: [{{function: take_first_k, k: 3}}]}}]
 process_results: !function length.of
-metric_list:
-  - {{metric: length, aggregation: mean, higher_is_better: true}}
 """
 LENGTH = "def of(doc, results): return {'length': float(len(results[0]))}"
 
@@ -92,7 +81,8 @@ def test_each_repeat_keeps_its_text(ask, how, tmp_path, monkeypatch):
     from evaluation.tasks import adapter
 
     words, _ = ask
-    (tmp_path / "repeated.yaml").write_text(WRITE.format(how))
+    more = REPEATS.format(how)
+    write_task(tmp_path / "repeated.yaml", "generate_until", "length", "the", "a", more=more)
     (tmp_path / "length.py").write_text(LENGTH)
     samples = tmp_path / "samples.jsonl"
     words += ["--tasks", "repeated", "--include_path", str(tmp_path), "--samples", str(samples)]
@@ -128,7 +118,8 @@ def test_a_cache_of_another_model_is_refused(ask, fails, latent_path):
     assert main(words) == 0
     for other in (["--ckpt", str(latent_path)], ["--precision", "bf16"], ["--seed", "1"]):
         line = fails(*words, *other)
-        assert "answers.db) holds answers of another model, or under other settings" in line
+        assert "answers.db" in line
+        assert "another model" in line
 
 
 def test_damaged_caches_and_other_files_are_refused(ask, fails, tmp_path):
