@@ -112,7 +112,7 @@ class TaskScores(L.Callback):
     def _scores(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         """Returns the scores by the names they are logged under; nothing on ranks but the first."""
         from evaluation.tasks.harness import score_tasks
-        from evaluation.tasks.scores import shown, task_scores
+        from evaluation.tasks.task_scores import shown, task_scores
 
         lm = self._model_of_harness(trainer, pl_module)
         with undisturbed(pl_module):

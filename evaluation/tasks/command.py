@@ -101,7 +101,7 @@ def run(settings: Namespace) -> None:
     # The harness takes seconds to import: not before the input is known to be good.
     from evaluation.tasks import harness
     from evaluation.tasks.adapter import HarnessModel
-    from evaluation.tasks.scores import as_table, headlines, samples_of, task_scores
+    from evaluation.tasks.task_scores import as_table, headlines, samples_of, task_scores
 
     lm = HarnessModel(
         model,

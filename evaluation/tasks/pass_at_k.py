@@ -9,50 +9,18 @@ neither its prompt nor how answers are read: ours are in the task file and in `e
 GPT-2 baselines answer by beam search with five beams; here every model is sampled alike.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from datasets import Dataset
-
 from datamodules.numbers import numbers_in, read_number, same_number
-from datamodules.word_problems import Problem, read_problems, result_of
-from evaluation.tasks.local_data import TaskDataError, data_folder
+from datamodules.word_problems import result_of
 
 QUESTION = "Question:"
 """Begins a question in the prompt of the task file."""
 
 _MARKED = re.compile(r"####([^\n]*)")
-
-
-def local_problems(**metadata: Any) -> dict[str, Dataset]:
-    """Returns the splits of GSM8K from ``gsm8k/test.jsonl`` and ``train.jsonl`` below ``DATA``.
-
-    Args:
-        **metadata: Other values that the harness hands over; they are not used.
-
-    Returns:
-        The splits ``test`` and ``train``; train, of which examples are drawn, is empty without its
-        file.
-
-    Raises:
-        TaskDataError: If ``DATA`` has no test file, or a file is not as GSM8K publishes it.
-    """
-    folder = data_folder("gsm8k")
-    splits: dict[str, list[Problem]] = {"test": [], "train": []}
-    for split in splits:
-        path = folder / f"{split}.jsonl"
-        if split == "test" or path.is_file():
-            try:
-                splits[split] = read_problems(path, "DATA").rows
-            except ValueError as error:
-                raise TaskDataError(str(error)) from error
-    return {
-        split: Dataset.from_list([dataclasses.asdict(problem) for problem in problems])
-        for split, problems in splits.items()
-    }
 
 
 def extract_answers(

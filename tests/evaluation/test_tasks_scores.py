@@ -195,7 +195,7 @@ def facts(scored, likelihood):
 def test_what_scores_nothing_has_no_kind():
     """An empty answer is certain whatever the model; it makes estimates of others no less."""
     from evaluation.tasks.adapter import LogLikelihood
-    from evaluation.tasks.scores import facts_of, kinds_of
+    from evaluation.tasks.task_scores import facts_of, kinds_of
 
     sure = LogLikelihood(0.0, True, facts(0, "exact"))
     answers = [sure, LogLikelihood(-3.0, False, facts(2, "estimate")), "a written text"]
@@ -204,7 +204,7 @@ def test_what_scores_nothing_has_no_kind():
 
 
 def test_several_kinds_are_the_one_that_says_least():
-    from evaluation.tasks.scores import weakest
+    from evaluation.tasks.task_scores import weakest
 
     assert weakest(["exact", "estimate", "lower_bound"]) == "estimate"
     assert weakest(["estimate", "noncausal"]) == "noncausal"
