@@ -7,9 +7,9 @@ Thought Gestalt paper; an error in reverse is the in-context reversal curse).
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -18,9 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from datamodules.readers import read_lines
 from evaluation.arguments import add_file_arguments, add_model_arguments, load_with_tokenizer
-from evaluation.cost import Cost, GeneratedSteps, cost_cells, non_embedding_parameters, price
+from evaluation.cost import GeneratedSteps, cost_cells, non_embedding_parameters, price
 from evaluation.devices import Precision, autocast, float32_products, pick_device
 from evaluation.figures import make_panels, write_picture
 from evaluation.load import build_data
@@ -48,29 +47,11 @@ Robert Roger Roland Ron Ronald Roy Russell Ryan Sam Samuel Scott Sean Seth Shawn
 Stanley Stephen Steve Steven Stewart Stuart Ted Theodore Thomas Tim Timothy Todd Tom Tony Travis
 Trevor Victor Vincent Walter Warren Wayne Wesley William
 """
-
-NAMES: tuple[str, ...] = tuple(_TEXT.split())
+NAMES = tuple(_TEXT.split())
 """Common English first names of men."""
 
 Pair = tuple[str, str]
 """Names of father and son."""
-
-
-def read_names(file: str | None) -> list[str]:
-    """Returns the different names of a text file, one a line; None: the built-in ones.
-
-    Raises:
-        ValueError: if the file cannot be read.
-    """
-    if file is None:
-        return list(NAMES)
-    try:
-        lines = list(read_lines(Path(file).expanduser()))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"names ({file}): cannot be read ({error}); give a text file, one name a line"
-        ) from error
-    return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
 
 
 def single_tokens(
@@ -78,9 +59,12 @@ def single_tokens(
 ) -> dict[str, int]:
     """Returns the ids of the names that are one token after a space; the others are left out.
 
-    ``prompt`` returns the ids of unfinished sentences (`OwnModel.prompt`): names stand at the end
-    of a query there, so that tokenizers which treat the beginning of a text specially, or mark its
-    end, need no care. Of names that share an id the first one stays.
+    A name is encoded at the end of a query, because tokenizers may treat the beginning of a text
+    specially. If names share an id, the first one stays.
+
+    Args:
+        names: The names to try.
+        prompt: Returns the ids of unfinished sentences, see ``Probed``.
     """
     stem = "The son of the man is"
     before = prompt([stem])
@@ -100,90 +84,78 @@ def draw_pairs(names: Sequence[str], count: int, seed: int) -> list[Pair]:
     others = len(names) - 1
     total = len(names) * others
     drawn = random.Random(seed).sample(range(total), min(count, total))
-    places = (divmod(number, others) for number in drawn)
+    places = (divmod(idx, others) for idx in drawn)
     return [(names[i], names[j + (j >= i)]) for i, j in places]
 
 
 # ---- models: checkpoints of ours, and those of ``transformers``
 
 
-class OwnModel:
-    """A model of this project with its tokenizer, through the decoding contract."""
+class Probed(NamedTuple):
+    """A model that is asked."""
 
-    def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, precision: Precision = "32"
-    ) -> None:
-        """Takes a model on its device, in eval mode, with the tokenizer it was trained with."""
-        self.model = model
-        self.tokenizer = tokenizer
-        self.precision = precision
-
-    def prompt(self, sentences: Sequence[str]) -> list[int]:
-        """Returns the ids of sentences, the last one unfinished: marked, or the joined text."""
-        return self.tokenizer.sentence_prompt_ids(sentences)
-
-    def next_log_probs(self, prompts: Tensor) -> Tensor:
-        """Returns log-probabilities of the next token, float32 (B, V), of prompts int64 (B, P).
-
-        Each row is stepped until it is ready, and then leaves the batch.
-        """
-        device = self.model.device
-        with torch.inference_mode(), autocast(device, self.precision):
-            prompts = prompts.to(device)
-            lengths = torch.full_like(prompts[:, 0], prompts.shape[1])
-            # One stream for all: what a method draws is the same for every prompt, so that normal
-            # and reversed questions are compared under equal draws, in batches of any size.
-            cache = self.model.init_cache(prompts, lengths, 1, [(0, 0)] * len(prompts))
-            tokens, rows = prompts[:, -1], torch.arange(len(prompts), device=device)
-            answers: dict[int, Tensor] = {}
-            while len(rows):
-                logits, ready = self.model.decode_step(cache, tokens)  # (b, V) and (b,)
-                found = logits[ready].float().log_softmax(dim=-1)
-                answers.update(zip(rows[ready].tolist(), found, strict=True))
-                waiting = (~ready).nonzero()[:, 0]
-                if 0 < len(waiting) < len(rows):
-                    cache.select(waiting)
-                tokens, rows = tokens[waiting], rows[waiting]
-            return torch.stack([answers[row] for row in range(len(prompts))]).detach().cpu()
-
-    def cost(self, tokens: int, steps: float | None, seconds: float) -> Cost:
-        """Returns the cost of prompts of that many tokens, see ``evaluation.cost.price``."""
-        return price(self.model, tokens, steps, seconds)
+    tokenizer: str
+    """Name of the tokenizer, for messages."""
+    prompt: Callable[[Sequence[str]], list[int]]
+    """Returns the ids of sentences, the last one unfinished."""
+    log_probs: Callable[[Tensor], Tensor]
+    """Returns float32 (B, V) of the token after prompts of one length, int64 (B, P)."""
+    model: LanguageModel | None = None
+    """The model to price; models of ``transformers`` are not counted."""
 
 
-class HubModel(Pretrained):
-    """A causal language model of ``transformers`` with its tokenizer."""
+def probe_model(model: LanguageModel, tokenizer: Tokenizer, precision: Precision = "32") -> Probed:
+    """Returns a model of this project, in eval mode, with the tokenizer it was trained with."""
+    log_probs = partial(_decoded_log_probs, model, precision)
+    return Probed(tokenizer.name, tokenizer.sentence_prompt_ids, log_probs, model)
 
-    def prompt(self, sentences: Sequence[str]) -> list[int]:
-        """Returns the ids of the joined text, after a BOS if the tokenizer itself puts one."""
-        return self.encode_documents(["".join(sentences)])
 
-    def next_log_probs(self, prompts: Tensor) -> Tensor:
-        """Returns log-probabilities of the next token, float32 (B, V), of prompts int64 (B, P).
+def _decoded_log_probs(model: LanguageModel, precision: Precision, prompts: Tensor) -> Tensor:
+    """Steps each row until it is ready, and then takes it out of the batch."""
+    prompts = prompts.to(model.device)
+    lengths = torch.full_like(prompts[:, 0], prompts.shape[1])
+    tokens, rows = prompts[:, -1], torch.arange(len(prompts), device=prompts.device)
+    answers: dict[int, Tensor] = {}
+    with autocast(model.device, precision):
+        # One stream for all: what a method draws is the same for every prompt, so that normal and
+        # reversed questions are compared under equal draws, in batches of any size.
+        cache = model.init_cache(prompts, lengths, 1, [(0, 0)] * len(prompts))
+        while len(rows):
+            logits, ready = model.decode_step(cache, tokens)  # (b, V) and (b,)
+            result = logits[ready].float().log_softmax(dim=-1)
+            answers.update(zip(rows[ready].tolist(), result, strict=True))
+            waiting = (~ready).nonzero()[:, 0]
+            if 0 < len(waiting) < len(rows):
+                cache.select(waiting)
+            tokens, rows = tokens[waiting], rows[waiting]
+    return torch.stack([answers[row] for row in range(len(prompts))])
 
-        Raises:
-            ValueError: if they are longer than the model's context.
-        """
-        if self.context is not None and prompts.shape[1] > self.context:
-            raise ValueError(
-                f"hf: a prompt has {prompts.shape[1]} tokens and the model's context "
-                f"{self.context}; take one with a longer context"
-            )
-        with torch.inference_mode(), float32_products(self.precision):
-            logits = self.model(input_ids=prompts.to(self.model.device)).logits[:, -1]
-        log_probs: Tensor = logits.float().log_softmax(dim=-1).cpu()
-        return log_probs
 
-    def cost(self, tokens: int, steps: float | None, seconds: float) -> Cost:
-        """Returns nothing: models of other libraries are not counted."""
-        return {}
+def probe_pretrained(pretrained: Pretrained) -> Probed:
+    """Returns a causal language model of ``transformers``; it reads the joined sentences."""
+
+    def prompt(sentences: Sequence[str]) -> list[int]:
+        return pretrained.encode_documents(["".join(sentences)])
+
+    return Probed(pretrained.source, prompt, partial(_pretrained_log_probs, pretrained))
+
+
+def _pretrained_log_probs(pretrained: Pretrained, prompts: Tensor) -> Tensor:
+    length, context = prompts.shape[1], pretrained.context
+    if context is not None and length > context:
+        raise ValueError(
+            f"hf: a prompt has {length} tokens and the model's context {context}; take one with a "
+            "longer context"
+        )
+    with float32_products(pretrained.precision):
+        logits: Tensor = pretrained.model(prompts.to(pretrained.model.device)).logits[:, -1]
+    return logits.float().log_softmax(dim=-1)
 
 
 # ---- the probe
 
 
 CONDITIONS = ("normal", "reversed")
-CANDIDATES = ("target", "distractor")
 STATEMENT = "The son of {father} is {son}."
 QUERIES = {"normal": " The son of {father} is", "reversed": " The father of {son} is"}
 
@@ -191,23 +163,22 @@ BATCH = 32
 """Prompts read at once."""
 
 
-def ask(model: OwnModel | HubModel, pairs: Sequence[Pair], ids: Mapping[str, int]) -> pd.DataFrame:
+@torch.inference_mode()
+def ask(probed: Probed, pairs: Sequence[Pair], ids: Mapping[str, int]) -> pd.DataFrame:
     """Returns a row for each pair of names, float64.
 
     Columns, for both conditions: ``<condition>_target`` and ``_distractor`` (negative
     log-likelihood of the right and of the other name in nats), ``_margin`` (the second minus the
     first) and ``_error_rate`` (1 where the margin is negative: the other name is likelier).
     """
-    prompts = [one_prompt(model, pair, condition) for condition in CONDITIONS for pair in pairs]
+    prompts = [one_prompt(probed, pair, condition) for condition in CONDITIONS for pair in pairs]
     fathers, sons = ([ids[name] for name in names] for names in zip(*pairs, strict=True))
     # target and distractor of each prompt, (2 N, 2)
     candidates = torch.tensor([[*sons, *fathers], [*fathers, *sons]]).t()
     nll = torch.empty(len(prompts), 2, dtype=torch.float64)
-    with tqdm(total=len(prompts), desc="asking", unit=" prompts", disable=None) as bar:
-        for rows in equal_lengths(prompts):
-            log_probs = model.next_log_probs(torch.tensor([prompts[row] for row in rows]))
-            nll[rows] = -log_probs.gather(1, candidates[rows]).double()
-            bar.update(len(rows))
+    for rows in tqdm(equal_lengths(prompts), desc="asking", unit=" batches", disable=None):
+        log_probs = probed.log_probs(torch.tensor([prompts[row] for row in rows])).cpu()
+        nll[rows] = -log_probs.gather(1, candidates[rows]).double()
     answers = pd.DataFrame()
     for condition, part in zip(CONDITIONS, nll.split(len(pairs)), strict=True):
         target, distractor = part.numpy().T
@@ -217,21 +188,58 @@ def ask(model: OwnModel | HubModel, pairs: Sequence[Pair], ids: Mapping[str, int
     return answers
 
 
-def one_prompt(model: OwnModel | HubModel, pair: Pair, condition: str) -> list[int]:
+def one_prompt(probed: Probed, pair: Pair, condition: str) -> list[int]:
     """Returns what a model reads: the statement about a pair, and the query of a condition."""
     father, son = pair
     parts = (STATEMENT, QUERIES[condition])
-    return model.prompt([part.format(father=father, son=son) for part in parts])
+    return probed.prompt([part.format(father=father, son=son) for part in parts])
 
 
-def equal_lengths(prompts: Sequence[Sequence[int]], most: int = BATCH) -> Iterator[list[int]]:
-    """Yields the numbers of prompts of one length, up to ``most`` at once: none needs padding."""
+def equal_lengths(prompts: Sequence[Sequence[int]], most: int = BATCH) -> list[list[int]]:
+    """Returns the rows of prompts of one length, up to ``most`` at once: none needs padding."""
     by_length: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(row)
-    for rows in by_length.values():
-        for start in range(0, len(rows), most):
-            yield rows[start : start + most]
+    return [
+        rows[start : start + most]
+        for rows in by_length.values()
+        for start in range(0, len(rows), most)
+    ]
+
+
+def measure_reversal(
+    probed: Probed, names: Sequence[str] = NAMES, *, pairs: int = 1000, seed: int = 0
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Returns the answers, see ``ask``, and their summary under the keys of the JSON file.
+
+    The summary has means, their standard errors as if pairs were independent (nan of one pair), and
+    costs, where the model is one of ours. Names that are no single token are left out.
+
+    Raises:
+        ValueError: If fewer than two names are left.
+    """
+    ids = single_tokens(names, probed.prompt)
+    if len(ids) < 2:
+        raise ValueError(
+            f"names: {len(ids)} of {len(names)} are single tokens of the tokenizer "
+            f"({probed.tokenizer}), and the probe needs 2; take a model whose tokenizer has whole "
+            "words (gpt2)"
+        )
+    drawn = draw_pairs(list(ids), pairs, seed)
+    steps, start = GeneratedSteps(), time.perf_counter()
+    with recording(generated_steps=steps.count):
+        answers = ask(probed, drawn, ids)
+    seconds, cost = time.perf_counter() - start, {}
+    if probed.model is not None:
+        length = len(one_prompt(probed, drawn[0], "normal"))  # of all: names are single tokens
+        cost = price(probed.model, length, steps.mean, seconds)
+    return answers, {
+        **answers.mean().to_dict(),
+        "pairs": len(answers),
+        "names": {"used": len(ids), "left_out": len(names) - len(ids)},
+        "standard_errors": answers.sem().to_dict(),
+        **cost,
+    }
 
 
 # ---- table and figure
@@ -248,7 +256,7 @@ SOURCE = ("model", "parameters", "train_tokens", "checkpoint", "hf")
 
 
 def reversal_table(result: Mapping[str, Any]) -> str:
-    """Returns a result of ``measure_reversal`` for people."""
+    """Returns the result of the command for people."""
     errors, names = result["standard_errors"], result["names"]
     cells = {
         condition: [
@@ -276,10 +284,12 @@ WIDTH = 0.5  # of the cloud of points
 def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
     """Returns a panel a condition: NLL of targets (green) and distractors (red), as Fig. 5 bottom.
 
-    A point a pair, means with their standard errors on top; the axis is inverted, so that what
-    stands higher is likelier.
+    Each pair is a point, with means and their standard errors on top; the axis is inverted, so that
+    higher is likelier.
 
-    Answers are those of ``ask``, the title is the model's name.
+    Args:
+        answers: The answers that ``ask`` returns.
+        title: The name of the model.
     """
     figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
     shown = answers[:: -(-len(answers) // MOST_POINTS)]  # evenly many of the pairs
@@ -291,7 +301,7 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
             key = f"{condition}_{candidate}"
             ax.scatter(place + spread, shown[key], s=8, alpha=0.35, color=color, linewidths=0)
             ax.errorbar(place, answers[key].mean(), answers[key].sem(), color=color, **style)
-        ax.set_xticks(range(2), CANDIDATES)
+        ax.set_xticks(range(2), COLOURS)
         ax.set_xlim(-0.6, 1.6)
         ax.set_title(condition, fontsize=10)
         ax.spines[["top", "right"]].set_visible(False)
@@ -303,53 +313,6 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
 
 
 # ---- the command
-
-
-def measure_reversal(
-    model: OwnModel | HubModel,
-    *,
-    asked: Mapping[str, Any],
-    names: Sequence[str] = NAMES,
-    pairs: int = 1000,
-    seed: int = 0,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Returns the answers of a model to both queries about pairs of names, and the result.
-
-    Answers are as of ``ask``. The result, under the keys of the JSON file, has their means and the
-    standard errors of those, as if pairs were independent (nan of one pair), and costs, where the
-    model is one of ours.
-
-    Args:
-        model: what is asked.
-        asked: who that is, and under ``settings`` how, with the tokenizer's name.
-        names: to draw pairs from; those that are no single token are left out.
-        pairs: how many; all that there are, if fewer.
-        seed: of the draw.
-
-    Raises:
-        ValueError: if fewer than two names are left.
-    """
-    ids = single_tokens(names, model.prompt)
-    if len(ids) < 2:
-        raise ValueError(
-            f"names: {len(ids)} of {len(names)} are single tokens of the tokenizer "
-            f"({asked['settings']['tokenizer']}), and the probe needs 2; take a model whose "
-            "tokenizer has whole words (gpt2), or give --names that it has"
-        )
-    drawn = draw_pairs(list(ids), pairs, seed)
-    steps, start = GeneratedSteps(), time.perf_counter()
-    with recording(generated_steps=steps.count):
-        answers = ask(model, drawn, ids)
-    length = len(one_prompt(model, drawn[0], "normal"))  # of all: names are single tokens
-    cost = model.cost(length, steps.mean, time.perf_counter() - start)
-    return answers, {
-        **answers.mean().to_dict(),
-        "pairs": len(answers),
-        "names": {"used": len(ids), "left_out": len(names) - len(ids)},
-        "standard_errors": answers.sem().to_dict(),
-        **cost,
-        **asked,
-    }
 
 
 def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -364,12 +327,6 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     parser.add_argument("--pairs", type=int, default=1000, help="Pairs of names to ask about.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the draw of pairs.")
-    parser.add_argument(
-        "--names",
-        type=str | None,
-        default=None,
-        help="Text file, one name a line (null: built in).",
-    )
     add_file_arguments(parser, output="JSON file to write.", plot="PNG or SVG file to write.")
 
 
@@ -377,11 +334,10 @@ def run(settings: Namespace) -> None:
     """Asks the model, prints a table and writes the files that are asked for."""
     _check(settings)
     target, picture = check_targets(output=settings.output, plot=settings.plot)
-    names = read_names(settings.names)
-    how = {key: settings[key] for key in ("pairs", "seed", "precision", "names")}
-    model, asked = (_load_own if settings.hf is None else _load_hub)(settings, how)
-    drawn = {"pairs": settings.pairs, "seed": settings.seed}
-    answers, result = measure_reversal(model, asked=asked, names=names, **drawn)
+    how = {key: settings[key] for key in ("pairs", "seed", "precision")}
+    probed, asked = (_load_own if settings.hf is None else _load_hub)(settings, how)
+    answers, summary = measure_reversal(probed, pairs=settings.pairs, seed=settings.seed)
+    result = {**summary, **asked}
     report_result(reversal_table(result), result, target)
     if picture is not None:
         write_picture(reversal_figure(answers, str(settings.hf or settings.ckpt)), picture)
@@ -391,15 +347,11 @@ def _check(settings: Namespace) -> None:
     """Raises a ValueError for options that do not go together."""
     if (settings.ckpt is None) == (settings.hf is None):
         raise ValueError("give one model: --ckpt CHECKPOINT or --hf NAME_OR_FOLDER")
-    if settings.hf is not None and settings["set"]:
-        raise ValueError("set changes the config of a checkpoint; leave it out with --hf")
-    if settings.hf is not None and settings.which == "best":
-        raise ValueError("which=best chooses a checkpoint of a run; leave it out with --hf")
+    if settings.hf is not None and (settings["set"] or settings.which == "best"):
+        raise ValueError("set and which belong to checkpoints; leave them out with --hf")
 
 
-def _load_own(
-    settings: Namespace, how: Mapping[str, Any]
-) -> tuple[OwnModel | HubModel, dict[str, Any]]:
+def _load_own(settings: Namespace, how: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
     """Returns a checkpoint's model, and who that is and how it is asked, as the result has it."""
     checkpoint, model, tokenizer = load_with_tokenizer(settings)
     try:
@@ -412,14 +364,12 @@ def _load_own(
         "hf": None,
         **describe_asked(checkpoint, model, tokenizer, settings.precision, how),
     }
-    return OwnModel(model, tokenizer, settings.precision), asked
+    return probe_model(model, tokenizer, settings.precision), asked
 
 
-def _load_hub(
-    settings: Namespace, how: Mapping[str, Any]
-) -> tuple[OwnModel | HubModel, dict[str, Any]]:
+def _load_hub(settings: Namespace, how: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
     """Returns a model of ``transformers``, and the same about it."""
-    model = HubModel(settings.hf, pick_device(settings.device), settings.precision)
-    how = {"tokenizer": settings.hf, **how, "device": str(model.model.device)}
-    source = {"model": type(model.model).__name__, "checkpoint": None, "hf": settings.hf}
-    return model, {**source, "settings": how}
+    pretrained = Pretrained(settings.hf, pick_device(settings.device), settings.precision)
+    how = {"tokenizer": settings.hf, **how, "device": str(pretrained.model.device)}
+    source = {"model": type(pretrained.model).__name__, "checkpoint": None, "hf": settings.hf}
+    return probe_pretrained(pretrained), {**source, "settings": how}

@@ -8,7 +8,7 @@ import torch
 
 from datamodules import load_tokenizer
 from evaluation.load import build_model
-from evaluation.reversal import OwnModel
+from evaluation.reversal import probe_model
 from lightning_models.checkpoint import read_checkpoint
 
 FROM_THE_PRIOR = ("--set.inner_steps", 0)
@@ -127,9 +127,10 @@ def test_written_answers_do_not_depend_on_the_batch(ask, questions, tmp_path):
 
 def test_the_reversal_probe_draws_alike_for_every_prompt(latent_path):
     model = build_model(read_checkpoint(latent_path))
-    own = OwnModel(model, load_tokenizer("bytes"))
-    prompts = torch.tensor([own.prompt(["The son of X"]), own.prompt(["The son of Y"])])
-    both = own.next_log_probs(prompts[[0, 1, 0]])
+    probed = probe_model(model, load_tokenizer("bytes"))
+    prompts = torch.tensor([probed.prompt(["The son of X"]), probed.prompt(["The son of Y"])])
+    with torch.inference_mode():
+        both, second = probed.log_probs(prompts[[0, 1, 0]]), probed.log_probs(prompts[1:])
     assert torch.allclose(both[0], both[2], atol=1e-5)
     assert not torch.allclose(both[0], both[1], atol=1e-3)
-    assert torch.allclose(own.next_log_probs(prompts[1:]), both[1:2], atol=1e-5)
+    assert torch.allclose(second, both[1:2], atol=1e-5)

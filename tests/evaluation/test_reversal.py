@@ -11,15 +11,15 @@ import torch
 from datamodules import LocalText
 from datamodules.tokenizers import BytesTokenizer, train_bpe
 from evaluation.load import build_model
+from evaluation.pretrained import Pretrained
 from evaluation.reversal import (
     NAMES,
-    HubModel,
-    OwnModel,
     ask,
     draw_pairs,
     equal_lengths,
     measure_reversal,
-    reversal_table,
+    probe_model,
+    probe_pretrained,
     single_tokens,
 )
 from lightning_models.checkpoint import read_checkpoint
@@ -79,16 +79,6 @@ class Reader:
         return logits, ready
 
 
-ASKED = {"settings": {"tokenizer": "x"}}
-
-
-class Unpriced(OwnModel):
-    """A model without FLOPs."""
-
-    def cost(self, tokens, steps, seconds):
-        return {}
-
-
 def parts(text):
     """Father, son and what is asked for of a prompt's text."""
     found = re.fullmatch(r"The son of (\w+) is (\w+)\. The (son|father) of (\w+) is", text)
@@ -109,7 +99,7 @@ def copies(text):
 
 def answers_of(tokenizer, rule, **options):
     ids = single_tokens(KNOWN, tokenizer.sentence_prompt_ids)
-    model = OwnModel(Reader(tokenizer, rule, **options), tokenizer)
+    model = probe_model(Reader(tokenizer, rule, **options), tokenizer)
     return ask(model, draw_pairs(KNOWN, 100, 0), ids)
 
 
@@ -143,8 +133,8 @@ def test_errors_of_means_are_those_of_a_sample(tokenizer):
         father, son, _ = parts(text)
         return {father: float(len(father)), son: 0.3 * len(son) if son == "Paul" else 5.0}
 
-    model = Unpriced(Reader(tokenizer, moody), tokenizer)
-    answers, result = measure_reversal(model, asked=ASKED, names=KNOWN)
+    model = probe_model(Reader(tokenizer, moody), tokenizer)._replace(model=None)  # has no FLOPs
+    answers, result = measure_reversal(model, KNOWN)
     for condition in ("normal", "reversed"):
         target, distractor, margin = (
             answers[f"{condition}_{key}"] for key in ("target", "distractor", "margin")
@@ -167,7 +157,7 @@ def test_sentence_models_read_two_sentences(tokenizer):
             seen.append(list(sentences))
             return tokenizer.encode("".join(sentences))
 
-    model = OwnModel(Reader(tokenizer, understands), Marking())
+    model = probe_model(Reader(tokenizer, understands), Marking())
     ask(model, [("James", "Paul")], single_tokens(KNOWN, tokenizer.sentence_prompt_ids))
     assert seen == [
         ["The son of James is Paul.", " The son of James is"],
@@ -179,12 +169,11 @@ def test_sentence_models_read_two_sentences(tokenizer):
 
 
 def test_names_of_several_tokens_are_left_out_and_counted(tokenizer):
-    model = Unpriced(Reader(tokenizer, understands), tokenizer)
+    model = probe_model(Reader(tokenizer, understands), tokenizer)._replace(model=None)
     names = ["Zachary", "John", "Bartholomew", "Mark", "James"]
-    _, result = measure_reversal(model, asked=ASKED, names=names, pairs=5)
+    _, result = measure_reversal(model, names, pairs=5)
     assert result["names"] == {"used": 3, "left_out": 2}
     assert result["pairs"] == 5
-    assert "3 (2 are no single token and left out)" in reversal_table(result)
 
 
 def test_of_names_that_share_a_token_one_stays():
@@ -205,7 +194,7 @@ def test_pairs_are_drawn_without_replacement():
 
 def test_batches_have_one_length_and_every_prompt_once():
     prompts = [[0] * length for length in (3, 5, 3, 3, 5, 4)]
-    assert list(equal_lengths(prompts, most=2)) == [[0, 2], [3], [1, 4], [5]]
+    assert equal_lengths(prompts, most=2) == [[0, 2], [3], [1, 4], [5]]
 
 
 # ---- checkpoints
@@ -225,6 +214,7 @@ def test_a_checkpoint_gives_what_its_network_says(own_run, evaluates, tokenizer,
     target, picture = tmp_path / "result.json", tmp_path / "result.png"
     files = ("--output", target, "--plot", picture)
     printed = evaluates("reversal", "--ckpt", own_run, "--pairs", "7", "--seed", "2", *files)
+    assert f"4 ({len(NAMES) - 4} are no single token and left out)" in printed
     result = json.loads(target.read_text())
     network = build_model(read_checkpoint(own_run)).network
     expected = dict.fromkeys(("normal_target", "reversed_target", "reversed_distractor"), 0.0)
@@ -257,18 +247,14 @@ def test_a_checkpoint_gives_what_its_network_says(own_run, evaluates, tokenizer,
     assert result["seconds"] > 0
 
 
-def test_own_names_and_bf16(own_run, evaluates, tmp_path):
-    names = tmp_path / "names.txt"
-    names.write_text("James\n\n  Paul \nJames\nMethuselah")
+def test_bf16_products(own_run, evaluates, tmp_path):
     results = []
     for precision in ("32", "bf16"):
         target = tmp_path / f"{precision}.json"
-        options = ("--names", names, "--precision", precision, "--output", target)
-        evaluates("reversal", "--ckpt", own_run, *options)
+        evaluates("reversal", "--ckpt", own_run, "--precision", precision, "--output", target)
         results.append(json.loads(target.read_text()))
     exact, rounded = results
-    assert exact["pairs"] == 2
-    assert exact["names"] == {"used": 2, "left_out": 1}
+    assert exact["pairs"] == 12
     assert rounded["settings"]["precision"] == "bf16"
     assert rounded["normal_target"] != exact["normal_target"]
     assert rounded["normal_target"] == pytest.approx(exact["normal_target"], rel=2e-2)
@@ -313,8 +299,8 @@ def test_bytes_are_refused(checkpoint_path, fails):
         (["--ckpt", "a.ckpt", "--hf", "b"], "give one model: --ckpt CHECKPOINT or --hf"),
         (["--ckpt", "none.ckpt"], "there is no checkpoint at none.ckpt"),
         (["--hf", "b", "--pairs", "0"], "pairs (0) must be at least 1"),
-        (["--hf", "b", "--set.dim", "8"], "leave it out with --hf"),
-        (["--hf", "b", "--names", "none.txt"], "names (none.txt): cannot be read"),
+        (["--hf", "b", "--set.dim", "8"], "leave them out with --hf"),
+        (["--hf", "b", "--which", "best"], "leave them out with --hf"),
         (["--hf", "b", "--plot", "nowhere/a.png"], "the folder nowhere does not exist"),
     ],
 )
@@ -377,14 +363,16 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_has_its_names():
 
 def test_bf16_weights(gpt2):
     _, folder = gpt2()
-    model = HubModel(str(folder), CPU, "bf16")
-    assert model.model.dtype == torch.bfloat16
-    prompts = torch.tensor([model.prompt(["The son of James is Paul.", " The son of James is"])])
-    rounded = model.next_log_probs(prompts)
-    exact = HubModel(str(folder), CPU).next_log_probs(prompts)
-    assert rounded.dtype == torch.float32
-    assert rounded.exp().sum().item() == pytest.approx(1.0, rel=1e-5)
-    assert 0 < (rounded - exact).abs().max() < 0.2
+    exact, rounded = (
+        probe_pretrained(Pretrained(str(folder), CPU, precision)) for precision in ("32", "bf16")
+    )
+    text = ["The son of James is Paul.", " The son of James is"]
+    prompts = torch.tensor([exact.prompt(text)])
+    with torch.no_grad():
+        first, second = exact.log_probs(prompts), rounded.log_probs(prompts)
+    assert second.dtype == torch.float32
+    assert second.exp().sum().item() == pytest.approx(1.0, rel=1e-5)
+    assert 0 < (second - first).abs().max() < 0.2
 
 
 def test_what_is_not_there_or_broken_is_one_line(gpt2, fails, tmp_path):
