@@ -9,13 +9,12 @@ included: 1,000 of 100 tokens with 5,000.
   prompts are part of both sides, each human text counts once, and MAUVE has its library's defaults
   (states of GPT-2 large, a tenth as many clusters as human texts).
 - Ours: prompts are the first tokens of the windows that perplexity scores too (of documents, for
-  models of sentences), evenly spread over the split; MAUVE is the mean over several seeds of its
+  models of sentences), evenly spread over the split; MAUVE is the mean over five seeds of its
   k-means, next to their deviation: smaller differences between models mean nothing.
 
 **Unconditional** (Table 3): 64 samples of 1,024 tokens after the start token alone. Generative
 perplexity is exp(total nats / total tokens) of their text under GPT-2 XL, token entropy that of
-each sample's own tokens (`token_entropy`), samples per second the wall time of generating, eight at
-once.
+each sample's own tokens (`token_entropy`), samples per second the wall time of generating.
 
 - NOTE(paper): section 3.3 calls the judge "LTM-XLarge", appendix A.3 GPT-2 XL; we take the latter.
 - NOTE(paper): appendix A.3 says "greedy decoding (top-k = 1)", under which a model without latent
@@ -24,17 +23,18 @@ once.
   which it has no context. SEDD's code averages the perplexities of samples instead of their nats;
   that number is in the file too (``mean_of_perplexities``).
 
-In both, lengths are fixed: the end of a document does not end a text, and judges read it as their
-own EOS. Judge and featurizer compute in float32 whatever ``--precision`` says.
+The end of a document does not end a text, and judges read it as their own EOS. Judge and featurizer
+compute in float32 whatever ``--precision`` says.
 """
 
-import math
+import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from statistics import mean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -81,29 +81,27 @@ from lightning_models.layers import recording
 
 # ---- settings
 
+Mode = Literal["conditional", "unconditional"]
 Sampling = Literal["greedy", "multinomial", "nucleus"]
-Mode = Literal["conditional", "unconditional", "both"]
+TOP_P = 0.95
+"""Probability of the nucleus."""
+MAUVE_SEEDS = range(25, 30)
+"""Seeds of the k-means within MAUVE; the first one is the library's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QualityConfig:
-    """What is generated, and who judges it; the defaults are the papers' protocols.
+    """What is generated, and who judges it; the defaults are the papers' protocols."""
 
-    Raises:
-        ValueError: if a value is out of its range.
-    """
-
-    mode: Mode = "both"
+    mode: Mode | Literal["both"] = "both"
     """conditional: continue prompts (MAUVE); unconditional: samples from nothing (generative
     perplexity, entropy, speed)."""
     sampling: tuple[Sampling, ...] = ("greedy", "multinomial")
-    """Ways of sampling, all at temperature 1; each gets its row."""
-    top_p: float = 0.95
-    """Probability of the nucleus."""
+    """Ways of sampling, all at temperature 1, nucleus at 0.95; each gets its row."""
     seed: int = 0
     """Text n is drawn from the stream of (seed, n)."""
     batch_size: int = 8
-    """Texts generated at once; decides the speed, not the texts (up to rounding)."""
+    """Texts generated or read at once; decides speed and memory, and results up to rounding."""
     prompts: int = 1000
     """Human texts to continue."""
     continuations: int = 5
@@ -114,8 +112,6 @@ class QualityConfig:
     """Length of a continuation."""
     featurizer: str = "gpt2-large"
     """Hub name or folder of the model whose states MAUVE compares."""
-    mauve_seeds: int = 5
-    """Seeds of the k-means within MAUVE; their mean is reported, and how much they differ."""
     samples: int = 64
     """Samples from the start token alone."""
     sample_tokens: int = 1024
@@ -123,24 +119,11 @@ class QualityConfig:
     judge: str | None = "gpt2-xl"
     """Hub name or folder of the causal language model that scores samples; null: none does, and
     there is no generative perplexity."""
-    judge_batch_size: int = 8
-    """Texts that judge and featurizer read at once."""
-
-    def __post_init__(self) -> None:
-        """Checks ranges."""
-        if not self.sampling:
-            raise ValueError("sampling () must name a way to sample")
-        SamplingConfig(top_p=self.top_p, seed=self.seed)
 
     @property
-    def conditional(self) -> bool:
-        """Whether prompts are continued."""
-        return self.mode != "unconditional"
-
-    @property
-    def unconditional(self) -> bool:
-        """Whether samples start from nothing."""
-        return self.mode != "conditional"
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes to run."""
+        return ("conditional", "unconditional") if self.mode == "both" else (self.mode,)
 
 
 # ---- human texts
@@ -152,12 +135,11 @@ def human_texts(
     """Returns the first ``length`` tokens of ``count`` rows of a split, evenly spread over it.
 
     Rows are the windows that perplexity scores too. For models of sentences they are documents,
-    without the BOS of their sentences, which such models do not write either.
-
-    The data are prepared and set up.
+    without the BOS of their sentences, which such models do not write either. The data are prepared
+    and set up.
 
     Raises:
-        ValueError: if there are no such rows, or fewer.
+        ValueError: If the data have fewer rows, or none of such length.
     """
     check_running_text(data)
     stream = data.stream(split)
@@ -177,15 +159,14 @@ def human_texts(
         eos_id=data.tokenizer.eos_id,
         bos_id=data.tokenizer.text_bos_id,
     )
-    numbers = _spread(len(stream) // data.block_size, count, f"full windows in the {split} split")
-    rows: list[list[int]] = windows.rows(numbers)[:, :length].tolist()
+    taken = _spread(len(stream) // data.block_size, count, f"full windows in the {split} split")
+    rows: list[list[int]] = windows.rows(taken)[:, :length].tolist()
     return rows
 
 
 def check_running_text(data: LanguageDataModule) -> None:
-    """Raises a ValueError if data are not texts to continue: questions with answers are none."""
-    texts = isinstance(data, Sentences | TextDataModule)
-    if not texts or isinstance(data, AnswerDataModule):
+    """Raises a ValueError if data are not texts to continue, such as questions with answers."""
+    if not isinstance(data, Sentences | TextDataModule) or isinstance(data, AnswerDataModule):
         raise ValueError(
             f"data ({type(data).__name__}) have no running text to continue; name a corpus with "
             "--data"
@@ -210,11 +191,7 @@ def _document_starts(
 
 
 def _spread(available: int, count: int, what: str) -> np.ndarray:
-    """Returns ``count`` numbers below ``available``, ascending, at equal distances.
-
-    Raises:
-        ValueError: if there are fewer.
-    """
+    """Returns ``count`` indices below ``available``, ascending, at equal distances."""
     if count > available:
         raise ValueError(
             f"prompts ({count}): there are only {available} {what}; ask for fewer, or name other "
@@ -244,58 +221,49 @@ def documents(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
 # ---- what a model writes
 
 
-@dataclass(frozen=True)
-class WrittenTexts:
-    """What a model wrote after prompts with one way of sampling."""
+class WrittenTexts(NamedTuple):
+    """Texts that a model has written with one way of sampling."""
 
     prompts: list[list[int]]
-    """Of each text."""
+    """Prompt of each text."""
     new: list[list[int]]
     """Generated tokens of each text, without the prompt."""
     seconds: float
-    """Wall time of generating, and of nothing else."""
+    """Wall time of generating alone."""
 
     @property
     def whole(self) -> list[list[int]]:
         """Prompt and generated tokens of each text."""
         return [[*prompt, *new] for prompt, new in zip(self.prompts, self.new, strict=True)]
 
-    @property
-    def texts_per_second(self) -> float:
-        """Texts generated in a second of wall time."""
-        return len(self.new) / self.seconds
-
     def as_dict(self) -> dict[str, Any]:
-        """Returns how many they are, and how fast, under the keys of the JSON file."""
-        pairs = zip(map(tuple, self.prompts), map(tuple, self.new), strict=True)
+        """Returns the number of texts and their speed under the keys of the JSON file."""
         return {
             "texts": len(self.new),
-            "distinct_texts": len(set(pairs)),
+            "distinct_texts": len(set(map(tuple, self.whole))),
             "seconds": self.seconds,
-            "texts_per_second": self.texts_per_second,
+            "texts_per_second": len(self.new) / self.seconds,
         }
 
 
 def write_texts(
     model: LanguageModel,
     tokenizer: Tokenizer,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[list[int]],
     *,
     new_tokens: int,
     way: Sampling,
     config: QualityConfig,
     precision: Precision = "32",
 ) -> WrittenTexts:
-    """Returns continuations of exactly ``new_tokens`` tokens: the end of a document is no end.
+    """Returns continuations of exactly ``new_tokens`` tokens; the end of a document ends no text.
 
-    Text number n has the random stream (seed, n), so that batches change nothing; a prompt that
-    occurs again gets another continuation, where there is chance. Ways, at temperature 1: 'greedy'
-    takes the likeliest token, 'multinomial' draws from all, 'nucleus' from the likeliest that have
-    the probability ``config.top_p`` together.
+    Text number n has the random stream (seed, n), so that batches change nothing, and repeated
+    prompts get different continuations.
     """
     sampling = SamplingConfig(
         temperature=0.0 if way == "greedy" else 1.0,
-        top_p=config.top_p if way == "nucleus" else None,
+        top_p=TOP_P if way == "nucleus" else None,
         seed=config.seed,  # models that draw latent vectors have it in greedy decoding too
     )
     new: list[list[int]] = []
@@ -314,18 +282,18 @@ def write_texts(
                 first_row=first,
             )
         seconds += time.perf_counter() - start
-    return WrittenTexts([list(prompt) for prompt in prompts], new, seconds)
+    return WrittenTexts(list(prompts), new, seconds)
 
 
 def check_room(model: LanguageModel, tokenizer: Tokenizer, config: QualityConfig) -> None:
-    """Raises a ValueError, naming option and cure, if what is to be written does not fit."""
-    needs = {}
-    if config.conditional:
-        needs["new_tokens"] = config.prompt_tokens
-    if config.unconditional:
-        needs["sample_tokens"] = len(tokenizer.prompt_ids(""))
+    """Raises a ValueError, naming option and cure, if texts do not fit the model's context."""
     limit = model.context_limit
-    for key, prompt in needs.items():
+    begin = len(tokenizer.prompt_ids(""))
+    needs: dict[Mode, tuple[str, int]] = {
+        "conditional": ("new_tokens", config.prompt_tokens),
+        "unconditional": ("sample_tokens", begin),
+    }
+    for key, prompt in (needs[mode] for mode in config.modes):
         new = getattr(config, key)
         if limit is None or prompt + new - 1 <= limit:  # the last one is not read again
             continue
@@ -340,18 +308,12 @@ def check_room(model: LanguageModel, tokenizer: Tokenizer, config: QualityConfig
 # ---- token entropy, and MAUVE by its authors' library
 
 
-MAUVE_SEED = 25
-"""First seed of the k-means within MAUVE: the library's own default."""
-
-
 def token_entropy(samples: Sequence[Sequence[int]]) -> float:
     """Returns the entropy of a sample's own token frequencies in nats, averaged over samples.
 
     Between 0, where a sample repeats one token, and the logarithm of its length. It distinguishes
     collapsed text, which other models find likely, from good text (Zheng et al. 2024, arXiv
     2409.02908).
-
-    There is at least one sample, of token ids.
     """
     entropies = []
     for tokens in samples:
@@ -369,7 +331,7 @@ def text_features(
     out, as the library does. The featurizer is a decoder without head.
 
     Raises:
-        ValueError: if all are empty.
+        ValueError: If all are empty.
     """
     from mauve.utils import featurize_tokens_from_model
 
@@ -384,21 +346,17 @@ def text_features(
     return features.float().cpu()
 
 
-def mauve_scores(human: Tensor, generated: Tensor, seeds: int = 5) -> list[float]:
-    """Returns MAUVE in (0, 1], the higher the closer, once for each seed of its k-means.
+def mauve_scores(human: Tensor, generated: Tensor) -> list[float]:
+    """Returns MAUVE in (0, 1], the higher the closer, for each seed of its k-means.
 
     All else is the library's default: a tenth as many buckets as the smaller side has texts, and
-    scaling 5. The first seed is the library's default too; clusters, and so MAUVE, differ a little
-    between seeds.
-
-    Features are those of human (N, D) and of generated texts (M, D).
+    scaling 5. Features are (N, D) and (M, D).
     """
     import mauve
 
     sides = {"p_features": human.numpy(), "q_features": generated.numpy()}
     return [
-        float(mauve.compute_mauve(**sides, seed=MAUVE_SEED + number, verbose=False).mauve)
-        for number in range(seeds)
+        float(mauve.compute_mauve(**sides, seed=seed, verbose=False).mauve) for seed in MAUVE_SEEDS
     ]
 
 
@@ -410,13 +368,10 @@ def judge_texts(
 ) -> dict[str, Any]:
     """Returns the perplexity of texts under a causal model, under the keys of the JSON file.
 
-    ``judged_tokens`` are in the judge's tokenizer. A text's first token is context only, unless the
-    tokenizer puts a BOS first by itself; the end of a document within a text is the judge's EOS,
-    and counts as a token. ``cut_texts`` were longer than the judge's context, and only their
-    beginning was scored.
-
-    A text is a list of documents in a row; the judge has a head. Its batches change nothing but
-    rounding.
+    Tokens are the judge's. A text's first token is context only, unless the tokenizer puts a BOS
+    first by itself; the end of a document within a text is the judge's EOS, and counts.
+    ``cut_texts`` were longer than the judge's context, and only their beginning was scored. A text
+    is a list of documents in a row.
     """
     rows = [judge.encode_documents(text) for text in texts]
     kept = [row[: judge.context] for row in rows]
@@ -454,10 +409,10 @@ def _judged_nats(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
 # ---- numbers of the texts
 
 
-Numbers = dict[str, dict[str, Any]]
-"""Way of sampling -> its numbers under the keys of the JSON file, ``HEADLINES`` among them."""
 HEADLINES = ("mauve", "generative_perplexity", "token_entropy", "samples_per_second")
 """Numbers to compare: on top of the JSON file as ``<sampling>_<name>``."""
+TITLES: dict[Mode, str] = {"conditional": "continuations", "unconditional": "samples"}
+"""Titles of the printed tables."""
 COLUMNS = {
     "mauve": TableColumn("MAUVE", FOUR),
     "mauve_deviation": TableColumn("+-", FOUR),
@@ -471,67 +426,81 @@ COLUMNS = {
 """Columns of the printed tables, which have those that there are numbers of."""
 
 
-def measure_continuations(
-    written: Mapping[Sampling, WrittenTexts],
+Row = tuple[Mode, Sampling]
+"""A row of the tables: mode and way of sampling."""
+Meter = Callable[[WrittenTexts], dict[str, Any]]
+"""Returns numbers of texts under the keys of the JSON file."""
+
+
+def continuation_meter(
     human: Sequence[Sequence[int]],
     tokenizer: Tokenizer,
-    featurizer: Pretrained,
     config: QualityConfig,
-) -> Numbers:
-    """Returns MAUVE between human texts and written ones, prompts included, by way of sampling.
+    device: torch.device,
+) -> Meter:
+    """Returns the function that computes MAUVE between written texts, prompts included, and human.
 
-    Human texts are token ids in the tokenizer of both; the featurizer is a decoder without head.
+    Raises:
+        ValueError: If MAUVE's library is missing or the featurizer cannot be loaded.
     """
+    try:
+        import mauve  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"MAUVE needs the package mauve-text ({error}): pip install -e '.[quality]', or "
+            "take --mode unconditional"
+        ) from error
+    featurizer = Pretrained(config.featurizer, device, head="none", key="featurizer")
 
     def features(texts: Sequence[Sequence[int]]) -> Tensor:
-        """Returns the features (N, D) of token sequences."""
         cut = (documents(ids, tokenizer) for ids in texts)
-        return text_features(featurizer, cut, config.judge_batch_size)
+        return text_features(featurizer, cut, config.batch_size)
 
-    target, numbers = features(human), {}
-    for way, texts in written.items():
-        scores = mauve_scores(target, features(texts.whole), config.mauve_seeds)
-        numbers[str(way)] = {
-            "mauve": mean(scores),
-            "mauve_by_seed": scores,
-            "mauve_deviation": stdev(scores) if len(scores) > 1 else math.nan,
-            "human_texts": len(human),
-            **texts.as_dict(),
-        }
-    return numbers
+    target = features(human)
+
+    def measure(texts: WrittenTexts) -> dict[str, Any]:
+        scores = mauve_scores(target, features(texts.whole))
+        spread = {"mauve_by_seed": scores, "mauve_deviation": stdev(scores)}
+        return {"mauve": mean(scores), **spread, "human_texts": len(human)}
+
+    return measure
 
 
-def measure_samples(
-    written: Mapping[Sampling, WrittenTexts],
-    tokenizer: Tokenizer,
-    judge: Pretrained | None,
-    config: QualityConfig,
-) -> Numbers:
-    """Returns generative perplexity (with a judge) and entropy of samples, by way of sampling."""
-    numbers = {}
-    for way, texts in written.items():
-        cut = (documents(ids, tokenizer) for ids in texts.new)
-        numbers[str(way)] = {
-            **({} if judge is None else judge_texts(judge, cut, config.judge_batch_size)),
-            "token_entropy": token_entropy(texts.new),
-            "samples_per_second": texts.texts_per_second,
-            **texts.as_dict(),
-        }
-    return numbers
+def sample_meter(tokenizer: Tokenizer, config: QualityConfig, device: torch.device) -> Meter:
+    """Returns the function that computes entropy and, with a judge, generative perplexity.
 
-
-def quality_table(numbers: Mapping[str, Numbers], facts: Mapping[str, str]) -> str:
-    """Returns the result for people: a table for each mode, what holds for all rows, and costs.
-
-    Numbers are by mode, empty where that was not asked for; ``facts`` hold for all rows.
+    Raises:
+        ValueError: If the judge cannot be loaded.
     """
-    frames = {
-        name: pd.DataFrame(list(of.values()), index=list(of), dtype=object).rename_axis(name)
-        for name, of in zip(("continuations", "samples"), numbers.values(), strict=True)
-        if of
-    }
-    shown = [as_aligned(show_columns(frame, COLUMNS)) for frame in frames.values()]
-    return "\n\n".join([*shown, format_table(facts)])
+    judge = None if config.judge is None else Pretrained(config.judge, device, key="judge")
+
+    def measure(texts: WrittenTexts) -> dict[str, Any]:
+        cut = (documents(ids, tokenizer) for ids in texts.new)
+        judged = {} if judge is None else judge_texts(judge, cut, config.batch_size)
+        speed = len(texts.new) / texts.seconds
+        return {**judged, "token_entropy": token_entropy(texts.new), "samples_per_second": speed}
+
+    return measure
+
+
+def quality_table(numbers: Mapping[Row, Mapping[str, Any]], facts: Mapping[str, str]) -> str:
+    """Returns a table for each mode that was asked for, and what holds for all rows, for people."""
+    tables = []
+    for mode in dict.fromkeys(mode for mode, _ in numbers):
+        rows = {way: row for (of, way), row in numbers.items() if of == mode}
+        frame = pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
+        tables.append(as_aligned(show_columns(frame.rename_axis(TITLES[mode]), COLUMNS)))
+    return "\n\n".join([*tables, format_table(facts)])
+
+
+def _as_result(numbers: Mapping[Row, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the numbers of each mode by way of sampling, with ``HEADLINES`` on top."""
+    top: dict[str, Any] = {}
+    modes: dict[str, dict[str, Any]] = {mode: {} for mode in TITLES}
+    for (mode, way), row in numbers.items():
+        top |= {f"{way}_{key}": row[key] for key in HEADLINES if key in row}
+        modes[mode][way] = {key: value for key, value in row.items() if key not in HEADLINES}
+    return {**top, **modes}
 
 
 # ---- the command
@@ -564,60 +533,44 @@ def run(settings: Namespace) -> None:
     target, lines = check_targets(output=settings.output, texts=settings.texts)
     checkpoint = load_checkpoint(settings)
     model = load_model(settings, checkpoint)
-    data = _load_data(settings, checkpoint, model) if config.conditional else None
+    data = _load_data(settings, checkpoint, model) if "conditional" in config.modes else None
     tokenizer = data.tokenizer if data else load_own_tokenizer(settings, checkpoint, model)
     check_room(model, tokenizer, config)
     length = config.prompt_tokens + config.new_tokens
     human = human_texts(data, settings.split, count=config.prompts, length=length) if data else []
-    # Before hours of generating: what is not there fails now.
-    featurizer, judge = _load_readers(config, model.device)
+    meters: dict[Mode, Meter] = {}  # before hours of generating: what is not there fails now
+    if "conditional" in config.modes:
+        meters["conditional"] = continuation_meter(human, tokenizer, config, model.device)
+    if "unconditional" in config.modes:
+        meters["unconditional"] = sample_meter(tokenizer, config, model.device)
     steps = GeneratedSteps()
     with recording(generated_steps=steps.count):
-        continued, sampled = _write(model, tokenizer, human, config, settings.precision)
+        written = _write(model, tokenizer, human, config, settings.precision)
     if lines is not None:
-        write_jsonl(lines, _lines({"conditional": continued, "unconditional": sampled}, tokenizer))
-    everything = [*continued.values(), *sampled.values()]
-    longest = max(len(text) for written in everything for text in written.whole)
-    cost = price(model, longest, steps.mean, sum(written.seconds for written in everything))
-    numbers: dict[str, Numbers] = {"conditional": {}, "unconditional": {}}
-    if featurizer is not None:
-        measured = measure_continuations(continued, human, tokenizer, featurizer, config)
-        numbers["conditional"] = measured
-    numbers["unconditional"] = measure_samples(sampled, tokenizer, judge, config)
+        rows = (_lines(mode, way, texts, tokenizer) for (mode, way), texts in written.items())
+        write_jsonl(lines, list(itertools.chain(*rows)))
+    longest = max(len(text) for texts in written.values() for text in texts.whole)
+    cost = price(model, longest, steps.mean, sum(texts.seconds for texts in written.values()))
+    numbers = {row: {**meters[row[0]](texts), **texts.as_dict()} for row, texts in written.items()}
     how = {
         **vars(config),
-        "featurizer": featurizer and featurizer.source,
-        "judge": judge and judge.source,
-        "mauve_text": featurizer and version("mauve-text"),
+        "featurizer": config.featurizer if "conditional" in meters else None,
+        "judge": config.judge if "unconditional" in meters else None,
+        "mauve_text": version("mauve-text") if "conditional" in meters else None,
     }
     asked = describe_asked(checkpoint, model, tokenizer, settings.precision, how)
     of_data = describe_data(checkpoint, data, settings.split) if data else None
-    shown = {**how, **asked["settings"], **asked, "split": settings.split if data else None}
+    result = {**_as_result(numbers), **cost, **asked, "data": of_data}
+    shown = {**asked["settings"], **asked, "split": settings.split if data else None}
     keys = ("featurizer", "judge", "split", "batch_size", "precision", "device", "checkpoint")
     facts = {key.replace("_", " "): str(shown[key]) for key in keys if shown[key] is not None}
-    result = {**_on_top(numbers), **cost, **asked, "data": of_data}
     report_result(quality_table(numbers, {**facts, **cost_cells(cost)}), result, target)
-
-
-def _on_top(numbers: Mapping[str, Numbers]) -> dict[str, Any]:
-    """Returns the numbers of all modes, with ``HEADLINES`` on top."""
-    pairs = [pair for of in numbers.values() for pair in of.items()]
-    top = {f"{way}_{key}": one[key] for way, one in pairs for key in HEADLINES if key in one}
-    rest = {
-        mode: {way: {k: v for k, v in one.items() if k not in HEADLINES} for way, one in of.items()}
-        for mode, of in numbers.items()
-    }
-    return {**top, **rest}
 
 
 def _load_data(
     settings: Namespace, checkpoint: Checkpoint, model: LanguageModel
 ) -> LanguageDataModule:
-    """Returns the prepared data whose texts are continued.
-
-    Raises:
-        ValueError: if they do not fit the model, or have no running text.
-    """
+    """Returns the prepared data whose texts are continued."""
     if settings.tokenizer is not None:
         raise ValueError(
             f"tokenizer ({settings.tokenizer}): prompts have that of the data; set "
@@ -630,72 +583,40 @@ def _load_data(
     return data
 
 
-def _load_readers(
-    config: QualityConfig, device: torch.device
-) -> tuple[Pretrained | None, Pretrained | None]:
-    """Returns featurizer and judge, None where they are not needed.
-
-    Raises:
-        ValueError: if one cannot be loaded, or MAUVE's library is missing.
-    """
-    featurizer, judge = None, None
-    if config.conditional:
-        try:
-            import mauve  # noqa: F401
-        except ImportError as error:
-            raise ValueError(
-                f"MAUVE needs the package mauve-text ({error}): pip install -e '.[quality]', or "
-                "take --mode unconditional"
-            ) from error
-        featurizer = Pretrained(config.featurizer, device, head="none", key="featurizer")
-    if config.unconditional and config.judge is not None:
-        judge = Pretrained(config.judge, device, key="judge")
-    return featurizer, judge
-
-
 def _write(
     model: LanguageModel,
     tokenizer: Tokenizer,
     human: Sequence[list[int]],
     config: QualityConfig,
     precision: Precision,
-) -> tuple[dict[Sampling, WrittenTexts], dict[Sampling, WrittenTexts]]:
-    """Returns continuations of human texts and samples, by way of sampling, where asked for."""
+) -> dict[Row, WrittenTexts]:
     # continuation c of prompt p is number p * continuations + c
     starts = [text[: config.prompt_tokens] for text in human for _ in range(config.continuations)]
-    samples = [tokenizer.prompt_ids("")] * (config.samples if config.unconditional else 0)
-    continued, sampled = (
-        {
-            way: write_texts(
-                model,
-                tokenizer,
-                prompts,
-                new_tokens=new_tokens,
-                way=way,
-                config=config,
-                precision=precision,
-            )
-            for way in (config.sampling if prompts else ())
-        }
-        for prompts, new_tokens in ((starts, config.new_tokens), (samples, config.sample_tokens))
-    )
-    return continued, sampled
+    samples = [tokenizer.prompt_ids("")] * config.samples
+    write = partial(write_texts, model, tokenizer, config=config, precision=precision)
+    prompts: dict[Mode, tuple[list[list[int]], int]] = {
+        "conditional": (starts, config.new_tokens),
+        "unconditional": (samples, config.sample_tokens),
+    }
+    return {
+        (mode, way): write(prompts[mode][0], new_tokens=prompts[mode][1], way=way)
+        for mode in config.modes
+        for way in config.sampling
+    }
 
 
 def _lines(
-    written: Mapping[str, Mapping[Sampling, WrittenTexts]], tokenizer: Tokenizer
+    mode: Mode, way: Sampling, texts: WrittenTexts, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
     """Returns a line of the texts file for each text."""
     return [
         {
             "mode": mode,
             "sampling": way,
-            "number": number,
+            "number": idx,
             "prompt": "".join(documents(prompt, tokenizer)),
             "text": written_text(tokenizer, new, begins=mode == "unconditional"),
             "tokens": new,
         }
-        for mode, ways in written.items()
-        for way, texts in ways.items()
-        for number, (prompt, new) in enumerate(zip(texts.prompts, texts.new, strict=True))
+        for idx, (prompt, new) in enumerate(zip(texts.prompts, texts.new, strict=True))
     ]

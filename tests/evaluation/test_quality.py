@@ -99,7 +99,7 @@ def author(checkpoint_path):
         config = QualityConfig(**options)
         texts = write_texts(model, tokenizer, prompts, new_tokens=6, way=way, config=config)
         assert texts.prompts == prompts
-        assert texts.texts_per_second == len(prompts) / texts.seconds
+        assert texts.as_dict()["texts_per_second"] == len(prompts) / texts.seconds
         return texts
 
     return write
@@ -228,14 +228,14 @@ def test_mauve_is_that_of_the_library(tiny_gpt2):
     written = [f"{a} {a} {b}" for a in words for b in words]
     featurizer = Pretrained(str(folder), CPU, head="none", key="featurizer")
     sides = [text_features(featurizer, [[text] for text in side]) for side in (human, written)]
-    found = mauve_scores(*sides, seeds=2)
+    found = mauve_scores(*sides)
     library = mauve.compute_mauve(
         p_text=human, q_text=written, featurize_model_name=str(folder), verbose=False
     )
     assert found[0] == pytest.approx(library.mauve, abs=1e-6)
-    assert len(found) == 2
+    assert len(found) == 5
     assert 0 < found[0] < 1
-    assert mauve_scores(sides[0], sides[0], seeds=1)[0] == pytest.approx(1.0, abs=1e-6)
+    assert mauve_scores(sides[0], sides[0])[0] == pytest.approx(1.0, abs=1e-6)
 
 
 # ---- judges, against one text at a time in float64
@@ -356,17 +356,16 @@ def test_samples_are_judged(quality, tiny_gpt2):
 def test_both_modes_and_three_ways_of_sampling(quality):
     pytest.importorskip("mauve")
     ways = ["greedy", "multinomial", "nucleus"]
-    result, lines, printed = quality("--sampling", *ways, "--mauve_seeds", "2", "--batch_size", "7")
+    result, lines, printed = quality("--sampling", *ways, "--batch_size", "7")
     assert list(result["conditional"]) == list(result["unconditional"]) == ways
     assert len(lines) == 3 * (12 * 2 + 5)
     for way in ways:
         details = result["conditional"][way]
         assert (details["texts"], details["human_texts"]) == (24, 12)
-        assert sum(details["mauve_by_seed"]) / 2 == pytest.approx(result[f"{way}_mauve"])
+        assert sum(details["mauve_by_seed"]) / 5 == pytest.approx(result[f"{way}_mauve"])
         assert 0 < result[f"{way}_mauve"] <= 1
     assert result["unconditional"]["greedy"]["distinct_texts"] == 1
     assert result["conditional"]["multinomial"]["distinct_texts"] == 24
-    assert result["settings"]["top_p"] == 0.95
     assert result["data"]["split"] == "val"
     assert result["data"]["fingerprint"] == result["settings"]["trained_on"]
     pairs = [line for line in lines if line["mode"] == "conditional"][:24]
@@ -399,7 +398,7 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited):
         (["--mode", "unconditional"], "pass --sample_tokens 32 or less"),
         (["--sampling", "beam"], "sampling"),
         (["--samples", "0"], "samples (0) must be at least 1"),
-        (["--top_p", "0"], "top_p (0.0) must be in (0, 1]"),
+        (["--top_p", "0.9"], "top_p"),
         (["--prompts", "1", "--continuations", "5"], "prompts (1) must be at least 2"),
         (
             [*SHORT, *FEW, "--tokenizer", "bytes"],
