@@ -93,7 +93,7 @@ MAUVE_SEEDS = range(25, 30)
 class QualityConfig:
     """What is generated, and who judges it; the defaults are the papers' protocols."""
 
-    mode: Mode | Literal["both"] = "both"
+    mode: Literal["conditional", "unconditional", "both"] = "both"
     """conditional: continue prompts (MAUVE); unconditional: samples from nothing (generative
     perplexity, entropy, speed)."""
     sampling: tuple[Sampling, ...] = ("greedy", "multinomial")
@@ -119,6 +119,9 @@ class QualityConfig:
     judge: str | None = "gpt2-xl"
     """Hub name or folder of the causal language model that scores samples; null: none does, and
     there is no generative perplexity."""
+
+    def __post_init__(self) -> None:
+        SamplingConfig(seed=self.seed)  # refused before models are loaded
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -516,7 +519,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         nargs="+",
         type=Sampling,
         default=list(QualityConfig.sampling),
-        help="Ways of sampling, all at temperature 1; each gets its row.",
+        help="Ways of sampling, all at temperature 1, nucleus at 0.95; each gets its row.",
     )
     add_tokenizer_argument(
         parser, "Tokenizer name, where the checkpoint names none and nothing is continued."

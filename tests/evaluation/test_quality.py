@@ -399,6 +399,7 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited):
         (["--sampling", "beam"], "sampling"),
         (["--samples", "0"], "samples (0) must be at least 1"),
         (["--top_p", "0.9"], "top_p"),
+        (["--seed", str(2**64)], f"seed ({2**64}) must be at most"),
         (["--prompts", "1", "--continuations", "5"], "prompts (1) must be at least 2"),
         (
             [*SHORT, *FEW, "--tokenizer", "bytes"],
