@@ -203,7 +203,11 @@ def test_right_answers_pass(asks, monkeypatch, only, mean):
     ("edit", "words", "named"),
     [
         (lambda folder: (folder / "test.jsonl").unlink(), (), "DATA"),
-        (lambda folder: (folder / "test.jsonl").write_text("Two?||<<2=2>> #### 2\n"), (), "test.jsonl"),
+        (
+            lambda folder: (folder / "test.jsonl").write_text("Two?||<<2=2>> #### 2\n"),
+            (),
+            "test.jsonl",
+        ),
         (lambda folder: (folder / "train.jsonl").unlink(), (), "DATA"),
         (lambda folder: None, ("--num_fewshot", 9), "num_fewshot (9)"),
         (lambda folder: None, ("--limit", 0), "limit (0)"),
