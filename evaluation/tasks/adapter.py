@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from evaluation.tasks.readers import Piece, Reader, label, reader_of, rests
+from evaluation.tasks.readers import Piece, Reader, label, reader_of
 from evaluation.tasks.writing import Continuations, WritingRequest, write
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
@@ -363,7 +363,7 @@ class HarnessModel(LM):
         start, pieces = time.perf_counter(), [piece for _, piece in batch]
         read = [self.reader.read_tokens(piece) for piece in pieces]
         if shared:
-            rows, pieces = self.reader.shared_batch(pieces), rests(pieces)
+            rows, pieces = self.reader.shared_batch(pieces)
         else:
             whole = not given and self.mode == "blockwise"
             rows = self.reader.whole_batch(pieces) if whole else self.reader.batch(pieces)

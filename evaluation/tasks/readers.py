@@ -121,21 +121,25 @@ class Reader(ABC):
         batch.pop("context", None)
         return batch | {"sequence_id": torch.tensor([piece.whole_number for piece in pieces])}
 
-    def shared_batch(self, pieces: Sequence[Piece]) -> Batch:
+    def shared_batch(self, pieces: Sequence[Piece]) -> tuple[Batch, list[Piece]]:
         """Returns the batch of pieces, in which what several are given stands once, as ``prefix``.
 
-        Its targets stand where the targets of ``rests`` do; ``LanguageModel.score`` has the keys.
+        ``LanguageModel.score`` has the keys. Also returns the pieces that its targets belong to,
+        which begin with the last given token.
         """
         prefixes = dict.fromkeys(piece.tokens[: piece.given] for piece in pieces)
         index = {prefix: row for row, prefix in enumerate(prefixes)}
-        batch = self.batch(rests(pieces))
+        after = rests(pieces)
+        batch = self.batch(after)
         batch.pop("context", None)
         rows = [torch.tensor(prefix) for prefix in prefixes]
-        return batch | {
+        batch |= {
+            "sequence_id": torch.tensor([piece.number for piece in pieces]),
             "prefix": pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.eos_id),
             "prefix_lengths": torch.tensor([len(row) for row in rows]),
             "prefix_row": torch.tensor([index[piece.tokens[: piece.given]] for piece in pieces]),
         }
+        return batch, after
 
     def document(self, text: str) -> Piece:
         """Returns a whole text, from its start to its end, all of which is read."""
@@ -332,6 +336,21 @@ class SentenceReader(Reader):
                 scored[row, sentence, : b - a] = torch.tensor(piece.scored[a:b])
         batch["targets"] = batch["targets"].where(scored, IGNORE)
         return batch
+
+    def shared_batch(self, pieces: Sequence[Piece]) -> tuple[Batch, list[Piece]]:
+        """Returns ``batch`` and ``owners`` (B, S), see ``ThoughtGestaltLM.score``.
+
+        Shared is a sentence in which nothing is scored, with all before it, wherever the sentences
+        of context and continuation together are the same.
+        """
+        first: dict[Any, int] = {}
+        owners, most = [], max(len(piece.ends) for piece in pieces)
+        for row, piece in enumerate(pieces):
+            whole = [end for end in piece.ends if end <= piece.given]
+            begun = [(piece.tokens[:end], piece.ends[:s]) for s, end in enumerate(whole, 1)]
+            shared = [first.setdefault(start, row) for start in begun]
+            owners.append(shared + [row] * (most - len(shared)))
+        return self.batch(pieces) | {"owners": owners}, list(pieces)
 
     def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
         """Returns the values at the scored words; slot s predicts word s of its sentence."""

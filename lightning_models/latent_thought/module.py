@@ -138,6 +138,11 @@ class LatentThoughtLM(LanguageModel):
         """False: latents are inferred from the whole sequence, which the KL term pays for."""
         return False
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether ``score`` infers from, and reads, what several rows begin with once."""
+        return not self.compile_network
+
     def build_network(self) -> LatentThoughtNetwork:
         return LatentThoughtNetwork(self.config)
 
@@ -244,18 +249,24 @@ class LatentThoughtLM(LanguageModel):
         z is drawn from q with noise that inference has not seen, unless ``bound_noise`` says
         otherwise; only then is the sum an unbiased estimate of a lower bound. With ``context`` in
         the batch, q is inferred from that many tokens of each row and z is its mean: an estimate of
-        log p(rest | context). Draws depend on the seed and the sequence's number alone.
+        log p(rest | context). With ``prefix``, q is inferred once for each prefix. Draws depend on
+        the seed and the sequence's number alone.
 
-        Records ``posterior``: ``mean`` and ``log_variance`` (B, Z, D; None for a chain), ``kl``
-        (B, Z), ``nll`` (B,) at the scored sample, ``nll_other`` (B,) at that of another row (None
-        where there is no other), ``targets`` (B,), ``informed`` (B,) bool, ``kl_floor``, nats of a
-        sequence (:func:`divergence_floor`), and ``latents_per_layer``; ``greedy``: ``greedy``
-        (B, T) bool, whether a target is the most likely token under z; and what ``infer`` records.
+        Without ``prefix`` records ``posterior``: ``mean`` and ``log_variance`` (B, Z, D; None for a
+        chain), ``kl`` (B, Z), ``nll`` (B,) at the scored sample, ``nll_other`` (B,) at that of
+        another row (None where there is no other), ``targets`` (B,), ``informed`` (B,) bool,
+        ``kl_floor``, nats of a sequence (:func:`divergence_floor`), and ``latents_per_layer``;
+        ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token under z; and
+        what ``infer`` records.
         """
         batch = ordinary(batch)
         targets = batch["targets"]
-        given = "context" in batch
+        shared = "prefix" in batch
+        given = shared or "context" in batch
         keys = self._keys(batch, SCORED)
+        if shared:  # rows of one prefix have one number
+            by_prefix = dict(zip(batch["prefix_row"].tolist(), keys, strict=True))
+            keys = [by_prefix[row] for row in range(len(batch["prefix"]))]
         with self._fast_mode():
             reading = self._context_reading(batch) if given else self._reading(batch)
             posterior = self._infer(reading, keys)
@@ -265,10 +276,11 @@ class LatentThoughtLM(LanguageModel):
         else:
             z = self._scored_sample(posterior, keys)
         with torch.no_grad():
-            h = self.network(reading.start, z)  # (B, T, D)
+            # (B, T, D)
+            h = self._given_states(batch, z) if given else self.network(reading.start, z)
         log_prob = self.target_log_probs(h, targets)  # (B, T)
         number = (targets >= 0).sum(dim=1)
-        if wants("posterior"):
+        if wants("posterior") and not shared:
             record(
                 "posterior",
                 mean=posterior.mean.detach(),
@@ -281,9 +293,9 @@ class LatentThoughtLM(LanguageModel):
                 kl_floor=self._floor(self.config.inner_lr[1]),
                 latents_per_layer=self.config.latents_per_layer,
             )
-        kl = divergence.detach().sum(dim=1).float()
         if given:
-            return Scores(log_prob, torch.zeros_like(kl), number, "estimate")
+            return Scores(log_prob, log_prob.new_zeros(len(log_prob)), number, "estimate")
+        kl = divergence.detach().sum(dim=1)
         return Scores(log_prob, -kl.masked_fill(~reading.informed, 0.0), number, self.likelihood)
 
     def _nll_of_others(self, reading: Reading, z: Tensor) -> Tensor | None:
@@ -306,14 +318,32 @@ class LatentThoughtLM(LanguageModel):
         return divergence_floor(InnerLoop(config, rate)) * config.num_latents * config.dim
 
     def _reading(self, batch: Batch) -> Reading:
-        return Reading(self.network, batch["tokens"], batch["targets"], batch["mask"])
+        read = batch["tokens"], batch["targets"], batch["mask"]
+        return Reading(self.network, *read, selects=True)
 
     def _context_reading(self, batch: Batch) -> Reading:
-        """Returns the first ``context`` tokens of each row as what is read."""
-        place = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)  # (T,)
-        known = batch["mask"] & (place < batch["context"][:, None])
-        targets = _following(batch["tokens"], known)
-        return Reading(self.network, batch["tokens"], targets, known)
+        """Returns the prefixes, or the first ``context`` tokens of each row, as what is read."""
+        if "prefix" in batch:
+            tokens, lengths = batch["prefix"], batch["prefix_lengths"]
+        else:
+            lengths = batch["context"]
+            # the decoder is causal: what follows the longest context changes nothing before it
+            tokens = batch["tokens"][:, : int(lengths.max())]
+        known = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        return Reading(self.network, tokens, _following(tokens, known), known, selects=True)
+
+    def _given_states(self, batch: Batch, z: Tensor) -> Tensor:
+        """Returns the states (B, T, D) of ``tokens`` under z, one of each row or of each prefix."""
+        network, tokens = self.network, batch["tokens"]
+        if "prefix" not in batch:
+            return network(network.begin(tokens), z)
+        prefix, rows, memory = batch["prefix"][:, :-1], batch["prefix_row"], network.remember(z)
+        cache = network.new_cache(len(prefix), prefix.shape[1] + tokens.shape[1])
+        network.decode(network.begin(prefix, cache), memory, cache)
+        cache.advance(batch["prefix_lengths"] - 1)
+        cache.select(rows)
+        memory = [(keys[rows], values[rows]) for keys, values in memory]
+        return network.decode(network.begin(tokens, cache), memory, cache)
 
     def _scored_sample(self, posterior: Posterior, keys: Sequence[tuple[int, ...]]) -> Tensor:
         if self.config.bound_noise == "inner":

@@ -24,6 +24,8 @@ class Reading:
         targets: (B, T) int64, -100 where nothing is predicted.
         known: (B, T) bool, tokens that an encoder may read.
         start: what ``network.begin(tokens)`` returned; None: it is computed here.
+        selects: Whether only the states that have a target reach the output layer, for which the
+            host waits for the device; training reads windows that are full of targets.
     """
 
     def __init__(
@@ -33,7 +35,10 @@ class Reading:
         targets: Tensor,
         known: Tensor,
         start: Start | None = None,
+        *,
+        selects: bool = False,
     ) -> None:
+        self.selects = selects
         self.network, self.tokens, self.targets, self.known = network, tokens, targets, known
         self.informed = (targets >= 0).any(dim=1)  # (B,)
         if start is None:
@@ -56,7 +61,18 @@ class Reading:
         """Returns -log p(x | z) for latent vectors (B, Z, D)."""
         # (B, T, D); the graph leads to z alone: weights and start are detached
         h = functional_call(self.network, self.weights, (self.start, z), tie_weights=False)
-        return _likelihood(h, self.matrix, self.targets)
+        if not self.selects:
+            return _likelihood(h, self.matrix, self.targets)
+        states, targets = h.flatten(0, 1)[self.places], self.targets.flatten()[self.places]
+        total, each = linear_cross_entropy_each(states, self.matrix, targets)  # a scalar, and (n,)
+        of_rows = each.new_zeros(len(h))
+        return Likelihood(total, of_rows.index_add_(0, self.places // h.shape[1], each))
+
+    @functools.cached_property
+    def places(self) -> Tensor:
+        """The flat indices (n,) of the positions that have a target."""
+        with torch.inference_mode(False):  # gradients are taken through them
+            return (self.targets.flatten() >= 0).nonzero()[:, 0]
 
     def gradients(self, objective: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns the gradients of a scalar with respect to ``inputs``; ``.grad`` stays empty."""

@@ -134,6 +134,15 @@ class SentenceMemory:
             entries.append(reader.project(sentences))
             del entries[: -self._size]
 
+    def select(self, streams: Tensor) -> None:
+        """Goes on with ``streams`` (A,), int64 indices; several may go on from one."""
+        if self.latest is not None:
+            self.latest = self.latest[streams]
+        self.vectors = [vector[streams] for vector in self.vectors]
+        self._entries = [
+            [(key[streams], value[streams]) for key, value in entries] for entries in self._entries
+        ]
+
     def view(self) -> "SentenceMemory":
         """Returns the memory as it is now, for a computation that is repeated later."""
         copied = copy.copy(self)

@@ -59,6 +59,11 @@ class ThoughtGestaltLM(LanguageModel):
         self.sentence_steps = 0
         """Sentence steps of training so far, over all batches; the same on all ranks."""
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether ``score`` reads the sentences that several streams begin with once."""
+        return not self.compile_network
+
     def build_network(self) -> ThoughtGestaltNetwork:
         return ThoughtGestaltNetwork(self.config)
 
@@ -126,7 +131,7 @@ class ThoughtGestaltLM(LanguageModel):
     def _steps(self, batch: dict[str, Any]) -> list[SentenceStep]:
         slots = self.config.block_size
         sentences = batch["tokens"], batch["lengths"], batch["is_last"]
-        return pack(*sentences, slots, batch.get("targets"))[0]
+        return pack(*sentences, slots, batch.get("targets"), batch.get("owners"))[0]
 
     def _weight(self, kind: str) -> float:
         """Returns the weight of a kind of targets in the current epoch."""
@@ -177,6 +182,8 @@ class ThoughtGestaltLM(LanguageModel):
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns exact log-probabilities of the targets of whole documents.
 
+        ``owners`` in the batch, lists (B, S), say whose sentences without a target are computed for
+        which streams (see ``packing.pack``): streams that begin alike share their memory so far.
         One sentence step's states are held at a time, and no graph where no gradient is asked for.
         Records ``entropy``: ``entropy`` (B, S, U) of the next-token distributions in nats, nan
         where no slot is used; ``greedy``: ``greedy`` (B, S, U) bool, whether a target is the most

@@ -195,6 +195,8 @@ class ThoughtGestaltNetwork(nn.Module):
         memory = SentenceMemory(self.readers, self.config.memory_size, self.slots)
         for t, step in enumerate(steps):
             share = dropouts[t] if dropouts else 1.0
+            if step.parents is not None:
+                memory.select(step.parents)
             if self.recomputes:
                 work = consume, step, memory.view(), share
                 result, sentences = checkpoint(self._run_step, *work, use_reentrant=False)

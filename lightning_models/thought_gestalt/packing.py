@@ -5,6 +5,7 @@ its tokens stand one after the other, packed, and are spread into a grid (stream
 where attention needs rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,6 +73,8 @@ class SentenceStep:
     """int64 (P,): index into the batch's tokens (B, S, U), flattened."""
     num_targets: int | None = None
     """How many slots predict something; None where no targets were packed."""
+    parents: Tensor | None = None
+    """int64 (A,): stream of the step before that each goes on from; None: the same, in order."""
 
 
 LEXICAL, EOS, EOD = 0, 1, 2
@@ -79,7 +82,12 @@ LEXICAL, EOS, EOD = 0, 1, 2
 
 
 def pack(
-    tokens: Tensor, lengths: Tensor, is_last: Tensor, slots: int, targets: Tensor | None = None
+    tokens: Tensor,
+    lengths: Tensor,
+    is_last: Tensor,
+    slots: int,
+    targets: Tensor | None = None,
+    owners: Sequence[Sequence[int]] | None = None,
 ) -> tuple[list[SentenceStep], Tensor]:
     """Returns the sentence steps of a batch, and the order (B,) in which they take its streams.
 
@@ -89,6 +97,9 @@ def pack(
         is_last: bool (B, S): the sentence ends its document.
         slots: positions that a sentence tensor has (67); EOS stands in the last one, EOD before it.
         targets: int64 (B, S, U): what each slot predicts, -100 for nothing; None: the token after.
+        owners: The stream, of each stream and sentence (B, S), whose sentence is computed for it:
+            itself, or another that is the same up to there and has a sentence after it. None: each
+            for itself.
     """
     order = (lengths > 0).sum(dim=1).argsort(descending=True, stable=True)
     predicted = lengths.new_zeros(lengths.shape) if targets is None else _counts(lengths, targets)
@@ -99,12 +110,34 @@ def pack(
         used = [length for length in row_lengths if length > 0]
         if not used:
             break
-        step = _step(tokens, lengths, order[: len(used)], used, is_last, slots, t, stride)
+        streams, parents = order[: len(used)], None
+        if owners is not None:
+            alone, parents = _computed(owners, streams.tolist(), t)
+            used, streams = [used[place] for place in alone], streams[alone]
+            parents = None if parents is None else parents.to(tokens.device)
+        step = _step(tokens, lengths, streams, used, is_last, slots, t, stride)
         if targets is not None:
             own = targets.reshape(-1)[step.source]
             step = replace(step, targets=own, num_targets=sum(numbers[t]))
-        steps.append(step)
+        steps.append(replace(step, parents=parents))
     return steps, order
+
+
+def _computed(
+    owners: Sequence[Sequence[int]], streams: Sequence[int], t: int
+) -> tuple[list[int], Tensor | None]:
+    """Returns which of ``streams`` compute sentence t, and from which before each goes on.
+
+    The former are places among ``streams``, the latter among the streams that computed sentence
+    t - 1; None for the first sentence.
+    """
+    alone = [place for place, stream in enumerate(streams) if owners[stream][t] == stream]
+    if t == 0:
+        return alone, None
+    # streams that ended with sentence t - 1 stood behind the others: leaving them out moves nobody
+    before = [stream for stream in streams if owners[stream][t - 1] == stream]
+    places = {stream: place for place, stream in enumerate(before)}
+    return alone, torch.tensor([places[owners[streams[place]][t - 1]] for place in alone])
 
 
 def _counts(lengths: Tensor, targets: Tensor) -> Tensor:

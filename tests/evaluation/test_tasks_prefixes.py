@@ -5,15 +5,16 @@ from methods import METHODS
 from task_data import request
 
 from lightning_models import TransformerLM
+from lightning_models.latent_thought import reading
 from tests.evaluation.test_tasks_scores import PLAIN, harness_model, tokenizer_of
 
 BLOCK = 48
 CASES = [method for method in METHODS if method.reads_windows]
+SENTENCES = [method for method in METHODS if method.name.startswith("thought-gestalt")]
 SHARING = {
     method.name
-    for method in CASES
-    if not method.name.startswith("latent-thought")
-    and method.name
+    for method in CASES + SENTENCES
+    if method.name
     not in (
         "thoughtbubbles",  # later tokens decide who survives
         "thoughtbubbles-residual",
@@ -41,6 +42,11 @@ TEXTS = [
     ("A context that does not fit, so that it is cut on the left for each", " other cut"),
     ("short", " and " + "a very long one " * 6),  # several windows
     ("short", " and"),
+    ("Some words. Other ones. More of it. And so on. I", " j"),  # more sentences than memory holds
+    ("Some words. Other ones. More of it. And so on. I", " jk. L m"),
+    ("Some words. Other ones. More of it. And so on. I", ". J"),
+    ("Some words. Other ones. More of it. Or others. I", " j"),  # a context that ends otherwise
+    ("Some words. Other ones. More of it. Or others. I", " k"),
 ]
 
 
@@ -52,7 +58,7 @@ def answers(model, tokenizer, batch_size, share, monkeypatch):
         return lm.loglikelihood([request(*pair) for pair in TEXTS])
 
 
-@pytest.mark.parametrize("method", CASES, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", CASES + SENTENCES, ids=lambda method: method.name)
 @pytest.mark.parametrize("batch_size", [2, 5, 32])
 def test_answers_are_those_of_whole_rows(method, batch_size, monkeypatch):
     """In float64; steps and FLOPs are counted as if each request were read alone."""
@@ -86,10 +92,50 @@ def test_a_context_is_embedded_once(method):
     lm.loglikelihood([request(context, text) for text in texts])
     handle.remove()
     given, size = pieces[0].given, len(pieces[0].tokens)
-    if method.name in ("ponderlm-sequential",):
+    if method.name.startswith("latent-thought"):  # inferred from first, then read
+        inferred = 2 * given if method.name.endswith("amortised") else given
+        assert sum(seen) == inferred + given - 1 + 4 * (size - given)
+    elif method.name in ("ponderlm-sequential",):
         assert sum(seen) <= 3 * (given - 1 + 4 * (size - given))  # a row of slots at each step
     else:
         assert sum(seen) == given - 1 + 4 * (size - given)
+
+
+def test_whole_sentences_of_a_context_are_embedded_once():
+    """The open one is read with each continuation: its words, BOS and EOS."""
+    model, seen = SENTENCES[0].build(block_size=BLOCK).eval(), []
+    lm = harness_model(model, tokenizer_of(model), batch_size=4)
+    pairs = [("Ab c. De f. G", text) for text in (" f", " ghi", ". H i", " j. K")]
+    pieces = [lm.reader.piece(*pair) for pair in pairs]
+    handle = model.network.embedding.register_forward_pre_hook(
+        lambda module, inputs: seen.append(inputs[0].numel())
+    )
+    lm.loglikelihood([request(*pair) for pair in pairs])
+    handle.remove()
+    (end,) = {piece.ends[0] for piece in pieces}  # short sentences stand together
+    assert end == len("Ab c. De f.") < pieces[0].given
+    once = end + 2
+    assert sum(seen) == once + sum(lm.reader.read_tokens(piece) - once for piece in pieces)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_inner_steps_compute_logits_of_known_tokens_only(batch_size, monkeypatch):
+    """A context of n tokens has n - 1 targets; in a batch it is inferred from once."""
+    method = next(method for method in CASES if method.name == "latent-thought")
+    model, rows = method.build(block_size=BLOCK).eval(), []
+    own = reading.linear_cross_entropy_each
+
+    def each(h, *arguments):
+        rows.append(h.shape[:-1].numel())
+        return own(h, *arguments)
+
+    monkeypatch.setattr(reading, "linear_cross_entropy_each", each)
+    lm = harness_model(model, tokenizer_of(model), batch_size=batch_size)
+    texts = [("Ab c. De", " f"), ("Ab c. De", " ghi"), ("Xyz", "a"), ("Xyz", "bc")]
+    lm.loglikelihood([request(*pair) for pair in texts])
+    known = [lm.reader.piece(*pair).given - 1 for pair in texts]
+    once = sum(known) if batch_size == 1 else sum(known[::2])
+    assert sum(rows) == model.config.inner_steps * once
 
 
 def test_compiled_networks_read_whole_rows():

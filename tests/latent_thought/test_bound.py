@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_models.latent_thought.posterior import divergence
+from lightning_models.layers import recording
 from tests.latent_thought.cases import build, log_probs, posterior_of, rows_of
 from tests.reference.latent_thought import divergence as slow_divergence
 
@@ -64,6 +65,17 @@ def exact_log_likelihood(model, batch):
     z = grid()
     joint = log_likelihoods(model, batch, z) + log_normal(z)
     return (joint.logsumexp(dim=0) + 2 * math.log(STEP)).item()
+
+
+def test_the_divergence_of_a_model_in_float64_is_float64():
+    """Minus KL(q || N(0, I)), from mean and log-variance as they were inferred."""
+    model, batch, seen = build().double(), rows_of([8, 5, 2]), {}
+    with recording(posterior=seen.update), torch.no_grad():
+        term = model.score(batch).sequence_term
+    mean, log_variance = seen["mean"], seen["log_variance"]
+    kl = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(dim=(1, 2))
+    assert term.dtype == torch.float64
+    torch.testing.assert_close(term, -kl, atol=1e-12, rtol=1e-12)
 
 
 def copies(batch, count=ROWS):
