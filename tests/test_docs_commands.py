@@ -4,62 +4,54 @@ Nothing is trained or scored: configs are built on the meta device, and evaluati
 checkpoints without weights at the places where the pages' own commands train them.
 """
 
-import argparse
+import contextlib
 import importlib
 import re
 from fnmatch import fnmatch
 from functools import cache
+from itertools import chain, pairwise
 
 import paper_commands
 import pytest
 import torch
 from omegaconf import OmegaConf
-from paper_commands import DOCS, METHODS, ROOT
+from paper_commands import DOCS, METHODS, MISSING, NONE, NOTHING, ROOT, commands_of
 from training_parser import parse_training, training_parser
 
-from datamodules.reasoning import align
 from evaluation.cli import build_parser
 from evaluation.load import build_outline
 from lightning_models.checkpoint import read_checkpoint
-from studies.__main__ import configured
-from studies.__main__ import parser as study_parser
 from studies.study import load_study
 
-TINY = {"thinking_states": "tiny_parity"}
 ROOT_DIR = "--trainer.default_root_dir"
 WRITTEN = ("--output", "--figure", "--plot", "--texts", "--answers_file")
-NAMED = ("--ckpt", "--ckpts", "--ckpt_path", "--trainer.callbacks.reference_ckpt")
-"""Options whose values are runs; commands of the verbs below name theirs without an option."""
-RUNS_FIRST = ("compare",)
 ANY_RUN = "C"
 """What pages call some run of their method."""
 
-
-class Parsed(Exception):
-    """A command line was understood."""
+each_method = pytest.mark.parametrize("method", METHODS)
 
 
 # ---- commands
 
 
-def options_of(words):
-    """The options with their values, in order; of an option alone the value is empty."""
-    pairs = zip(words, [*words[1:], "--"], strict=True)
-    return [(a, "" if b.startswith("--") else b) for a, b in pairs if a.startswith(("--", "-c"))]
-
-
 def value_of(words, option):
-    return dict(options_of(words)).get(option)
+    return dict(pairwise(words)).get(option)
 
 
-def without(words, *options):
-    """The words but for these options and their values."""
-    before = zip(["", *words], words, strict=False)
-    return [word for last, word in before if not {word, last} & set(options)]
+def without(words, option):
+    """The words but for this option and its value."""
+    pairs = pairwise(["", *words])
+    return [word for before, word in pairs if option not in (before, word)]
 
 
 def is_fit(words):
     return words[1:3] == ("train.py", "fit")
+
+
+def runs_in(words):
+    """The runs that a command reads."""
+    read = [word for last, word in pairwise(words) if last not in WRITTEN]
+    return [word for word in read if word.startswith("runs/") or word == ANY_RUN]
 
 
 @cache
@@ -68,64 +60,41 @@ def classes_in(name, package):
     return re.findall(rf"class_path: {package}\.(\w+)", (ROOT / name).read_text())
 
 
+@cache
 def classes_of(words):
     """The model and the data of a training, by their classes."""
     files = [word for word in words if word.startswith("configs/")]
     model, data = (
-        next(found for name in reversed(files) if (found := classes_in(name, package)))
+        next(names[0] for name in reversed(files) if (names := classes_in(name, package)))
         for package in ("lightning_models", "datamodules")
     )
-    return model[0], value_of(words, "--data") or data[0]
+    return model, value_of(words, "--data") or data
 
 
-def runs_named(words):
-    """The runs that an evaluation names, as they are written."""
-    if words[2] in RUNS_FIRST:
-        rest = words[3:]
-        end = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
-        yield from rest[:end]
-    inside = False
-    for word in words[3:]:
-        if word.startswith("--"):
-            inside = word in NAMED
-        if inside and not word.startswith("--"):
-            yield word
+def parts_of(words):
+    """What must be understood: options with values, whichever the numbers, runs and outputs."""
+    kind = (*words[1:3], *(classes_of(words) if is_fit(words) else ()))
+    parts = [kind]
+    for option, value in zip(words, [*words[1:], "--"], strict=True):
+        if option.startswith("--") and option != ROOT_DIR:
+            told = "" if option in WRITTEN or value in runs_in(words) else value
+            owner = kind if option.startswith(("--model", "--data")) else words[1:3]
+            parts.append((owner, option, re.sub(r"\d+", "0", told)))
+    return parts
 
 
-def training_parts(words):
-    """What must be understood of a training: options of its model, of its data, and the others."""
-    model, data = classes_of(words)
-    yield model, data
-    for option, value in options_of(words):
-        owner = {"--model": model, "--data": data}.get(option.partition(".")[0])
-        if option not in ("-c", ROOT_DIR):
-            yield owner, option, re.sub(r"\d+", "0", value)
-
-
-def evaluation_parts(words):
-    """The same of other commands, whichever runs they read and whatever they write."""
-    yield words[1:3]
-    for option, value in options_of(words):
-        told = "" if option in (*NAMED, *WRITTEN) else re.sub(r"\d+", "0", value)
-        yield words[1:3], option, told
-
-
-def parameters(chosen, parts_of):
-    """The commands that ``chosen`` picks; those without a part that no other one has are slow.
+def parameters():
+    """Every command; one without a part that no earlier one has is slow.
 
     Those of a model stand together: the parser takes long for one that it has not just read.
     """
-    found, seen = [], set()
+    params, seen = [], set()
     for method in METHODS:
-        for number, words in enumerate(filter(chosen, paper_commands.commands_of(method))):
-            parts = set(parts_of(words))
-            marks = [pytest.mark.slow] if parts <= seen else []
-            seen |= parts
-            found.append(pytest.param(method, words, marks=marks, id=f"{method}-{number}"))
-    return sorted(found, key=lambda each: str(next(parts_of(each.values[1]))))
-
-
-# ---- training
+        for idx, words in enumerate(commands_of(method)):
+            marks = [pytest.mark.slow] if seen.issuperset(parts_of(words)) else []
+            seen.update(parts_of(words))
+            params.append(pytest.param(method, words, marks=marks, id=f"{method}-{idx}"))
+    return sorted(params, key=lambda param: str(parts_of(param.values[1])[0]))
 
 
 @cache
@@ -134,28 +103,80 @@ def parsed(words):
 
 
 @cache
+def trained(method):
+    """The commands that make checkpoints, by folder; None for weights of other programs."""
+    made = {}
+    for words in commands_of(method):
+        if is_fit(words) and (folder := value_of(words, ROOT_DIR)):
+            made[folder] = words
+        elif words[1:3] == ("evaluate.py", "import"):
+            made[value_of(words, "--output")] = None
+    return made
+
+
+@cache
 def recipes_of(classes):
     """Recipes of a checkpoint of these classes: those of the first training that has them."""
-    fits = (words for method in METHODS for words in paper_commands.commands_of(method))
-    config = parsed(next(w for w in fits if is_fit(w) and classes_of(w) == classes))
+    fits = (words for method in METHODS for words in commands_of(method) if is_fit(words))
+    config = parsed(next(words for words in fits if classes_of(words) == classes))
     recipes = {key: config[key].as_dict() for key in ("model", "data")}
     recipes["model"]["init_args"]["config"] |= {"vocab_size": 300, "block_size": 128}
     return recipes
 
 
-@pytest.fixture(autouse=True)
-def _folder(monkeypatch, tmp_path_factory):
-    """Where commands are understood: the configs, and a file that one command leaves to another."""
-    folder = tmp_path_factory.getbasetemp() / "docs_commands"
-    if not folder.exists():
-        folder.mkdir()
+def write_stub(path, words):
+    """A checkpoint without weights, as this training would leave it in its folder."""
+    recipe = {"model": {"class_path": "lightning_models.TransformerLM", "init_args": {}}}
+    if words:
+        path = path / "log" / "version_0" / "checkpoints" / "last.ckpt"
+        recipe = recipes_of(classes_of(words))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = {"best_model_path": str(path)}
+    torch.save({"state_dict": {}, "recipe": recipe, "callbacks": {"own": own}}, path)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Makes a method's folder: configs, a file that one command leaves to another, its runs."""
+
+    @cache
+    def make(method):
+        folder = tmp_path_factory.mktemp(method)
         (folder / "configs").symlink_to(ROOT / "configs")
         (folder / "known.jsonl").touch()
-    monkeypatch.chdir(folder)
+        tiny = "tiny_parity" if method == "thinking_states" else "tiny"
+        any_run = ("python", "train.py", "fit", "-c", f"configs/{method}/{tiny}.yaml")
+        with contextlib.chdir(folder):
+            for name, words in {**trained(method), ANY_RUN: any_run}.items():
+                write_stub(folder / name, words)
+        return folder
+
+    return make
 
 
-@pytest.mark.parametrize(("method", "words"), parameters(is_fit, training_parts))
-def test_a_training_is_understood_and_its_model_builds(method, words):
+@pytest.mark.parametrize(("method", "words"), parameters())
+def test_a_command_is_understood(method, words, folder_of, monkeypatch):
+    monkeypatch.chdir(folder_of(method))
+    match words:
+        case (_, "train.py", "fit", *_):
+            check_fit(words)
+        case (_, "train.py", "validate", *rest):
+            recipe = read_checkpoint(value_of(words, "--ckpt_path")).content["recipe"]
+            config = parse_training(without(rest, "--ckpt_path"), saved=recipe)
+            added = config.trainer.callbacks
+            added = added[0] if isinstance(added, list) else added
+            assert added.class_path.startswith("callbacks.")
+        case (_, "evaluate.py", *argv):
+            check_evaluation(argv)
+        case ("make", "study", *settings):
+            check_study(settings)
+        case (_, "-m", module, *rest):
+            assert importlib.import_module(module).build_parser().parse_args(list(rest))
+        case _:
+            pytest.fail("no such command")
+
+
+def check_fit(words):
     objects = training_parser().instantiate_classes(parsed(words))
     objects.model.check_data(objects.data)
     assert objects.model.config.vocab_size >= 1
@@ -165,56 +186,47 @@ def test_a_training_is_understood_and_its_model_builds(method, words):
         assert sum(parameter.numel() for parameter in objects.model.parameters()) > 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_files_of_configs_exist(method):
-    named = {w for words in paper_commands.commands_of(method) for w in words if "configs/" in w}
-    assert named
-    assert sorted(name for name in named if not (ROOT / name).is_file()) == []
+def check_evaluation(argv):
+    settings = build_parser(argv).parse_args(argv)
+    assert settings.command == argv[0]
+    chosen = settings[settings.command]
+    if chosen.get("set") and chosen.get("ckpt"):
+        outline = build_outline(read_checkpoint(chosen.ckpt), chosen["set"])
+        assert all(str(getattr(outline.config, k)) == str(v) for k, v in chosen["set"].items())
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_no_two_trainings_write_to_the_same_folder(method):
-    fits = [words for words in paper_commands.commands_of(method) if is_fit(words)]
-    folders = [folder for words in fits if (folder := value_of(words, ROOT_DIR))]
-    assert folders
-    assert sorted({folder for folder in folders if folders.count(folder) > 1}) == []
+def check_study(settings):
+    values = dict(setting.split("=", 1) for setting in settings)
+    assert re.search(r"^study:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(values) <= {"METHOD", "TEXT", "TEXT_NAME", "JOBS", "OPERATIONS"}
+    operations = values.get("OPERATIONS")
+    assert load_study(values["METHOD"], operations=operations and int(operations)).runs
 
 
-# ---- what is trained is what is evaluated
+# ---- commands of a page fit each other
 
 
-@cache
-def trained(method):
-    """The commands that make checkpoints, by where; None for weights of other programs."""
-    made = {}
-    for words in paper_commands.commands_of(method):
-        if is_fit(words) and (folder := value_of(words, ROOT_DIR)):
-            made[folder] = words
-        elif words[1:3] == ("evaluate.py", "import"):
-            made[value_of(words, "--output")] = None
-    return made
-
-
-def is_evaluation(words):
-    return words[1] == "evaluate.py" or words[1:3] == ("train.py", "validate")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_runs_that_are_evaluated_are_trained_on_the_page(method):
-    made = trained(method)
-    for words in filter(is_evaluation, paper_commands.commands_of(method)):
-        for name in runs_named(words):
-            found = name == ANY_RUN or any(
-                fnmatch(folder, name) or name.startswith(f"{folder}/") for folder in made
-            )
-            assert found, f"nothing on the page trains {name}: {' '.join(words)}"
+@each_method
+def test_files_and_runs_that_commands_name_are_there(method):
+    commands = commands_of(method)
+    files = {word for words in commands for word in words if "configs/" in word}
+    assert files
+    assert sorted(name for name in files if not (ROOT / name).is_file()) == []
+    folders = [
+        folder for words in commands if is_fit(words) if (folder := value_of(words, ROOT_DIR))
+    ]
+    assert len(folders) == len(set(folders)) > 0  # no two trainings write to the same folder
+    for name in chain.from_iterable(runs_in(words) for words in commands if not is_fit(words)):
+        assert name == ANY_RUN or any(
+            fnmatch(folder, name) or name.startswith(f"{folder}/") for folder in trained(method)
+        ), f"nothing on the page trains {name}"
 
 
 def test_the_large_ltm_is_scored_at_the_checkpoint_of_table_1():
     """0.9 B tokens: a step at which its run keeps a checkpoint, in the folder that it makes."""
     (scored,) = (
         value_of(words, "--ckpt")
-        for words in paper_commands.commands_of("latent_thought")
+        for words in commands_of("latent_thought")
         if words[2] == "zero_shot" and value_of(words, "--ckpt").startswith("runs/ltm/large")
     )
     fit = trained("latent_thought")["runs/ltm/large"]
@@ -229,148 +241,42 @@ def test_the_large_ltm_is_scored_at_the_checkpoint_of_table_1():
     assert value_of(fit, "--checkpoint.save_top_k") == "-1"
 
 
-@pytest.fixture(scope="module")
-def places(tmp_path_factory):
-    """A folder for each method, with checkpoints as its commands would leave them, unweighted."""
-    root = tmp_path_factory.mktemp("runs")
-    written = set()
-
-    def place(method):
-        if method not in written:
-            written.add(method)
-            for folder, words in trained(method).items():
-                write_stub(root / method / folder, words)
-            tiny = f"configs/{method}/{TINY.get(method, 'tiny')}.yaml"
-            write_stub(root / method / ANY_RUN, ("python", "train.py", "fit", "-c", tiny))
-        return root / method
-
-    return place
-
-
-def write_stub(path, words):
-    if words is None:
-        recipe = {"model": {"class_path": "lightning_models.TransformerLM", "init_args": {}}}
-    else:
-        recipe = recipes_of(classes_of(words))
-        path = path / "log" / "version_0" / "checkpoints" / "last.ckpt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    own = {"best_model_path": str(path)}
-    torch.save({"state_dict": {}, "recipe": recipe, "callbacks": {"own": own}}, path)
-
-
-def is_evaluate(words):
-    return words[1] == "evaluate.py"
-
-
-@pytest.mark.parametrize(("method", "words"), parameters(is_evaluate, evaluation_parts))
-def test_an_evaluation_is_understood(method, words, places, monkeypatch):
-    monkeypatch.chdir(places(method))
-    argv = list(words[2:])
-    settings = build_parser(argv).parse_args(argv)
-    assert settings.command == argv[0]
-    chosen = settings[settings.command]
-    if chosen.get("set") and chosen.get("ckpt"):
-        outline = build_outline(read_checkpoint(chosen.ckpt), chosen["set"])
-        assert all(str(getattr(outline.config, k)) == str(v) for k, v in chosen["set"].items())
-
-
-def is_validate(words):
-    return words[1:3] == ("train.py", "validate")
-
-
-@pytest.mark.parametrize(("method", "words"), parameters(is_validate, evaluation_parts))
-def test_an_analysis_is_understood(method, words, places):
-    folder = places(method) / value_of(words, "--ckpt_path")
-    recipe = read_checkpoint(folder).content["recipe"]
-    config = parse_training(without(words[3:], "--ckpt_path"), saved=recipe)
-    added = config.trainer.callbacks
-    assert (added[0] if isinstance(added, list) else added).class_path.startswith("callbacks.")
-
-
-# ---- other commands
-
-
-def is_other(words):
-    return words[1] not in ("train.py", "evaluate.py")
-
-
-@pytest.mark.parametrize(("method", "words"), parameters(is_other, lambda words: iter([words])))
-def test_other_commands_are_understood(method, words, monkeypatch):
-    if words[0] == "make":
-        check_study(*words[1:])
-    elif words[2] == "studies":
-        options = study_parser().parse_args(words[3:])
-        assert configured(options).seeded(options.only)
-    elif words[2] == "datamodules.reasoning.align":
-        assert align.build_parser().parse_args(list(words[3:])).command
-    else:
-        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop(words[3:]))
-        assert words[2].startswith("benchmarks.")
-        with pytest.raises(Parsed):
-            importlib.import_module(words[2]).main()
-
-
-def check_study(target, *settings):
-    values = dict(setting.split("=", 1) for setting in settings)
-    assert target == "study"
-    assert re.search(r"^study:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(values) <= {"METHOD", "TEXT", "TEXT_NAME", "JOBS", "OPERATIONS"}
-    operations = values.get("OPERATIONS")
-    assert load_study(values["METHOD"], operations=operations and int(operations)).runs
-
-
-def parse_and_stop(words):
-    parse = argparse.ArgumentParser.parse_args
-
-    def stop(self, *_):
-        parse(self, list(words))
-        raise Parsed
-
-    return stop
-
-
 # ---- tables
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_row_has_commands_or_says_why_not(method):
+@each_method
+def test_every_row_has_commands_or_says_why_not_and_its_links_lead_somewhere(method):
     blocks = paper_commands.blocks_of(method)
     for row in paper_commands.rows_of(method):
-        for cell in row.scales:
-            if paper_commands.has_command(cell):
-                anchors = [name for name in paper_commands.linked(cell) if blocks.get(name)]
-                assert paper_commands.in_cell(cell) or anchors, row
-            elif cell.startswith(paper_commands.MISSING):
-                assert len(cell) > len(paper_commands.MISSING), row
-            else:
-                assert row.paper_scale.startswith(paper_commands.NOTHING), row
-                assert row.small_scale.startswith(paper_commands.NOTHING), row
+        scales = row.paper_scale, row.small_scale
+        assert len({cell.startswith(NOTHING) for cell in scales}) == 1, row
+        for cell in scales:
+            has_block = any(blocks.get(name) for name in re.findall(r"\]\(#([^)]+)\)", cell))
+            has_command = bool(paper_commands.commands_in(cell)) or has_block
+            assert has_command != cell.startswith((NOTHING, MISSING)), row
+            assert cell != MISSING.strip(), row
+        for link in re.findall(r"\]\(([^)]+)\)", " ".join((*scales, row.ours))):
+            assert link[1:] in blocks if link[0] == "#" else (DOCS / link).is_file(), row
+        assert row.ours.startswith(NONE) or re.search(r"\]\((results/|#)", row.ours), row
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_links_of_rows_lead_somewhere(method):
-    anchors = paper_commands.blocks_of(method)
-    for row in paper_commands.rows_of(method):
-        for name in re.findall(r"\]\(([^)]+)\)", " ".join((*row.scales, row.ours))):
-            exists = name[1:] in anchors if name.startswith("#") else (DOCS / name).is_file()
-            assert exists, f"{row.paper}: {name}"
-        if not row.ours.startswith(paper_commands.NONE):
-            assert re.search(r"\]\((results/|#)", row.ours), f"{row.paper}: no source of ours"
+def counts(method):
+    """Numbers of rows: all, nothing measured, command and missing at both scales, our result."""
+    rows = paper_commands.rows_of(method)
+    numbers = [len(rows), sum(row.paper_scale.startswith(NOTHING) for row in rows)]
+    for cells in ([row.paper_scale for row in rows], [row.small_scale for row in rows]):
+        numbers.append(sum(not cell.startswith((NOTHING, MISSING)) for cell in cells))
+        numbers.append(sum(cell.startswith(MISSING) for cell in cells))
+    return [*numbers, sum(not row.ours.startswith(NONE) for row in rows)]
 
 
-def test_the_index_counts_what_is_there():
+def test_the_index_counts_the_rows_and_names_every_page():
     text = (DOCS / "index.md").read_text()
-    header, *rows = paper_commands.table_below(text, "## What can be reproduced")
-    assert tuple(header) == ("page", *paper_commands.COUNTED)
-    found = {method: paper_commands.counts(method) for method in METHODS}
-    totals = [sum(column) for column in zip(*found.values(), strict=True)]
-    told = {re.sub(r"\[(\w+)\.md\]\(\1\.md\)", r"\1", name): list(map(int, n)) for name, *n in rows}
-    assert told == {**found, "all": totals}
-
-
-def test_the_index_names_every_page():
-    text = (DOCS / "index.md").read_text()
-    pages = set(re.findall(r"\]\((\w[\w./-]+\.md)\)", text))
-    written = [*DOCS.glob("*.md"), *(DOCS / "results").glob("*.md")]
-    there = {path.relative_to(DOCS).as_posix() for path in written} - {"index.md"}
-    assert sorted(there - pages) == []
+    table = paper_commands.table_below(text, "## What can be reproduced")
+    told = {cells[0]: [int(cell) for cell in cells[1:]] for cells in table}
+    expected = {f"[{method}.md]({method}.md)": counts(method) for method in METHODS}
+    totals = [sum(column) for column in zip(*expected.values(), strict=True)]
+    assert told == {**expected, "all": totals}
+    pages = [*DOCS.glob("*.md"), *(DOCS / "results").glob("*.md")]
+    names = {path.relative_to(DOCS).as_posix() for path in pages} - {"index.md"}
+    assert names <= set(re.findall(r"\]\((\w[\w./-]+\.md)\)", text))
