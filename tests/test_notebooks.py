@@ -27,12 +27,6 @@ def cells(name):
     return [cell for cell in content["cells"] if cell["cell_type"] == "code"]
 
 
-def tree(name):
-    """The syntax tree of a notebook's code, magics aside."""
-    lines = "\n".join("".join(cell["source"]) for cell in cells(name)).splitlines()
-    return ast.parse("\n".join(line for line in lines if not line.startswith("%")))
-
-
 def test_there_are_three():
     assert NOTEBOOKS == ["analyse", "compare", "first"]
 
@@ -40,42 +34,37 @@ def test_there_are_three():
 @each
 def test_names_exist(name):
     """Imported names and modules' attributes, methods of a loaded model, and variables."""
-    known, modules = {*dir(builtins), "display"}, {}
-    code = tree(name)
+    lines = "\n".join("".join(cell["source"]) for cell in cells(name)).splitlines()
+    code = ast.parse("\n".join(line for line in lines if not line.startswith("%")))
+    defined, modules, used = {*dir(builtins), "display"}, {}, set()
     for node in ast.walk(code):
-        if isinstance(node, ast.ImportFrom):
-            module = importlib.import_module(node.module)
-            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
-            known |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            modules |= {alias.asname or alias.name: alias.name for alias in node.names}
-        elif isinstance(node, ast.FunctionDef):
-            known |= {node.name}
-        elif isinstance(node, ast.arg):
-            known |= {node.arg}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            known |= {node.id}
-    used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
-    assert used <= known | set(modules)
+        match node:
+            case ast.ImportFrom(module=module, names=names):
+                for alias in names:
+                    assert hasattr(importlib.import_module(module), alias.name), alias.name
+                    defined.add(alias.asname or alias.name)
+            case ast.Import(names=names):
+                modules |= {alias.asname or alias.name: alias.name for alias in names}
+            case ast.FunctionDef(name=new) | ast.arg(arg=new) | ast.Name(id=new, ctx=ast.Store()):
+                defined.add(new)
+            case ast.Name(id=read):
+                used.add(read)
+    assert used <= defined | set(modules)
     for node in ast.walk(code):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id in modules:
-                assert hasattr(importlib.import_module(modules[node.value.id]), node.attr)
-            if node.value.id == "lm":
-                assert node.attr in LOADED
+        match node:
+            case ast.Attribute(value=ast.Name(id="lm"), attr=attribute):
+                assert attribute in LOADED
+            case ast.Attribute(value=ast.Name(id=owner), attr=attribute) if owner in modules:
+                assert hasattr(importlib.import_module(modules[owner]), attribute)
 
 
 @each
 def test_outputs_are_small_and_of_one_run(name):
-    path = FOLDER / f"{name}.ipynb"
+    counts = [cell["execution_count"] for cell in cells(name)]
     outputs = [output for cell in cells(name) for output in cell["outputs"]]
-    texts = [
-        text
-        for output in outputs
-        for text in (output.get("text"), *output.get("data", {}).values())
-    ]
-    assert path.stat().st_size < MOST_BYTES
-    assert [cell["execution_count"] for cell in cells(name)] == list(range(1, len(cells(name)) + 1))
+    texts = [(output.get("text"), *output.get("data", {}).values()) for output in outputs]
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < MOST_BYTES
+    assert counts == list(range(1, len(counts) + 1))
     assert outputs
     assert all(output["output_type"] != "error" for output in outputs)
     assert not PLACES.search(json.dumps(texts))
