@@ -1,6 +1,6 @@
 """Scores of tasks with kinds of likelihood and costs: as JSON, as a table, example by example."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_eval.utils import make_table
@@ -14,7 +14,11 @@ from lightning_models.outputs import Likelihood
 
 _NO_FILTER = "none"
 
-_SHOWN = {"likelihood": str, "flops_per_token": "{:.3g}".format, "executed_steps": TWO}
+_SHOWN: dict[str, Callable[[Any], str]] = {
+    "likelihood": str,
+    "flops_per_token": "{:.3g}".format,
+    "executed_steps": TWO,
+}
 """Keys of a score that the table has next to the metrics, and their formats."""
 
 Score = dict[str, Any]
