@@ -54,25 +54,20 @@ LEAST = {
     "batch_size": 1,
     "context": 1,
     "continuations": 1,
-    "judge_batch_size": 1,
     "latents": 0,
     "limit": 1,
     "limit_batches": 1,
-    "limit_questions": 1,
-    "mauve_seeds": 1,
     "max_gen_toks": 1,
     "max_new_tokens": 1,
     "new_tokens": 1,
     "num_fewshot": 0,
     "pairs": 1,
-    "pass_at": 1,
     "prompt_tokens": 1,
     "prompts": 2,
     "rounds": 1,
     "sample_tokens": 1,
     "samples": 1,
     "seed": 0,
-    "shots": 0,
     "stride": 1,
     "timing_batch_size": 1,
     "timing_batches": 1,
@@ -184,9 +179,7 @@ def add_file_arguments(parser: ArgumentParser, **files: str) -> None:
 # ---- options: data
 
 
-def first_look(
-    argv: Sequence[str], key: str = "ckpt", *, also: Sequence[str] = ()
-) -> PlainNamespace | None:
+def first_look(argv: Sequence[str], key: str = "ckpt") -> PlainNamespace | None:
     """Returns options that are needed before the command line can be parsed.
 
     A checkpoint has the defaults of further options. ``--packages`` are imported: it may need them.
@@ -194,18 +187,15 @@ def first_look(
     Args:
         argv: the command line.
         key: the option that names checkpoints, one or several.
-        also: other options to return, None where they are not given.
 
     Returns:
-        The options ``key`` (a list), ``which`` and ``also``; None if no checkpoint is named, or
+        The options ``key`` (a list) and ``which``; None if no checkpoint is named, or
         only help is asked for.
     """
     scan = PlainParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     scan.add_argument(f"--{key}", nargs="+")
     scan.add_argument("--which", default="last")
     scan.add_argument("--packages", default="")
-    for name in also:
-        scan.add_argument(f"--{name}")
     found, _ = scan.parse_known_args(list(argv))
     if not getattr(found, key) or {"-h", "--help"} & set(argv):
         return None
