@@ -3,11 +3,13 @@
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import data, memory, step, throughput
-from tests.programs import ROOT
+from benchmarks import data, harness, memory, step, throughput
+from datamodules import local_corpora
+from tests.programs import ROOT, run
 from training import LatentCLI
 
 SMALL = "--config dim=32 num_layers=4 num_heads=2 --rounds 1 --rows 2 --length 32 --vocab 64"
@@ -77,7 +79,11 @@ def test_a_config_is_measured_with_options_of_fit(text_file, data_cache):
     assert row["GFLOP/s"] == pytest.approx(row["tokens/s"] * row["MFLOP/token"] / 1e3)
 
 
-def test_preparation_and_loading_are_measured():
+def test_preparation_and_loading_are_measured(monkeypatch):
+    """On the topics of ``help()`` alone; processes are forked, with their libraries loaded."""
+    monkeypatch.setattr(local_corpora, "module_documents", lambda min_length: ())
+    forked = SimpleNamespace(PIPE=None, run=lambda words, **_: run(*words[1:]))
+    monkeypatch.setattr(harness, "subprocess", forked)
     options = data.build_parser().parse_args(
         ["--megabytes", "0.3", "--rounds", "1", "--tokenizers", "bytes"]
     )
@@ -121,7 +127,7 @@ def test_every_method_has_speed_before_memory_before_compilation():
 def test_the_loop_keeps_each_line_in_one_file(tmp_path):
     lines, out = tmp_path / "lines.txt", tmp_path / "out" / "bench.md"
     lines.write_text(
-        f"# comment\nstep --model NoLM --against CoTLM\n"
+        "# comment\nno_benchmark --rounds 1\n"
         f"step --model CoTLM --against NoCoTLM {SMALL.replace(' score decode', '')}\n"
     )
     venv = tmp_path / "venv"
@@ -135,6 +141,6 @@ def test_the_loop_keeps_each_line_in_one_file(tmp_path):
     words += [f"BENCH={out}", f"BENCH_LINES={lines}"]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=300)
     text = out.read_text()
-    assert "Not measured: `step --model NoLM --against CoTLM`" in text
+    assert "Not measured: `no_benchmark --rounds 1`" in text
     assert "| train |" in text
     assert text.index("Not measured") < text.index("| train |")
