@@ -23,9 +23,11 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """The project with the page's files."""
+def copy(tmp_path_factory, data_cache):
+    """The project with the page's files, and the text that the session has prepared."""
     folder = tmp_path_factory.mktemp("project")
+    data_cache.mkdir(exist_ok=True)
+    (folder / "data_cache").symlink_to(data_cache)
     for name in COPIED:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("train.py", "evaluate.py", "pyproject.toml"):
