@@ -147,7 +147,6 @@ class NonFinite(L.Callback):
         check_weights(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        # Returns the counts, so that a resumed run goes on counting.
         return {"skipped": self.skipped, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

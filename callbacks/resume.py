@@ -93,11 +93,12 @@ class ResumeState(L.Callback):
             self._step_start = _processed(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # a validation draws the same numbers in the first process and in a resumed one
         if self._state is not None and not trainer.sanity_checking:
             self._state.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        # Forgets, so that a later ``fit`` of the same process starts afresh.
+        # a later ``fit`` of the same process starts afresh
         self._state = None
         self._gradients, self._sums = {}, {}
         self._step_start = 0
@@ -319,6 +320,7 @@ class KeepOptimizerSettings(L.Callback):
         self._base_lrs: list[list[Any]] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # fresh optimisers: the checkpoint has not been loaded into them yet
         self._settings = [_settings(optimizer) for optimizer in trainer.optimizers]
         self._base_lrs = [
             list(config.scheduler.base_lrs)

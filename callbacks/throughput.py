@@ -76,7 +76,6 @@ class Throughput(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        # Counts the batch; logs at the end of every n-th optimiser step.
         stepped = not in_accumulation(trainer)
         tokens = real_tokens(batch)
         self._unlogged = self._unlogged + tokens

@@ -619,7 +619,6 @@ class LanguageDataModule(TextCorpus):
         return data
 
     def state_dict(self) -> dict[str, Any]:
-        # Returns what a checkpoint keeps: fingerprint, data order and tokenizer.
         return {
             "fingerprint": self.fingerprint,
             "order": self._whole_order(),

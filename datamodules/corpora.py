@@ -482,7 +482,7 @@ class Pile(HubCorpus):
         return super().read_file(path) if self._sets is None else self._chosen(path, self._sets)
 
     def read(self, split: Split) -> Iterator[str]:
-        # Yields the documents of a split; a file need not have any of the chosen collections.
+        # a file need not have any document of the chosen collections
         if self._sets is None:
             return super().read(split)
         return filter(has_text, chain.from_iterable(map(self.read_file, self.files[split])))
@@ -566,7 +566,6 @@ class WikiText103(HubCorpus):
         return articles(lines, "The hub's WikiText-103")
 
     def read(self, split: Split) -> Iterator[str]:
-        # Yields the articles of a split; those for training shuffled where that is asked for.
         documents = super().read(split)
         if split != "train" or self._shuffle_seed is None:
             return documents

@@ -141,7 +141,7 @@ def find_named(
     Args:
         words: Words of the command line, each of which may begin with a name (``NAME=PATH``).
         key: The option that has them, for messages.
-        which: Of a folder's run the furthest checkpoint, or the best.
+        which: Whether a folder of a run gives its furthest checkpoint or its best.
 
     Returns:
         Pairs of a name, that of the word or else of the run in training, and a checkpoint.

@@ -36,7 +36,7 @@ Axis = Literal["tokens", "parameters"]
 
 SIZE_KEYS: dict[str, str] = {"tokens": "train_tokens", "parameters": "parameters"}
 """Key of the result files that has the size, by the axis."""
-FACTS = ("likelihood", "counted", "tokens")
+FACTS = ("likelihood", "counted", "split", "tokens")
 """Keys of the result files that say what was measured."""
 COLUMNS = ("group", "file", "checkpoint", "x", "y", *FACTS)
 MULTIPLIERS = ("multiplier", "multiplier_of_fits")
@@ -161,8 +161,11 @@ def read_results(
 
 def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
     name, pattern = split_name(word)
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        raise ValueError(f"runs ({pattern}) is a folder; name its result files, as '{path}/*.json'")
     rows = []
-    for file in matching(Path(pattern).expanduser()):
+    for file in matching(path):
         content = read_json(file, "runs")
         if not isinstance(content, dict) or y not in content:
             continue
@@ -170,10 +173,14 @@ def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
         _check_number(file, size, content.get(size), above_0=True, cure=cure)
         _check_number(file, y, content[y], above_0=law == "power", cure="set --law log")
         checkpoint = content.get("checkpoint")
+        if name is None and not isinstance(content.get("model"), str):
+            raise ValueError(f"runs ({file}) does not say its model; name its group: NAME={file}")
+        data = content.get("data")
+        content = {**content, "split": data.get("split") if isinstance(data, dict) else None}
         facts = {key: str(content[key]) for key in FACTS if content.get(key) is not None}
         rows.append(
             {
-                "group": str(name or content.get("model")),
+                "group": name or content["model"],
                 "file": str(file),
                 "checkpoint": None if checkpoint is None else str(Path(str(checkpoint)).resolve()),
                 "x": content[size],

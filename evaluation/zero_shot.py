@@ -187,8 +187,10 @@ def run(settings: Namespace) -> None:
         check_fit(outline, data)
         prepare(data, checkpoint)
     how = {key: settings[key] for key in ("precision", "limit_batches", "device")}
-    scores = {
-        name: score_checkpoint(checkpoint, data, changes, **how)[0] for name, data in sets.items()
-    }
+    scores = {}
+    for name, data in sets.items():
+        scores[name], path = score_checkpoint(checkpoint, data, changes, **how)
+        if path is not None:
+            print(f"{name} was measured before: {path}")
     result = zero_shot_result(scores)
     report_result(zero_shot_table(result), result, target)

@@ -27,7 +27,8 @@ UPWARD = {
 }
 """The lazy public names that live in a package above."""
 
-OPTIONAL = "(flash_attn) (torch_scatter) (mauve) (openai) (optuna) (wandb) (mlflow)"
+KERNELS = "(flash_attn) (torch_scatter)"
+OPTIONAL = f"{KERNELS} (mauve) (openai) (optuna) (wandb) (mlflow)"
 LEAVES = {path.stem for path in (ROOT / "lightning_models").glob("*.py")} - {"__init__", "base"}
 LEAF = "torch torchmetrics numpy safetensors lightning_models.layers "
 LEAF += " ".join(f"lightning_models.{name}" for name in sorted(LEAVES))
@@ -114,7 +115,8 @@ def covers(entry, name):
 
 def allows(rule, name, inside):
     """Whether the narrowest entry that covers the name allows it."""
-    entries = sorted(f"{rule} {OPTIONAL}".split(), key=lambda entry: len(entry.strip("-()")))
+    optional = OPTIONAL if rule.startswith("*") else KERNELS
+    entries = sorted(f"{rule} {optional}".split(), key=lambda entry: len(entry.strip("-()")))
     covering = [entry for entry in entries if covers(entry.strip("-()"), name)]
     if not covering or covering[-1][0] == "-":
         return False
@@ -151,6 +153,11 @@ LM/layers/attention           | from .. import output_layer            | LM.outp
 LM/layers/attention           | from lightning_models import PauseLM   | LM.PauseLM
 LM/layers/attention           | import math; from . import blocks      |
 LM/layers/attention           | def f(): import flash_attn             |
+LM/layers/attention           | def f(): import mauve, wandb           | mauve wandb
+callbacks/samples             | from lightning_models import PauseLM   | LM.PauseLM
+callbacks/samples             | def f(): import datamodules.text       | datamodules.text
+datamodules/text              | import callbacks.hooks                 | callbacks.hooks
+datamodules/text              | import lightning_models.outputs        | LM.outputs
 LM/output_layer               | import lightning, transformers         | lightning transformers
 LM/output_layer               | from .transformer import network       | LM.transformer.network
 LM/output_layer               | from .optim import x; import numpy     |

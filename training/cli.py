@@ -9,7 +9,7 @@ import sys
 import uuid
 from argparse import ArgumentError
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import lightning as L
 from jsonargparse import Namespace, set_parsing_settings
@@ -177,6 +177,9 @@ class LatentCLI(LightningCLI):
     - ``last`` continues in the log folder of that run; a path starts a new one.
     """
 
+    shown: ClassVar[dict[str, str]] = {}
+    """Verbs of other names that help describes, by the verb that is parsed."""
+
     def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
         """Parses, builds and, if ``run``, executes the verb.
 
@@ -188,7 +191,7 @@ class LatentCLI(LightningCLI):
         set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
-        self._argv = list(argv)
+        self._argv, self._runs = list(argv), run
         check_configs(argv)
         self._given = look(argv)
         self._typed = Namespace()
@@ -212,7 +215,9 @@ class LatentCLI(LightningCLI):
                     **{
                         verb: {
                             **settings,
-                            "description": VERB_DESCRIPTION.format(title=VERBS[verb]),
+                            "description": VERB_DESCRIPTION.format(
+                                title=VERBS[self.shown.get(verb, verb)]
+                            ),
                         }
                         for verb in self._verbs
                     },
@@ -297,8 +302,8 @@ class LatentCLI(LightningCLI):
         try:
             self._parse_names(parser, args)
         except (ArgumentError, ValueError) as error:
-            if "argument subcommand" in str(error) or 'expected "subcommand"' in str(error):
-                _check_first_word(args)
+            if self._runs:
+                _check_first_word(args)  # options before the verb are refused with other words
             self._explain_class()
             if isinstance(error, ArgumentError):
                 message = with_options(condense(str(error)), parser, self._classes())

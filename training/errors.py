@@ -198,7 +198,9 @@ def with_options(
     names = {
         o.lstrip("-").replace("init_args.", "") for o in options if not o.endswith(("+", "help"))
     }
-    names.discard(name)  # an option of a parent class, or of another verb
+    names = {each for each in names if not name.startswith(f"{each}.")}
+    if name in names:  # an option of a parent class, or of another verb
+        return message
     by_last = {each.rpartition(".")[2]: each for each in sorted(names, reverse=True)}
     last = name.rpartition(".")[2]
     near = (

@@ -60,7 +60,8 @@ class _Once:
     _latest = ""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        row = repr((step, sorted(metrics.items())))  # as text, a nan equals itself
+        # as text, a nan equals itself, and a number its tensor
+        row = repr((step, sorted((key, float(value)) for key, value in metrics.items())))
         if row != self._latest:
             self._latest = row
             super().log_metrics(metrics, step)  # type: ignore[misc]

@@ -19,7 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 from unittest import mock
 
 import lightning as L
@@ -54,6 +54,8 @@ except ImportError as error:
 
 class Planner(LatentCLI):
     """``fit``'s command line, printing a plan in place of training."""
+
+    shown: ClassVar[dict[str, str]] = {"fit": "plan"}
 
     def __init__(self, args: list[str]) -> None:
         super().__init__(["fit", *args])

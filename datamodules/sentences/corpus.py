@@ -315,7 +315,6 @@ class SentenceCorpus(TextCorpus):
         return {key: value for key, value in arguments if key not in self._of_corpus}
 
     def state_dict(self) -> dict[str, Any]:
-        # Returns what a checkpoint keeps; of the inner corpus its fingerprint and tokenizer.
         inner = {"fingerprint": self.corpus.fingerprint, "tokenizer": self.corpus.tokenizer.state()}
         return {**super().state_dict(), "corpus": inner}
 

@@ -1,4 +1,4 @@
-"""Who is asked by ``evaluate.py reason``, and what: checkpoints, questions, labels."""
+"""Models and questions for ``evaluate.py reason``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

@@ -9,7 +9,7 @@ file             what it holds
 ``readers``      texts as tokens that a model reads, of which some are scored: windows, sentences
 ``writing``      continuations that end at the harness' stop texts
 ``harness``      loading tasks, running them, answers kept in a file
-``scores``       scores with kinds of likelihood and costs: JSON, a table, example by example
+``task_scores``       scores with kinds of likelihood and costs: JSON, a table, example by example
 ``local_data``   data sets of the folder ``DATA``, for ``configs/tasks``
 ``pass_at_k``    pass@k on GSM8K: numbers in texts, and how many of k tries are right
 ``paper_rules``  how the Thoughtbubbles paper decides what is right

@@ -6,7 +6,7 @@ compressed files that are cut off, and scores an old copy of a file that was rep
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,16 @@ class TaskDataError(ValueError):
     """Local data of a task are missing or have the wrong form; the message names the file."""
 
 
-def load(files: Mapping[str, str], row: Mapping[str, Any], **metadata: Any) -> dict[str, Dataset]:
+def load(
+    files: Mapping[str, str], row: Mapping[str, Any], optional: Sequence[str] = (), **metadata: Any
+) -> dict[str, Dataset]:
     """Reads the splits of a local data set.
 
     Args:
         files: File of each split within ``DATA``, as a pattern; ``{key}`` stands for a value of the
             metadata. Files may be compressed.
         row: An example of a row, which gives names and types of the fields that are kept.
+        optional: Splits that are empty where their file is missing.
         **metadata: The task's ``metadata``, which the harness hands over.
 
     Raises:
@@ -37,12 +40,16 @@ def load(files: Mapping[str, str], row: Mapping[str, Any], **metadata: Any) -> d
             of another type.
     """
     schema = pa.Table.from_pylist([dict(row)]).schema
-    paths = {split: _only(pattern.format(**metadata)) for split, pattern in files.items()}
-    return {split: _read(path, schema) for split, path in paths.items()}
+    paths = {
+        split: _only(pattern.format(**metadata), split in optional)
+        for split, pattern in files.items()
+    }
+    empty = Dataset(schema.empty_table())
+    return {split: _read(path, schema) if path else empty for split, path in paths.items()}
 
 
-def _only(pattern: str) -> Path:
-    """Finds the one file of a pattern within ``DATA``."""
+def _only(pattern: str, optional: bool) -> Path | None:
+    """Finds the one file of a pattern within ``DATA``; None for an optional one that is missing."""
     data = os.environ.get("DATA")
     if not data:
         raise TaskDataError(
@@ -55,6 +62,8 @@ def _only(pattern: str) -> Path:
     folder, _, name = pattern.rpartition("/")
     folders = root.glob(folder) if folder else [root]
     result = sorted(p for path in folders if path.is_dir() for p in files_like(path, name))
+    if optional and not result:
+        return None
     if len(result) != 1:
         listed = ", ".join(str(path.relative_to(root)) for path in result) or "none"
         raise TaskDataError(f"DATA ({data}) must have one file {pattern}, not {listed}; {LAYOUT}")
@@ -65,8 +74,10 @@ def _read(path: Path, schema: pa.Schema) -> Dataset:
     """Reads the fields of the schema from each row; other fields are left out."""
     try:
         table = pa.Table.from_pylist(list(_checked(path, schema)), schema=schema)
-    except (ValueError, OSError) as error:
-        raise TaskDataError(f"{path}: {' '.join(str(error).split())[:200]}; {LAYOUT}") from error
+    except OSError as error:
+        raise TaskDataError(f"{path}: {error.strerror or error}; {LAYOUT}") from error
+    except ValueError as error:  # it names the file and the line
+        raise TaskDataError(f"{' '.join(str(error).split())[:300]}; {LAYOUT}") from error
     if not len(table):
         raise TaskDataError(f"{path} has no rows; {LAYOUT}")
     return Dataset(table)
@@ -78,7 +89,18 @@ def _checked(path: Path, schema: pa.Schema) -> Iterator[dict[str, Any]]:
             if not isinstance(row, dict) or row.get(field.name) is None:
                 raise ValueError(f"{where} has no {field.name}")
             try:
-                pa.array([row[field.name]], field.type)
+                kept = pa.array([row[field.name]], field.type)[0].as_py()
             except (TypeError, pa.ArrowException) as error:
                 raise ValueError(f"{where} has another type of {field.name} ({error})") from error
+            if not _keeps(row[field.name], kept):
+                raise ValueError(f"{where} has another type of {field.name} ({row[field.name]!r})")
         yield row
+
+
+def _keeps(value: Any, kept: Any) -> bool:
+    """Whether Arrow kept a value; it rounds numbers and fills missing fields of objects."""
+    if isinstance(kept, dict):
+        return all(key in value and _keeps(value[key], kept[key]) for key in kept)
+    if isinstance(kept, list):
+        return all(map(_keeps, value, kept))
+    return type(value) is type(kept) and bool(value == kept)

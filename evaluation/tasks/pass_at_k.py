@@ -14,13 +14,44 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from datasets import Dataset
+
 from datamodules.numbers import numbers_in, read_number, same_number
 from datamodules.word_problems import result_of
+from evaluation.tasks.local_data import TaskDataError, load
 
 QUESTION = "Question:"
 """Begins a question in the prompt of the task file."""
 
 _MARKED = re.compile(r"####([^\n]*)")
+
+
+def local_problems(**arguments: Any) -> dict[str, Dataset]:
+    """Reads GSM8K from files below ``DATA``, see ``local_data.load``.
+
+    Raises:
+        TaskDataError: A file is not as published, or train has questions that are asked.
+    """
+    splits = load(**arguments)
+    shared = set(splits["train"]["question"]) & set(splits["test"]["question"])
+    if shared:
+        raise TaskDataError(
+            f"DATA: gsm8k/train.jsonl has {len(shared)} of the questions that are asked, answers "
+            "included; examples would give them away"
+        )
+    return splits
+
+
+def check_answers(problems: Dataset) -> Dataset:
+    """Returns problems whose right answers are numbers, as they are.
+
+    Raises:
+        TaskDataError: An answer has no number after ``####``.
+    """
+    for idx, answer in enumerate(problems["answer"]):
+        if read_number(result_of(answer)) is None:
+            raise TaskDataError(f"the answer of GSM8K's question {idx} has no number after ####")
+    return problems
 
 
 def extract_answers(

@@ -173,7 +173,7 @@ def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Keys: ``task``, ``example`` (its number), ``target``, ``metrics``; of log-likelihoods
     ``log_likelihoods`` in nats, ``greedy`` and ``tokens``, one entry a request; of written texts
-    ``texts``, one entry a try.
+    ``texts``, one entry a try, and ``filtered``, what the task's filter reads in them.
     """
     return [
         {
@@ -182,10 +182,19 @@ def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
             "target": _plain(example["target"]),
             "metrics": {key: _plain(example[key]) for key in example["metrics"] if key in example},
             **_answers([answer for tries in example["resps"] for answer in tries]),
+            **_filtered(example),
         }
         for name, examples in results["samples"].items()
         for example in examples
     ]
+
+
+def _filtered(example: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a filter makes of written texts; log-likelihoods pass through it unchanged."""
+    tries = [answer for several in example["resps"] for answer in several]
+    if not all(isinstance(answer, str) for answer in tries):
+        return {}
+    return {"filtered": _plain(example["filtered_resps"])}
 
 
 def _answers(answers: list[Any]) -> dict[str, Any]:

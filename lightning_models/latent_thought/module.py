@@ -426,7 +426,7 @@ class LatentThoughtLM(LanguageModel):
         return slow + fast  # inner steps, whose weights are frozen, compute nothing again
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        return pass_by_part(self.network, context)
+        return pass_by_part(self.network, context)  # Fig. 3
 
     def passes_per_token(self, context: int) -> float:
         """Returns T_fast + 1 (Table 1 counts the trained T_fast so); 1 with an encoder."""

@@ -174,7 +174,6 @@ class PonderLM2(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> SlotCache:
-        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         room = prompts.shape[1] + max_new_tokens
         cache = sequential.new_cache(self.network, len(prompts), room)
         if prompts.shape[1] > 1:

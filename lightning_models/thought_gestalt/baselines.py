@@ -73,7 +73,6 @@ class GistCache(KVCache):
         return gist_mask(self.ends[:, : self.longest + ends.shape[1]], places)
 
     def select(self, rows: Tensor) -> None:
-        # Keeps only ``rows`` (int64 indices), in that order.
         super().select(rows)
         self.ends = self.ends[rows]
 

@@ -229,7 +229,6 @@ class ThoughtGestaltLM(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> GestaltCache:
-        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         with torch.compiler.set_stance("force_eager"):  # single slots, and caches, in plain code
             return GestaltCache.prefill(self.network, prompts, lengths, max_new_tokens)
 

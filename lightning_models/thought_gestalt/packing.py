@@ -74,7 +74,7 @@ class SentenceStep:
     num_targets: int | None = None
     """How many slots predict something; None where no targets were packed."""
     parents: Tensor | None = None
-    """int64 (A,): stream of the step before that each goes on from; None: the same, in order."""
+    """int64 (A,): index of each stream in the step before; None where the streams are the same."""
 
 
 LEXICAL, EOS, EOD = 0, 1, 2
@@ -98,8 +98,8 @@ def pack(
         slots: positions that a sentence tensor has (67); EOS stands in the last one, EOD before it.
         targets: int64 (B, S, U): what each slot predicts, -100 for nothing; None: the token after.
         owners: The stream, of each stream and sentence (B, S), whose sentence is computed for it:
-            itself, or another that is the same up to there and has a sentence after it. None: each
-            for itself.
+            itself, or another that is the same up to there and has a sentence after it. Without it
+            each stream computes its sentences.
     """
     order = (lengths > 0).sum(dim=1).argsort(descending=True, stable=True)
     predicted = lengths.new_zeros(lengths.shape) if targets is None else _counts(lengths, targets)
@@ -126,7 +126,7 @@ def pack(
 def _computed(
     owners: Sequence[Sequence[int]], streams: Sequence[int], t: int
 ) -> tuple[list[int], Tensor | None]:
-    """Returns which of ``streams`` compute sentence t, and from which before each goes on.
+    """Selects the streams that compute sentence t, with the index of each one's parent.
 
     The former are places among ``streams``, the latter among the streams that computed sentence
     t - 1; None for the first sentence.

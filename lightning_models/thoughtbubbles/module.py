@@ -160,7 +160,6 @@ class ThoughtbubblesLM(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> StreamCache | PrefixCache:
-        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         self._check_thresholds()
         if not self.causal:
             return PrefixCache(prompts, lengths, max_new_tokens)

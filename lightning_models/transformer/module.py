@@ -74,7 +74,6 @@ class TransformerLM(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> KVCache:
-        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         self.check_context(int(lengths.max()) + max_new_tokens - 1)  # the last is not read again
         slots = self.slots_per_token
         cache = self.network.new_cache(len(prompts), slots * (prompts.shape[1] + max_new_tokens))

@@ -39,7 +39,13 @@ REFUSED = {
     "--trainer.callbacks=Foo": "--trainer.callbacks",
     "--learning_rate=1": "--learning_rate",
 }
-FIRST_WORDS = [(), ("-c", "configs/transformer/tiny.yaml"), ("--name", "a", "fit"), ("frobnicate",)]
+FIRST_WORDS = [
+    (),
+    ("-c", "configs/transformer/tiny.yaml"),
+    ("-c", "configs/transformer/tiny.yaml", "fit"),
+    ("--name", "a", "fit"),
+    ("frobnicate",),
+]
 
 
 def message_of(program, arguments, capsys):

@@ -391,7 +391,6 @@ class MoRLM(DepthLM):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> RecursionCache:
-        # Returns the cache after all but the last token of each right-padded prompt (B, P).
         num_tokens = prompts.shape[1]
         cache = self.network.new_cache(len(prompts), num_tokens + max_new_tokens)
         if num_tokens > 1:

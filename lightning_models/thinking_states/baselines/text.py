@@ -225,7 +225,6 @@ class TextCache(AnswerCache):
         """Whether what each row writes next is its answer (B,) bool."""
 
     def select(self, rows: Tensor) -> None:
-        # Keeps only ``rows`` (int64 indices), in that order.
         super().select(rows)
         self._last, self._tail = self._last[rows], self._tail[rows]
         self._limits, self.answering = self._limits[rows], self.answering[rows]
