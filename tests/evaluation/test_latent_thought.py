@@ -10,6 +10,7 @@ from datamodules import load_tokenizer
 from evaluation.load import build_model
 from evaluation.reversal import probe_model
 from lightning_models.checkpoint import read_checkpoint
+from tests.programs import ROOT
 
 FROM_THE_PRIOR = ("--set.inner_steps", 0)
 """Two steps leave posteriors too narrow for draws to decide what a model this small writes."""
@@ -81,20 +82,32 @@ def test_greedy_samples_differ_and_batches_change_nothing(ask, tmp_path):
     assert "greedy_generative_perplexity" not in results[0]
 
 
-def test_gsm8k_candidates_are_inferred_one_by_one(ask, tmp_path):
-    questions, rows = tmp_path / "test.jsonl", []
+GREEDY_TRIES = """
+include: {root}/configs/tasks/gsm8k_pass_at_k_local.yaml
+task: greedy_tries
+repeats: 3
+generation_kwargs:
+  {{until: [], do_sample: false, max_gen_toks: 8, document_start: true, streams: example}}
+"""
+
+
+def test_tries_at_gsm8k_are_inferred_one_by_one(ask, tmp_path, monkeypatch):
+    """The latent vectors of each try are drawn anew, so that greedy texts differ."""
+    (tmp_path / "gsm8k").mkdir()
     problems = [{"question": f"What is {n} x 5?", "answer": f"#### {5 * n}"} for n in range(3)]
-    questions.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    rows = "".join(json.dumps(problem) + "\n" for problem in problems)
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(rows)
+    (tmp_path / "greedy_tries.yaml").write_text(GREEDY_TRIES.format(root=ROOT))
+    monkeypatch.setenv("DATA", str(tmp_path))
+    texts = []
     for batch_size in (1, 4):
         target = tmp_path / f"{batch_size}.jsonl"
-        few = ("--max_new_tokens", 8, "--pass_at", 3, "--batch_size", batch_size)
-        options = ("--temperature", 0, "--texts", target, *FROM_THE_PRIOR)
-        result, _ = ask("gsm8k", "--files.test", questions, *few, *options)
-        rows.append([json.loads(line)["text"] for line in target.read_text().splitlines()])
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 9
-    assert any(len(set(rows[0][n : n + 3])) > 1 for n in (0, 3, 6))
-    assert result["questions"] == 3
+        task = ("--tasks", "greedy_tries", "--include_path", tmp_path, "--samples", target)
+        ask("tasks", *task, "--batch_size", batch_size, *FROM_THE_PRIOR)
+        texts.append([json.loads(line)["texts"] for line in target.read_text().splitlines()])
+    assert texts[0] == texts[1]
+    assert [len(tries) for tries in texts[0]] == [3, 3, 3]
+    assert any(len(set(tries)) > 1 for tries in texts[0])
 
 
 @pytest.fixture

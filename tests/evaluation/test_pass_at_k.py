@@ -208,7 +208,21 @@ def test_right_answers_pass(asks, monkeypatch, only, mean):
             (),
             "test.jsonl",
         ),
-        (lambda folder: (folder / "train.jsonl").unlink(), (), "DATA"),
+        (lambda folder: (folder / "train.jsonl").unlink(), ("--num_fewshot", 1), "num_fewshot (1)"),
+        (
+            lambda folder: (folder / "train.jsonl").write_bytes(
+                (folder / "test.jsonl").read_bytes()
+            ),
+            ("--num_fewshot", 1),
+            "6 of the questions that are asked",
+        ),
+        (
+            lambda folder: (folder / "test.jsonl").write_text(
+                '{"question": "Two?", "answer": "it is two"}\n'
+            ),
+            (),
+            "question 0",
+        ),
         (lambda folder: None, ("--num_fewshot", 9), "num_fewshot (9)"),
         (lambda folder: None, ("--limit", 0), "limit (0)"),
         (lambda folder: None, ("--seed", -1), "seed"),

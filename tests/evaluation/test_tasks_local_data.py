@@ -115,8 +115,6 @@ def test_the_recipe_for_published_rows(tmp_path, monkeypatch):
     code = (TASKS.parents[1] / "docs/tasks.md").read_text().split("```python")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATA", "data/eval")
-    for name in ("hellaswag", "piqa"):
-        Path("data/eval", name).mkdir(parents=True)
     texts = {
         "ctx_a": "A man [header] stands.",
         "ctx_b": "then HE",
