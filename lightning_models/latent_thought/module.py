@@ -325,11 +325,13 @@ class LatentThoughtLM(LanguageModel):
         """Returns the prefixes, or the first ``context`` tokens of each row, as what is read."""
         if "prefix" in batch:
             tokens, lengths = batch["prefix"], batch["prefix_lengths"]
+            known = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         else:
             lengths = batch["context"]
             # the decoder is causal: what follows the longest context changes nothing before it
-            tokens = batch["tokens"][:, : int(lengths.max())]
-        known = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+            longest = max(1, int(lengths.max()))
+            tokens, real = batch["tokens"][:, :longest], batch["mask"][:, :longest]
+            known = real & (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])
         return Reading(self.network, tokens, _following(tokens, known), known, selects=True)
 
     def _given_states(self, batch: Batch, z: Tensor) -> Tensor:
