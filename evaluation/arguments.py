@@ -44,6 +44,7 @@ CARRIED = (
     "block_size",
     "batch_size",
     "eval_batch_size",
+    "step_separator",
 )
 """Arguments of the checkpoint's own data that other data take over: how text is read, not which."""
 

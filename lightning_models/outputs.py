@@ -123,7 +123,7 @@ class Ratio(Metric):
         self.add_state("denominator", default=zero.clone(), dist_reduce_fx="sum")
 
     def update(self, numerator: Tensor, denominator: Tensor | float) -> None:
-        # Adds one batch: two sums (scalars, or tensors whose elements are summed).
+        """Adds one batch: two sums (scalars, or tensors whose elements are summed)."""
         self.numerator += torch.as_tensor(numerator, dtype=torch.float64).detach().sum()
         device = self.denominator.device
         self.denominator += on_device(denominator, device, torch.float64).detach().sum()
@@ -134,7 +134,7 @@ class Ratio(Metric):
         return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
     def compute(self) -> Tensor:
-        # Returns the ratio as a float32 scalar (nan before the first update).
+        """Returns the ratio as a float32 scalar (nan before the first update)."""
         return (self.numerator / self.denominator).float()
 
 

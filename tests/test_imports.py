@@ -258,7 +258,7 @@ def test_public_names_are_those_that_the_type_checker_sees(package):
 
 @pytest.mark.parametrize("package", OURS_WITH_DOCS)
 def test_every_public_method_has_a_docstring_or_inherits_one(package):
-    """``inspect.getdoc`` finds the docstring of an overridden method."""
+    """A base class of ours or of Lightning may hold it; torch's ``forward`` says no shapes."""
     package = importlib.import_module(package)
     undocumented = []
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
@@ -270,6 +270,10 @@ def test_every_public_method_has_a_docstring_or_inherits_one(package):
                 for name, member in vars(cls).items()
                 if not name.startswith(("_", "on_")) and not cls.__name__.startswith("_")
                 if inspect.isroutine(member) or isinstance(member, property)
-                if not inspect.getdoc(getattr(cls, name))
+                if not any(
+                    getattr(vars(base).get(name), "__doc__", None)
+                    for base in cls.__mro__
+                    if base.__module__.partition(".")[0] in (*OURS_WITH_DOCS, "lightning")
+                )
             ]
     assert undocumented == []

@@ -60,11 +60,18 @@ class _Once:
     _latest = ""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        # as text, a nan equals itself, and a number its tensor
-        row = repr((step, sorted((key, float(value)) for key, value in metrics.items())))
+        row = repr((step, sorted((key, _as_text(value)) for key, value in metrics.items())))
         if row != self._latest:
             self._latest = row
             super().log_metrics(metrics, step)  # type: ignore[misc]
+
+
+def _as_text(value: Any) -> str:
+    """Writes a value so that a nan equals itself and a number its tensor; images are objects."""
+    try:
+        return repr(float(value))
+    except (TypeError, ValueError):
+        return repr(value)
 
 
 class EventLog(_Once, TensorBoardLogger):

@@ -110,7 +110,7 @@ class SlotNetwork(Backbone):
         return Pondered(states, None, states[:, :, -1], executed)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        # Compiles each block, which all passes share; takes what ``torch.compile`` takes.
+        """Compiles each block, which all passes share; takes what ``torch.compile`` takes."""
         config: Any = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, BLOCK_VARIANTS)
         for block in self.blocks:

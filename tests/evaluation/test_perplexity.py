@@ -246,6 +246,13 @@ def test_another_corpus_takes_tokenizer_and_sizes_but_no_sources(argv):
     assert own_arguments(argv, LOCAL) == SIZES
 
 
+def test_other_questions_take_the_separator_of_written_steps():
+    """A model that was trained with it writes it; the questions' own prefixes stay theirs."""
+    options = {"task": "parity", "answer_prefix": " = ", "step_separator": " ; "}
+    trained = {"class_path": "datamodules.StateTracking", "init_args": options}
+    assert own_arguments(["--data", "TwoHop"], trained) == {"step_separator": " ; "}
+
+
 @pytest.mark.parametrize(
     "argv",
     [

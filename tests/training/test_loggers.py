@@ -67,6 +67,18 @@ def test_a_new_csv_file_is_not_one_of_another_run(tmp_path):
     assert read_scalars(tmp_path / "a") == {"x": {3: 2.0}, "y": {3: 1.0}}
 
 
+def test_a_row_is_written_once_whatever_its_values(tmp_path):
+    """A checkpoint has the row written early; figures come to W&B's and MLflow's as objects."""
+    figure, rows = object(), []
+    log = MetricsFile(tmp_path, "", "a", None)
+    log.experiment.log_metrics = lambda metrics, step: rows.append((step, dict(metrics)))
+    nan = {"loss": float("nan"), "figure": figure}
+    for metrics, step in ((nan, 1), ({**nan, "loss": torch.tensor(torch.nan)}, 1), (nan, 2)):
+        log.log_metrics(metrics, step)
+    log.log_metrics({"loss": 1.0, "figure": object()}, 2)
+    assert [step for step, _ in rows] == [1, 2, 2]
+
+
 def test_wandb_takes_values_text_and_figures_offline(fit, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
