@@ -21,7 +21,7 @@ from lightning_models.checkpoint import (
     Recipe,
     Which,
     has_log,
-    is_near_meant,
+    suggest_path,
     place_of,
     read_checkpoint,
     started_runs,
@@ -173,7 +173,7 @@ def _paths(word: str, key: str) -> list[Path]:
     place = place_of(word, key)
     found = matching(place)
     if not found:
-        hint = is_near_meant(place)
+        hint = suggest_path(place)
         raise ValueError(f"{key} ({word}): there is no such file or folder{hint}")
     return found
 

@@ -184,16 +184,13 @@ RUNS = Path("runs")
 """Where training writes runs by default."""
 
 
-def is_near_meant(path: Path) -> str:
-    """Returns the question whether paths spelt like a missing one are meant, or nothing.
+def suggest_path(path: Path) -> str:
+    """Returns the question after a missing path, naming paths that resemble it.
 
-    Looked for are folders and checkpoints: where the path would be, and among ``RUNS``.
-
-    Args:
-        path: of what is not there.
+    Folders and checkpoints are compared, next to the path and among ``RUNS``.
     """
     near = _near(path) or _near(RUNS / path)
-    return f"; is {' or '.join(map(str, near[:3]))} meant?" if near else ""
+    return f"; did you mean {' or '.join(map(str, near[:3]))}?" if near else ""
 
 
 def _near(path: Path) -> list[Path]:
@@ -238,7 +235,7 @@ def read_checkpoint(
         found = last if which == "last" else best_checkpoint(last, "which=best", verifies=verifies)
         return replace(found, which=which)
     if not path.exists():
-        raise CheckpointError(f"there is no checkpoint at {path}{is_near_meant(path)}")
+        raise CheckpointError(f"there is no checkpoint at {path}{suggest_path(path)}")
     if which == "best":
         raise CheckpointError(
             f"which=best chooses among the checkpoints of a run, and {path} is one "
@@ -363,7 +360,7 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
         files = [path for path in files if path not in paths]
     places = ", ".join(str(folder) for folder in folders)
     missing = next((folder for folder in folders if not folder.exists()), None)
-    hint = "" if missing is None else is_near_meant(missing)
+    hint = "" if missing is None else suggest_path(missing)
     reason = f" ({damaged[0]})" if damaged else ""
     raise CheckpointError(
         f"there is no whole checkpoint below {places}{reason}; give the folder of the run or the "

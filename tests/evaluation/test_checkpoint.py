@@ -23,9 +23,9 @@ def test_a_misspelt_path_is_answered_by_those_that_are_there(asked, tmp_path, mo
     (tmp_path / "runs" / "first" / "lst.txt").touch()
     monkeypatch.chdir(tmp_path)
     meant = "runs/first/last.ckpt" if asked.endswith("ckpt") else "runs/first"
-    with pytest.raises(CheckpointError, match=f"at {asked}; is {meant} meant"):
+    with pytest.raises(CheckpointError, match=f"at {asked}; did you mean {meant}"):
         read_checkpoint(asked)
-    with pytest.raises(ValueError, match=f"; is {meant} meant"):
+    with pytest.raises(ValueError, match=f"; did you mean {meant}"):
         find_checkpoints([asked])
     with pytest.raises(CheckpointError, match=r"at no_such_thing$"):
         read_checkpoint("no_such_thing")
