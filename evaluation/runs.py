@@ -21,10 +21,10 @@ from lightning_models.checkpoint import (
     Recipe,
     Which,
     has_log,
-    suggest_path,
     place_of,
     read_checkpoint,
     started_runs,
+    suggest_path,
 )
 
 # ---- log and record of a run
