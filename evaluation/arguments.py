@@ -44,7 +44,6 @@ CARRIED = (
     "block_size",
     "batch_size",
     "eval_batch_size",
-    "step_separator",
 )
 """Arguments of the checkpoint's own data that other data take over: how text is read, not which."""
 
@@ -249,9 +248,14 @@ def add_corpus_arguments(
         parser.set_defaults({"data": default_recipe(checkpoint.data_recipe, argv)})
 
 
-def carried(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those init arguments of the checkpoint's data that other data take over."""
-    return {key: arguments[key] for key in CARRIED if key in arguments}
+def carried(arguments: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """Returns the init arguments of the checkpoint's data that other data take over.
+
+    Args:
+        arguments: Init arguments of the checkpoint's data.
+        *more: Names to take besides ``CARRIED``.
+    """
+    return {key: arguments[key] for key in (*CARRIED, *more) if key in arguments}
 
 
 def default_recipe(trained: Recipe, argv: Sequence[str]) -> Recipe:
@@ -269,7 +273,10 @@ def default_recipe(trained: Recipe, argv: Sequence[str]) -> Recipe:
     nested = isinstance(inner, Mapping) and "class_path" in inner
     if _names_another(argv, "--data", trained["class_path"]):
         of_corpus = carried(inner.get("init_args", {})) if nested else {}
-        return {**trained, "init_args": {**of_corpus, **carried(arguments)}}
+        # a model writes steps with the separator of its training; the parser drops the argument for
+        # data without steps
+        own = carried(arguments, "step_separator")
+        return {**trained, "init_args": {**of_corpus, **own}}
     if not nested:
         return _without_training_files(trained, argv, "--data")
     if _names_another(argv, "--data.corpus", inner["class_path"]):
