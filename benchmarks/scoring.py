@@ -2,10 +2,13 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.scoring
     OMP_NUM_THREADS=1 python -m benchmarks.scoring --layers 6 --dim 256 --heads 4
+    OMP_NUM_THREADS=1 python -m benchmarks.scoring --layers 6 --dim 256 --heads 4 \
+        --model LatentThoughtLM --config inner_steps=16
 
 Both sides have the same GPT-2 weights, tokenizer, requests and batch size. Requests are random
-words, with about as many tokens as requests of the named tasks; ``long`` has contexts of 200.
-"Whole rows" is our side when it reads each context once for every continuation.
+words in sentences of ten tokens, with about as many tokens as requests of the named tasks;
+``long`` has contexts of 200. "Whole rows" is our side when it reads each context once for every
+continuation. ``--model`` times a method with random weights against its own whole rows instead.
 """
 
 import itertools
@@ -21,7 +24,8 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import Options, Rows, in_turn
-from lightning_models import TransformerLM
+from benchmarks.step import built, outline
+from lightning_models import LanguageModel, TransformerLM
 
 
 class Shape(NamedTuple):
@@ -38,7 +42,10 @@ SHAPES = {
     "piqa": Shape(17, 2, 25),
     "long": Shape(200, 4, 5),
 }
+LONGEST = 2 * max(shape.context + shape.continuation for shape in SHAPES.values())
 END, SPACE = "<|endoftext|>", "\u0120"
+MARKS = 3
+"""Entries that marks of sentences take in addition to the vocabulary."""
 
 
 def tokenizer_json(vocab: int) -> str:
@@ -72,7 +79,7 @@ def requests_of(shape: Shape, words: list[str], questions: int) -> list[Any]:
 
     def text(mean: int) -> str:
         count = draw.randint(max(1, mean // 2), mean + mean // 2)
-        return "".join(draw.choice(words) for _ in range(count))
+        return "".join("." if n % 10 == 9 else draw.choice(words) for n in range(count))
 
     for number in range(questions):
         context = text(shape.context)
@@ -82,7 +89,7 @@ def requests_of(shape: Shape, words: list[str], questions: int) -> list[Any]:
     return found
 
 
-def gpt2_pair(options: Options, context: int) -> tuple[Any, TransformerLM]:
+def gpt2_pair(options: Options) -> tuple[Any, TransformerLM]:
     """Returns ``transformers``' GPT-2 and ours with the same weights, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -91,7 +98,7 @@ def gpt2_pair(options: Options, context: int) -> tuple[Any, TransformerLM]:
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=options.vocab,
-        n_positions=context,
+        n_positions=LONGEST,
         n_embd=options.dim,
         n_layer=options.layers,
         n_head=options.heads,
@@ -105,26 +112,44 @@ def gpt2_pair(options: Options, context: int) -> tuple[Any, TransformerLM]:
     return theirs, import_transformers(theirs)
 
 
+def method(options: Options) -> LanguageModel:
+    """Returns a method of ``--model`` with random weights."""
+    sizes = {"num_layers": options.layers, "dim": options.dim, "num_heads": options.heads}
+    sizes |= {"vocab_size": options.vocab + MARKS, "block_size": LONGEST}
+    fields = [f"{key}={value}" for key, value in sizes.items()]
+    plain = Options(**vars(options), length=LONGEST, compile=False)
+    return built(outline(options.model, [*fields, *options.config], plain), plain)
+
+
 def sides(options: Options) -> tuple[Any, Any, list[str]]:
-    """Returns lm-eval's model, ours with the same weights, and the words that are one token."""
+    """Returns lm-eval's model, ours with the same weights, and the words that are one token.
+
+    The first is None for a method of ``--model``.
+    """
     from lm_eval.models.huggingface import HFLM
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer as Inner
     from transformers import PreTrainedTokenizerFast
 
+    from datamodules import SentenceTokenizer, Tokenizer
     from datamodules.json_tokenizer import JsonTokenizer
+    from datamodules.sentences.splitters import parse_splitter
     from evaluation.tasks.adapter import HarnessModel
 
-    longest = 2 * max(shape.context + shape.continuation for shape in SHAPES.values())
-    theirs, ours = gpt2_pair(options, longest)
-    written, ends = tokenizer_json(options.vocab), {"eos_token": END, "bos_token": END}
-    fast = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(written), **ends)
+    theirs, ours = (None, method(options)) if options.model else gpt2_pair(options)
+    written, size = tokenizer_json(options.vocab), options.batch
+    tokenizer: Tokenizer = JsonTokenizer("words", written)
+    if ours.reads == "sentences":
+        tokenizer = SentenceTokenizer(tokenizer, parse_splitter("rules"), max_sentence_tokens=64)
+    if theirs is not None:
+        ends = {"eos_token": END, "bos_token": END}
+        fast = PreTrainedTokenizerFast(tokenizer_object=Inner.from_str(written), **ends)
+        device = options.device
+        theirs = HFLM(pretrained=theirs.eval(), tokenizer=fast, batch_size=size, device=device)
     vocabulary = json.loads(written)["model"]["vocab"]
     words = [" " + word[1:] for word in vocabulary if word[0] == SPACE and len(word) > 1]
-    size, device = options.batch, options.device
-    hf = HFLM(pretrained=theirs.eval(), tokenizer=fast, batch_size=size, device=device)
-    model, tokenizer = ours.to(device).eval(), JsonTokenizer("words", written)
-    alike: dict[str, Any] = {"batch_size": size, "context": nullcontext, "progress": False}
-    return hf, HarnessModel(model, tokenizer, **alike), words
+    model = ours.to(options.device).eval()
+    alike: dict[str, Any] = {"context": nullcontext, "progress": False}
+    return theirs, HarnessModel(model, tokenizer, batch_size=size, **alike), words
 
 
 def rows(options: Options) -> Rows:
@@ -133,28 +158,26 @@ def rows(options: Options) -> Rows:
     for name in options.tasks:
         asked = requests_of(SHAPES[name], words, options.questions)
 
-        def hf(asked: list[Any] = asked) -> list[Any]:
-            return list(theirs.loglikelihood(asked, disable_tqdm=True))
-
         def shared(asked: list[Any] = asked) -> list[Any]:
             return list(ours.loglikelihood(asked))
 
         def whole(asked: list[Any] = asked) -> list[Any]:
-            with patch.object(TransformerLM, "shares_prefixes", False):
+            with patch.object(type(ours.model), "shares_prefixes", False):
                 return list(ours.loglikelihood(asked))
 
-        seconds = torch.tensor(in_turn((hf, shared, whole), options.rounds))  # (3, rounds)
-        pairs = list(zip(shared(), hf(), strict=True))
-        yield {
-            "task": name,
-            "requests": len(asked),
-            "hf s": seconds[0].median().item(),
-            "ours s": seconds[1].median().item(),
-            "time ratio": (seconds[1] / seconds[0]).median().item(),
-            "whole rows, time ratio": (seconds[2] / seconds[0]).median().item(),
-            "largest difference, nats": max(abs(a[0] - b[0]) for a, b in pairs),
-            "same greedy flags": all(a[1] == b[1] for a, b in pairs),
-        }
+        def hf(asked: list[Any] = asked) -> list[Any]:
+            return list(theirs.loglikelihood(asked, disable_tqdm=True))
+
+        runs = (shared, whole) if theirs is None else (shared, whole, hf)
+        seconds = torch.tensor(in_turn(runs, options.rounds))  # (runs, rounds)
+        row = {"task": name, "requests": len(asked), "ours s": seconds[0].median().item()}
+        row["to whole rows"] = (seconds[0] / seconds[1]).median().item()
+        if theirs is not None:
+            row["to hf"] = (seconds[0] / seconds[2]).median().item()
+            row["whole rows to hf"] = (seconds[1] / seconds[2]).median().item()
+        pairs = list(zip(shared(), runs[-1](), strict=True))
+        row["largest difference, nats"] = max(abs(a[0] - b[0]) for a, b in pairs)
+        yield {**row, "same greedy flags": all(a[1] == b[1] for a, b in pairs)}
 
 
 def main() -> None:
@@ -164,6 +187,10 @@ def main() -> None:
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--tasks", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--model", default=None, help="a method, instead of GPT-2 and hf")
+    parser.add_argument(
+        "--config", nargs="+", default=[], metavar="KEY=VALUE", help="fields of its config"
+    )
     harness.run(parser, rows)
 
 

@@ -29,7 +29,7 @@ from evaluation.devices import Device, Precision, autocast
 from evaluation.generate import continue_prompts
 from evaluation.perplexity import Mode
 from evaluation.scoring import Totals, score_batch
-from evaluation.tasks.readers import Piece, Reader, label, reader_of
+from evaluation.tasks.readers import Piece, Reader, label, reader_of, scored_of
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Which
 from lightning_models.generation import SamplingConfig, generate_steps, whole_number, written_text
@@ -348,9 +348,9 @@ class LoadedModel:
         hidden = None if len(parts) > ROWS else True  # None: hidden where stderr is no terminal
         for start in tqdm(range(0, len(parts), ROWS), desc="scoring", disable=hidden):
             group = parts[start : start + ROWS]
-            batch = reader.whole_batch(group) if whole else reader.batch(group)
+            batch = reader.batch(group, whole=whole)
             scores = score_batch(self.model, batch, self.precision)
-            nats += reader.scored_of(-scores.log_prob.double().cpu(), group)
+            nats += scored_of(-scores.log_prob.double().cpu(), batch["targets"])
             of_texts -= scores.sequence_total().item()
             kind = scores.kind
         return torch.cat(nats), of_texts, kind
@@ -394,7 +394,7 @@ class LoadedModel:
                 f"text has {len(piece.tokens) - 1} tokens with the start of the document, and the "
                 f"model reads {reader.limit} at once; give a shorter one"
             )
-        batch = move_data_to_device(reader.whole_batch([piece]), self.model.device)
+        batch = move_data_to_device(reader.batch([piece], whole=True), self.model.device)
         for analysis in (make() for make in ANALYSES):
             if analysis.reads != self.model.reads:
                 continue

@@ -106,8 +106,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         ``context`` (B,) in the batch says how many tokens of each row are given: a method that
         infers something of a row as a whole infers it from those. Where ``shares_prefixes``, a
         batch may have ``prefix`` (C, P), right-padded, ``prefix_lengths`` (C,), at least 2, and
-        ``prefix_row`` (B,): row b goes on from a copy of the cache of prefix ``prefix_row[b]``,
-        whose last token is the first of the row's ``tokens``.
+        ``prefix_row`` (B,): row b goes on from prefix ``prefix_row[b]``, whose last token is the
+        first of the row's ``tokens``; ``mask`` then says which of those are no padding.
         """
 
     @abstractmethod
@@ -203,14 +203,6 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
         """Returns parameters exempt from weight decay, besides norms and biases."""
         return ()
-
-    def prefix_cache(self, batch: Batch) -> Any:
-        """Returns for each row a copy of the decoding cache of its ``prefix``; None without one."""
-        if "prefix" not in batch:
-            return None
-        cache = self.init_cache(batch["prefix"], batch["prefix_lengths"], batch["tokens"].shape[1])
-        cache.select(batch["prefix_row"])
-        return cache
 
     def target_log_probs(self, h: Tensor, targets: Tensor) -> Tensor:
         """Returns log p(target) (...) in nats for ``score``, 0 where nothing is predicted.

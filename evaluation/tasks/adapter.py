@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
-from evaluation.tasks.readers import Piece, Reader, label, reader_of
+from evaluation.tasks.readers import Batch, Piece, label, reader_of, scored_of
 from evaluation.tasks.writing import Continuations, WritingRequest, write
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
@@ -64,13 +64,12 @@ class LogLikelihood(tuple[float, bool]):
     facts: Facts
 
     def __new__(cls, log_prob: float, greedy: bool, facts: Facts) -> "LogLikelihood":
-        """Returns the pair."""
         pair = super().__new__(cls, (log_prob, greedy))
         pair.facts = facts
         return pair
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns what a cache file or another process rebuilds it from."""
+        # for cache files and other processes
         return LogLikelihood, (*self, self.facts)
 
 
@@ -80,13 +79,11 @@ class RollingLogLikelihood(float):
     facts: Facts
 
     def __new__(cls, log_prob: float, facts: Facts) -> "RollingLogLikelihood":
-        """Returns the number."""
         number = super().__new__(cls, log_prob)
         number.facts = facts
         return number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns what a cache file or another process rebuilds it from."""
         return RollingLogLikelihood, (float(self), self.facts)
 
 
@@ -118,6 +115,7 @@ class Work:
 class _Sum:
     """What is known of a request so far."""
 
+    task: str
     missing: int
     """Pieces that are not scored yet."""
     log_prob: float = 0.0
@@ -144,7 +142,6 @@ class HarnessModel(LM):
         context: Makes the context of the model's passes (its autocast).
         max_gen_toks: Most tokens of a continuation where the task does not say.
         seed: Of random draws of written texts.
-        reader: How texts become tokens; None: see ``reader_of``.
         rank: This process among ``world_size``.
         world_size: Processes that share the examples.
         gather: From a value to those of all ranks.
@@ -154,7 +151,7 @@ class HarnessModel(LM):
         work: What was computed here, by task.
 
     Raises:
-        ValueError: If the model scores no plain texts, and no reader is given.
+        ValueError: If the model scores no plain texts.
     """
 
     def __init__(
@@ -167,7 +164,6 @@ class HarnessModel(LM):
         mode: Mode = "blockwise",
         max_gen_toks: int = 256,
         seed: int = 0,
-        reader: Reader | None = None,
         rank: int = 0,
         world_size: int = 1,
         gather: Gather = lambda value: [value],
@@ -175,7 +171,7 @@ class HarnessModel(LM):
     ) -> None:
         super().__init__()
         self.model, self.own_tokenizer = model, tokenizer
-        self.reader = reader_of(model, tokenizer) if reader is None else reader
+        self.reader = reader_of(model, tokenizer)
         self.batch_size, self.mode, self.max_gen_toks = batch_size, mode, max_gen_toks
         self.seed = seed
         self._context, self._gather = context, gather
@@ -274,13 +270,20 @@ class HarnessModel(LM):
                 "context and continuation; they are split as the harness' hf model does it, which "
                 "leaves out tokens there (docs/tasks.md)"
             )
-        for number, total in self._sums(cuts, requests, given=given):
-            self._label(total.facts, given=given)
+        tasks = [str(request.task_name) for request in requests]
+        for idx, total in self._sums(cuts, tasks, given=given):
+            facts = total.facts
+            facts.likelihood, facts.causal = label(
+                facts.likelihood,
+                self.model.causal,
+                from_prefixes=self.mode == "autoregressive",
+                given=given,
+            )
             if given:
-                found[number] = LogLikelihood(total.log_prob, total.greedy, total.facts)
+                found[idx] = LogLikelihood(total.log_prob, total.greedy, facts)
             else:
-                found[number] = RollingLogLikelihood(total.log_prob, total.facts)
-            self.cache_hook.add_partial(kind, requests[number].args, found[number])
+                found[idx] = RollingLogLikelihood(total.log_prob, facts)
+            self.cache_hook.add_partial(kind, requests[idx].args, found[idx])
         return found
 
     def _pieces(self, context: str, continuation: str, *, given: bool) -> list[Piece]:
@@ -297,38 +300,50 @@ class HarnessModel(LM):
         return [prefix for piece in pieces for prefix in piece.prefixes()]
 
     def _sums(
-        self, cuts: Sequence[Sequence[Piece]], requests: Sequence[Any], *, given: bool
+        self, cuts: Sequence[Sequence[Piece]], tasks: Sequence[str], *, given: bool
     ) -> Iterator[tuple[int, _Sum]]:
         """Yields number and result of each request as soon as all of its pieces are scored."""
-        sums = [_Sum(missing=len(pieces)) for pieces in cuts]
-        jobs = [(n, piece) for n, pieces in enumerate(cuts) for piece in pieces]
+        sums = [_Sum(task, len(pieces)) for task, pieces in zip(tasks, cuts, strict=True)]
+        jobs = [(idx, piece) for idx, pieces in enumerate(cuts) for piece in pieces]
         share = given and self.model.shares_prefixes and self.batch_size > 1
-        yield from ((n, total) for n, total in enumerate(sums) if not total.missing)
+        whole = not given and self.mode == "blockwise"
+        yield from ((idx, total) for idx, total in enumerate(sums) if not total.missing)
         with self._bar(len(jobs), "scoring", " rows") as bar:
             for batch, shared in self._batches(jobs, share=share):
-                self._add_batch(batch, sums, requests, given=given, shared=shared)
+                pieces = [piece for _, piece in batch]
+                if shared:
+                    rows = self.reader.shared_batch(pieces)
+                else:
+                    rows = self.reader.batch(pieces, whole=whole)
+                self._add_batch(rows, pieces, [sums[idx] for idx, _ in batch])
                 bar.update(len(batch))
-                for number in dict.fromkeys(number for number, _ in batch):
-                    if not sums[number].missing:
-                        yield number, sums[number]
+                for idx in dict.fromkeys(idx for idx, _ in batch):
+                    if not sums[idx].missing:
+                        yield idx, sums[idx]
 
     def _batches(self, jobs: Sequence[_Job], *, share: bool) -> Iterator[tuple[list[_Job], bool]]:
         """Yields batches of jobs, and whether the jobs of a batch share what they are given."""
-        number = Counter(_given(job) for job in jobs) if share else Counter()
-        shared = [job for job in jobs if number[_given(job)] > 1 and job[1].given > 1]
-        yield from ((batch, True) for batch in self._shared_batches(shared))
-        plain = [job for job in jobs if number[_given(job)] <= 1 or job[1].given <= 1]
-        plain.sort(key=lambda job: (-self.reader.read_tokens(job[1]), job[1].tokens))
+        order = sorted(jobs, key=lambda job: (-self.reader.read_tokens(job[1]), job[1].tokens))
+        groups: dict[tuple[int, ...], list[_Job]] = {}
+        for job in order:
+            groups.setdefault(_given(job), []).append(job)
+        shared = {
+            given: group
+            for given, group in groups.items()
+            if share and len(group) > 1 and len(given) > 1
+        }
+        yield from ((batch, True) for batch in self._shared_batches(list(shared.values())))
+        plain = [job for job in order if _given(job) not in shared]
         for first in range(0, len(plain), self.batch_size):
             yield plain[first : first + self.batch_size], False
 
-    def _shared_batches(self, jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
-        """Yields batches in which the jobs of one context stand together, the longest first."""
-        groups: dict[tuple[int, ...], list[_Job]] = {}
-        for job in sorted(jobs, key=lambda job: (-len(job[1].tokens), job[1].tokens)):
-            groups.setdefault(_given(job), []).append(job)
+    def _shared_batches(self, groups: list[list[_Job]]) -> Iterator[list[_Job]]:
+        """Yields batches of jobs grouped by context, those with most tokens in a group first.
+
+        Groups of a batch are alike, as a method may read each as one row.
+        """
         batch: list[_Job] = []
-        for group in groups.values():
+        for group in sorted(groups, key=_tokens_once, reverse=True):
             for first in range(0, len(group), self.batch_size):
                 more = group[first : first + self.batch_size]
                 if batch and not self._fit([*batch, *more]):
@@ -350,36 +365,24 @@ class HarnessModel(LM):
         width = max(p.given for p in pieces) + max(len(p.tokens) - p.given for p in pieces) - 1
         return self.reader.limit is None or width <= self.reader.limit
 
-    def _add_batch(
-        self,
-        batch: Sequence[_Job],
-        sums: Sequence[_Sum],
-        requests: Sequence[Any],
-        *,
-        given: bool,
-        shared: bool,
-    ) -> None:
-        """Scores the pieces, and adds the results to their requests' sums."""
-        start, pieces = time.perf_counter(), [piece for _, piece in batch]
+    def _add_batch(self, rows: Batch, pieces: Sequence[Piece], sums: Sequence[_Sum]) -> None:
+        """Scores the rows of pieces, and adds the results to the sums that they belong to."""
+        start = time.perf_counter()
         read = [self.reader.read_tokens(piece) for piece in pieces]
-        if shared:
-            rows, pieces = self.reader.shared_batch(pieces)
-        else:
-            whole = not given and self.mode == "blockwise"
-            rows = self.reader.whole_batch(pieces) if whole else self.reader.batch(pieces)
         seen: dict[str, Any] = {}  # what the model records, by name: greedy, executed, flops, ...
         taken = dict.fromkeys(("greedy", "thinking_steps", "flops"), seen.update)
         with recording(**taken), torch.no_grad(), self._context():
             scores = self.model.score(move_data_to_device(rows, self.device))
-        log_probs = self._scored(scores.log_prob, pieces)
-        greedy = self._scored(seen["greedy"], pieces)
-        steps = self._scored(seen["executed"], pieces) if "executed" in seen else None
-        terms = scores.sequence_term.detach().double().cpu().tolist()
+        targets = rows["targets"]
+        log_probs = scored_of(scores.log_prob.cpu(), targets)
+        greedy = scored_of(seen["greedy"].cpu(), targets)
+        steps = scored_of(seen["executed"].cpu(), targets) if "executed" in seen else None
+        terms = scores.sequence_term.double().cpu().tolist()
         seconds = time.perf_counter() - start
         planned = [tokens * self._flops(tokens) for tokens in read]
         flops = seen["flops"].tolist() if "flops" in seen else planned
-        for row, (number, _) in enumerate(batch):
-            total, facts = sums[number], sums[number].facts
+        for row, total in enumerate(sums):
+            facts = total.facts
             total.missing -= 1
             total.log_prob += float(log_probs[row].double().sum()) + terms[row]
             total.greedy &= bool(greedy[row].all())
@@ -390,20 +393,7 @@ class HarnessModel(LM):
             if steps is not None:
                 facts.steps = (facts.steps or 0.0) + steps[row].sum().item()
             facts.likelihood = scores.kind
-            share = seconds * read[row] / max(1, sum(read))
-            self.work[str(requests[number].task_name)].seconds += share
-
-    def _scored(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
-        return self.reader.scored_of(per_target.detach().cpu(), pieces)
-
-    def _label(self, facts: Facts, *, given: bool) -> None:
-        """Sets kind and causality."""
-        facts.likelihood, facts.causal = label(
-            facts.likelihood,
-            self.model.causal,
-            from_prefixes=self.mode == "autoregressive",
-            given=given,
-        )
+            self.work[total.task].seconds += seconds * read[row] / max(1, sum(read))
 
     def _bar(self, total: int, what: str, unit: str) -> Any:
         hidden = True if self._rank else self._hidden
@@ -413,6 +403,11 @@ class HarnessModel(LM):
 def _given(job: _Job) -> tuple[int, ...]:
     """Returns the tokens that a job is given."""
     return job[1].tokens[: job[1].given]
+
+
+def _tokens_once(group: Sequence[_Job]) -> int:
+    """Returns the tokens of a context and of all its continuations."""
+    return len(_given(group[0])) + sum(len(piece.tokens) - piece.given for _, piece in group)
 
 
 def _alike(

@@ -76,10 +76,7 @@ def quiet(*, silent: bool = False) -> Iterator[None]:
 
 
 def load_tasks(
-    names: Sequence[str],
-    include_path: str | Path | None,
-    num_fewshot: int | None,
-    metadata: dict[str, Any] | None = None,
+    names: Sequence[str], include_path: str | Path | None, num_fewshot: int | None
 ) -> dict[str, Any]:
     """Returns what the harness' ``TaskManager.load`` does, with the number of examples set.
 
@@ -89,7 +86,6 @@ def load_tasks(
         include_path: folder of your own task files; None: none.
         num_fewshot: examples before each question; None: as the task says. Tasks that say 0
             keep it, as in the harness.
-        metadata: what the functions that make data sets are given, too; None: nothing.
 
     Raises:
         ValueError: if a name is unknown, or the data of a task cannot be had.
@@ -99,7 +95,7 @@ def load_tasks(
     folders = [OWN_TASKS, *([] if include_path is None else [Path(include_path)])]
     found: dict[str, Any] = {"tasks": {}, "groups": {}}
     with quiet(), installed_evaluate():
-        manager = _manager(names, folders, metadata)
+        manager = _manager(names, folders)
         for name in names:
             if name not in manager.task_index:
                 raise ValueError(_unknown(name, manager.all_tasks))
@@ -112,9 +108,7 @@ def load_tasks(
     return found
 
 
-def _manager(
-    names: Sequence[str], folders: Sequence[Path], metadata: dict[str, Any] | None
-) -> TaskManager:
+def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
     """Returns what knows the names; all of the harness' task files only if that takes them.
 
     Reading the thousands of them takes a minute. Folders that a name begins with come first.
@@ -125,12 +119,10 @@ def _manager(
         for path in sorted(root.iterdir())
         if path.is_dir() and any(name.startswith(path.name) for name in names)
     ]
-    manager = TaskManager(
-        include_path=[*likely, *folders], include_defaults=False, metadata=metadata
-    )
+    manager = TaskManager(include_path=[*likely, *folders], include_defaults=False)
     if all(name in manager.task_index for name in names):
         return manager
-    return TaskManager(include_path=list(folders), metadata=metadata)
+    return TaskManager(include_path=list(folders))
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:

@@ -57,20 +57,6 @@ class Piece:
         """Tokens before the first scored one."""
         return self.scored.index(True)
 
-    @property
-    def number(self) -> int:
-        """A number that only depends on the tokens before the first scored one, 62 bits.
-
-        What a method draws at random follows it: the same for all answers of a question, whatever
-        batch or order they come in.
-        """
-        return _number_of(self.tokens[: self.given])
-
-    @property
-    def whole_number(self) -> int:
-        """The same of all tokens, for texts that are scored as wholes, each with its own draws."""
-        return _number_of(self.tokens)
-
     def prefixes(self) -> Iterator["Piece"]:
         """Yields, for each scored token, the tokens up to it, of which it alone is scored."""
         for place in np.flatnonzero(self.scored).tolist():
@@ -82,7 +68,12 @@ class Piece:
             )
 
 
-def _number_of(tokens: Sequence[int]) -> int:
+def stream_of(tokens: Sequence[int]) -> int:
+    """Returns a number of 62 bits that what a method draws at random follows.
+
+    Scored texts follow what they are given: the draws are the same for all answers of a question,
+    whatever batch or order they come in.
+    """
     digest = hashlib.sha256(np.asarray(tokens, dtype=np.int64).tobytes()).digest()
     return int.from_bytes(digest[:8], "big") >> 2
 
@@ -109,50 +100,43 @@ class Reader(ABC):
         """Returns both texts, the continuation's tokens scored; it may be longer than the limit."""
 
     @abstractmethod
-    def batch(self, pieces: Sequence[Piece]) -> Batch:
-        """Returns the batch of pieces within the limit, their scored tokens as targets."""
+    def rows(self, pieces: Sequence[Piece]) -> Batch:
+        """Returns the tokens of pieces within the limit, and the scored ones as targets."""
 
-    def whole_batch(self, pieces: Sequence[Piece]) -> Batch:
-        """Returns `batch` of texts that are scored as wholes, nothing of them given.
+    def batch(self, pieces: Sequence[Piece], *, whole: bool = False) -> Batch:
+        """Returns ``rows`` with ``sequence_id`` (B,), and ``context`` (B,): tokens that are given.
 
-        A method that infers something from what is given bounds the likelihood of the text instead.
+        Args:
+            pieces: At least one.
+            whole: Whether nothing is given: a method that infers something from what is given
+                bounds the likelihood of the text instead, and each text has its own draws.
         """
-        batch = self.batch(pieces)
-        batch.pop("context", None)
-        return batch | {"sequence_id": torch.tensor([piece.whole_number for piece in pieces])}
+        given = [piece.tokens if whole else piece.tokens[: piece.given] for piece in pieces]
+        batch = self.rows(pieces) | {"sequence_id": torch.tensor(list(map(stream_of, given)))}
+        return batch if whole else batch | {"context": torch.tensor(list(map(len, given)))}
 
-    def shared_batch(self, pieces: Sequence[Piece]) -> tuple[Batch, list[Piece]]:
+    def shared_batch(self, pieces: Sequence[Piece]) -> Batch:
         """Returns the batch of pieces, in which what several are given stands once, as ``prefix``.
 
-        ``LanguageModel.score`` has the keys. Also returns the pieces that its targets belong to,
-        which begin with the last given token.
+        ``LanguageModel.score`` has the keys. Rows begin with the last given token.
         """
-        prefixes = dict.fromkeys(piece.tokens[: piece.given] for piece in pieces)
-        index = {prefix: row for row, prefix in enumerate(prefixes)}
-        after = rests(pieces)
-        batch = self.batch(after)
-        batch.pop("context", None)
-        rows = [torch.tensor(prefix) for prefix in prefixes]
-        batch |= {
-            "sequence_id": torch.tensor([piece.number for piece in pieces]),
-            "prefix": pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.eos_id),
-            "prefix_lengths": torch.tensor([len(row) for row in rows]),
-            "prefix_row": torch.tensor([index[piece.tokens[: piece.given]] for piece in pieces]),
+        given = [piece.tokens[: piece.given] for piece in pieces]
+        index = {prefix: row for row, prefix in enumerate(dict.fromkeys(given))}
+        rests = [
+            Piece(piece.tokens[piece.given - 1 :], piece.scored[piece.given - 1 :])
+            for piece in pieces
+        ]
+        prefixes = [torch.tensor(prefix) for prefix in index]
+        return self.rows(rests) | {
+            "sequence_id": torch.tensor(list(map(stream_of, given))),
+            "prefix": pad_sequence(prefixes, True, self.tokenizer.eos_id),
+            "prefix_lengths": torch.tensor([len(prefix) for prefix in prefixes]),
+            "prefix_row": torch.tensor([index[prefix] for prefix in given]),
         }
-        return batch, after
 
     def document(self, text: str) -> Piece:
         """Returns a whole text, from its start to its end, all of which is read."""
         return self.piece("", text)
-
-    @abstractmethod
-    def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Returns of each piece the values of its scored tokens, in order.
-
-        Args:
-            per_target: In the shape of the batch's targets.
-            pieces: Those of the batch.
-        """
 
     def pieces(self, context: str, continuation: str) -> list[Piece]:
         """Returns the texts in pieces within the limit; together they score each token once.
@@ -201,18 +185,10 @@ def windows(piece: Piece, limit: int | None) -> list[Piece]:
     return found
 
 
-def rests(pieces: Sequence[Piece]) -> list[Piece]:
-    """Returns the pieces from their last given token on."""
-    return [
-        Piece(piece.tokens[piece.given - 1 :], piece.scored[piece.given - 1 :]) for piece in pieces
-    ]
-
-
 class WindowReader(Reader):
     """Plain tokens."""
 
     def piece(self, context: str, continuation: str) -> Piece:
-        """Returns both texts, encoded and split as the module's docstring has it."""
         given, after = (self._apart if self.documents else self._together)(context, continuation)
         if self.documents or not given or self.tokenizer.text_bos_id is not None:
             given = [self.tokenizer.start_id, *given]
@@ -236,11 +212,8 @@ class WindowReader(Reader):
         return whole[:-1], whole[-1:]  # the continuation is part of the context's last token
 
     def rolling_pieces(self, text: str) -> list[Piece]:
-        """Returns `pieces` of a whole text, as the harness scores one.
-
-        Its ``hf`` model puts BOS before all that the tokenizer gives: where that begins with BOS,
-        it is a target.
-        """
+        # The harness' hf model puts BOS before all that the tokenizer gives: where that begins with
+        # BOS, it is a target.
         piece = self.piece("", text)
         if self.tokenizer.text_bos_id is not None:
             tokens = (self.tokenizer.text_bos_id, *piece.tokens)
@@ -248,8 +221,7 @@ class WindowReader(Reader):
         return windows(piece, self.limit)
 
     def document(self, text: str) -> Piece:
-        """Returns a whole text; the end of the document after it is the last target."""
-        piece = self.piece("", text)
+        piece = self.piece("", text)  # the end of the document is its last target
         return Piece((*piece.tokens, self.tokenizer.eos_id), (*piece.scored, True))
 
     @lru_cache(maxsize=64)  # noqa: B019 (a reader lives as long as its results are asked for)
@@ -257,32 +229,17 @@ class WindowReader(Reader):
         """All answers of a question have one context."""
         return tuple(self.tokenizer.encode(text))
 
-    def batch(self, pieces: Sequence[Piece]) -> Batch:
-        """Returns the batch dict of windows, and ``context`` (B,): tokens that are given.
-
-        The last token of a piece is a target only: a model that is not causal must not read it.
-        """
-        size = len(pieces), max(len(piece.tokens) for piece in pieces) - 1
-        tokens = torch.full(size, self.tokenizer.eos_id)
-        targets, mask = torch.full(size, IGNORE), torch.zeros(size, dtype=torch.bool)
-        for row, piece in enumerate(pieces):
-            inputs, length = torch.tensor(piece.tokens), len(piece.tokens) - 1
-            tokens[row, :length], mask[row, :length] = inputs[:-1], True
-            scored = torch.tensor(piece.scored[1:])
-            targets[row, :length] = inputs[1:].where(scored, IGNORE)
+    def rows(self, pieces: Sequence[Piece]) -> Batch:
+        # The last token of a piece is a target only: a model that is not causal must not read it.
+        rows = [torch.tensor(piece.tokens) for piece in pieces]
+        scored = [torch.tensor(piece.scored) for piece in pieces]
+        targets = [row.where(mark, IGNORE)[1:] for row, mark in zip(rows, scored, strict=True)]
+        lengths = torch.tensor([len(row) - 1 for row in rows])
         return {
-            "tokens": tokens,
-            "targets": targets,
-            "mask": mask,
-            "sequence_id": torch.tensor([piece.number for piece in pieces]),
-            "context": torch.tensor([piece.given for piece in pieces]),
+            "tokens": pad_sequence([row[:-1] for row in rows], True, self.tokenizer.eos_id),
+            "targets": pad_sequence(targets, True, IGNORE),
+            "mask": torch.arange(int(lengths.max())) < lengths[:, None],
         }
-
-    def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Returns the values at the scored tokens; that at t belongs to token t + 1."""
-        return [
-            per_target[row, np.flatnonzero(piece.scored) - 1] for row, piece in enumerate(pieces)
-        ]
 
 
 class MarkedReader(WindowReader):
@@ -290,21 +247,15 @@ class MarkedReader(WindowReader):
 
     tokenizer: SentenceTokenizer
 
-    def _split(self, context: str, continuation: str) -> tuple[list[int], list[int], int]:
-        return split_words(self.tokenizer, context, continuation, apart=self.documents)
-
     def piece(self, context: str, continuation: str) -> Piece:
         """Returns both texts with marks, the last sentence open."""
-        words, ends, given = self._split(context, continuation)
+        words = word_piece(self.tokenizer, context, continuation, apart=self.documents)
         tokens: list[int] = []
         scored: list[bool] = []
-        begin = 0
-        for end in ends:
-            tokens += [self.tokenizer.eos_id] * (begin > 0) + [self.tokenizer.bos_id]
-            scored += [False] * (1 + (begin > 0))
-            tokens += words[begin:end]
-            scored += [place >= given for place in range(begin, end)]
-            begin = end
+        for first, last in _spans(words):
+            marks = [self.tokenizer.eos_id, self.tokenizer.bos_id][first == 0 :]
+            tokens += [*marks, *words.tokens[first:last]]
+            scored += [*[False] * len(marks), *words.scored[first:last]]
         return Piece(tuple(tokens), tuple(scored))
 
 
@@ -313,20 +264,14 @@ class SentenceReader(Reader):
 
     tokenizer: SentenceTokenizer
 
-    def _split(self, context: str, continuation: str) -> tuple[list[int], list[int], int]:
-        return split_words(self.tokenizer, context, continuation, apart=self.documents)
-
     def piece(self, context: str, continuation: str) -> Piece:
-        """Returns the words of both texts."""
-        words, ends, given = self._split(context, continuation)
-        scored = tuple(place >= given for place in range(len(words)))
-        return Piece(tuple(words), scored, tuple(ends))
+        return word_piece(self.tokenizer, context, continuation, apart=self.documents)
 
-    def batch(self, pieces: Sequence[Piece]) -> Batch:
+    def rows(self, pieces: Sequence[Piece]) -> Batch:
         """Returns the keys of `datamodules.sentences.batches.grid_batch`."""
         batch = written_batch(
             [[piece.tokens[a:b] for a, b in _spans(piece)] for piece in pieces],
-            [piece.number for piece in pieces],
+            range(len(pieces)),
             bos_id=self.tokenizer.bos_id,
             eos_id=self.tokenizer.eos_id,
         )
@@ -337,7 +282,7 @@ class SentenceReader(Reader):
         batch["targets"] = batch["targets"].where(scored, IGNORE)
         return batch
 
-    def shared_batch(self, pieces: Sequence[Piece]) -> tuple[Batch, list[Piece]]:
+    def shared_batch(self, pieces: Sequence[Piece]) -> Batch:
         """Returns ``batch`` and ``owners`` (B, S), see ``ThoughtGestaltLM.score``.
 
         Shared is a sentence in which nothing is scored, with all before it, wherever the sentences
@@ -350,36 +295,25 @@ class SentenceReader(Reader):
             begun = [(piece.tokens[:end], piece.ends[:s]) for s, end in enumerate(whole, 1)]
             shared = [first.setdefault(start, row) for start in begun]
             owners.append(shared + [row] * (most - len(shared)))
-        return self.batch(pieces) | {"owners": owners}, list(pieces)
-
-    def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Returns the values at the scored words; slot s predicts word s of its sentence."""
-        found = []
-        for row, piece in enumerate(pieces):
-            spans = enumerate(_spans(piece))
-            values = [per_target[row, sentence, : b - a] for sentence, (a, b) in spans]
-            found.append(torch.cat(values)[torch.tensor(piece.scored)])
-        return found
+        return self.batch(pieces) | {"owners": owners}
 
     def read_tokens(self, piece: Piece) -> int:
-        """Returns the slots that are computed: words, and the marks of each sentence."""
-        return len(piece.tokens) + 2 * len(piece.ends)
+        return len(piece.tokens) + 2 * len(piece.ends)  # words, and the marks of each sentence
 
 
 class QuestionReader(Reader):
     """A question, which is the context, and its answer."""
 
     def piece(self, context: str, continuation: str) -> Piece:
-        """Returns the question after BOS or EOS, and the answer with an EOS, which is scored."""
+        # the end of the answer is scored, too
         query = self.tokenizer.prompt_ids(context)
         answer = [*self.tokenizer.encode_continuation(continuation), self.tokenizer.eos_id]
         return Piece((*query, *answer), (*[False] * len(query), *[True] * len(answer)))
 
     def document(self, text: str) -> Piece:
-        """Returns a question without an answer."""
         return self.piece(text, "")
 
-    def batch(self, pieces: Sequence[Piece]) -> Batch:
+    def rows(self, pieces: Sequence[Piece]) -> Batch:
         """Returns the keys of `datamodules.reasoning.batches` but ``num_bytes``, without steps."""
         queries, answers = (
             [torch.tensor(piece.tokens[cut(piece)]) for piece in pieces]
@@ -394,25 +328,28 @@ class QuestionReader(Reader):
             "step_lengths": torch.zeros(rows, 1, dtype=torch.int64),
             "step_places": torch.full((rows, 1), -1),
             "targets": targets,
-            "sequence_id": torch.tensor([piece.number for piece in pieces]),
             "group": torch.zeros(rows, dtype=torch.int64),
         }
 
-    def scored_of(self, per_target: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Returns the values of the answers and their ends."""
-        return [
-            per_target[row, : len(piece.tokens) - piece.given] for row, piece in enumerate(pieces)
-        ]
+
+def scored_of(per_target: Tensor, targets: Tensor) -> list[Tensor]:
+    """Returns for each row the values of its scored tokens, in order.
+
+    Args:
+        per_target: In the shape of the batch's targets.
+        targets: Of the batch.
+    """
+    return [row[wanted != IGNORE] for row, wanted in zip(per_target, targets, strict=True)]
 
 
 def _spans(piece: Piece) -> list[tuple[int, int]]:
     return list(zip((0, *piece.ends[:-1]), piece.ends, strict=True))
 
 
-def split_words(
+def word_piece(
     tokenizer: SentenceTokenizer, context: str, continuation: str, *, apart: bool = False
-) -> tuple[list[int], list[int], int]:
-    """Returns the words of both texts, where their sentences end, and how many are given.
+) -> Piece:
+    """Returns the words of both texts and where their sentences end, the continuation scored.
 
     Sentences are cut in the whole text: a continuation may go on with the context's last one, or
     begin another. Words are cut in the whole text, too, and one that spans the join is scored;
@@ -429,7 +366,9 @@ def split_words(
         given = int(np.searchsorted(covered, kept)) + (kept > 0 and kept in covered)
     words = [word for sentence in sentences for word in sentence]
     ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
-    return words, ends, min(given, len(words) - 1)
+    given = min(given, len(words) - 1)
+    scored = tuple(idx >= given for idx in range(len(words)))
+    return Piece(tuple(words), scored, tuple(ends))
 
 
 def label(
@@ -452,12 +391,10 @@ def label(
 def reader_of(model: LanguageModel, tokenizer: Tokenizer, *, documents: bool = False) -> Reader:
     """Returns how a model reads texts.
 
-    Of ``documents``, whole texts rather than a task's (see ``Reader``), models that read questions
-    only take contexts as questions.
+    Only ``documents`` (see ``Reader``) can be questions, which are their contexts.
 
     Raises:
-        ValueError: if a task's texts are to be read and it reads questions only, or its tokenizer
-            is of another kind.
+        ValueError: If the model answers questions only, or its tokenizer is of another kind.
     """
     if model.reads == "reasoning" and documents:
         return QuestionReader(tokenizer, None)

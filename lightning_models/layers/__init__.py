@@ -34,6 +34,7 @@ from lightning_models.layers.blocks import (
     segment_max,
     segment_sum,
 )
+from lightning_models.layers.branches import Branches
 from lightning_models.layers.config import DecoderConfig, SequenceConfig
 from lightning_models.layers.kv_cache import KVCache, LayerCache
 from lightning_models.layers.recording import record, recording, wants
@@ -41,6 +42,7 @@ from lightning_models.layers.recording import record, recording, wants
 __all__ = [
     "Backend",
     "Block",
+    "Branches",
     "DecoderConfig",
     "FeedForward",
     "KVCache",

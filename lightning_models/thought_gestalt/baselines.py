@@ -1,6 +1,7 @@
 """GPT-2 with gist masking: earlier sentences are read through their last tokens only (3.3)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,3 +128,12 @@ class GistLM(TransformerLM):
 
     def build_network(self) -> GistNetwork:
         return GistNetwork(self.config)
+
+    def states(self, batch: dict[str, Any], *options: Any) -> Tensor:
+        # Which sentence a token is in follows from its place in the cache: no branches in a row.
+        if "prefix" not in batch:
+            return super().states(batch, *options)
+        cache = self.init_cache(batch["prefix"], batch["prefix_lengths"], batch["tokens"].shape[1])
+        cache.select(batch["prefix_row"])
+        found: Tensor = self.network(batch["tokens"], cache)
+        return found

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_models.base import LanguageModel
 from lightning_models.flops import attention_flops, head_flops, linear_flops, training_flops
-from lightning_models.layers import FeedForward, KVCache, SelfAttention, record, wants
+from lightning_models.layers import Branches, FeedForward, KVCache, SelfAttention, record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import linear_cross_entropy, token_entropies
 from lightning_models.outputs import LossOutput, Scores, Term
@@ -60,12 +60,23 @@ class TransformerLM(LanguageModel):
         Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats; and
         ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token.
         """
-        h, targets = self.network(batch["tokens"], self.prefix_cache(batch)), batch["targets"]
+        h, targets = self.states(batch), batch["targets"]
         if wants("entropy"):
             record("entropy", entropy=token_entropies(h, self.network.output_matrix))
         log_prob = self.target_log_probs(h, targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
+
+    def states(self, batch: dict[str, Any], *options: Any) -> Tensor:
+        """Returns the normed states (B, T, D) of the batch's tokens, read after their prefixes.
+
+        Further arguments go to the network.
+        """
+        if "prefix" not in batch:
+            found: Tensor = self.network(batch["tokens"], None, *options)
+            return found
+        branches = Branches(batch, self.slots_per_token)
+        return branches.rows(self.network(branches.tokens, branches, *options))
 
     def init_cache(
         self,

@@ -2,11 +2,20 @@
 
 import argparse
 
+import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.scoring import SHAPES, requests_of, rows, sides, tokenizer_json
 
-TINY = {"layers": 1, "dim": 16, "heads": 2, "vocab": 1000, "batch": 4, "questions": 2}
+TINY = {
+    "layers": 1,
+    "dim": 16,
+    "heads": 2,
+    "vocab": 1000,
+    "batch": 4,
+    "questions": 2,
+    "model": None,
+}
 
 
 def test_words_are_single_tokens():
@@ -30,3 +39,18 @@ def test_requests_have_the_lengths_of_their_task():
     given = sum(piece.given for piece in pieces) / len(pieces)
     assert 55 < given < 85
     assert 25 < sum(len(piece.tokens) - piece.given for piece in pieces) / len(pieces) < 35
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        ("TransformerLM", []),
+        ("LatentThoughtLM", ["inner_steps=2"]),
+        ("ThoughtGestaltLM", ["num_layers=2", "sentence_layer=1"]),
+    ],
+)
+def test_a_method_answers_as_with_whole_rows(model, config):
+    asked = TINY | {"model": model, "config": config}
+    (row,) = rows(argparse.Namespace(**asked, device="cpu", rounds=1, tasks=["arc_easy"]))
+    assert row["requests"] == 8
+    assert row["largest difference, nats"] < 1e-3

@@ -10,6 +10,7 @@ from evaluation.tasks.readers import (
     SentenceReader,
     WindowReader,
     reader_of,
+    scored_of,
     windows,
 )
 
@@ -25,18 +26,33 @@ def scored_text(piece):
     return BYTES.decode([i for i, s in zip(piece.tokens, piece.scored, strict=True) if s])
 
 
-def test_white_space_at_the_end_of_the_context_is_scored_with_the_continuation():
-    piece = WindowReader(BYTES, None).piece("one  ", "two")
-    assert piece.tokens == tuple(b"one  two")
-    assert scored_text(piece) == "  two"
+PLAIN, MARKED = WindowReader(BYTES, None), marked()
+BOS, END = MARKED.bos_id, MARKED.eos_id
 
 
-@pytest.mark.parametrize("context", ["", " "])
-def test_an_empty_context_is_the_end_of_text(context):
-    piece = WindowReader(BYTES, None).piece(context, "two")
-    assert piece.tokens[0] == EOS
-    assert scored_text(piece) == f"{context}two"
-    assert piece.given == 1
+@pytest.mark.parametrize(
+    ("reader", "pair", "tokens", "scored"),
+    [
+        # white space at the context's end goes to the continuation
+        (PLAIN, ("one  ", "two"), b"one  two", "  two"),
+        # an empty context is the end of text
+        (PLAIN, ("", "two"), (EOS, *b"two"), "two"),
+        (PLAIN, (" ", "two"), (EOS, *b" two"), " two"),
+        # a continuation goes on with the context's last sentence, or begins another
+        (SentenceReader(MARKED, None), ("One reads. Two", " writes."), None, " writes."),
+        (SentenceReader(MARKED, None), ("One.", " Two. Three."), None, " Two. Three."),
+        (
+            MarkedReader(MARKED, None),
+            ("One.", " Two. T"),
+            (BOS, *b"One.", END, BOS, *b" Two.", END, BOS, *b" T"),
+            " Two. T",
+        ),
+    ],
+)
+def test_what_is_read_and_scored(reader, pair, tokens, scored):
+    piece = reader.piece(*pair)
+    assert scored_text(piece) == scored
+    assert piece.tokens == tuple("".join(pair).encode() if tokens is None else tokens)
 
 
 class Merging:
@@ -81,15 +97,16 @@ def test_a_batch_has_targets_where_tokens_are_scored():
     assert batch["tokens"].tolist() == [[*b"ab", EOS], [EOS, *b"xy"]]
     assert batch["mask"].tolist() == [[True, True, False], [True] * 3]
     assert batch["context"].tolist() == [2, 1]
-    found = reader.scored_of(batch["targets"], pieces)
+    found = scored_of(batch["targets"], batch["targets"])
     assert [row.tolist() for row in found] == [[ord("c")], [*b"xyz"]]
 
 
 def test_what_is_drawn_depends_on_what_is_given_alone():
     reader = WindowReader(BYTES, None)
-    first, second = reader.piece("ab", "c"), reader.piece("ab", "de")
-    assert first.number == second.number != reader.piece("ac", "c").number
-    assert 0 <= first.number < 2**62
+    pieces = [reader.piece(*pair) for pair in (("ab", "c"), ("ab", "de"), ("ac", "c"))]
+    first, second, other = reader.batch(pieces)["sequence_id"].tolist()
+    assert first == second != other
+    assert 0 <= first < 2**62
 
 
 def test_prefixes_score_one_token_each():
@@ -100,17 +117,13 @@ def test_prefixes_score_one_token_each():
     ]
 
 
-def test_a_continuation_may_go_on_with_a_sentence_or_begin_one():
+def test_sentences_end_in_the_whole_text():
     reader = SentenceReader(marked(), None)
-    on = reader.piece("One reads. Two", " writes.")
-    assert [on.tokens[a:b] for a, b in zip((0, *on.ends), on.ends, strict=False)] == [
-        tuple(b"One reads."),
-        tuple(b" Two writes."),
-    ]
-    assert scored_text(on) == " writes."
-    begun = reader.piece("One reads.", " Two writes. Three.")
-    assert len(begun.ends) == 3
-    assert scored_text(begun) == " Two writes. Three."
+    for pair, ends in (
+        (("One reads. Two", " writes."), (len("One reads."), len("One reads. Two writes."))),
+        (("One reads.", " Two."), (len("One reads."), len("One reads. Two."))),
+    ):
+        assert reader.piece(*pair).ends == ends
 
 
 def test_sentence_batches_score_words_alone():
@@ -119,17 +132,13 @@ def test_sentence_batches_score_words_alone():
     batch = reader.batch(pieces)
     words = [batch["targets"][row][batch["targets"][row] >= 0].tolist() for row in (0, 1)]
     assert words == [[*b" x. Y."], [*b"Z"]]
-    found = reader.scored_of(batch["targets"], pieces)
+    found = scored_of(batch["targets"], batch["targets"])
     assert [row.tolist() for row in found] == words
     assert reader.read_tokens(pieces[1]) == 3  # BOS, Z, EOS
 
 
-def test_marked_windows_read_marks_and_score_words():
-    tokenizer = marked()
-    piece = MarkedReader(tokenizer, None).piece("One.", " Two. T")
-    bos, eos = tokenizer.bos_id, tokenizer.eos_id
-    assert piece.tokens == (bos, *b"One.", eos, bos, *b" Two.", eos, bos, *b" T")
-    assert scored_text(piece) == " Two. T"
+def test_windows_of_marked_sentences_end_with_a_word():
+    piece = MarkedReader(marked(), None).piece("One.", " Two. T")
     cut = windows(piece, 6)
     assert sum(sum(part.scored) for part in cut) == len(" Two. T")
     assert all(part.scored[-1] and len(part.tokens) <= 7 for part in cut)
@@ -160,7 +169,8 @@ def test_models_get_the_reader_of_their_rows():
 
 def test_whole_texts_have_draws_of_their_own():
     reader = WindowReader(BYTES, None)
-    one, other = (reader.piece("", text) for text in ("one", "other"))
-    assert one.number == other.number, "answers to one (empty) question share theirs"
-    assert one.whole_number != other.whole_number
-    assert one.whole_number == reader.piece("", "one").whole_number
+    pieces = [reader.piece("", text) for text in ("one", "other", "one")]
+    one, other, again = reader.batch(pieces)["sequence_id"].tolist()
+    assert one == other == again, "answers to one (empty) question share theirs"
+    one, other, again = reader.batch(pieces, whole=True)["sequence_id"].tolist()
+    assert one == again != other

@@ -75,9 +75,8 @@ class DepthLM(TransformerLM):
         The states are (B, T, D), or (B, T, K+1, D) with ``every_depth``: those after i steps, the
         last of which predict. Executed steps are (B, T) int64.
         """
-        tokens = batch["tokens"]
-        states = self.network(tokens, self.prefix_cache(batch), every_depth)
-        return states, torch.full_like(tokens, self.config.thinking_steps)
+        states = self.states(batch, every_depth)
+        return states, torch.full_like(batch["tokens"], self.config.thinking_steps)
 
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns log-probabilities of a window batch's targets.
