@@ -8,6 +8,7 @@ from task_data import request, write_folder
 from datamodules import tokenizer_from_state
 from evaluation.load import build_model
 from lightning_models.checkpoint import read_checkpoint
+from tests.evaluation.test_tasks_scores import harness_model
 
 LOCAL = (
     "lambada",
@@ -23,27 +24,27 @@ LOCAL = (
 TASKS = [f"{name}_local" for name in LOCAL]
 
 
+def side_by_side(theirs, fast, ours, tokenizer, batch_size, **options):
+    """The harness' model, and ours with the same weights; batches of other sizes."""
+    from lm_eval.models.huggingface import HFLM
+
+    hf = HFLM(pretrained=theirs, tokenizer=fast, batch_size=batch_size, device="cpu", **options)
+    return hf, harness_model(ours, tokenizer, batch_size=batch_size + 3)
+
+
 @pytest.fixture(scope="module")
 def both(save_gpt2, tmp_path_factory):
-    """The harness' model, and ours with the same weights."""
-    from contextlib import nullcontext
-
-    from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
 
     from evaluation.cli import main
-    from evaluation.tasks.adapter import HarnessModel
 
     theirs, _, folder = save_gpt2(positions=72)
     target = tmp_path_factory.mktemp("imported") / "gpt2.ckpt"
     assert main(["import", "--hf", str(folder), "--output", str(target)]) == 0
     checkpoint = read_checkpoint(target)
     tokenizer = tokenizer_from_state(checkpoint.data_state["tokenizer"])
-    ours = HarnessModel(
-        build_model(checkpoint), tokenizer, batch_size=7, context=nullcontext, progress=False
-    )
     fast = AutoTokenizer.from_pretrained(folder)
-    return HFLM(pretrained=theirs, tokenizer=fast, batch_size=4, device="cpu"), ours
+    return side_by_side(theirs, fast, build_model(checkpoint), tokenizer, 4)
 
 
 @pytest.fixture
@@ -127,20 +128,11 @@ def test_continuations_end_in_front_of_stop_texts(both):
 
 @pytest.fixture(scope="module")
 def both_bos(save_llama):
-    """The harness' model, and ours with the same weights and <s> before each text."""
-    from contextlib import nullcontext
-
-    from lm_eval.models.huggingface import HFLM
-
     from evaluation.importing import import_checkpoint
-    from evaluation.tasks.adapter import HarnessModel
 
     theirs, fast, tokenizer, folder = save_llama
     ours = import_checkpoint(str(folder), folder / "tasks.ckpt").eval()
-    options = {"batch_size": 3, "softmax_dtype": "float64", "device": "cpu"}
-    return HFLM(pretrained=theirs, tokenizer=fast, **options), HarnessModel(
-        ours, tokenizer, batch_size=4, context=nullcontext, progress=False
-    )
+    return side_by_side(theirs, fast, ours, tokenizer, 3, softmax_dtype="float64")
 
 
 PAIRS = [
@@ -175,17 +167,14 @@ def test_requests_with_bos(both_bos):
 def pair_of(data, folder):
     """Both models with a BPE of LAMBADA's texts, so that rows have realistic lengths."""
     import json
-    from contextlib import nullcontext
     from pathlib import Path
 
     import tokenizers
     import torch
-    from lm_eval.models.huggingface import HFLM
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     from datamodules.tokenizers import train_bpe
     from evaluation.importing import import_checkpoint
-    from evaluation.tasks.adapter import HarnessModel
 
     (file,) = Path(data, "lambada").glob("*test*.jsonl")
     words = train_bpe("bpe:4096", (json.loads(line)["text"] for line in file.open()))
@@ -199,10 +188,7 @@ def pair_of(data, folder):
     fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, bos_token=eos)
     fast.save_pretrained(folder)
     ours = import_checkpoint(str(folder), folder / "gpt2.ckpt").eval()
-    options = {"batch_size": 32, "softmax_dtype": "float64", "device": "cpu"}
-    return HFLM(pretrained=theirs, tokenizer=fast, **options), HarnessModel(
-        ours, words, batch_size=32, context=nullcontext, progress=False
-    )
+    return side_by_side(theirs, fast, ours, words, 32, softmax_dtype="float64")
 
 
 @pytest.mark.slow
