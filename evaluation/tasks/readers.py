@@ -52,6 +52,11 @@ class Piece:
     scored: tuple[bool, ...]
     ends: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, given: Sequence[int], scored: Sequence[int]) -> "Piece":
+        """Returns a piece of tokens that are given, and of such that are scored after them."""
+        return cls((*given, *scored), (*[False] * len(given), *[True] * len(scored)))
+
     @property
     def given(self) -> int:
         """Tokens before the first scored one."""
@@ -192,8 +197,7 @@ class WindowReader(Reader):
         given, after = (self._apart if self.documents else self._together)(context, continuation)
         if self.documents or not given or self.tokenizer.text_bos_id is not None:
             given = [self.tokenizer.start_id, *given]
-        marks = (*[False] * len(given), *[True] * len(after))
-        return Piece((*given, *after), marks)
+        return Piece.of(given, after)
 
     def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Returns all tokens of the context, and the tokens of the continuation alone."""
@@ -216,8 +220,7 @@ class WindowReader(Reader):
         # BOS, it is a target.
         piece = self.piece("", text)
         if self.tokenizer.text_bos_id is not None:
-            tokens = (self.tokenizer.text_bos_id, *piece.tokens)
-            piece = Piece(tokens, (False, *[True] * len(piece.tokens)))
+            piece = Piece.of([self.tokenizer.text_bos_id], piece.tokens)
         return windows(piece, self.limit)
 
     def document(self, text: str) -> Piece:
@@ -275,12 +278,10 @@ class SentenceReader(Reader):
             bos_id=self.tokenizer.bos_id,
             eos_id=self.tokenizer.eos_id,
         )
-        scored = torch.zeros_like(batch["mask"])
-        for row, piece in enumerate(pieces):
-            for sentence, (a, b) in enumerate(_spans(piece)):
-                scored[row, sentence, : b - a] = torch.tensor(piece.scored[a:b])
-        batch["targets"] = batch["targets"].where(scored, IGNORE)
-        return batch
+        # slots that predict words, row by row, are in the order of the pieces' words
+        scored = torch.tensor([mark for piece in pieces for mark in piece.scored])
+        kept = torch.zeros_like(batch["mask"]).masked_scatter_(batch["lexical"], scored)
+        return batch | {"targets": batch["targets"].where(kept, IGNORE)}
 
     def shared_batch(self, pieces: Sequence[Piece]) -> Batch:
         """Returns ``batch`` and ``owners`` (B, S), see ``ThoughtGestaltLM.score``.
@@ -308,26 +309,23 @@ class QuestionReader(Reader):
         # the end of the answer is scored, too
         query = self.tokenizer.prompt_ids(context)
         answer = [*self.tokenizer.encode_continuation(continuation), self.tokenizer.eos_id]
-        return Piece((*query, *answer), (*[False] * len(query), *[True] * len(answer)))
+        return Piece.of(query, answer)
 
     def document(self, text: str) -> Piece:
         return self.piece(text, "")
 
     def rows(self, pieces: Sequence[Piece]) -> Batch:
         """Returns the keys of `datamodules.reasoning.batches` but ``num_bytes``, without steps."""
-        queries, answers = (
-            [torch.tensor(piece.tokens[cut(piece)]) for piece in pieces]
-            for cut in (lambda one: slice(one.given), lambda one: slice(one.given, None))
-        )
+        queries = [torch.tensor(piece.tokens[: piece.given]) for piece in pieces]
+        answers = [torch.tensor(piece.tokens[piece.given :]) for piece in pieces]
         rows, eos = len(pieces), self.tokenizer.eos_id
-        targets = pad_sequence(answers, batch_first=True, padding_value=IGNORE)
         return {
-            "query": pad_sequence(queries, batch_first=True, padding_value=eos),
+            "query": pad_sequence(queries, True, eos),
             "query_lengths": torch.tensor([len(query) for query in queries]),
             "steps": torch.full((rows, 1, 1), eos),
             "step_lengths": torch.zeros(rows, 1, dtype=torch.int64),
             "step_places": torch.full((rows, 1), -1),
-            "targets": targets,
+            "targets": pad_sequence(answers, True, IGNORE),
             "group": torch.zeros(rows, dtype=torch.int64),
         }
 
