@@ -6,8 +6,9 @@
 | `base` | `LanguageDataModule`: batches by number, ranks, resuming; `BatchLoader`; prompts |
 | `text` | `TextDataModule`: a corpus as batches of windows; write `documents(split)` |
 | `local_corpora` | `LocalText`: your own txt, jsonl and parquet files; `PythonDocs` |
-| `corpora` | `HubCorpus`: from the Hugging Face hub, or your copy; token cap |
+| `corpora` | `SplitText`, `HubCorpus`: from the hub, or your copy; token cap |
 | | `OpenWebText`, `PeS2o`, `Pile`, `WikiText103` |
+| `hub_text` | `HubText`: any dataset of the `datasets` library, by name or as an object |
 | `zero_shot` | `ZeroShotText`: sets that papers score and do not train on |
 | `detokenizers` | from benchmark text to text as people write it, for those sets |
 | `answers` | `AnswerDataModule`: questions with marked answers, one a window; their rows |
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from datamodules.corpora import WikiText103 as WikiText103
     from datamodules.corpus import TextCorpus as TextCorpus
     from datamodules.hub import CorpusUnavailableError as CorpusUnavailableError
+    from datamodules.hub_text import HubText as HubText
     from datamodules.local_corpora import LocalText as LocalText
     from datamodules.local_corpora import PythonDocs as PythonDocs
     from datamodules.readers import read_prompts as read_prompts
@@ -88,6 +90,7 @@ _NAMES = {
     "datamodules.corpora": "HubCorpus OpenWebText PeS2o Pile WikiText103",
     "datamodules.corpus": "TextCorpus",
     "datamodules.hub": "CorpusUnavailableError",
+    "datamodules.hub_text": "HubText",
     "datamodules.local_corpora": "LocalText PythonDocs",
     "datamodules.readers": "read_prompts",
     "datamodules.reasoning": "Example Kinship ReasoningDataModule ReasoningGSM8K "

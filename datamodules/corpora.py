@@ -39,24 +39,92 @@ from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
 
-class HubCorpus(TextDataModule):
+class SplitText(TextDataModule):
+    """Text with splits of its own, the others being shares of the training documents.
+
+    Held-out splits are read first, so that a token cap does not lose them.
+
+    Args:
+        train_tokens: Most training tokens that are stored: whole documents in corpus order, up to
+            the first that does not fit. Null: all.
+        **kwargs: See `TextDataModule`.
+
+    Raises:
+        ValueError: An argument is unusable.
+    """
+
+    def __init__(self, *, train_tokens: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._train_tokens = train_tokens
+        if train_tokens is not None and train_tokens < 1:
+            raise ValueError(f"train_tokens={train_tokens} must be at least 1, or null for all.")
+
+    @abstractmethod
+    def has_own(self, split: Split) -> bool:
+        """Returns whether a split has documents of its own; the train split always has."""
+
+    @abstractmethod
+    def read(self, split: Split) -> Iterator[str]:
+        """Yields the documents of a split of its own."""
+
+    @property
+    def train_tokens(self) -> int | None:
+        """Most tokens that the train split stores; None: no limit."""
+        return self._train_tokens
+
+    def shares(self) -> dict[str, float]:
+        return {
+            "val_fraction": 0.0 if self.has_own("val") else self.val_fraction,
+            "test_fraction": 0.0 if self.has_own("test") else self.test_fraction,
+        }
+
+    def expects(self, split: Split) -> bool:
+        return split == "train" or self.has_own(split) or self.shares()[f"{split}_fraction"] > 0
+
+    def documents(self, split: Split) -> Iterator[str]:
+        if self.has_own(split) and not any(self.shares().values()):
+            return self.read(split)
+        return (text for s, text in self.labelled_documents() if s == split)
+
+    def labelled_documents(self) -> Iterator[tuple[Split, str]]:
+        for split in SPLITS[1:]:
+            if self.has_own(split):
+                for text in self.read(split):
+                    yield split, text
+        yield from split_documents(self.read("train"), **self.shares())
+
+    def tokenizer_text(self) -> Iterable[str]:
+        """Returns the documents that a ``bpe:N`` is trained on.
+
+        Under a token cap, only as many as are within the cap for sure: one token stands for
+        at least one byte, and each document has an EOS.
+        """
+        room = self._train_tokens
+        for text in self.documents("train"):
+            if room is not None:
+                room -= len(text.encode("utf-8", "replace")) + 1
+                if room < 0:
+                    return
+            yield text
+
+
+class HubCorpus(SplitText):
     """A corpus from the hub, or from files in its own format.
 
     Without `data_files` everything comes from the hub. With them nothing does: val and test are
     `val_files` and `test_files`, or shares of the documents of `data_files` (`val_fraction`,
-    `test_fraction`). Held-out documents are read first, so that a token cap does not lose them.
+    `test_fraction`). Under a token cap (`train_tokens`) only as many files of the hub are fetched
+    as it takes.
 
     Args:
         data_files: Your copy of the training files: one path or glob, or a list of them; null reads
             from the hub.
         val_files: Files of the validation split, with data_files.
         test_files: Files of the test split, with data_files.
-        train_tokens: Most training tokens that are stored: whole documents in corpus order, up to
-            the first that does not fit. Of the hub, only as many files are fetched. Null: all.
         revision: Commit, branch or tag of the hub's repository; null: the newest commit when
             preparation begins. It goes on with the commit it began with, which meta.json keeps
             (``origin``).
-        **kwargs: See `TextDataModule`.
+        **kwargs: See `SplitText` and `TextDataModule`.
 
     Raises:
         ValueError: An argument is unusable.
@@ -79,16 +147,12 @@ class HubCorpus(TextDataModule):
         data_files: str | list[str] | None = None,
         val_files: str | list[str] | None = None,
         test_files: str | list[str] | None = None,
-        train_tokens: int | None = None,
         revision: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._patterns: Patterns = {"train": data_files, "val": val_files, "test": test_files}
-        self._train_tokens = train_tokens
         self._revision = revision
-        if train_tokens is not None and train_tokens < 1:
-            raise ValueError(f"train_tokens={train_tokens} must be at least 1, or null for all.")
         if data_files is None and (val_files is not None or test_files is not None):
             raise ValueError(
                 "val_files and test_files go with data_files: from the hub all splits come from "
@@ -115,11 +179,6 @@ class HubCorpus(TextDataModule):
         format_of(path)
 
     # What it gets
-
-    @property
-    def train_tokens(self) -> int | None:
-        """Most tokens that the train split stores; None: no limit."""
-        return self._train_tokens
 
     @property
     def is_local(self) -> bool:
@@ -167,12 +226,6 @@ class HubCorpus(TextDataModule):
         pins = {} if stored is None else stored
         return {split: files.pin(pins.get(split)) for split, files in self._hub.items()}
 
-    def shares(self) -> dict[str, float]:
-        return {
-            "val_fraction": 0.0 if self.has_own("val") else self.val_fraction,
-            "test_fraction": 0.0 if self.has_own("test") else self.test_fraction,
-        }
-
     def source(self) -> dict[str, Any]:
         origin: dict[str, Any] = {}
         if self.is_local:
@@ -180,9 +233,6 @@ class HubCorpus(TextDataModule):
         else:
             origin["hub"] = {split: place.identity for split, place in self._places.items()}
         return {**super().source(), **origin, **self.shares()}
-
-    def expects(self, split: Split) -> bool:
-        return split == "train" or self.has_own(split) or self.shares()[f"{split}_fraction"] > 0
 
     def how_to_get(self, split: Split) -> str:
         if split == "train":
@@ -197,18 +247,6 @@ class HubCorpus(TextDataModule):
     def repeats_cure(self) -> str | None:
         return REMOVE_REPEATS if self.is_local else published_repeats(self.document_noun)
 
-    def documents(self, split: Split) -> Iterator[str]:
-        if self.has_own(split) and not any(self.shares().values()):
-            return self.read(split)
-        return (text for s, text in self.labelled_documents() if s == split)
-
-    def labelled_documents(self) -> Iterator[tuple[Split, str]]:
-        for split in SPLITS[1:]:
-            if self.has_own(split):
-                for text in self.read(split):
-                    yield split, text
-        yield from split_documents(self.read("train"), **self.shares())
-
     def read(self, split: Split) -> Iterator[str]:
         """Yields the documents of the files, or of the place on the hub, of a split."""
         if self.is_local:
@@ -218,20 +256,6 @@ class HubCorpus(TextDataModule):
     def _paths(self, split: Split) -> Iterable[Path]:
         """Returns the files of a split; those of the hub are fetched while it is iterated over."""
         return self.files[split] if self.is_local else self._hub[split]
-
-    def tokenizer_text(self) -> Iterable[str]:
-        """Returns the documents that a ``bpe:N`` is trained on.
-
-        Under a token cap, only as many as are within the cap for sure: one token stands for
-        at least one byte, and each document has an EOS.
-        """
-        room = self._train_tokens
-        for text in self.documents("train"):
-            if room is not None:
-                room -= len(text.encode("utf-8", "replace")) + 1
-                if room < 0:
-                    return
-            yield text
 
 
 class OpenWebText(HubCorpus):

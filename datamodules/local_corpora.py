@@ -24,7 +24,7 @@ from datamodules.text import TextDataModule
 
 _WHOLE = 2**26  # files up to this size, in bytes, are identified by all of their content
 _SAMPLES, _SAMPLE = 64, 2**16  # larger ones by that many evenly spaced pieces, of that many bytes
-_PASSAGES, _SHORTEST = 50, 500  # passages of a book that is the only file; characters of the least
+PASSAGES, _SHORTEST = 50, 500  # passages of a book that is the only file; characters of the least
 _ENDS = tuple(map(re.compile, (r"\n\s*\n", r"\n", r"\s")))  # where a passage ends, best first
 
 Patterns = dict[Split, str | list[str] | None]  # paths and globs of each split
@@ -108,7 +108,7 @@ class LocalText(TextDataModule):
             },
             "text_field": self._text_field,
             "separator": self._separator,
-            **({"passages": _PASSAGES} if self._is_one_book else {}),
+            **({"passages": PASSAGES} if self._is_one_book else {}),
             **({} if self._format is None else {"format": self._format}),
             **self._shares,
         }
@@ -183,7 +183,7 @@ def passages(text: str) -> list[str]:
     A piece has at least 500 characters and ends with a blank line; where none is near, with a line
     or a word.
     """
-    length = max(_SHORTEST, -(-len(text) // _PASSAGES))  # and half of it, to find an end
+    length = max(_SHORTEST, -(-len(text) // PASSAGES))  # and half of it, to find an end
     pieces: list[str] = []
     start = 0
     while 2 * (len(text) - start) >= 5 * length:

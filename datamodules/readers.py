@@ -124,12 +124,12 @@ class Reading:
     """Passes on the texts of files, without empty ones, and says at the end what was left out."""
 
     def __init__(self) -> None:
-        self._paths: list[Path] = []
-        self._empty: list[Path] = []
+        self._paths: list[Path | str] = []
+        self._empty: list[Path | str] = []
         self._texts = self._blank = 0
 
-    def texts(self, path: Path, documents: Iterable[str]) -> Iterator[str]:
-        """Yields the documents of a file that are more than white space."""
+    def texts(self, path: Path | str, documents: Iterable[str]) -> Iterator[str]:
+        """Yields the documents of a file, or of a named dataset, that are not white space."""
         before = self._texts - self._blank
         for text in documents:
             self._texts += 1

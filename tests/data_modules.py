@@ -23,6 +23,8 @@ def write_files(folder: Path) -> None:
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     lines("pages.jsonl", [{"text": page} for page in PAGES])
+    (folder / "pages").mkdir(exist_ok=True)
+    lines("pages/train.jsonl", [{"text": page} for page in PAGES])
     metas = [{"pile_set_name": TOPICS[i % 3]} for i in range(len(PAGES))]
     lines("pile.jsonl", [{"text": t, "meta": m} for t, m in zip(PAGES, metas, strict=True)])
     (folder / "wiki.raw").write_text("".join(ARTICLE.format(i=i) for i in range(60)))
@@ -110,6 +112,9 @@ DATA_MODULES = [
         "WikiText103",
         {**WINDOWS, "data_files": "wiki.raw", "shuffle_seed": 3},
         ({"level": "char"}, {"shuffle_seed": -1}),
+    ),
+    DataModuleCase(
+        "HubText", {**WINDOWS, "dataset": "pages"}, ({"dataset": "./none"}, {"train_tokens": 0})
     ),
     DataModuleCase(
         "ZeroShotText",

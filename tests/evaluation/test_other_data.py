@@ -1,11 +1,14 @@
 """Scoring other data than those of the training."""
 
 import json
+import shutil
 
+import datasets
 import pytest
 
-from datamodules import LocalText, Store
+from datamodules import HubText, LocalText, Store
 from datamodules.tokenizers import tokenizer_from_state
+from evaluation.cli import main
 from lightning_models.checkpoint import read_checkpoint
 
 TEXT = "A thought reads the memory and writes a token.\n\nUnseen words: zebra, quartz, 42!\n\n"
@@ -138,3 +141,25 @@ def test_the_data_may_be_rebuilt_in_another_place(score, checkpoint_path, other_
     there = score(checkpoint_path, other_file, "--data.cache_dir", tmp_path / "elsewhere")
     assert there["nats_per_token"] == here["nats_per_token"]
     assert LocalText(data_files=str(other_file)).vocab_size == 257
+
+
+def test_a_dataset_made_in_python_is_scored_from_its_store_or_asked_for(
+    evaluates, capsys, train_checkpoint, tmp_path
+):
+    """Where the store is gone, in one line that names --data."""
+    rows = [{"text": f"{TEXT} {number}"} for number in range(60)]
+    data = HubText(
+        dataset=datasets.Dataset.from_list(rows),
+        cache_dir=str(tmp_path / "cache"),
+        val_fraction=0.2,
+        block_size=32,
+        batch_size=4,
+    )
+    checkpoint = train_checkpoint(tmp_path / "made.ckpt", data)
+    target = tmp_path / "result.json"
+    evaluates("perplexity", "--ckpt", checkpoint, "--split", "val", "--output", target)
+    stored = data.counts("val")
+    assert json.loads(target.read_text())["bytes"] == stored.utf8_bytes
+    shutil.rmtree(data.store_dir)
+    assert main(["perplexity", "--ckpt", str(checkpoint), "--split", "train"]) == 2
+    assert "--data" in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,331 @@
+"""`HubText`: any dataset of the `datasets` library as a corpus of text windows."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+from datamodules.corpora import SplitText
+from datamodules.corpus import REMOVE_REPEATS
+from datamodules.hub import CorpusUnavailableError, HubFiles
+from datamodules.local_corpora import PASSAGES, identify, passages
+from datamodules.readers import Reading, check_utf8, has_text, text_of
+from datamodules.store import SPLITS, Split
+from datamodules.tokenizer_base import first_line
+
+_ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # names of datasets there
+_SAVED = ("state.json", "dataset_dict.json")  # one of them is in what ``save_to_disk`` wrote
+
+Rows = Iterable[Mapping[str, Any]]
+
+
+class HubText(SplitText):
+    """Any dataset of the `datasets` library; a row with text is a document.
+
+    A YAML or a command line names it: a dataset on the hub, a folder that ``save_to_disk`` wrote,
+    or a folder of parquet, jsonl, csv or txt files. In Python it may also be the object: a
+    `Dataset`, an `IterableDataset`, or a dict of them by split. `datasets` reads the files, and
+    passes over some damage that `LocalText` refuses (a cut .zst file).
+
+    Rows of `train_split` are held out where the dataset has no split of its own for it. A train
+    split of one row, a book, is cut into about 50 passages for that.
+
+    The store is named after the name and revision on the hub, the content of files, or the
+    fingerprint of a saved or made dataset. A checkpoint keeps that fingerprint, and not the
+    dataset: without it, evaluation reads the store, while `cache_dir` has it.
+
+    Args:
+        dataset: Name on the hub, such as roneneldan/TinyStories, or a local folder; in Python also
+            the dataset itself. Null reads the store of the dataset with that fingerprint.
+        config: Configuration of the dataset; null takes its only one.
+        train_split: Split to train on, as the dataset names it.
+        val_split: Split to validate on; null holds out val_fraction of the training rows.
+        test_split: Split to test on; null holds out test_fraction of the training rows.
+        text_field: Column with the text.
+        revision: Commit, branch or tag on the hub; null takes the newest commit when preparation
+            begins, which meta.json keeps (``origin``).
+        fingerprint: Identity of a dataset made in Python, which must change with its text; null
+            takes the fingerprint that `datasets` gives it (an `IterableDataset` has none).
+        **kwargs: See `SplitText` and `TextDataModule`. With train_tokens, a dataset of the hub or
+            of files is streamed, and no more of it is read than that.
+
+    Raises:
+        ValueError: An argument is unusable; when preparing: the dataset has no such split or
+            column, or a value that is neither text nor null.
+    """
+
+    not_in_source: ClassVar[frozenset[str]] = SplitText.not_in_source | {
+        "revision",  # is in the identity of the dataset, where it is given
+        "fingerprint",
+        "val_fraction",
+        "test_fraction",
+    }
+    object_arguments: ClassVar[tuple[str, ...]] = ("dataset",)
+
+    def __init__(
+        self,
+        *,
+        dataset: str | Any | None = None,
+        config: str | None = None,
+        train_split: str = "train",
+        val_split: str | None = None,
+        test_split: str | None = None,
+        text_field: str = "text",
+        revision: str | None = None,
+        fingerprint: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._config, self._revision, self._text_field = config, revision, text_field
+        self._splits = {"train": train_split, "val": val_split, "test": test_split}
+        self._commit: str | None = None  # of a dataset on the hub, once it is settled
+        self._place = _place(dataset) if isinstance(dataset, str) else None
+        self._made: Mapping[str, Rows] | None = None
+        if dataset is not None and not isinstance(dataset, str):
+            self._made = dataset if isinstance(dataset, Mapping) else {train_split: dataset}
+            if any(isinstance(part, Iterator) for part in self._made.values()):
+                raise ValueError(
+                    "dataset is an iterator, which can be read only once: pass a list of rows, a "
+                    "Dataset or an IterableDataset."
+                )
+        self._refuse_contradictions(fingerprint)
+        self._fingerprint = fingerprint
+        if self._made is not None and fingerprint is None:
+            self._fingerprint = self._fingerprints()
+        # An object would be neither read from a checkpoint nor written to YAML.
+        self.hparams.update(dataset=self._place, fingerprint=self._fingerprint)
+
+    def _refuse_contradictions(self, fingerprint: str | None) -> None:
+        if self._place is None and self._made is None and fingerprint is None:
+            raise ValueError(
+                "dataset (null) names no text: set data.dataset to a dataset on the Hugging Face "
+                "hub or to a folder; in Python, pass the dataset."
+            )
+        if self._place is not None and fingerprint is not None:
+            raise ValueError(
+                f"fingerprint={fingerprint!r} is for a dataset made in Python, and "
+                f"dataset={self._place!r} names one. Set data.fingerprint to null."
+            )
+        if self._revision is not None and not self._is_on_hub:
+            raise ValueError(
+                f"revision={self._revision!r} is for a dataset on the Hugging Face hub, and this "
+                "is none. Set data.revision to null."
+            )
+        if self._config is not None and (self._place is None or self._is_saved):
+            raise ValueError(
+                f"config={self._config!r} is for a dataset on the Hugging Face hub or of files, "
+                "and this is none. Set data.config to null."
+            )
+
+    @property
+    def _is_on_hub(self) -> bool:
+        return self._place is not None and not os.path.isabs(self._place)
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether the dataset is a folder that ``save_to_disk`` wrote."""
+        return self._place is not None and any((Path(self._place) / n).is_file() for n in _SAVED)
+
+    # Identity
+
+    def source(self) -> dict[str, Any]:
+        cut = {"passages": PASSAGES} if any(self.shares().values()) else {}
+        return {**super().source(), "dataset": self._identity(), **cut, **self.shares()}
+
+    def _identity(self) -> dict[str, Any]:
+        if self._place is None:
+            return {"fingerprint": self._fingerprint}
+        if self._is_on_hub:
+            return {
+                "name": self._place,
+                **({} if self._revision is None else {"revision": self._revision}),
+            }
+        return {"fingerprint": self._fingerprints()} if self._is_saved else {"files": self._files()}
+
+    def _fingerprints(self) -> str:
+        """Returns the fingerprints that `datasets` gives to the splits that are read.
+
+        Raises:
+            ValueError: One has none.
+        """
+        parts = [self._dataset(split) for split in SPLITS if self.has_own(split)]
+        known = [getattr(part, "_fingerprint", None) for part in parts]
+        if None in known:
+            raise ValueError(
+                "dataset has no fingerprint, as an IterableDataset has none: pass "
+                "fingerprint='...', a name that you change whenever the text changes."
+            )
+        return "-".join(map(str, known))
+
+    def _files(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns name, size and hash of the files in the folder, by split."""
+        import datasets
+
+        with self._explained():
+            builder = datasets.load_dataset_builder(str(self._place), self._config)
+        files = builder.config.data_files or {}
+        return {str(split): [identify(Path(path)) for path in files[split]] for split in files}
+
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Settles the commit of a dataset on the hub; nothing for others."""
+        if not self._is_on_hub:
+            return {}
+        files = HubFiles(
+            str(self._place),
+            "*",
+            revision=self._revision,
+            corpus=type(self).__name__,
+            place="all splits",
+            cure="Set data.dataset to a folder with a copy",
+        )
+        origin = files.pin(stored or None)
+        self._commit = origin["commit"]
+        return origin
+
+    # Documents
+
+    def has_own(self, split: Split) -> bool:
+        return self._splits[split] is not None
+
+    def read(self, split: Split) -> Iterator[str]:
+        texts = self._texts(split)
+        if split == "train" and self._is_one_book:
+            texts = (part for text in texts for part in passages(text) if has_text(part))
+        return texts
+
+    @cached_property
+    def _is_one_book(self) -> bool:
+        """Whether one row has to serve several splits, which takes passages."""
+        if not any(self.shares().values()):
+            return False
+        return len(list(islice(filter(has_text, self._values("train")), 2))) == 1
+
+    def _texts(self, split: Split) -> Iterator[str]:
+        """Yields the texts of a split, and logs at the end how many were null or empty."""
+        reading = Reading()
+        yield from reading.texts(self._label(split), self._values(split))
+        reading.finish()
+
+    def _values(self, split: Split) -> Iterator[str]:
+        """Yields the text of every row of a split; null is an empty text.
+
+        Raises:
+            ValueError: A row has no such column, or a value that is no text in it.
+        """
+        label = self._label(split)
+        for number, row in enumerate(self._rows(split), start=1):
+            where = f"{label}, row {number}"
+            text = text_of(row, self._text_field, where)
+            check_utf8(text, where)
+            yield text
+
+    def _rows(self, split: Split) -> Iterator[Mapping[str, Any]]:
+        """Yields the rows of a split, with no more than the column of the text where it can."""
+        dataset = self._dataset(split)
+        columns = getattr(dataset, "column_names", None) or ()
+        is_transformed = (getattr(dataset, "format", None) or {}).get("type") == "custom"
+        with self._explained():
+            if self._text_field in columns and not is_transformed:
+                dataset = dataset.select_columns(self._text_field).with_format(None)
+            yield from dataset
+
+    def _dataset(self, split: Split) -> Any:
+        """Returns a split of the dataset, which is loaded as far as it must.
+
+        Raises:
+            ValueError: There is no such split, or it cannot be read.
+        """
+        import datasets
+
+        name = self._splits[split]
+        if self._place is not None and not self._is_saved:
+            with self._explained():
+                return datasets.load_dataset(
+                    self._place,
+                    self._config,
+                    split=name,
+                    revision=self._commit,
+                    streaming=self.train_tokens is not None,
+                )
+        if self._place is not None:
+            with self._explained():
+                loaded = datasets.load_from_disk(self._place)
+            parts = loaded if isinstance(loaded, Mapping) else {self._splits["train"]: loaded}
+        elif self._made is not None:
+            parts = self._made
+        else:
+            raise ValueError(
+                f"The dataset with the fingerprint {self._fingerprint} was made in Python, and "
+                f"{self.cache_dir} has no store of it. Name other data with --data, or set "
+                "data.cache_dir to the folder that has it."
+            )
+        if name not in parts:
+            raise ValueError(
+                f"{split}_split={name!r} is no split of the dataset. Its splits: "
+                f"{', '.join(map(repr, parts))}."
+            )
+        return parts[name]
+
+    def _label(self, split: Split) -> str:
+        return f"{self._place or 'dataset'}, split {self._splits[split]}"
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns any error of `datasets` into one line."""
+        import datasets.exceptions
+
+        try:
+            yield
+        except Exception as error:
+            generation = datasets.exceptions.DatasetGenerationError
+            cause = error.__cause__ if isinstance(error, generation) else error
+            reason = f"{type(cause or error).__name__}: {first_line(cause or error)}"
+            raise CorpusUnavailableError(
+                f"{type(self).__name__}: {self._place or 'the dataset'} cannot be read "
+                f"({reason.removesuffix('.')}). Check data.dataset, data.config and the names of "
+                "the splits."
+            ) from error
+
+    # Messages
+
+    def notes(self) -> list[str]:
+        if not self._is_one_book:
+            return []
+        shares = " and ".join(f"{k}={share}" for k, share in self.shares().items() if share > 0)
+        return [
+            "The only row of the train split is cut into passages at ends of paragraphs, of which "
+            f"{shares} are held out."
+        ]
+
+    def how_to_get(self, split: Split) -> str:
+        if split == "train":
+            return f"Check data.train_split and data.train_tokens (now {self.train_tokens})."
+        key = f"{split}_fraction"
+        return f"Set data.{key} (now {getattr(self, key)}) or data.{split}_split."
+
+    def smaller_splits(self) -> str:
+        return "more rows, splits of the dataset (data.val_split, data.test_split)"
+
+    def repeats_cure(self) -> str | None:
+        return REMOVE_REPEATS
+
+
+def _place(dataset: str) -> str:
+    """Returns the absolute path of a local folder, or the name of a dataset on the hub.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    path = os.path.abspath(os.path.expanduser(dataset))
+    if os.path.isdir(path):
+        return path
+    if not _ON_HUB.fullmatch(dataset):
+        raise ValueError(
+            f"dataset={dataset!r} is neither a folder nor a name on the Hugging Face hub, such as "
+            "roneneldan/TinyStories. LocalText reads single files."
+        )
+    return dataset
