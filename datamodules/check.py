@@ -11,10 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from datamodules.reasoning.preparation import ExampleStore
-from datamodules.store import SPLITS, Store, StoreError
+from datamodules.store import SPLITS, Store, StoreError, verify_store
 
 
 def find_stores(folder: Path) -> list[Path]:
@@ -49,9 +47,7 @@ def check(folder: Path) -> str:
     store = Store(folder)
     if any("examples" in store.meta["splits"][split] for split in SPLITS):
         store = ExampleStore(folder)
-    bar = tqdm(desc=folder.name, total=store.size, unit="B", unit_scale=True, disable=None)
-    with bar:
-        store.verify(checked=bar.update)
+    verify_store(store)
     tokens = sum(store.counts(split).tokens for split in SPLITS)
     how = "no checksums, prepared by an older version; ids and document ends are sound"
     how = "checksums, ids and document ends agree" if store.has_checksums else how

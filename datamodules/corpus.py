@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules.encoding import Continuation, most_workers
@@ -21,6 +22,7 @@ from datamodules.prepare import prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
     SPLITS,
+    VERIFIED_BYTES,
     Counts,
     Split,
     Store,
@@ -28,6 +30,7 @@ from datamodules.store import (
     TokenStream,
     damaged,
     fingerprint,
+    verify_store,
 )
 from datamodules.tokenizers import (
     JsonTokenizer,
@@ -257,8 +260,19 @@ class TextCorpus(L.LightningDataModule, ABC):
             train_tokens=self.train_tokens,
             num_proc=self.num_proc,
         )
+        self._verify_for_training()
         self._warn_of_repeats()
         self._log_sizes()
+
+    def _verify_for_training(self) -> None:
+        """Compares a store that was too large for it when it was opened, before it is trained on.
+
+        Raises:
+            StoreError: It does not hold what was written.
+        """
+        is_fit = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if is_fit and self._store.size > VERIFIED_BYTES:
+            verify_store(self._store)
 
     def _warn_of_repeats(self) -> None:
         """Warns of the documents of several splits, if this process has read any."""

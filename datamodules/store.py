@@ -21,24 +21,26 @@ A split may have any number of shards, each complete in itself: readers see one 
 `prepare` writes the folder under another name and renames it when it is whole, under a file
 lock: what an interruption leaves never looks finished.
 
-Opening a store compares a random sample of blocks with their checksums, in bounded time; ``python
--m datamodules.check FOLDER`` compares all of them. Stores of older versions have no checksums: of
-those only the sizes, the range of the ids and the order of the document ends are checked.
+Opening a store of up to 1 GiB compares every block with its checksum; a larger one is compared once
+before a training's first step, and by ``python -m datamodules.check FOLDER``. Stores of older
+versions have no checksums: only their sizes, ids and document ends are checked.
 """
 
 import hashlib
 import json
-import random
 import re
 import reprlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+from tqdm import tqdm
 
 from datamodules.json_tokenizer import JsonTokenizer
 from datamodules.readers import parse_json
@@ -50,7 +52,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 FORMAT = 1
 BLOCK_BYTES = 2**20  # of a checksum
-SAMPLED_BLOCKS = 32  # of each kind of file (tokens, ends), compared when a store is opened
+VERIFIED_BYTES = 2**30  # stores up to this size are compared with their checksums when opened
 _NUMBER = np.dtype("<i8")
 SIZE = np.dtype("<u4")  # of the bytes of a token
 
@@ -161,7 +163,7 @@ class Store:
 
     Raises:
         StoreError: There is none, its format is another, its files are not those that meta.json
-            names, or a sample of their blocks does not hold what was written.
+            names, or, in a store of up to 1 GiB, a block does not hold what was written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -175,7 +177,8 @@ class Store:
             raise damaged(self.folder, f"meta.json: {flaw}") from flaw
         for name, size in self._sizes.items():
             self._check_size(name, size)
-        self.verify(SAMPLED_BLOCKS)
+        if self.size <= VERIFIED_BYTES:
+            self.verify()
 
     def _read_meta(self) -> dict[str, Any]:
         if not self.folder.is_dir():
@@ -252,47 +255,37 @@ class Store:
         """Bytes of the files that are checked."""
         return sum(self._sizes.values())
 
-    def verify(
-        self, sample: int | None = None, checked: Callable[[int], object] = lambda size: None
-    ) -> None:
+    def verify(self, checked: Callable[[int], object] = lambda size: None) -> None:
         """Compares the files with their checksums, and their values with what can be.
 
         Args:
-            sample: Most blocks of each kind of file, drawn at random; None: all.
             checked: Called after each block with its bytes.
 
         Raises:
             StoreError: A block does not hold what was written; the message names it.
         """
-        for name, start in self._blocks(sample):
-            with (self.folder / name).open("rb") as file:
-                file.seek(start)
-                data = file.read(BLOCK_BYTES)
-            if self._checksums is not None:
-                expected = int(self._checksums[name][start // BLOCK_BYTES])
-                if zlib.crc32(data) != expected:
-                    what = f"bytes {start} to {start + len(data) - 1} of {name} changed"
-                    sums = f"CRC-32 {zlib.crc32(data):08x}, not {expected:08x}"
-                    raise damaged(self.folder, f"{what} ({sums})")
-            if name.endswith(".tokens"):
-                self._check_ids(name, np.frombuffer(data, self.meta["dtype"]))
-            elif name.endswith(".ends"):
-                self._check_ends(name, start, np.frombuffer(data, _NUMBER), sample is None)
-            checked(len(data))
+        with ThreadPoolExecutor() as pool:  # checksums and comparisons leave the lock of Python
+            for name, size in self._sizes.items():
+                starts = range(0, size, BLOCK_BYTES)
+                for block_bytes in pool.map(self._verify_block, repeat(name), starts):
+                    checked(block_bytes)
 
-    def _blocks(self, sample: int | None) -> Iterator[tuple[str, int]]:
-        """Yields file and first byte of the blocks to check, those of a kind in order."""
-        for kind in dict.fromkeys(Path(name).suffix for name in self._sizes):
-            names = [name for name in self._sizes if Path(name).suffix == kind]
-            counts = [-(-self._sizes[name] // BLOCK_BYTES) for name in names]
-            firsts = np.cumsum([0, *counts])
-            numbers: Iterable[int] = range(firsts[-1])
-            if sample is not None and firsts[-1] > sample:
-                # another sample in every process; the global generator is not touched
-                numbers = sorted(random.Random().sample(range(firsts[-1]), sample))
-            for number in numbers:
-                f = int(np.searchsorted(firsts, number, side="right")) - 1
-                yield names[f], int(number - firsts[f]) * BLOCK_BYTES
+    def _verify_block(self, name: str, start: int) -> int:
+        """Verifies the block of a file from the byte `start` on, and returns its bytes."""
+        with (self.folder / name).open("rb") as file:
+            file.seek(start)
+            data = file.read(BLOCK_BYTES)
+        if self._checksums is not None:
+            expected = int(self._checksums[name][start // BLOCK_BYTES])
+            if zlib.crc32(data) != expected:
+                what = f"bytes {start} to {start + len(data) - 1} of {name} changed"
+                sums = f"CRC-32 {zlib.crc32(data):08x}, not {expected:08x}"
+                raise damaged(self.folder, f"{what} ({sums})")
+        if name.endswith(".tokens"):
+            self._check_ids(name, np.frombuffer(data, self.meta["dtype"]))
+        elif name.endswith(".ends"):
+            self._check_ends(name, start, np.frombuffer(data, _NUMBER))
+        return len(data)
 
     def _check_ids(self, name: str, ids: np.ndarray) -> None:
         if ids.max() >= self.meta["vocab_size"]:
@@ -301,14 +294,13 @@ class Store:
                 f"{name} holds the id {ids.max()}, the vocabulary has {self.meta['vocab_size']}",
             )
 
-    def _check_ends(self, name: str, start: int, ends: np.ndarray, thorough: bool) -> None:
+    def _check_ends(self, name: str, start: int, ends: np.ndarray) -> None:
         """Refuses ends that do not ascend to the last token, or a document without EOS there.
 
         Args:
             name: File of the ends.
             start: First byte of the block.
-            ends: Of the documents in the block.
-            thorough: Whether to look for the EOS of all of them; else, of the first.
+            ends: Ends of the documents in the block.
         """
         shard = self.folder / name
         tokens = _map(shard.with_suffix(""), "tokens", self.meta["dtype"])
@@ -320,8 +312,7 @@ class Store:
             raise damaged(
                 self.folder, f"the document ends in {name} do not ascend to {len(tokens)} tokens"
             )
-        checked = ends if thorough else ends[:1]
-        if (tokens[checked - 1] != self.meta["eos_id"]).any():
+        if (tokens[ends - 1] != self.meta["eos_id"]).any():
             raise damaged(self.folder, f"a document that ends by {name} has no EOS in the tokens")
 
     def counts(self, split: Split) -> Counts:
@@ -401,6 +392,17 @@ class Store:
         shards = [self.folder / shard["name"] for shard in self.meta["splits"][split]["shards"]]
         sizes = None if self.meta.get("sizes") else token_bytes
         return TokenStream(shards, self.meta["dtype"], self.meta["vocab_size"], sizes)
+
+
+def verify_store(store: Store) -> None:
+    """Compares all of a store with its checksums, under a bar of progress.
+
+    Raises:
+        StoreError: A block does not hold what was written.
+    """
+    name, size = f"verifying {store.folder.name}", store.size
+    with tqdm(desc=name, total=size, unit="B", unit_scale=True, disable=None) as bar:
+        store.verify(bar.update)
 
 
 class _FlawError(ValueError):
@@ -529,7 +531,7 @@ class TokenStream:
 
         Raises:
             StoreError: A position is not in the stream, or a token not in the vocabulary: the files
-                were damaged where the sample at opening did not look.
+                were damaged after they were verified.
         """
         try:
             tokens = self._gathered(self._tokens, positions)

@@ -275,6 +275,7 @@ class ReasoningDataModule(LanguageDataModule):
             noticed=lambda: dict(self._noticed),
             check=self._check_reports,
         )
+        self._verify_for_training()
         self._warn_of_repeats()
         if wrote:
             rank_zero_info(f"{type(self).__name__}: {in_words(self.report())}")

@@ -9,14 +9,17 @@ import shutil
 import signal
 import time
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.trainer.states import TrainerFn
 
-from datamodules import check, encoding, store
+from datamodules import LocalText, check, corpus, encoding, store
 from datamodules.prepare import prepare_store
 from datamodules.store import SPLITS, Counts, Store, StoreError, fingerprint
 from datamodules.tokenizers import BytesTokenizer, train_bpe
@@ -206,9 +209,8 @@ def test_any_changed_byte_is_found(sound, tmp_path_factory, data):
         Store(folder)
 
 
-def test_all_blocks_have_checksums_and_a_sample_is_looked_at(tmp_path, monkeypatch):
+def test_every_block_of_every_file_has_a_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(store, "SAMPLED_BLOCKS", 3)
     monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 2)
     documents = [("train", "x" * (i % 50 + 1)) for i in range(100)]
     monkeypatch.setattr(encoding, "PART_BYTES", 800)
@@ -222,24 +224,28 @@ def test_all_blocks_have_checksums_and_a_sample_is_looked_at(tmp_path, monkeypat
             digits = "".join(f"{zlib.crc32(block):08x}" for block in blocks)
             assert opened.meta["checksums"]["crc32"][f"{name}.{suffix}"] == digits
     sizes: list[int] = []
-    opened.verify(3, sizes.append)
-    assert len(sizes) == 6  # of tokens, of ends
-    sizes.clear()
-    opened.verify(checked=sizes.append)
+    opened.verify(sizes.append)
     assert sum(sizes) == opened.size == 2 * opened.counts("train").tokens + 800
-    monkeypatch.setattr(store, "SAMPLED_BLOCKS", 0)
     change(tmp_path / "s" / f"{names[1]}.tokens", 200)
     with pytest.raises(StoreError, match=f"bytes 192 to 255 of {names[1]}.tokens changed"):
-        Store(tmp_path / "s").verify()
+        Store(tmp_path / "s")
 
 
-def test_a_sample_finds_a_file_that_was_overwritten(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "BLOCK_BYTES", 64)
-    folder = write(tmp_path / "s", [("train", "x" * 9999)]).folder
-    path = folder / "train-00000.tokens"
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(StoreError, match="changed"):
-        Store(folder)
+def test_a_large_store_is_verified_before_it_is_trained_on(tmp_path, monkeypatch):
+    """Whatever byte changed; to open it for a validation costs no reading of it."""
+    (tmp_path / "text.txt").write_text("Some words to train on.\n" * 400)
+    options = {"data_files": str(tmp_path / "text.txt"), "cache_dir": str(tmp_path / "cache")}
+    data = LocalText(block_size=16, batch_size=2, val_fraction=0.2, **options)
+    data.prepare_data()
+    change(data.store_dir / "train-00000.tokens", 777)
+    monkeypatch.setattr(store, "VERIFIED_BYTES", 99)
+    monkeypatch.setattr(corpus, "VERIFIED_BYTES", 99)
+    Store(data.store_dir)
+    for fn, refused in ((TrainerFn.VALIDATING, False), (TrainerFn.FITTING, True)):
+        again = LocalText(block_size=16, batch_size=2, val_fraction=0.2, **options)
+        again.trainer = SimpleNamespace(state=SimpleNamespace(fn=fn))
+        with pytest.raises(StoreError, match="changed") if refused else nullcontext():
+            again.prepare_data()
 
 
 @pytest.mark.parametrize(
@@ -264,10 +270,10 @@ def test_stores_without_checksums_open_and_their_values_are_checked(
         Store(folder)
 
 
-def test_what_no_sample_saw_is_refused_when_it_is_read(tmp_path, monkeypatch):
+def test_what_changes_later_is_refused_when_it_is_read(tmp_path, monkeypatch):
     folder = write(tmp_path / "s").folder
     without_checksums(folder)
-    monkeypatch.setattr(store, "SAMPLED_BLOCKS", 0)
+    monkeypatch.setattr(store, "VERIFIED_BYTES", 0)
     stream = Store(folder).stream("train")
     with pytest.raises(StoreError, match="do not end within its 12 tokens"):
         stream.gather(np.array([3, 12]))
