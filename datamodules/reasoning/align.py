@@ -4,7 +4,7 @@ For example::
 
     python -m datamodules.reasoning.align rule --files train.jsonl
     python -m datamodules.reasoning.align teacher --files train.txt --output aligned.jsonl
-        --url https://api.openai.com/v1 --model NAME --requests_per_minute 300
+        --url https://api.openai.com/v1 --model NAME
 
 Both write files that `ReasoningGSM8K(aligned_file=...)` reads (see `gsm8k`).
 ``rule`` also counts how it decided.

@@ -7,19 +7,15 @@ Every reply is checked by exact match and written at once: what fits into the ou
 `gsm8k.MarkedProblems` reads, and what does not into a file next to it, with the reason. A run that
 was killed loses the requests that were on their way; the next one asks only what neither file has.
 
-The model is asked through the `openai` client (the extra of that name) at any endpoint of its kind,
-at a bounded rate. The key comes from an environment variable, goes into the header of requests, and
-nowhere else: it is cut out of what servers say, is not sent on when they redirect, and not over
-plain HTTP to other machines.
+The model is asked through the `openai` client (the extra of that name) at any endpoint of its kind;
+the client tries again where a server is full. The key comes from an environment variable, goes into
+the header of requests, and nowhere else: it is cut out of what servers say, and not sent over plain
+HTTP to other machines.
 """
 
 import contextlib
-import ipaddress
 import json
 import os
-import random
-import threading
-import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -138,15 +134,7 @@ def _read_object(reply: str) -> tuple[str, tuple[str, ...]]:
 # ---- the endpoint
 
 
-_PATH = "/chat/completions"
-_UNFIT = (400, 413, 422)  # what servers say of a request that they will not take, ever
-_LATER = (408, 409, 425, 429)  # and these, as well as 5xx, of one to be sent again
-_LONGEST_WAIT = 60.0  # seconds before a try, unless the server asks for more
-_ASKED_WAIT = 600.0  # the most that a server may ask for
-_MOST_BYTES = 2**24  # of an answer
-# headers of a request; the client adds others, some of them from variables OPENAI_*
-_SENT = {"host", "accept", "accept-encoding", "connection", "user-agent"}
-_SENT |= {"content-type", "content-length", "authorization", "x-stainless-raw-response"}
+_UNFIT = (400, 413, 422)  # what servers say of a request that they will never take
 
 
 class EndpointError(ValueError):
@@ -154,11 +142,7 @@ class EndpointError(ValueError):
 
 
 class UnfitRequestError(EndpointError):
-    """The endpoint refuses one request for what it is, e.g. its length or its content."""
-
-
-class StoppedError(Exception):
-    """The endpoint was closed while a request waited."""
+    """The endpoint refuses one request for what it is, such as its length or its content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,40 +154,35 @@ class EndpointConfig:
     """
 
     url: str
-    """Address up to /chat/completions, e.g. https://api.openai.com/v1 or http://localhost:8000/v1.
-    """
+    """Address without /chat/completions: https://api.openai.com/v1, http://localhost:8000/v1."""
     model: str
     """Name of the model there."""
     key_variable: str | None = "OPENAI_API_KEY"
-    """Environment variable that holds the key; null: the endpoint needs none."""
-    requests_per_minute: float = 60.0
-    """Most requests a minute, tries again included."""
+    """Environment variable that holds the key; null for an endpoint that needs none."""
     retries: int = 8
     """Tries again for a request that met a full or failing server, each after a longer wait."""
     timeout: float = 120.0
     """Seconds to wait for an answer."""
     temperature: float | None = 0.0
-    """Of the sampling; null: the endpoint's own, for models that take no other."""
+    """Temperature of the sampling; null for models that take no other than their default."""
     max_tokens: int | None = None
-    """Longest reply, in tokens; null: the endpoint's own limit."""
+    """Longest reply, in tokens; null for the endpoint's limit."""
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or " " in self.url:
+        address = urllib.parse.urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.hostname or " " in self.url:
             raise ValueError(
                 f"url={self.url!r} must be an address such as https://api.openai.com/v1"
             )
-        if parts.query or parts.fragment:
-            raise ValueError("url must end with the path; what stands after ? or # is not sent")
-        if parts.username or parts.password:
+        if address.username or address.password:
             raise ValueError("url must not hold a name or a password; give the key by key_variable")
         if not self.model:
             raise ValueError("model='' must be a name that the endpoint knows")
-        for key, above in (("requests_per_minute", 0), ("timeout", 0), ("retries", -1)):
-            if not getattr(self, key) > above:
-                least = "above 0" if above == 0 else "at least 0"
-                raise ValueError(f"{key}={getattr(self, key)} must be {least}")
+        if self.retries < 0:
+            raise ValueError(f"retries={self.retries} must be at least 0")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout} must be above 0")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens} must be at least 1, or null")
 
@@ -223,43 +202,13 @@ class EndpointConfig:
             )
         if not (key.isascii() and key.isprintable()):  # an error about the header would quote it
             raise ValueError(f"{self.key_variable} holds more than a key; set it again")
-        if urllib.parse.urlsplit(self.url).scheme == "http" and not self.is_local:
+        address = urllib.parse.urlsplit(self.url)
+        if address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ValueError(
                 f"url={self.url!r} would send the key unencrypted: use https, or set key_variable "
                 "to null"
             )
         return key
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the endpoint runs on this machine."""
-        host = urllib.parse.urlsplit(self.url).hostname or ""
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
-
-
-class Pace:
-    """Lets callers through at a bounded rate, in the order they come.
-
-    Args:
-        per_minute: Most calls a minute, evenly spaced.
-        clock: Returns seconds.
-    """
-
-    def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gap, self._clock = 60.0 / per_minute, clock
-        self._next = 0.0
-        self._lock = threading.Lock()
-
-    def delay(self) -> float:
-        """Takes the next free moment and returns the seconds until then."""
-        with self._lock:
-            now = self._clock()
-            moment = max(now, self._next)
-            self._next = moment + self._gap
-            return moment - now
 
 
 class ChatEndpoint:
@@ -267,62 +216,23 @@ class ChatEndpoint:
 
     Args:
         config: Which model is asked, and how.
-        pace: Lets requests through; None: at `config.requests_per_minute`.
-        wait: Waits that many seconds, and returns whether the endpoint was closed meanwhile.
 
     Raises:
         ValueError: The client is not installed; the key is missing, or would be sent unencrypted.
     """
 
-    def __init__(
-        self,
-        config: EndpointConfig,
-        *,
-        pace: Pace | None = None,
-        wait: Callable[[float], bool] | None = None,
-    ) -> None:
-        openai = _library()
+    def __init__(self, config: EndpointConfig) -> None:
         self._config, self._key = config, config.key()
-        self._pace = Pace(config.requests_per_minute) if pace is None else pace
-        self._closed = threading.Event()
-        self._wait = self._closed.wait if wait is None else wait
-        transport = openai.DefaultHttpxClient(
-            follow_redirects=False,  # which would carry the key to another place
-            trust_env=not config.is_local,  # no proxy between this machine and itself
-            event_hooks={"request": [self._clean], "response": [self._check_size]},
-        )
-        self._client = openai.OpenAI(
-            base_url=config.url.rstrip("/").removesuffix(_PATH),
+        self._client = _library().OpenAI(
+            base_url=config.url,
             api_key=self._key or "none",
-            admin_api_key="",  # not from the environment
-            max_retries=0,  # its waits are short, and do not end when the endpoint is closed
+            max_retries=config.retries,
             timeout=config.timeout,
-            http_client=transport,
         )
 
     def close(self) -> None:
-        """Ends all waiting; requests that are on their way get their answer."""
-        self._closed.set()
-
-    def _clean(self, request: Any) -> None:
-        """Leaves a request no header but those it needs, and no key but the configured one."""
-        for name in set(request.headers) - _SENT:
-            del request.headers[name]
-        request.headers.pop("authorization", None)
-        if self._key is not None:
-            request.headers["authorization"] = f"Bearer {self._key}"
-
-    def _check_size(self, response: Any) -> None:
-        if int(response.headers.get("content-length", 0)) > _MOST_BYTES:
-            raise EndpointError(
-                f"{self._client.base_url} answers with more than {_MOST_BYTES} bytes. Check url."
-            )
-
-    def _pause(self, seconds: float) -> None:
-        if seconds > 0:
-            self._wait(seconds)
-        if self._closed.is_set():
-            raise StoppedError
+        """Ends the requests that are on their way."""
+        self._client.close()
 
     def complete(self, talk: Sequence[Message]) -> str:
         """Returns the model's answer to a conversation; empty where it only refuses.
@@ -330,74 +240,44 @@ class ChatEndpoint:
         Raises:
             EndpointError: The endpoint fails, also when tried again, or refuses everybody.
             UnfitRequestError: It refuses this request.
-            StoppedError: It was closed.
         """
         openai = _library()
         options = {key: getattr(self._config, key) for key in ("temperature", "max_tokens")}
         given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-        ask = self._client.chat.completions.with_raw_response.create
-        for tried in range(self._config.retries + 1):
-            self._pause(self._pace.delay())
-            try:
-                reply = ask(model=self._config.model, messages=list(talk), **given)
-                return self._content(reply.text)
-            except openai.APIStatusError as error:
-                reason = self._explain(error.status_code, error.response.text)
-                asked = _asked_wait(error.response.headers)
-            except openai.APIConnectionError as error:
-                reason, asked = f"it cannot be reached ({error.__cause__ or error})", 0.0
-            except openai.OpenAIError as error:
-                said = self._quote(str(error))
-                raise EndpointError(f"{self._client.base_url}: {said}") from error
-            if tried < self._config.retries:
-                backoff = min(_LONGEST_WAIT, 2.0**tried) * random.uniform(0.5, 1.0)
-                self._pause(max(asked, backoff))
-        raise EndpointError(
-            f"{self._client.base_url}: {reason}, {self._config.retries + 1} times. Run the command "
-            "again later: it goes on where it stopped."
-        )
-
-    def _content(self, body: str) -> str:
         try:
-            choices: Any = parse_json(body)["choices"]
-            content = choices[0]["message"]["content"] if choices else None
-        except (ValueError, LookupError, TypeError) as error:
+            reply = self._client.chat.completions.create(
+                model=self._config.model, messages=list(talk), **given
+            )
+            contents = [choice.message.content for choice in reply.choices]  # none where it refuses
+            return next(iter(contents), None) or ""
+        except openai.APIStatusError as error:
+            kind = UnfitRequestError if error.status_code in _UNFIT else EndpointError
+            said = f"HTTP {error.status_code}: {self._quote(error.response.text)}"
+            raise kind(f"{self._config.url}: {said}. {self._cure(error.status_code)}") from error
+        except openai.APIConnectionError as error:
+            cause = self._quote(str(error.__cause__ or error))
+            again = "Run the command again later: it goes on where it stopped."
             raise EndpointError(
-                f"{self._client.base_url} does not answer as {_PATH} of OpenAI does "
-                f"({self._quote(body)}). Check url."
+                f"{self._config.url} cannot be reached ({cause}). {again}"
             ) from error
-        return content if isinstance(content, str) else ""
+        except (openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise EndpointError(
+                f"{self._config.url} does not answer as OpenAI does ({self._quote(str(error))}). "
+                "Check url."
+            ) from error
 
-    def _explain(self, status: int, body: str) -> str:
-        """Returns what a server says that may do better later.
+    def _cure(self, status: int) -> str:
+        """Returns what helps where the server answers with an error, at the last try too."""
+        if status >= 500 or status == 429:
+            return "Run the command again later: it goes on where it stopped."
+        if status in (401, 403) and self._config.key_variable:
+            return f"Check the key in {self._config.key_variable}."
+        return "Check url, model and options."
 
-        Raises:
-            UnfitRequestError: It says that it does not take this request.
-            EndpointError: It says that it takes none.
-        """
-        said = f"HTTP {status}: {self._quote(body)}"
-        if status in _LATER or status >= 500:
-            return said
-        if status in _UNFIT:
-            raise UnfitRequestError(f"{self._client.base_url}: {said}. Check model and options.")
-        variable = self._config.key_variable
-        cure = f"the key in {variable}" if status in (401, 403) and variable else "url, model"
-        raise EndpointError(f"{self._client.base_url}: {said}. Check {cure}.")
-
-    def _quote(self, body: str) -> str:
+    def _quote(self, said: str) -> str:
         """Returns the beginning of what a server said, without the key."""
-        text = " ".join(body.split())
-        if self._key is not None:
-            text = text.replace(self._key, "***")
-        return text[:200]
-
-
-def _asked_wait(headers: Any) -> float:
-    """Returns the seconds that a server asks to wait; 0 if it does not say so in seconds."""
-    try:
-        return min(max(float(headers.get("Retry-After", 0)), 0.0), _ASKED_WAIT)
-    except ValueError:
-        return 0.0
+        text = " ".join(said.split())
+        return (text if self._key is None else text.replace(self._key, "***"))[:200]
 
 
 def _library() -> Any:

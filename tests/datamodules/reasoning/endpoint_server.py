@@ -9,7 +9,7 @@ from datamodules.reasoning.gsm8k import Solved
 
 KEY = "sk-very-secret"
 
-FAST = {"requests_per_minute": 1e6, "timeout": 20.0}
+FAST = {"timeout": 20.0}
 
 PROBLEMS = [
     Solved(f"Ann has {n} cats \u00e4nd 3 dogs. How many?", (f"<<{n}+3={n + 3}>>",), str(n + 3))

@@ -19,7 +19,7 @@ def train_file(tmp_path):
 def test_the_command_asks_and_goes_on(server, train_file, tmp_path, capsys):
     output = tmp_path / "aligned.jsonl"
     argv = ["teacher", f"--files={train_file}", f"--output={output}", "--model=m"]
-    argv += [f"--url={server.url}", "--requests_per_minute=1000000"]
+    argv += [f"--url={server.url}"]
     assert main([*argv, "--limit=3"]) == 0
     assert capsys.readouterr().out == "kept  3\n"
     assert main(argv) == 0
