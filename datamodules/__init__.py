@@ -25,7 +25,7 @@
 | `long_texts` | where a long text may be cut without changing its tokens |
 | `special_tokens` | BOS and EOS of those files |
 | `encoding` | documents to tokens: chunks, encoded in order by one or more processes |
-| `prepare` | `prepare_store`: parts, shared by processes and machines; the final name |
+| `prepare` | `prepare_store`: parts that a kill does not cost; the final name |
 | `journals` | files that survive a kill: whole writes, durable appends, one writer |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |

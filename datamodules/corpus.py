@@ -239,8 +239,9 @@ class TextCorpus(L.LightningDataModule, ABC):
     def prepare_data(self) -> None:
         """Tokenises the corpus into `store_dir`, unless that is done.
 
-        If it is killed, the next call makes what is not finished. Processes that call it at once,
-        also on other machines that see `cache_dir`, share the work. Logs how large the splits are.
+        If it is killed, the next call makes what is not finished. One process does it, with
+        `num_proc` workers; others that call it meanwhile, also on other machines that see
+        `cache_dir`, wait for it. Logs how large the splits are.
 
         Raises:
             ValueError: An expected split has no documents, or a problem of the corpus or the

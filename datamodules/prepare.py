@@ -1,23 +1,21 @@
-"""Writing a text store in parts that a kill does not cost, on one machine or several.
+"""Writing a text store in parts that a kill does not cost, by many processes of one machine.
 
 Documents are cut into parts of 2 GiB of text; a part becomes at most one shard a split. Parts are
 written into ``<store>.partial``. Its folder ``parts`` has a record of each finished one: counts,
-checksums, and where the next one begins. A preparation that was killed makes what has no record.
+checksums, and where the next one begins. A preparation that was killed makes what has no record;
+then meta.json is written, from the records alone, and the folder gets its final name.
 
-The same command on several machines with a shared folder shares the parts out: each part has a lock
-file, and who holds it tokenises it, while the others read on. Whoever finds all records writes
-meta.json, from the records alone, and gives the folder its final name.
-
-What is in a part depends on the documents alone, and encoded documents come back in order: the
-stored bytes depend neither on the number of processes nor on that of machines.
+One command writes a store, under a file lock; others, also on machines that see the folder, wait
+for it. The stored bytes do not depend on the number of processes: encoded documents come back in
+order.
 """
 
 import contextlib
 import itertools
 import json
+import logging
 import math
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +27,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from tqdm import tqdm
 
 from datamodules import encoding
-from datamodules.encoding import Chunk, EncodedChunk, Place, chunks, encode_in_order
+from datamodules.encoding import EncodedChunk, Place, chunks, encode_in_order
 from datamodules.journals import full_disk_named, sync, write_whole
 from datamodules.readers import parse_json
 from datamodules.store import (
@@ -44,6 +42,8 @@ from datamodules.store import (
     token_dtype,
 )
 from datamodules.tokenizers import JsonTokenizer, Tokenizer
+
+_LOG = logging.getLogger("lightning.pytorch")
 
 # The files of a part
 
@@ -170,9 +170,7 @@ def prepare_store(
     pin: Callable[[Mapping[str, Any] | None], Mapping[str, Any]] = lambda stored: stored or {},
     notes: Callable[[], Iterable[str]] = list,
 ) -> None:
-    """Writes the store at `folder`, unless it is there already.
-
-    Several processes that are at it share the parts; all return when it is whole.
+    """Writes the store at `folder`, unless it is there already; waits where another writes it.
 
     Args:
         folder: Final place; its parents are created.
@@ -184,7 +182,7 @@ def prepare_store(
         check: Called with the counts of each split before the store gets its name; may raise to
             refuse it. The shards are kept.
         train_tokens: Most tokens of the train split: reading stops before the first train
-            document that would exceed it, and one process does all. None: all documents.
+            document that would exceed it. None: all documents.
         num_proc: See `encode_in_order`.
         pin: Settles what `documents` are read from, e.g. a commit, and returns it as JSON has it,
             for meta.json (``origin``). Gets what it returned to a killed preparation, or None.
@@ -197,40 +195,42 @@ def prepare_store(
         Store(folder)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.parent / f".{folder.name}.lock")
     partial = _Partial(folder.with_name(f"{folder.name}.partial"))
-    alone = lock if train_tokens is not None else contextlib.nullcontext()
-    with full_disk_named(partial.folder), alone:
-        with lock:
-            if folder.exists():
-                Store(folder)
-                return
-            origin, noted = partial.begin(pin, notes)
-            used = partial.lock(f"user-{uuid.uuid4().hex}")  # nobody removes the folder meanwhile
+    with full_disk_named(partial.folder), _alone(folder):
+        if folder.exists():
+            Store(folder)
+            return
         try:
-            with lock:
-                tokenizer = partial.tokenizer(make_tokenizer)
-            while not partial.is_complete():
+            origin, noted = partial.begin(pin, notes)
+            tokenizer = partial.tokenizer(make_tokenizer)
+            if not partial.is_complete():
                 partial.write(documents, tokenizer, train_tokens, num_proc)
-                partial.wait()
-            with lock:
-                if not folder.exists():
-                    check(partial.counts())
-                    partial.finish({**description, "origin": origin, "notes": noted}, tokenizer)
-                    partial.folder.rename(folder)
-                    shutil.rmtree(folder / _PARTS, ignore_errors=True)
-        except BaseException as error:
-            if isinstance(error, FileNotFoundError) and folder.exists():  # others were faster
-                return
-            with lock:
-                used.release()
-                partial.give_up()
+            check(partial.counts())
+            partial.finish({**description, "origin": origin, "notes": noted}, tokenizer)
+            partial.folder.rename(folder)
+            shutil.rmtree(folder / _PARTS, ignore_errors=True)
+        except BaseException:
+            partial.give_up()
             raise
-        finally:
-            used.release()
 
 
-_PARTS = "parts"  # folder of the records and locks
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds the lock of a store; says so before it waits for another process."""
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        # not rank_zero_info: the first rank of a second machine is none
+        _LOG.info(f"Waiting for another process, here or elsewhere, that prepares {folder}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+_PARTS = "parts"  # folder of the records
 
 
 class _Partial:
@@ -240,8 +240,6 @@ class _Partial:
         self.folder = folder
         self._parts = folder / _PARTS
         self._begun = self._parts / "begun.json"
-        self._locks: dict[int, FileLock] = {}
-        self._seen = 0  # parts that were seen in the documents
 
     def begin(
         self,
@@ -293,11 +291,9 @@ class _Partial:
         return {number: record for number, record in found.items() if record is not None}
 
     def is_complete(self) -> bool:
-        """Returns whether all parts are finished; also where the store has its name already."""
+        """Returns whether all parts are finished."""
         records = self._records()
-        if not records:
-            return not self.folder.exists()
-        return records[max(records)]["last"] and len(records) == max(records) + 1
+        return bool(records) and records[max(records)]["last"] and len(records) == max(records) + 1
 
     def counts(self) -> dict[Split, Counts]:
         """Returns what the finished parts hold of each split."""
@@ -313,7 +309,7 @@ class _Partial:
         train_tokens: int | None,
         num_proc: int | None,
     ) -> None:
-        """Writes the parts that are neither finished nor another process'."""
+        """Writes the parts that are not finished."""
         start = self._start()
         if start.documents:
             rank_zero_info(f"Going on after document {start.documents}, finished in {self.folder}")
@@ -327,69 +323,17 @@ class _Partial:
             initial=sum(c.tokens for c in counts.values()),
             disable=None,
         )
-        mine = self._claimed(chunks(documents(start.documents), start))
-        try:
-            with bar, contextlib.closing(encode_in_order(mine, tokenizer, num_proc)) as encoded:
-                self._write_parts(_until(encoded, room), bar)
-        finally:
-            for lock in self._locks.values():
-                lock.release()
-            self._locks.clear()
+        finished = self._records().keys()
+        parts = chunks(documents(start.documents), start)
+        missing = (chunk for chunk in parts if chunk.place.part not in finished)
+        with bar, contextlib.closing(encode_in_order(missing, tokenizer, num_proc)) as encoded:
+            self._write_parts(_until(encoded, room), bar)
 
     def _start(self) -> Place:
         """Returns the first part that is not finished, and the documents before it."""
         records = self._records()
         part = next(number for number in itertools.count() if number not in records)
         return Place(part=part, documents=records[part - 1]["documents"] if part else 0)
-
-    def _claimed(self, found: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Yields the chunks of parts that nobody has finished or works at, and locks them."""
-        self._seen, mine = 0, False
-        for chunk in found:
-            if chunk.place.part >= self._seen:
-                self._seen = chunk.place.part + 1
-                mine = self._claim(chunk.place.part)
-            if mine:
-                yield chunk
-
-    def _claim(self, part: int) -> bool:
-        if self._record(part) is not None:
-            return False
-        try:
-            lock = self.lock(f"{part:05d}", timeout=0)
-        except Timeout:
-            return False
-        if self._record(part) is not None:  # finished just before
-            lock.release()
-            return False
-        self._locks[part] = lock
-        return True
-
-    def wait(self) -> None:
-        """Waits until nobody works at a part.
-
-        Raises:
-            FileNotFoundError: The store has its name meanwhile.
-        """
-        for part in range(self._seen):
-            if self._record(part) is None:
-                self.lock(f"{part:05d}").release()
-
-    def lock(self, name: str, timeout: float = -1) -> FileLock:
-        """Returns a lock in the folder of the parts, acquired.
-
-        Raises:
-            FileNotFoundError: The folder is gone; a lock alone would make it again.
-            Timeout: Another process holds it.
-        """
-        path = self._parts / f"{name}.lock"
-        path.touch()
-        lock = FileLock(path, timeout=timeout)
-        lock.acquire()
-        if not self._begun.exists():  # gone between the two
-            lock.release()
-            raise FileNotFoundError(str(path))
-        return lock
 
     def _write_parts(self, encoded: Iterable[EncodedChunk], bar: "tqdm[Any]") -> None:
         with contextlib.ExitStack() as opened:
@@ -408,12 +352,11 @@ class _Partial:
         checksums, counts = writer.finish(), {s: asdict(c) for s, c in writer.counts.items()}
         record = {**asdict(place), "splits": counts, "checksums": checksums}
         write_whole(self._parts / f"{place.part:05d}.json", json.dumps(record))
-        self._locks.pop(place.part).release()
 
     # The end
 
     def give_up(self) -> None:
-        """Removes the folder if nobody else works at it and no text is finished; else warns."""
+        """Removes the folder if no part is finished; else warns that it is kept."""
         tokens = sum(counts.tokens for counts in self.counts().values())
         if tokens:
             rank_zero_warn(
@@ -421,10 +364,7 @@ class _Partial:
                 "you change the options of the corpus, or to start again."
             )
             return
-        with contextlib.ExitStack() as locks, contextlib.suppress(Timeout):
-            for path in self._parts.glob("*.lock"):
-                locks.enter_context(FileLock(path, timeout=0))
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, description: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         """Writes meta.json, from the records: all that is missing but the name."""
