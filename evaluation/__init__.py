@@ -31,7 +31,7 @@ place               what it holds
 ``compare``         command: any runs as one table, with plots and a report
 ==================  ================================================================================
 
-A command is a module with ``add_arguments(parser, argv)`` and ``run(settings)``, the file of its
+A command is a module with ``add_arguments(parser)`` and ``run(settings)``, the file of its
 name or ``command.py`` of its folder, one line in ``cli.COMMANDS``, and one in ``tests/verbs.py``,
 which puts it under the contract of all commands; nothing heavy is imported before it is known.
 """

@@ -1,15 +1,17 @@
 """Commands, their parser, and errors in the input as one line with exit code 2."""
 
 import importlib
+import itertools
 import os
 import sys
 from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from lightning_models.recipe import ExactOptions, import_public_classes, prints_descriptions
 
+DATA_HELP = "--data.help"
 DEBUG_FLAG = "--debug"
 ONE_PROCESS = (
     "torchrun has started several processes, but evaluate.py is one; start it with python. Several "
@@ -32,56 +34,39 @@ COMMANDS = {
 }
 """Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
 
-ARGUMENTS = dict.fromkeys(COMMANDS, "--ckpt runs/first") | {
-    "scaling": "'runs/*.json' --x tokens",
-    "sweep": "--ckpts runs/first runs/second --output runs/sweep.svg",
-    "compare": "runs/first runs/second",
-    "generate": "--ckpt runs/first --prompt 'The function'",
-    "import": "--hf FOLDER_OR_HUB_NAME --output runs/imported.ckpt",
-    "export": "--ckpt runs/first --output runs/exported",
-}
-"""Arguments of an example of each command, for messages."""
-
 
 class ExactParser(ExactOptions, ArgumentParser):
     """The parser of ``evaluate.py`` and of its commands."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 2 for bad input, reported in one line.
+    """Runs the command line and returns the exit code.
+
+    It is 2 for bad input, which is reported in one line on stderr; with ``--debug`` or the
+    environment variable DEBUG=1 such errors keep their traceback, as defects always do. Ctrl-C ends
+    with 130.
 
     Args:
-        args: the command line; None: that of the process.
+        args: The command line; None takes that of the process.
     """
     argv = sys.argv[1:] if args is None else list(args)
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         if os.environ.get("RANK") == "0":
             print(f"error: {ONE_PROCESS}", file=sys.stderr)
         return 2
-    return run_with_clear_errors(lambda: _run(argv), argv)
-
-
-def run_with_clear_errors(program: Callable[[], None], argv: Sequence[str]) -> int:
-    """Returns the exit code of ``program``: 2 for bad input, reported in one line on stderr.
-
-    With ``--debug`` or the environment variable DEBUG=1 such errors keep their traceback, as
-    defects always do. Ctrl-C ends with 130.
-
-    Args:
-        program: what to run.
-        argv: the command line.
-    """
     try:
-        program()
+        _run(argv)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        from training.errors import explain  # takes seconds, so not before there is an error
+        from training.errors import explain, with_options  # takes seconds
 
         message = explain(error)
         if message is None or DEBUG_FLAG in argv or os.environ.get("DEBUG", "0") not in ("", "0"):
             raise
+        if isinstance(error, ArgumentError):
+            message = with_options(message, build_parser(argv))
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
         return 2
     return 0
@@ -89,42 +74,55 @@ def run_with_clear_errors(program: Callable[[], None], argv: Sequence[str]) -> i
 
 def _run(argv: Sequence[str]) -> None:
     if not ((argv and argv[0] in COMMANDS) or {"-h", "--help"} & set(argv)):
-        from training.errors import check_verb  # takes seconds, so not before there is an error
+        from training.errors import check_verb  # takes seconds
 
-        check_verb(
-            argv, {name: f"python evaluate.py {name} {ARGUMENTS[name]}" for name in COMMANDS}
-        )
-    parser = build_parser(argv)
-    try:
-        settings = _parse(parser, argv)
-    except ArgumentError as error:
-        from training.errors import condense, with_options  # takes seconds, as above
-
-        raise ArgumentError(None, with_options(condense(str(error)), parser)) from error
+        check_verb(argv, COMMANDS, "python evaluate.py perplexity --ckpt runs/first")
+    command, settings = parse(argv)
     from lightning.pytorch.utilities import rank_zero_only  # the command has imported both
 
-    from evaluation.arguments import check_numbers
     from lightning_models.runtime import choose_kernels
 
     # whatever RANK or SLURM_PROCID say
     rank_zero_only.rank = 0  # type: ignore[attr-defined]
-    module, _ = COMMANDS[settings.command]
-    options = settings[settings.command]
-    check_numbers(options)
-    if "cudnn_attention" in options:  # commands that run models
-        choose_kernels(cudnn_attention=options.cudnn_attention)
-    importlib.import_module(f"evaluation.{module}").run(options)
+    if "cudnn_attention" in settings:  # commands that run models
+        choose_kernels(cudnn_attention=settings.cudnn_attention)
+    importlib.import_module(f"evaluation.{COMMANDS[command][0]}").run(settings)
 
 
-def _parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
-    """Parses; short names of classes are known, and listed, only after modules were imported."""
-    if command_in(argv) and any(word == "-h" or "help" in word for word in argv):
-        import_public_classes("datamodules")
-    try:
-        return parser.parse_args(argv)
-    except ArgumentError:
-        import_public_classes("datamodules")
-        return parser.parse_args(argv)
+def parse(argv: Sequence[str]) -> tuple[str, Namespace]:
+    """Returns the command that a command line names, and its settings.
+
+    Options of ``--data`` can be parsed only with the checkpoint's data, so ``settings.data`` is the
+    list of their words, for ``evaluation.arguments.data_recipe``.
+
+    Raises:
+        ArgumentError: If an option is not known, or its value is refused.
+    """
+    parser = build_parser(argv)
+    if command_in(argv) and {"-h", "--help", DATA_HELP} & {word.partition("=")[0] for word in argv}:
+        import_public_classes("datamodules")  # help lists the classes there are
+    others, of_data = split_data_options(argv)
+    parsed = parser.parse_args(others)
+    settings = parsed[parsed.command]
+    if "data" in settings:
+        settings.data = of_data
+    elif of_data:
+        parser.parse_args(argv)  # refuses them: they are no options of this command
+    return parsed.command, settings
+
+
+def split_data_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns a command line without ``--data`` and the options below it, and their words."""
+    others: list[str] = []
+    of_data: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name == DATA_HELP or not f"{name}.".startswith("--data."):
+            others.append(word)
+        else:
+            of_data += [word] if equals else [word, *itertools.islice(words, 1)]
+    return others, of_data
 
 
 def command_in(argv: Sequence[str]) -> str | None:
@@ -145,7 +143,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
     for name, (module, summary) in COMMANDS.items():
         command = ExactParser(description=summary, exit_on_error=False)
         if name == chosen:
-            importlib.import_module(f"evaluation.{module}").add_arguments(command, argv)
+            importlib.import_module(f"evaluation.{module}").add_arguments(command)
             command.add_argument(
                 DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input."
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import PositiveInt
 
 from datamodules.store import Split
 from evaluation.arguments import (
@@ -51,7 +52,7 @@ from lightning_models.recipe import import_packages
 DEFAULT_OUTPUT = "runs/comparison"
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     add = parser.add_argument
     add(
@@ -87,11 +88,21 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     add("--title", type=str | None, default=None, help="Heading (null: how many runs).")
     add("--introduction", type=str, default="", help="Paragraph below the heading.")
     add("--split", type=Split, default="val", help="Held-out documents to score.")
-    add("--batch_size", type=int | None, default=None, help="Rows per batch (null: as trained).")
-    add("--limit_batches", type=int | None, default=None, help="Score that many batches only.")
+    add(
+        "--batch_size",
+        type=PositiveInt | None,
+        default=None,
+        help="Rows per batch (null: as trained).",
+    )
+    add(
+        "--limit_batches",
+        type=PositiveInt | None,
+        default=None,
+        help="Score that many batches only.",
+    )
     add(
         "--stride",
-        type=int | None,
+        type=PositiveInt | None,
         default=None,
         help="Score windows that begin that many tokens apart, so that each target follows at "
         "least all but that many tokens of a window (null: as trained, mostly windows that do not "

@@ -11,7 +11,7 @@ any checkpoint, also in parts (``.ckpt``)   one file that ``train.py fit --ckpt_
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -236,7 +236,7 @@ def _tiktoken_json(tokenizer: TiktokenTokenizer) -> str:
 # ---- the command
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     parser.add_argument(
         "--ckpt", type=str, required=True, help="Checkpoint, model folder, or folder of a run."

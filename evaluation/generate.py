@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import PositiveInt
 from tqdm import tqdm
 
 from datamodules import Tokenizer, read_prompts
@@ -94,7 +95,7 @@ def continue_prompts(
         yield from zip(group, texts, strict=True)
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     add_model_arguments(parser)
     parser.add_argument(
@@ -112,7 +113,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="More prompts: a txt file, one a line, or a jsonl file with the field prompt.",
     )
     parser.add_argument(
-        "--max_new_tokens", type=int, default=100, help="Longest continuation, in tokens."
+        "--max_new_tokens", type=PositiveInt, default=100, help="Longest continuation, in tokens."
     )
     parser.add_class_arguments(SamplingConfig)
     add_tokenizer_argument(parser)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -286,7 +286,7 @@ def checkpoint_content(model: LanguageModel, data: PythonDocs) -> dict[str, Any]
     return content
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     parser.add_argument(
         "--hf",

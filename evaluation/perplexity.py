@@ -1,13 +1,14 @@
 """``evaluate.py perplexity``: likelihood of a corpus under a checkpoint's model."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from datamodules import BatchLoader, BatchSource, LanguageDataModule, TextDataModule
 from datamodules.store import Split
@@ -267,10 +268,10 @@ def _score_prefixes(
     )
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
-    """Declares the command's options; data options default to those in the checkpoint."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declares the command's options."""
     add_model_arguments(parser)
-    add_data_arguments(parser, argv)
+    add_data_arguments(parser)
     parser.add_argument(
         "--mode",
         type=Mode,
@@ -284,20 +285,20 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     parser.add_argument(
         "--positions",
-        type=int | Literal["auto"] | None,
+        type=PositiveInt | Literal["auto"] | None,
         default="auto",
         help="Targets to draw in autoregressive mode, the same for every model (null: all; auto: "
         f"{DEFAULT_POSITIONS}).",
     )
-    parser.add_argument("--seed", type=int, default=0, help="Seed of that draw.")
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of that draw.")
     add_file_arguments(parser, output="JSON file to write.")
 
 
 def _positions(settings: Namespace) -> int | None:
-    """Returns how many targets to draw.
+    """Returns the number of targets to draw; None draws all.
 
     Raises:
-        ValueError: if it is out of range, or given where nothing is drawn.
+        ValueError: If it is given where nothing is drawn.
     """
     positions = settings.positions
     if positions == "auto":
@@ -307,9 +308,7 @@ def _positions(settings: Namespace) -> int | None:
             f"positions ({positions}) are drawn in autoregressive mode only; add --mode "
             "autoregressive, or score less with --limit_batches"
         )
-    if positions is not None and positions < 1:
-        raise ValueError(f"positions ({positions}) must be at least 1, or null")
-    return int(positions) if positions is not None else None
+    return positions
 
 
 def run(settings: Namespace) -> None:

@@ -40,6 +40,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -98,23 +99,23 @@ class QualityConfig:
     perplexity, entropy, speed)."""
     sampling: tuple[Sampling, ...] = ("greedy", "multinomial")
     """Ways of sampling, all at temperature 1, nucleus at 0.95; each gets its row."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Text n is drawn from the stream of (seed, n)."""
-    batch_size: int = 8
+    batch_size: PositiveInt = 8
     """Texts generated or read at once; decides speed and memory, and results up to rounding."""
-    prompts: int = 1000
+    prompts: PositiveInt = 1000
     """Human texts to continue."""
-    continuations: int = 5
+    continuations: PositiveInt = 5
     """Continuations of each prompt."""
-    prompt_tokens: int = 50
+    prompt_tokens: PositiveInt = 50
     """Length of a prompt."""
-    new_tokens: int = 50
+    new_tokens: PositiveInt = 50
     """Length of a continuation."""
     featurizer: str = "gpt2-large"
     """Hub name or folder of the model whose states MAUVE compares."""
-    samples: int = 64
+    samples: PositiveInt = 64
     """Samples from the start token alone."""
-    sample_tokens: int = 1024
+    sample_tokens: PositiveInt = 1024
     """Length of a sample; it does not end with a document."""
     judge: str | None = "gpt2-xl"
     """Hub name or folder of the causal language model that scores samples; null: none does, and
@@ -122,6 +123,10 @@ class QualityConfig:
 
     def __post_init__(self) -> None:
         SamplingConfig(seed=self.seed)  # refused before models are loaded
+        if self.prompts < 2:
+            raise ValueError(
+                f"prompts ({self.prompts}) must be at least 2: MAUVE compares distributions"
+            )
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -509,10 +514,10 @@ def _as_result(numbers: Mapping[Row, Mapping[str, Any]]) -> dict[str, Any]:
 # ---- the command
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options; data options default to those in the checkpoint."""
     add_model_arguments(parser)
-    add_corpus_arguments(parser, argv)
+    add_corpus_arguments(parser)
     parser.add_class_arguments(QualityConfig, skip={"sampling"})
     parser.add_argument(
         "--sampling",
@@ -579,7 +584,7 @@ def _load_data(
             f"tokenizer ({settings.tokenizer}): prompts have that of the data; set "
             "--data.tokenizer, or take --mode unconditional"
         )
-    data = build_data(checkpoint, data_recipe(settings))
+    data = build_data(checkpoint, data_recipe(settings, checkpoint))
     check_running_text(data)
     check_fit(model, data)
     prepare(data, checkpoint)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 from tqdm import tqdm
 
@@ -315,7 +316,7 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
 # ---- the command
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     add_model_arguments(parser, required=False)
     parser.add_argument(
@@ -325,8 +326,10 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="Instead: hub name or folder of a causal language model of transformers; bf16 rounds "
         "all of its weights.",
     )
-    parser.add_argument("--pairs", type=int, default=1000, help="Pairs of names to ask about.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the draw of pairs.")
+    parser.add_argument(
+        "--pairs", type=PositiveInt, default=1000, help="Pairs of names to ask about."
+    )
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of the draw of pairs.")
     add_file_arguments(parser, output="JSON file to write.", plot="PNG or SVG file to write.")
 
 

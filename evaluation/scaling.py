@@ -207,7 +207,7 @@ def _check_number(file: Path, key: str, value: Any, *, above_0: bool, cure: str)
 # ---- command
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     parser.add_argument(
         "runs",

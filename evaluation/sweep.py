@@ -20,7 +20,6 @@ from evaluation.arguments import (
     add_run_arguments,
     add_which_argument,
     data_recipe,
-    first_look,
     split_words,
 )
 from evaluation.cost import NAMES
@@ -380,14 +379,8 @@ def shown_points(points: pd.DataFrame) -> str:
 Measure = Literal["perplexity", "loss"]
 
 
-def checkpoints_in(argv: Sequence[str]) -> list[Checkpoint]:
-    """Returns the checkpoints that a command line names; needed before it can be parsed."""
-    found = first_look(argv, "ckpts")
-    return [] if found is None else find_checkpoints(found.ckpts, "ckpts", found.which)
-
-
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
-    """Declares the command's options; data options default to those in the first checkpoint."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declares the command's options; data default to those of the first checkpoint."""
     parser.add_argument(
         "--ckpts",
         type=str,
@@ -398,7 +391,7 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     add_which_argument(parser)
     add_run_arguments(parser)
-    add_data_arguments(parser, argv, lambda words: next(iter(checkpoints_in(words)), None))
+    add_data_arguments(parser)
     add_dial_arguments(parser)
     parser.add_argument(
         "--against",
@@ -435,7 +428,8 @@ def run(settings: Namespace) -> None:
     checkpoints = find_checkpoints(settings.ckpts, "ckpts", settings.which)
     variants, skipped = find_variants(checkpoints, settings["set"], dials)
     labels = label_variants(variants, settings.label)
-    data = build_data(variants[0].checkpoint, data_recipe(settings))
+    recipe = data_recipe(settings, checkpoints[0])
+    data = build_data(variants[0].checkpoint, recipe)
     prepare_for_all(data, [(variant.checkpoint, variant.outline) for variant in variants], "ckpts")
     lines = []
     for variant, label in zip(variants, labels, strict=True):

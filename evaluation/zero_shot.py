@@ -4,11 +4,12 @@ Table 1 of the Latent-Thought paper: each set is scored in blocks that do not ov
 checkpoint's own tokenizer, as ``evaluate.py perplexity`` scores a corpus.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import PositiveInt
 
 from datamodules import ZeroShotText
 from datamodules.recipe import public_path
@@ -99,7 +100,7 @@ def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
     return {**trained, "init_args": {**arguments, **batches, "corpus": recipe}}
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     add_model_arguments(parser)
     parser.add_argument(
@@ -125,13 +126,22 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         help="Folder of the tokenised sets (null: that of the training's data).",
     )
     parser.add_argument(
-        "--block_size", type=int | None, default=None, help="Tokens a block (null: as trained)."
+        "--block_size",
+        type=PositiveInt | None,
+        default=None,
+        help="Tokens a block (null: as trained).",
     )
     parser.add_argument(
-        "--batch_size", type=int | None, default=None, help="Blocks per batch (null: as trained)."
+        "--batch_size",
+        type=PositiveInt | None,
+        default=None,
+        help="Blocks per batch (null: as trained).",
     )
     parser.add_argument(
-        "--limit_batches", type=int | None, default=None, help="Score that many batches of a set."
+        "--limit_batches",
+        type=PositiveInt | None,
+        default=None,
+        help="Score that many batches of a set.",
     )
     add_file_arguments(parser, output="JSON file to write.")
 

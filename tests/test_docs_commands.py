@@ -18,8 +18,10 @@ from omegaconf import OmegaConf
 from paper_commands import DOCS, METHODS, MISSING, NONE, NOTHING, ROOT, commands_of
 from training_parser import parse_training, training_parser
 
-from evaluation.cli import build_parser
+from evaluation.arguments import data_recipe
+from evaluation.cli import parse
 from evaluation.load import build_outline
+from evaluation.runs import find_named
 from lightning_models.checkpoint import read_checkpoint
 from studies.study import load_study
 
@@ -189,9 +191,12 @@ def check_fit(words):
 
 
 def check_evaluation(argv):
-    settings = build_parser(argv).parse_args(argv)
-    assert settings.command == argv[0]
-    chosen = settings[settings.command]
+    command, chosen = parse(argv)
+    assert command == argv[0]
+    if chosen.get("data"):
+        named = chosen.get("ckpts") or chosen.ckpt
+        named = find_named([named] if isinstance(named, str) else named, "ckpt", chosen.which)
+        assert data_recipe(chosen, named[0][1])
     if chosen.get("set") and chosen.get("ckpt"):
         outline = build_outline(read_checkpoint(chosen.ckpt), chosen["set"])
         assert all(str(getattr(outline.config, k)) == str(v) for k, v in chosen["set"].items())

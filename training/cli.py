@@ -153,15 +153,6 @@ EVALUATION_CALLBACKS = {
     "test": ["progress"],
     "predict": ["progress", "predictions"],
 }
-EXAMPLES = {
-    "fit": "-c configs/transformer/tiny.yaml",
-    "validate": "--ckpt_path runs/first",
-    "test": "--ckpt_path runs/first",
-    "predict": "--ckpt_path runs/first --data.predict_file prompts.txt",
-    "list": "",
-    "plan": "-c configs/transformer/tiny.yaml --trainer.devices 8",
-}
-"""Arguments of an example of each verb, for messages."""
 FIT_CALLBACKS = [key for key in CALLBACKS if key not in ("predictions", "termination")]
 
 
@@ -664,7 +655,7 @@ def _execute(argv: list[str]) -> None:
 
 def _check_first_word(argv: list[str]) -> None:
     """Raises a UserError if a command line does not begin with a verb."""
-    check_verb(argv, {verb: f"python train.py {verb} {EXAMPLES[verb]}".rstrip() for verb in VERBS})
+    check_verb(argv, VERBS, "python train.py fit -c configs/transformer/tiny.yaml")
 
 
 def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:

@@ -1,14 +1,13 @@
 """Which errors are the user's to fix, and the one line they are reported in."""
 
 import argparse
-import dataclasses
 import difflib
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_type_hints
 
+from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -159,7 +158,8 @@ def condense(report: str) -> str:
 
 
 _HEAD = re.compile(
-    r"(?:Parser key \"(?P<key>[^\"]+)\"|Problem with given class_path '(?P<owner>[^']+)')[: ]*"
+    r"(?:Parser key \"(?P<key>[^\"]+)\"(?: element \d+)?"
+    r"|Problem with given class_path '(?P<owner>[^']+)')[: ]*"
 )
 _UNKNOWN = re.compile(
     r"unrecognized arguments: --([^\s=]+)"
@@ -194,7 +194,7 @@ def with_options(
     if unknown is None:
         return message
     name = unknown[1].replace("init_args.", "")
-    options = [*_options(parser), *class_options(classes or {})]
+    options = [*_options(parser), *_class_options(classes or {})]
     names = {
         o.lstrip("-").replace("init_args.", "") for o in options if not o.endswith(("+", "help"))
     }
@@ -213,36 +213,32 @@ def with_options(
     return f"{message}. Did you mean --{near[0]}?" if near else message
 
 
-def check_verb(argv: Sequence[str], examples: Mapping[str, str]) -> None:
+def check_verb(argv: Sequence[str], verbs: Collection[str], example: str) -> None:
     """Checks the first word of a command line.
 
     Args:
         argv: The words after the program's name.
-        examples: A command line for each verb, that begins with ``python PROGRAM VERB``.
+        verbs: The words that it may be.
+        example: A command line that begins with ``python PROGRAM VERB``.
 
     Raises:
-        UserError: If it is no verb; the message has the verbs and an example.
+        UserError: If it is no verb; the message has the verbs and the example.
     """
     word = argv[0] if argv and not argv[0].startswith("-") else ""
-    if word in examples:
+    if word in verbs:
         return
-    example = next(iter(examples.values()))
     program = example.split()[1]
-    wrong = f"{word} is no verb of {program}.{suggest(word, examples)}" if word else ""
+    wrong = f"{word} is no verb of {program}.{suggest(word, verbs)}" if word else ""
     wrong = wrong or f"{program} needs a verb as its first word."
-    raise UserError(f"{wrong} The verbs are {', '.join(examples)}; for example: {example}")
+    raise UserError(f"{wrong} The verbs are {', '.join(verbs)}; for example: {example}")
 
 
-def class_options(classes: Mapping[str, type]) -> Iterator[str]:
-    """Yields the options of classes and of those below them, fields of dataclasses included."""
-    for key, kind in classes.items():
-        for each in kind.__mro__:
-            hints = get_type_hints(vars(each)["__init__"]) if "__init__" in vars(each) else {}
-            for name, hint in hints.items():
-                fields = dataclasses.fields(hint) if dataclasses.is_dataclass(hint) else ()
-                yield from (f"--{key}.init_args.{name}.{field.name}" for field in fields)
-                if not fields and name != "return":
-                    yield f"--{key}.init_args.{name}"
+def _class_options(classes: Mapping[str, type]) -> Iterator[str]:
+    """Yields the options of classes, each below its key."""
+    for key, cls in classes.items():
+        parser = ArgumentParser()
+        parser.add_class_arguments(cls, key)
+        yield from parser._option_string_actions
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from callbacks.answer_accuracy import room_for
 from datamodules.store import Split
@@ -29,7 +30,6 @@ from evaluation.arguments import (
     add_which_argument,
     chosen,
     data_recipe,
-    first_look,
 )
 from evaluation.devices import Precision, pick_device
 from evaluation.figures import check_picture, write_figure
@@ -53,7 +53,6 @@ from evaluation.reason.scores import (
     settings_of,
 )
 from evaluation.runs import find_named
-from lightning_models.checkpoint import Checkpoint
 from lightning_models.recipe import import_packages
 
 # ---- asking and timing
@@ -61,20 +60,20 @@ from lightning_models.recipe import import_packages
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonConfig:
-    """How models are asked, and timed; the command checks ranges."""
+    """How models are asked, and timed."""
 
     mode: Mode | None = None
     """rank: the likeliest of all possible answers; generate: greedy text must be right; null: rank
     where the data list all possible answers."""
-    max_new_tokens: int | None = None
+    max_new_tokens: PositiveInt | None = None
     """Most tokens that a model may write, steps included; null: twice as many as the longest right
     text has, with all its steps, and of windows as many as a batch's longest answer."""
-    rounds: int | None = 5
+    rounds: PositiveInt | None = 5
     """Rounds of timing, in each of which every model answers the same questions; null: nothing is
     timed."""
-    timing_batches: int = 8
+    timing_batches: PositiveInt = 8
     """That many batches are timed, the first ones."""
-    timing_batch_size: int | None = None
+    timing_batch_size: PositiveInt | None = None
     """Questions in a timed batch; null: as in the others."""
 
 
@@ -198,20 +197,8 @@ def _choice(one: Contestant, asked: Asked, data: Any) -> dict[str, Any]:
 # ---- the command
 
 
-def first_checkpoint(argv: Sequence[str]) -> Checkpoint | None:
-    """Returns the first checkpoint of a command line, or None without one.
-
-    Needed before the command line can be parsed, as data options default to its data.
-
-    Raises:
-        ValueError: if it cannot be read.
-    """
-    found = first_look(argv)
-    return None if found is None else find_named(found.ckpt, "ckpt", found.which)[0][1]
-
-
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
-    """Declares the command's options; data options default to those in the first checkpoint."""
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declares the command's options; data default to those of the first checkpoint."""
     parser.add_argument(
         "--ckpt",
         type=str,
@@ -222,11 +209,11 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     add_which_argument(parser)
     add_run_arguments(parser)
-    add_data_arguments(parser, argv, first_checkpoint)
+    add_data_arguments(parser)
     parser.set_defaults({"split": "test"})
     parser.add_argument(
         "--latents",
-        type=int,
+        type=NonNegativeInt,
         nargs="+",
         default=[],
         help="Numbers of latent thoughts with which every model that has them is asked.",
@@ -262,7 +249,7 @@ def run(settings: Namespace) -> None:
     import_packages(settings.packages)
     named = find_named(settings.ckpt, "ckpt", settings.which)
     checkpoints = [checkpoint for _, checkpoint in named]
-    data = build_questions(checkpoints[0], data_recipe(settings))
+    data = build_questions(checkpoints[0], data_recipe(settings, checkpoints[0]))
     check_readers(checkpoints, data)
     pick_mode(data, config.mode)
     contestants = build_contestants(

@@ -1,11 +1,11 @@
 """``evaluate.py tasks``: a checkpoint's scores on tasks of lm-evaluation-harness."""
 
-from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from datamodules import SentenceTokenizer, Tokenizer
 from evaluation.arguments import (
@@ -31,7 +31,7 @@ DEFAULT_GENERATED = 256
 PACKAGES = ("lm_eval", "datasets", "torch")
 
 
-def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     add_model_arguments(parser)
     parser.add_argument(
@@ -49,15 +49,20 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
         "Jinja, so name only folders that you trust.",
     )
     parser.add_argument(
-        "--limit", type=int | None, default=None, help="Score only that many examples of a task."
+        "--limit",
+        type=PositiveInt | None,
+        default=None,
+        help="Score only that many examples of a task.",
     )
     parser.add_argument(
         "--num_fewshot",
-        type=int | None,
+        type=NonNegativeInt | None,
         default=None,
         help="Worked examples before each question (null: as the task says, or none).",
     )
-    parser.add_argument("--batch_size", type=int, default=DEFAULT_BATCH, help="Rows per batch.")
+    parser.add_argument(
+        "--batch_size", type=PositiveInt, default=DEFAULT_BATCH, help="Rows per batch."
+    )
     parser.add_argument(
         "--mode",
         type=Literal["blockwise", "autoregressive"],
@@ -72,11 +77,11 @@ def add_arguments(parser: ArgumentParser, argv: Sequence[str]) -> None:
     )
     parser.add_argument(
         "--max_gen_toks",
-        type=int,
+        type=PositiveInt,
         default=DEFAULT_GENERATED,
         help="Most new tokens where a task that writes does not say.",
     )
-    parser.add_argument("--seed", type=int, default=0, help="Seed of sampled texts.")
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of sampled texts.")
     add_tokenizer_argument(parser)
     parser.add_argument(
         "--cache",

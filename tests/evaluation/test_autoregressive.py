@@ -319,9 +319,9 @@ def test_config_fields_can_be_set(score, forking_path, options, changed, gap):
     ("options", "expected"),
     [
         (("--budget", "fixed"), "budget (fixed): TransformerLM has no budget to set"),
-        (("--positions", "0"), "positions (0) must be at least 1, or null"),
+        (("--positions", "0"), "--positions: "),
         (("--positions", "many"), "positions"),
-        (("--seed", "-1"), "seed (-1) must be at least 0"),
+        (("--seed", "-1"), "--seed: "),
         (("--mode", "causal"), "mode"),
         (("--mode", "blockwise", "--positions", "9"), "drawn in autoregressive mode only"),
     ],

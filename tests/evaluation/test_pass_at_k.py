@@ -224,7 +224,7 @@ def test_right_answers_pass(asks, monkeypatch, only, mean):
             "question 0",
         ),
         (lambda folder: None, ("--num_fewshot", 9), "num_fewshot (9)"),
-        (lambda folder: None, ("--limit", 0), "limit (0)"),
+        (lambda folder: None, ("--limit", 0), "--limit: "),
         (lambda folder: None, ("--seed", -1), "seed"),
     ],
 )

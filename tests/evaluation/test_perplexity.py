@@ -3,12 +3,14 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
+from jsonargparse import Namespace
 
 from datamodules import LocalText
-from evaluation.arguments import default_recipe
+from evaluation.arguments import data_recipe
 from evaluation.cost import non_embedding_parameters
 from evaluation.load import build_model
 from evaluation.provenance import count_lexical, count_train_tokens
@@ -211,8 +213,19 @@ def test_boundary_tokens_are_not_lexical(checkpoint_path, corpus, monkeypatch):
 # ---- other data than those of the training
 
 
-def own_arguments(argv, recipe):
-    return default_recipe(recipe, [str(word) for word in argv])["init_args"]
+def parsed(words, trained, split="val"):
+    settings = Namespace(data=[str(word) for word in words], split=split, batch_size=None)
+    return data_recipe(settings, SimpleNamespace(data_recipe=trained))
+
+
+def own_arguments(recipe):
+    """The arguments of a recipe that are not the defaults of its class."""
+    corpus = recipe["init_args"].get("corpus")
+    words = [f"--data={recipe['class_path']}"]
+    words += [] if corpus is None else ["--data.corpus=datamodules.LocalText"]
+    defaults = parsed(words, None)["init_args"] | {"corpus": None}
+    own = {key: value for key, value in recipe["init_args"].items() if value != defaults[key]}
+    return own if corpus is None else {**own, "corpus": own_arguments(corpus)}
 
 
 LOCAL = {
@@ -230,60 +243,88 @@ SENTENCES = {
     "init_args": {"corpus": LOCAL, "splitter": "spans:9", "batch_size": 5},
 }
 SIZES = {"tokenizer": "bpe:300", "block_size": 64, "batch_size": 3}
+PES2O = {"class_path": "datamodules.PeS2o", "init_args": {"data_files": "b"}}
+FILES = ["--data.data_files", "b"]
 
 
 @pytest.mark.parametrize(
-    "argv",
+    "words",
     [
-        ["--data", "datamodules.Pes2o"],
-        ["--data=Pes2o", "--data.block_size", "8"],
-        ["--data.class_path", "datamodules.Pes2o"],
-        ["--data", '{"class_path": "datamodules.Pes2o", "init_args": {"data_files": "a"}}'],
+        ["--data", "datamodules.PeS2o", *FILES],
+        ["--data=PeS2o", "--data.data_files=b"],
+        ["--data.class_path", "datamodules.PeS2o", *FILES],
+        ["--data", json.dumps(PES2O)],
     ],
     ids=["two words", "one word", "class path", "yaml"],
 )
-def test_another_corpus_takes_tokenizer_and_sizes_but_no_sources(argv):
-    assert own_arguments(argv, LOCAL) == SIZES
+def test_another_corpus_takes_tokenizer_and_sizes_but_no_sources(words):
+    recipe = parsed(words, LOCAL)
+    assert recipe["class_path"] == "datamodules.PeS2o"
+    assert own_arguments(recipe) == {**SIZES, "data_files": "b"}
 
 
 def test_other_questions_take_the_separator_of_written_steps():
     """A model that was trained with it writes it; the questions' own prefixes stay theirs."""
     options = {"task": "parity", "answer_prefix": " = ", "step_separator": " ; "}
     trained = {"class_path": "datamodules.StateTracking", "init_args": options}
-    assert own_arguments(["--data", "TwoHop"], trained) == {"step_separator": " ; "}
+    assert own_arguments(parsed(["--data", "TwoHop"], trained)) == {"step_separator": " ; "}
 
 
 @pytest.mark.parametrize(
-    "argv",
+    "words",
     [
         [],
-        ["--data", "datamodules.LocalText"],
-        ["--data=LocalText"],
-        ["--data.data_files", "b.txt"],
-        ["--data", '{"init_args": {"data_files": "b.txt"}}'],
-        ["--data", "{"],
+        ["--data", "datamodules.LocalText", *FILES],
+        ["--data=LocalText", *FILES],
+        FILES,
+        ["--data", '{"init_args": {"data_files": "b"}}'],
     ],
-    ids=["nothing", "path", "name", "option", "no class", "broken"],
+    ids=["nothing", "path", "name", "option", "no class"],
 )
-def test_the_same_class_keeps_all_arguments(argv):
-    assert own_arguments(argv, LOCAL) == LOCAL["init_args"]
+def test_the_same_class_keeps_all_arguments(words):
+    files = {"data_files": "b" if words else "mine.txt"}
+    assert own_arguments(parsed(words, LOCAL)) == {**LOCAL["init_args"], **files}
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_files_to_score_replace_those_of_the_training(split):
+    words = [f"--data.{split}_files", "b"]
+    sizes = {key: value for key, value in LOCAL["init_args"].items() if key != "data_files"}
+    assert own_arguments(parsed(words, LOCAL, split)) == {**sizes, f"{split}_files": "b"}
+    other = "test" if split == "val" else "val"
+    kept = {**LOCAL["init_args"], f"{split}_files": "b"}
+    assert own_arguments(parsed(words, LOCAL, other)) == kept
+    assert own_arguments(parsed([*words, *FILES], LOCAL, split)) == {**kept, "data_files": "b"}
+    nested = [f"--data.corpus.{split}_files", "b"]
+    assert own_arguments(parsed(nested, SENTENCES, split))["corpus"] == {
+        **sizes,
+        f"{split}_files": "b",
+    }
 
 
 def test_a_file_may_name_the_class(tmp_path):
     path = tmp_path / "data.yaml"
-    path.write_text("class_path: datamodules.Pes2o\n")
-    assert own_arguments(["--data", path], LOCAL) == SIZES
+    path.write_text(json.dumps(PES2O))
+    assert own_arguments(parsed(["--data", path], LOCAL)) == {**SIZES, "data_files": "b"}
     path.write_text("class_path: datamodules.LocalText\n")
-    assert own_arguments(["--data", path], LOCAL) == LOCAL["init_args"]
+    assert own_arguments(parsed(["--data", path], LOCAL)) == LOCAL["init_args"]
 
 
 def test_a_corpus_within_data_may_be_another():
-    own = own_arguments(["--data.corpus", "datamodules.Pes2o"], SENTENCES)
-    assert own["corpus"] == {**LOCAL, "init_args": SIZES}
-    assert own["splitter"] == "spans:9"
-    assert own_arguments(["--data.corpus.data_files", "b"], SENTENCES) == SENTENCES["init_args"]
+    words = ["--data.corpus", "datamodules.PeS2o", "--data.corpus.data_files", "b"]
+    recipe = parsed(words, SENTENCES)
+    assert recipe["init_args"]["corpus"]["class_path"] == "datamodules.PeS2o"
+    own = own_arguments(recipe)
+    assert own == {
+        "corpus": {**SIZES, "data_files": "b"},
+        "splitter": "spans:9",
+        "batch_size": 5,
+    }
+    own = own_arguments(parsed(["--data.corpus.data_files", "b"], SENTENCES))
+    assert own == {**SENTENCES["init_args"], "corpus": {**LOCAL["init_args"], "data_files": "b"}}
     # windows of plain text after sentences: the tokenizer is that of the corpus within
-    assert own_arguments(["--data", "LocalText"], SENTENCES) == {**SIZES, "batch_size": 5}
+    own = own_arguments(parsed(["--data", "LocalText"], SENTENCES))
+    assert own == {**SIZES, "batch_size": 5}
 
 
 def test_the_training_text_is_not_read_as_another_corpus(fails, score, checkpoint_path, tmp_path):

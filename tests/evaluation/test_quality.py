@@ -397,10 +397,10 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited):
         ),
         (["--mode", "unconditional"], "pass --sample_tokens 32 or less"),
         (["--sampling", "beam"], "sampling"),
-        (["--samples", "0"], "samples (0) must be at least 1"),
+        (["--samples", "0"], "--samples: "),
         (["--top_p", "0.9"], "top_p"),
         (["--seed", str(2**64)], f"seed ({2**64}) must be at most"),
-        (["--prompts", "1", "--continuations", "5"], "prompts (1) must be at least 2"),
+        (["--prompts", "1", "--continuations", "5"], "prompts (1)"),
         (
             [*SHORT, *FEW, "--tokenizer", "bytes"],
             "tokenizer (bytes): prompts have that of the data",

@@ -363,10 +363,10 @@ def test_tokens_cannot_be_scored_one_by_one(fails, reasoners):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--rounds", "0"], "rounds (0)"),
-        (["--timing_batch_size", "0"], "timing_batch_size (0)"),
+        (["--rounds", "0"], "--rounds: "),
+        (["--timing_batch_size", "0"], "--timing_batch_size: "),
         (["--latents", "3"], "eval_latents"),
-        (["--latents", "-1"], "latents (-1)"),
+        (["--latents", "-1"], "--latents: "),
         (["--mode", "rank"], "mode (rank)"),
         (["--against", "chunk_size"], "against (chunk_size)"),
         (["--figure", "x.pdf"], "figure (x.pdf)"),

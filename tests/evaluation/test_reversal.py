@@ -298,7 +298,7 @@ def test_bytes_are_refused(checkpoint_path, fails):
         ([], "give one model: --ckpt CHECKPOINT or --hf"),
         (["--ckpt", "a.ckpt", "--hf", "b"], "give one model: --ckpt CHECKPOINT or --hf"),
         (["--ckpt", "none.ckpt"], "there is no checkpoint at none.ckpt"),
-        (["--hf", "b", "--pairs", "0"], "pairs (0) must be at least 1"),
+        (["--hf", "b", "--pairs", "0"], "--pairs: "),
         (["--hf", "b", "--set.dim", "8"], "leave them out with --hf"),
         (["--hf", "b", "--which", "best"], "leave them out with --hf"),
         (["--hf", "b", "--plot", "nowhere/a.png"], "the folder nowhere does not exist"),

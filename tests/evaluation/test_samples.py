@@ -82,7 +82,7 @@ def test_prompts_are_taken_literally(evaluates, checkpoint_path, tmp_path):
             "temperature (-1.0) must be 0 (greedy) or above",
         ),
         (["--prompt", "a", "--top_p", "2"], "top_p (2.0) must be in (0, 1]"),
-        (["--prompt", "a", "--max_new_tokens", "0"], "max_new_tokens (0) must be at least 1"),
+        (["--prompt", "a", "--max_new_tokens", "0"], "--max_new_tokens: "),
         (["--prompt", "a", "--max_new_tokens", "40"], "the model has learned 32 (block_size)"),
         (["--prompt", "a", "--tokenizer", "bpe:300"], "is trained on a corpus"),
         (["--prompt", "a", "--tokenizer", "nonsense"], "tokenizer='nonsense' is not known"),

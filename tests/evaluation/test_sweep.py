@@ -112,7 +112,7 @@ def test_settings_are_changed_where_there_are_any(sweep):
         (["--set.dimm", "3"], "none of the models has the setting dimm"),
         (["--dial", "tau=2"], "tau (2.0) must be in [0, 1)"),
         (["--label", "width"], "label (width) is no key"),
-        (["--limit_batches", "0"], "limit_batches (0) must be at least 1"),
+        (["--limit_batches", "0"], "--limit_batches: "),
         (["--output", "pareto.pdf"], "must end in .svg or .png"),
     ],
 )

@@ -196,8 +196,8 @@ def test_examples_in_front_of_questions(untrained, score):
     [
         ("lambda_local", {}, ("tasks (lambda_local)", "lambada_local")),
         (",", {}, ("tasks (,)",)),
-        ("piqa_local", {"limit": 0}, ("limit (0)",)),
-        ("piqa_local", {"batch_size": 0}, ("batch_size (0)",)),
+        ("piqa_local", {"limit": 0}, ("--limit: ",)),
+        ("piqa_local", {"batch_size": 0}, ("--batch_size: ",)),
         ("piqa_local", {"include_path": "nowhere"}, ("include_path (nowhere)",)),
         ("piqa_local", {"budget": "fixed"}, ("TransformerLM", "budget")),
         ("piqa_local", {"tokenizer": "gpt2"}, ("tokenizer",)),

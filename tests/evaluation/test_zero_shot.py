@@ -140,7 +140,7 @@ def test_field_and_cache_can_be_set(score, checkpoint_path, tmp_path):
         (["--sets", "ptb", "--files.ptb", "none.txt"], "none.txt"),
         (["--text_field", "body"], "text_field (body)"),
         (["--sets", "ptb", "--block_size", "64"], "--block_size 32"),
-        (["--sets", "ptb", "--block_size", "0"], "block_size=0"),
+        (["--sets", "ptb", "--block_size", "0"], "--block_size: "),
     ],
 )
 def test_bad_input_is_one_line(fails, checkpoint_path, options, named):

@@ -8,7 +8,9 @@ import torch
 import yaml
 
 import lightning_models
-from evaluation.cli import build_parser
+from evaluation.arguments import data_recipe
+from evaluation.cli import parse
+from lightning_models.checkpoint import read_checkpoint
 from lightning_models.thinking_states.baselines.curricula import StepStages, TokenStages
 from studies.runner import analyse_command, analysis_config, evaluate_command, train_command
 from studies.study import LOGGED, StudyError, load_study, study_names
@@ -109,7 +111,10 @@ def test_evaluate_accepts_the_options(study, run, name, tmp_path):
     options = run.evaluations[name]
     argv = evaluate_command(checkpoint, tmp_path / "out.json", options)[2:]
     verb = options.get("command", "perplexity")
-    assert build_parser(argv).parse_args(argv).command == verb
+    command, settings = parse(argv)
+    assert command == verb
+    if settings.get("data"):
+        assert data_recipe(settings, read_checkpoint(checkpoint))
 
 
 # ---- suites
