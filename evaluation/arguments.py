@@ -141,11 +141,16 @@ def add_file_arguments(parser: ArgumentParser, **files: str) -> None:
 def add_data_arguments(parser: ArgumentParser) -> None:
     """Declares which data to score, and how much; see ``add_corpus_arguments``."""
     add_corpus_arguments(parser)
+    add_batch_arguments(parser)
+
+
+def add_batch_arguments(parser: ArgumentParser) -> None:
+    """Declares the size and the number of the batches that are scored."""
     parser.add_argument(
         "--batch_size",
         type=PositiveInt | None,
         default=None,
-        help="Windows per batch (null: as trained).",
+        help="Rows per batch (null: as trained).",
     )
     parser.add_argument(
         "--limit_batches",

@@ -12,6 +12,7 @@ from jsonargparse.typing import PositiveInt
 
 from datamodules.store import Split
 from evaluation.arguments import (
+    add_batch_arguments,
     add_device_arguments,
     add_packages_argument,
     add_which_argument,
@@ -88,18 +89,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--title", type=str | None, default=None, help="Heading (null: how many runs).")
     add("--introduction", type=str, default="", help="Paragraph below the heading.")
     add("--split", type=Split, default="val", help="Held-out documents to score.")
-    add(
-        "--batch_size",
-        type=PositiveInt | None,
-        default=None,
-        help="Rows per batch (null: as trained).",
-    )
-    add(
-        "--limit_batches",
-        type=PositiveInt | None,
-        default=None,
-        help="Score that many batches only.",
-    )
+    add_batch_arguments(parser)
     add(
         "--stride",
         type=PositiveInt | None,

@@ -15,6 +15,7 @@ from datamodules import ZeroShotText
 from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS
 from evaluation.arguments import (
+    add_batch_arguments,
     add_file_arguments,
     add_model_arguments,
     carried,
@@ -131,18 +132,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="Tokens a block (null: as trained).",
     )
-    parser.add_argument(
-        "--batch_size",
-        type=PositiveInt | None,
-        default=None,
-        help="Blocks per batch (null: as trained).",
-    )
-    parser.add_argument(
-        "--limit_batches",
-        type=PositiveInt | None,
-        default=None,
-        help="Score that many batches of a set.",
-    )
+    add_batch_arguments(parser)
     add_file_arguments(parser, output="JSON file to write.")
 
 

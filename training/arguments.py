@@ -1,5 +1,6 @@
 """Arguments: first look at the command line, ranges of values, conflicts with a checkpoint."""
 
+import contextlib
 import importlib
 import json
 import math
@@ -40,12 +41,12 @@ KEYS = (
 
 @dataclass
 class Given:
-    """What the user gave.
+    """Arguments that are needed before the command line can be parsed.
 
     Attributes:
-        subcommand: the verb, None if there is none (or a wrong one).
-        values: those of ``KEYS`` that were given, the last one of each.
-        names_config: whether there is a config.
+        subcommand: The verb, or None.
+        values: The last value of each of ``KEYS`` that was given.
+        names_config: Whether a config was given.
     """
 
     subcommand: str | None = None
@@ -54,17 +55,17 @@ class Given:
 
     @property
     def ckpt_path(self) -> str | None:
-        """The checkpoint asked for: a path, ``last``, ``best``, or None."""
+        """A path, ``last``, ``best``, ``auto``, or None."""
         return self.values.get("ckpt_path")
 
     @property
     def names_model(self) -> bool:
-        """Whether a model, or a config that may have one, was named."""
+        """Whether a model was named, or a config, which may name one."""
         return self.names_config or not {"model", "model.class_path"}.isdisjoint(self.values)
 
     @property
     def classes(self) -> set[str]:
-        """Class paths of model and data that the user has named."""
+        """Class paths of model and data that were given."""
         return {self.values[key] for key in CLASS_KEYS if key in self.values}
 
     @property
@@ -73,19 +74,19 @@ class Given:
         return split_names(self.values.get("packages", ""))
 
     def own_class(self, key: str) -> str | None:
-        """Returns the class path given for ``model`` or ``data``, if it is one of this project's.
+        """Returns the class path given for ``model`` or ``data`` if this project exports the class.
 
-        Short names such as ``TransformerLM`` are completed. Others are left to the parser.
+        Short names such as ``TransformerLM`` are completed.
         """
         name = self.values.get(f"{key}.class_path") or self.values.get(key, "")
         package = OWN_PACKAGES[key]
         short = name.removeprefix(f"{package}.")
-        known = short in importlib.import_module(package).__all__
-        return f"{package}.{short}" if short.isidentifier() and known else None
+        exported = short in importlib.import_module(package).__all__
+        return f"{package}.{short}" if short.isidentifier() and exported else None
 
     @property
     def folders(self) -> list[Path]:
-        """Where checkpoints of this project's runs are looked for."""
+        """Folders in which checkpoints are looked for."""
         root = Path(self.values.get("trainer.default_root_dir", DEFAULT_ROOT))
         folders = [root / self.values.get("name", "")]
         if "checkpoint.dirpath" in self.values:
@@ -97,14 +98,18 @@ def look(argv: Sequence[str]) -> Given:
     """Returns the verb and ``KEYS`` as the command line and its config files give them.
 
     The model's own arguments can only be parsed once its class is known, and that may stand in the
-    checkpoint. Whatever is malformed here is left for the real parser to report.
+    checkpoint. Malformed options are left for the parser to report, but it would not say which
+    config cannot be read.
+
+    Raises:
+        UserError: If a config is not UTF-8, not YAML (the message has the line), or has no keys.
     """
     given = Given(next((argument for argument in argv if argument in SUBCOMMANDS), None))
     previous = ""
     for argument in argv:
         name, equals, value = argument.partition("=")
         if (source := _config(previous, argument)) is not None:
-            _from_config(given, source)
+            _note_config(given, _read_config(source))
             given.names_config = True
         elif previous.startswith("--") and (key := previous[2:].removesuffix("+")) in KEYS:
             _note(given, key, argument)
@@ -115,7 +120,6 @@ def look(argv: Sequence[str]) -> Given:
 
 
 def _config(previous: str, argument: str) -> str | None:
-    """Returns the config that an argument names, if it does."""
     if previous in CONFIG_FLAGS:
         return argument
     name, equals, value = argument.partition("=")
@@ -125,51 +129,42 @@ def _config(previous: str, argument: str) -> str | None:
 def with_own_configs(argv: Sequence[str]) -> list[str]:
     """Returns the command line with this project's configs where the working folder has none.
 
-    ``-c configs/transformer/tiny.yaml`` so works from any folder, of an installed package too.
+    So ``-c configs/transformer/tiny.yaml`` works from any folder, of an installed package too.
     """
-    found = []
+    result = []
     for previous, argument in zip(["", *argv], argv, strict=False):
         source = _config(previous, argument) or ""
         own = PROJECT / source
         if source.startswith("configs/") and not os.path.exists(source) and own.is_file():
             argument = argument.removesuffix(source) + str(own)
-        found.append(argument)
-    return found
+        result.append(argument)
+    return result
 
 
-def check_configs(argv: Sequence[str]) -> None:
-    """Checks that the configs can be read; the parser would not say which one cannot.
-
-    Raises:
-        UserError: if one is not UTF-8, not YAML (the message has the line), or has no keys.
-    """
-    for previous, argument in zip(["", *argv], argv, strict=False):
-        source = _config(previous, argument)
-        if source is None:
-            continue
-        is_file = os.path.isfile(source)
-        if source.endswith(YAML_ENDINGS) and not os.path.exists(source):
-            known = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("configs/*/*.yaml")]
-            hint = suggest(source, known) or " `python train.py list` shows the configs."
-            raise UserError(f"the config {source}: there is no such file.{hint}")
-        name = f"the config {source if is_file else source[:LONGEST_NAME]}"
-        try:
-            text = Path(source).read_text(encoding="utf-8") if is_file else source
-            content = yaml.safe_load(text)
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name} is not UTF-8 at byte {error.start}; is it a YAML file?"
-            ) from error
-        except yaml.YAMLError as error:
-            where = " ".join(str(error).replace("<unicode string>", source).split())
-            raise UserError(f"{name} is not YAML: {where}. Correct that line") from error
-        except RecursionError as error:
-            raise UserError(f"{name} is nested too deep to be read; flatten it") from error
-        if not isinstance(content, Mapping) and (is_file or not isinstance(content, str)):
-            raise UserError(
-                f"{name} holds {json.dumps(content, default=str)[:LONGEST_NAME]} and not keys with "
-                "values; write e.g. trainer: {max_steps: 100}"
-            )
+def _read_config(source: str) -> str:
+    """Returns the YAML of a config file, or of a config that is given in place."""
+    is_file = os.path.isfile(source)
+    if source.endswith(YAML_ENDINGS) and not os.path.exists(source):
+        paths = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("configs/*/*.yaml")]
+        hint = suggest(source, paths) or " `python train.py list` shows the configs."
+        raise UserError(f"the config {source}: there is no such file.{hint}")
+    name = f"the config {source if is_file else source[:LONGEST_NAME]}"
+    try:
+        text = Path(source).read_text(encoding="utf-8") if is_file else source
+        content = yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 at byte {error.start}; is it a YAML file?") from error
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).replace("<unicode string>", source).split())
+        raise UserError(f"{name} is not YAML: {where}. Correct that line") from error
+    except RecursionError as error:
+        raise UserError(f"{name} is nested too deep to be read; flatten it") from error
+    if not isinstance(content, Mapping) and (is_file or not isinstance(content, str)):
+        raise UserError(
+            f"{name} holds {json.dumps(content, default=str)[:LONGEST_NAME]} and not keys with "
+            "values; write e.g. trainer: {max_steps: 100}"
+        )
+    return text
 
 
 def _note(given: Given, key: str, value: Any) -> None:
@@ -182,18 +177,15 @@ def _note(given: Given, key: str, value: Any) -> None:
         given.values[key] = str(value)
 
 
-def _from_config(given: Given, source: str) -> None:
-    """Notes the keys of a config file (or a config given in place)."""
-    try:
-        text = Path(source).read_text() if os.path.isfile(source) else source
+def _note_config(given: Given, text: str) -> None:
+    # the parser reports references to nothing and keys that are there twice
+    with contextlib.suppress(OmegaConfBaseException, ValueError, yaml.YAMLError):
         config: Any = OmegaConf.create(text)
         for scope in ("", f"{given.subcommand}."):
             for key in KEYS:
                 value = OmegaConf.select(config, scope + key, default="absent")
                 if value != "absent":
                     _note(given, key, value)
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
-        return
 
 
 # ---- conflicts between what is typed and what a checkpoint holds
@@ -222,9 +214,9 @@ class Conflict:
     """One argument with two values.
 
     Attributes:
-        key: its full name.
-        typed: what the command line or a config file says.
-        checkpoint: what the checkpoint says.
+        key: The full name.
+        typed: The value on the command line or in a config file.
+        checkpoint: The value in the checkpoint.
     """
 
     key: str
@@ -233,7 +225,7 @@ class Conflict:
 
     @property
     def one_sided(self) -> bool:
-        """Whether only one of the two has this argument at all."""
+        """Whether only one side has this argument."""
         return ABSENT in (self.typed, self.checkpoint)
 
 
@@ -241,11 +233,11 @@ def find_conflicts(typed: Namespace, saved: Namespace) -> list[Conflict]:
     """Returns the model's arguments, and ``DATA_KEYS``, that differ, in the order of the config.
 
     Args:
-        typed: the parsed ``model`` and ``data``, the checkpoint's values where none were typed.
-        saved: the checkpoint's, parsed in the same way.
+        typed: The parsed ``model`` and ``data``, with the checkpoint's values where none are typed.
+        saved: Those of the checkpoint, parsed in the same way.
 
     Raises:
-        ValueError: a typed splitter is not known.
+        ValueError: If a typed splitter is not known.
     """
     ours, theirs = dict(_leaves(typed)), dict(_leaves(saved))
     return [
@@ -267,7 +259,6 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _leaves(namespace: Namespace, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (full key, value) of all values that are not groups themselves."""
     for key, value in vars(namespace).items():
         if isinstance(value, Namespace):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -365,11 +356,11 @@ def check_values(config: Namespace, sections: Collection[str]) -> None:
     """Checks the arguments of a verb: sections, ``RULES``, and that no number is a nan.
 
     Args:
-        config: the parsed arguments.
-        sections: keys that hold arguments of their own, and so are never null or a number.
+        config: The parsed arguments.
+        sections: Keys that hold arguments, and so are never null or a number.
 
     Raises:
-        UserError: if one is wrong; the message names key, value and what it must be.
+        UserError: If a value is wrong; the message names key, value and what it must be.
     """
     for key in (*sections, *PARTS_OF_MODEL):
         value = config.get(key, ABSENT)
@@ -388,15 +379,15 @@ def check_values(config: Namespace, sections: Collection[str]) -> None:
 
 
 def check_linked(typed: Namespace, saved: Namespace | None, data: Any) -> None:
-    """Checks that nothing typed is overwritten by what the data decide (``LINKED_KEYS``).
+    """Checks that the data do not overwrite a typed value (``LINKED_KEYS``).
 
     Args:
-        typed: the parsed arguments.
-        saved: those of the checkpoint, which are what is parsed where nothing was typed.
-        data: the datamodule.
+        typed: The parsed arguments.
+        saved: The checkpoint's arguments, which are parsed where nothing is typed.
+        data: The data module.
 
     Raises:
-        UserError: if a typed value is another one than the data's.
+        UserError: If a typed value differs from the data's.
     """
     for key in LINKED_KEYS:
         name, value = key.rpartition(".")[2], typed.get(key)
@@ -409,17 +400,16 @@ def check_linked(typed: Namespace, saved: Namespace | None, data: Any) -> None:
 
 
 def _short(key: str) -> str:
-    """Returns a key as it may be typed, without ``init_args``."""
     return key.replace(".init_args", "")
 
 
 def _find_nan(value: Any, key: str = "") -> str | None:
-    """Returns the key of the first nan within nested values."""
+    """Returns the key of the first nan in nested values."""
     if isinstance(value, float):
         return key.lstrip(".") if math.isnan(value) else None
     if isinstance(value, dict):
         items = list(value.items())
     else:
         items = list(enumerate(value)) if isinstance(value, list | tuple) else []
-    found = (_find_nan(item, f"{key}.{name}") for name, item in items)
-    return next((name for name in found if name is not None), None)
+    keys = (_find_nan(item, f"{key}.{name}") for name, item in items)
+    return next((name for name in keys if name is not None), None)

@@ -65,7 +65,6 @@ from training.arguments import (
     SUBCOMMANDS,
     Conflict,
     as_table,
-    check_configs,
     check_linked,
     check_values,
     find_conflicts,
@@ -166,24 +165,22 @@ class LatentCLI(LightningCLI):
     - The callbacks of ``CALLBACKS`` are always there, each configurable under its key; others may
       be added with ``trainer.callbacks``.
     - ``last`` continues in the log folder of that run; a path starts a new one.
+
+    Args:
+        args: The command line; None takes that of the process.
+        run: Whether there is a verb to run; otherwise only ``model``, ``datamodule`` and
+            ``trainer`` are built.
     """
 
     shown: ClassVar[dict[str, str]] = {}
     """Verbs of other names that help describes, by the verb that is parsed."""
 
     def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
-        """Parses, builds and, if ``run``, executes the verb.
-
-        Args:
-            args: the command line; null: that of the process.
-            run: false: there is no verb; ``model``, ``datamodule`` and ``trainer`` are built only.
-        """
         argv = with_own_configs(sys.argv[1:] if args is None else args)
         set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
         # A parser with all its documentation takes a third of a second: build the one that is used.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._argv, self._runs = list(argv), run
-        check_configs(argv)
         self._given = look(argv)
         self._typed = Namespace()
         self._continues = False
@@ -224,7 +221,6 @@ class LatentCLI(LightningCLI):
     # ---- arguments
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds callbacks, default classes, links and the flags about conflicts and errors."""
         for key, kind in CALLBACKS.items():
             parser.add_lightning_class_args(kind, key)
         # defaults of one class would be carried over to another: begin with the one that is named
@@ -270,7 +266,6 @@ class LatentCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Returns the verbs to build parsers for, with the method arguments they leave out."""
         skipped = LightningCLI.subcommands()
         return {verb: skipped[verb] for verb in self._verbs}
 
@@ -284,7 +279,6 @@ class LatentCLI(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses the command line on top of a checkpoint's arguments, and checks the values."""
         assert isinstance(args, list)  # as __init__ passes it
         import_packages(self._given.packages)
         trust(self._given.classes)
@@ -305,7 +299,7 @@ class LatentCLI(LightningCLI):
         check_values(self._typed, ("trainer", *CALLBACKS))
 
     def _explain_class(self) -> None:
-        """Raises UserError where a short name of a model or of data is none that there is."""
+        """Raises a UserError for a short name that no class of model or data has."""
         for key, package in OWN_PACKAGES.items():
             values = self._given.values
             name = values.get(f"{key}.class_path") or values.get(key, "")
@@ -337,19 +331,18 @@ class LatentCLI(LightningCLI):
     def _parse(self, parser: LightningArgumentParser, argv: list[str]) -> None:
         """Parses; arguments that are not typed come from the checkpoint, if one is named."""
         given = self._given
-        if given.subcommand is None or given.ckpt_path is None:
+        if given.subcommand is not None and given.ckpt_path is not None:
+            self._continues = given.subcommand == "fit" and given.ckpt_path in ("last", AUTO)
+            self._saved_run = find_checkpoint(
+                given.ckpt_path,
+                given.folders,
+                given.subcommand,
+                verifies=not is_later_rank(given.values.get("trainer.devices", "")),
+            )
+        if given.subcommand is None or self._saved_run is None:
             self.config = parser.parse_args(argv)
-            return
-        self._continues = given.subcommand == "fit" and given.ckpt_path in ("last", AUTO)
-        self._saved_run = find_checkpoint(
-            given.ckpt_path,
-            given.folders,
-            given.subcommand,
-            verifies=not is_later_rank(given.values.get("trainer.devices", "")),
-        )
-        if self._saved_run is None:
-            self.config = parser.parse_args(argv)
-            self.config[given.subcommand].ckpt_path = None
+            if self._continues:  # auto begins a new run
+                self.config.fit.ckpt_path = None
             return
         self._saved = self._parse_recipe(given.subcommand, self._saved_run)
         try:
@@ -363,7 +356,6 @@ class LatentCLI(LightningCLI):
                 raise error from None
 
     def _parse_recipe(self, subcommand: str, saved_run: Checkpoint) -> Namespace:
-        """Makes the checkpoint's arguments the defaults and returns them as parsed."""
         self._set_default(subcommand, "model", saved_run.model_recipe)
         if saved_run.data_recipe is not None:
             self._set_default(subcommand, "data", saved_run.data_recipe)
@@ -379,7 +371,7 @@ class LatentCLI(LightningCLI):
         self._subcommand_parsers[subcommand].set_defaults({key: value})
 
     def _parse_ckpt_path(self) -> None:
-        """Settles what was typed against the checkpoint; called by LightningCLI after parsing."""
+        """Compares what was typed with the checkpoint; LightningCLI calls it after parsing."""
         if self._saved_run is None or self._saved is None:
             self._refuse_unseen_checkpoint()
             return
@@ -418,7 +410,6 @@ class LatentCLI(LightningCLI):
     # ---- objects
 
     def instantiate_classes(self) -> None:
-        """Builds data, model and trainer."""
         choose_kernels(
             self._get(self.config, "matmul_precision"),
             cudnn_attention=self._get(self.config, "cudnn_attention"),
@@ -449,7 +440,7 @@ class LatentCLI(LightningCLI):
         check_sizes(self.trainer, self.model, self.datamodule, trains=trains)
 
     def announce(self) -> None:
-        """Says what is trained where neither a config nor a model was named."""
+        """Names the default that is trained where no config and no model was given."""
         rank_zero_info(
             f"no config and no model named: training the default, {type(self.model).__name__}, on "
             f"{type(self.datamodule).__name__}; choose with -c configs/transformer/tiny.yaml, "
@@ -457,7 +448,6 @@ class LatentCLI(LightningCLI):
         )
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Returns the trainer with callbacks, logger and checkpoint writer."""
         config = {**self._get(self.config_init, "trainer"), **kwargs}
         config["default_root_dir"] = str(Path(config["default_root_dir"]).expanduser().resolve())
         if self.subcommand == "fit" and not config["fast_dev_run"]:
@@ -491,7 +481,6 @@ class LatentCLI(LightningCLI):
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Runs the verb; says which checkpoint it is that cannot be restored."""
         try:
             super()._run_subcommand(subcommand)
         except Exception as error:
@@ -504,7 +493,7 @@ class LatentCLI(LightningCLI):
             ) from error
 
     def _check_places(self, root: Path) -> None:
-        """Tries the folders of the run now, not after the data have been tokenised."""
+        """Tries the folders of the run before the data are tokenised."""
         check_folder("trainer.default_root_dir", root)
         folder = self._get(self.config, "checkpoint.dirpath")
         if folder is not None:
@@ -525,7 +514,6 @@ class LatentCLI(LightningCLI):
             )
 
     def _callbacks(self, config: dict[str, Any]) -> list[L.Callback]:
-        """Returns the standing callbacks that this trainer can use."""
         keys = EVALUATION_CALLBACKS.get(self.subcommand or "fit", FIT_CALLBACKS)
         if config["barebones"]:
             keys = []
@@ -606,7 +594,7 @@ def main(args: list[str] | None = None) -> int:
     or SIGTERM, after a checkpoint if it was training; 138: by SIGUSR1, and requeued by SLURM.
 
     Args:
-        args: the command line; null: that of the process.
+        args: The command line; None takes that of the process.
     """
     argv = sys.argv[1:] if args is None else args
     silence()
@@ -654,7 +642,6 @@ def _execute(argv: list[str]) -> None:
 
 
 def _check_first_word(argv: list[str]) -> None:
-    """Raises a UserError if a command line does not begin with a verb."""
     check_verb(argv, VERBS, "python train.py fit -c configs/transformer/tiny.yaml")
 
 

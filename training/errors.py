@@ -49,15 +49,13 @@ LOST_LINE = (
 
 
 class UserError(Exception):
-    """A problem with the input, reported without a traceback; the message names the cure."""
+    """A problem with the input, reported without a traceback; the message names the cure.
+
+    Attributes:
+        agreed: Whether all processes of the run raise it at the same place.
+    """
 
     def __init__(self, message: str, *, agreed: bool = False) -> None:
-        """Takes the message.
-
-        Args:
-            message: What is wrong, and the cure.
-            agreed: Whether all processes of the run raise it at the same place.
-        """
         super().__init__(message)
         self.agreed = agreed
 
@@ -199,7 +197,7 @@ def with_options(
         o.lstrip("-").replace("init_args.", "") for o in options if not o.endswith(("+", "help"))
     }
     names = {each for each in names if not name.startswith(f"{each}.")}
-    if name in names:  # an option of a parent class, or of another verb
+    if name in names:  # an option of another verb
         return message
     by_last = {each.rpartition(".")[2]: each for each in sorted(names, reverse=True)}
     last = name.rpartition(".")[2]

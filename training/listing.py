@@ -54,12 +54,12 @@ def look_up(path: Path) -> dict[str, Any]:
     """
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-        data = _build(content["data"], LanguageDataModule)
+        data_class = resolve_class(content["data"]["class_path"], LanguageDataModule)
+        data = data_class(**content["data"].get("init_args", {}))
         arguments = content["model"].get("init_args", {})
         links = {"vocab_size": data.vocab_size, "block_size": data.block_size}
-        config = {**arguments.get("config", {}), **links}
-        recipe = {**content["model"], "init_args": {**arguments, "config": config}}
-        model = _build(recipe, LanguageModel)
+        model_class = resolve_class(content["model"]["class_path"], LanguageModel)
+        model = model_class(**{**arguments, "config": {**arguments.get("config", {}), **links}})
         with torch.device("meta"):
             model.configure_model()
     except KeyError as error:
@@ -76,22 +76,6 @@ def look_up(path: Path) -> dict[str, Any]:
         "tokens": planned_tokens(data, trainer, row_tokens(data)),
         "epochs": None if trainer.get("max_steps", -1) > 0 else trainer.get("max_epochs"),
     }
-
-
-def _build(recipe: Any, base: type) -> Any:
-    """Returns an object of a class of this project, and what its arguments name, built.
-
-    Raises:
-        ValueError: if it is no class of this project, or does not derive from ``base``.
-    """
-    kind = resolve_class(recipe["class_path"], base)
-    arguments = {
-        key: _build(value, object)
-        if isinstance(value, Mapping) and "class_path" in value
-        else value
-        for key, value in recipe.get("init_args", {}).items()
-    }
-    return kind(**arguments)
 
 
 def is_prepared(data: Any) -> bool:

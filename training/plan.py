@@ -61,7 +61,6 @@ class Planner(LatentCLI):
         super().__init__(["fit", *args])
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Adds the rate of the devices."""
         super().add_arguments_to_parser(parser)
         parser.add_argument(
             "--mfu", type=float, default=0.4, help="plan: share of the devices' peak FLOP/s."
@@ -74,22 +73,21 @@ class Planner(LatentCLI):
         )
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Returns a trainer of one process on this CPU, which checks the other options."""
         self.asked = asked = dict(self._get(self.config_init, "trainer"))
         for key, registry in (("accelerator", AcceleratorRegistry), ("strategy", StrategyRegistry)):
             names = {"auto", *registry} | ({"gpu"} if key == "accelerator" else set())
             if isinstance(asked[key], str) and asked[key] not in names:
                 names_text = ", ".join(sorted(names))
                 raise UserError(f"trainer.{key} ({asked[key]}) must be one of {names_text}")
+        # one process on this CPU, which checks the other options
         here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
         unused = dict.fromkeys(("precision", "plugins", "profiler", "callbacks"))
         off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         return L.Trainer(**{**asked, **here, **unused, **dict.fromkeys(off, False)})
 
     def check_sizes(self) -> None:
-        """Refuses sizes that cannot be traced; what this machine can hold does not matter."""
         check_batch(self.datamodule)
-        weights_size(self.model, 2.0**63)
+        weights_size(self.model, 2.0**63)  # traced, so the memory of this machine does not matter
 
     def announce(self) -> None:
         """Says nothing, as no default is trained."""

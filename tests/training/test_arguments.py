@@ -32,11 +32,10 @@ def test_no_checkpoint_is_none(argv):
     assert look(["fit", *argv]).ckpt_path is None
 
 
-@pytest.mark.parametrize("content", ["a: [", "- 1", "text", "ckpt_path: ${nowhere}"])
-def test_what_is_malformed_is_left_to_the_parser(tmp_path, content):
+def test_references_to_nothing_are_left_to_the_parser(tmp_path):
     path = tmp_path / "a.yaml"
-    path.write_text(content)
-    assert look(["fit", f"--config={path}", "--config=nowhere.yaml"]).ckpt_path is None
+    path.write_text("ckpt_path: ${nowhere}")
+    assert look(["fit", f"--config={path}", "--config=text"]).ckpt_path is None
 
 
 @pytest.mark.parametrize("argv", [["--loggers+=csv"], ["--loggers+", "csv"], ["--loggers=csv"]])
