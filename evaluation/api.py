@@ -182,7 +182,6 @@ class LoadedModel:
         self.precision = precision
 
     def __repr__(self) -> str:
-        """Returns the method, its size and where it comes from."""
         size = sum(parameter.numel() for parameter in self.model.parameters())
         return (
             f"{type(self.model).__name__}: {size:,} parameters, step {self.checkpoint.step:,}, "
@@ -356,11 +355,6 @@ class LoadedModel:
         return torch.cat(nats), of_texts, kind
 
     def _reader(self, text: str) -> Reader:
-        """Returns how texts are read.
-
-        Raises:
-            ValueError: if this one is empty or no valid text.
-        """
         check_utf8(text, f"text {text!a}")
         if not text:
             raise ValueError("text ('') is empty; give at least one token")

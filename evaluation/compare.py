@@ -40,7 +40,6 @@ from evaluation.run_metrics import (
     NATS,
     RunMetrics,
     ScoringOptions,
-    logged_points,
     measure,
     overlaps,
     runs_frame,
@@ -208,11 +207,6 @@ def write_report(comparison: Comparison, folder: Path) -> None:
 
 
 def _check_stride(runs: Sequence[RunRecord], stride: int) -> None:
-    """Checks a stride before anything is scored.
-
-    Raises:
-        ValueError: if it is longer than a run's windows, or rows of no run overlap.
-    """
     strided = [run for run in runs if overlaps(run)]
     if not strided:
         raise ValueError(f"stride ({stride}): rows of none of the runs can overlap; leave it out")
@@ -265,13 +259,15 @@ def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFra
         ``run``, ``label``, ``steps``, ``tokens``, ``training_flops`` and the logged loss.
     """
     scalar, logs = SCALARS[loss_key(runs)], {record.name: record.scalars for record in records}
-    curves = []
-    for line in runs.to_dict("records"):
-        points = logged_points(line, logs[line["run"]].get(scalar, {}), scalar)
-        points = points[points["steps"] <= line["steps"]].rename(
-            columns={"flops": "training_flops"}
-        )
-        points.insert(0, "run", line["run"])
-        points.insert(1, "label", line["label"])
-        curves.append(points)
-    return pd.concat(curves)
+    points = []
+    for run in runs.to_dict("records"):
+        tokens, flops, steps = (run[key] for key in ("training_tokens", "flops", "steps"))
+        if tokens is None or flops is None or not steps:
+            continue
+        for step, value in sorted(logs[run["run"]].get(scalar, {}).items()):  # counted from 0
+            share = (step + 1) / steps  # tokens and FLOPs are taken to be even over the steps
+            if share <= 1:
+                cost = (step + 1, share * tokens, share * flops)
+                points.append((run["run"], run["label"], *cost, value))
+    columns = ["run", "label", "steps", "tokens", "training_flops", scalar]
+    return pd.DataFrame(points, columns=columns, dtype=object)

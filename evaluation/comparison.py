@@ -99,7 +99,6 @@ def _precision(run: pd.Series) -> str | None:
 
 
 def _short_hash(commit: str | None) -> str | None:
-    """Returns a version, the hash of a commit cut to 12 digits; None where it is not known."""
     return None if commit is None else HASH.sub(r"\1", commit)
 
 
@@ -139,7 +138,6 @@ def same_parts(values: pd.Series) -> Agreement:
 
 
 def _joined(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Returns the values of a run that it has, with their names."""
     own = [f"{key} {_shown(values[key], ',')}" for key in keys if key in values]
     return ", ".join(own) or NONE
 
@@ -275,7 +273,6 @@ def shown_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _scored_on(run: pd.Series) -> str:
-    """Returns which text a score is of, and how it was cut."""
     scored = run["scored"]
     part = f"{scored['batches']} of {scored['of_batches']} batches"
     size = "" if scored["bytes"] is None else f", {scored['bytes']:,} bytes"
@@ -455,12 +452,7 @@ def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> st
 
 
 def report_page(report: ComparisonReport, pictures: Mapping[str, bytes]) -> str:
-    """Returns the report as one HTML file: no network, no script, no other file.
-
-    Args:
-        report: The report.
-        pictures: SVG of the figures there are, by their files.
-    """
+    """Returns the report as one HTML file without scripts or links; ``pictures`` are SVG."""
     import jinja2
 
     template = resources.files("evaluation").joinpath("report.html").read_text(encoding="utf-8")
@@ -485,14 +477,10 @@ FILES = (
 
 
 def check_folder(target: str) -> Path:
-    """Returns the folder that a report is to be written to, having tried that it can be.
-
-    Args:
-        target: A folder that does not exist, is empty or has an earlier report; others above it
-            are made.
+    """Returns the folder that a report is to be written to; folders above it are made.
 
     Raises:
-        ValueError: if it is something else, or refuses files.
+        ValueError: If it is a file, has other files than an earlier report, or refuses files.
     """
     folder = Path(target).expanduser()
     if folder.exists() and not folder.is_dir():

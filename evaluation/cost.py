@@ -44,28 +44,24 @@ def price(
     """Returns the cost of scores of sequences of ``context`` tokens.
 
     Args:
-        model: which; one that takes no additional steps costs what it costs.
-        context: tokens of a sequence, on average.
-        steps: mean of additional steps that were executed, at least 0; None: those of the model's
-            configuration (``LanguageModel.passes_per_token``), where nothing reports them.
-        seconds: that it took, wall time from the first batch to the last.
-        flops: FLOPs per token that were counted; None: the planned ones, except where texts decide.
-        planned: FLOPs per token of the model's configuration; None: at ``context`` tokens.
-        rows_per_target: positions computed for each target, more than one if rows overlap.
-        expected: mean of additional steps that its router expects; None: it has none.
+        model: The model that was scored.
+        context: Average number of tokens in a sequence.
+        steps: Mean of the additional steps that were executed, or None for those that the model's
+            configuration plans (``LanguageModel.passes_per_token``).
+        seconds: Wall time from the first batch to the last.
+        flops: FLOPs per token that were counted, or None for the planned ones.
+        planned: FLOPs per token that the configuration plans, or None for those at ``context``.
+        rows_per_target: Positions computed for each target, more than one if rows overlap.
+        expected: Mean of the additional steps that a router expects, if there is one.
 
     Returns:
-        ``flops_per_token`` of scoring, all passes, counted operation by operation; where texts
-        decide (``LanguageModel.adaptive``) those that ran, and absent if nothing was scored.
-        ``executed_steps``: additional passes through the network, the mean over the targets; 0: a
-        plain decoder. ``generation_flops_per_token``: FLOPs per generated token, counted operation
-        by operation. ``flops_per_token_6nd``: 6 N (1 + steps) with N all parameters, which
-        PonderLM-3 (arXiv 2603.02023, section 4.2) calls inference FLOPs per token; it is rather the
-        count of a training step, and ratios are the same. ``expected_steps``, where a router
-        expects some: sum_{k >= 1} w_k, the mean over the targets; far below the executed ones,
-        steps of little mass are still executed. Where texts decide what runs also
-        ``nominal_flops_per_token`` and ``nominal_steps``, as the configuration plans them.
-        ``seconds``.
+        ``flops_per_token`` of scoring, counted operation by operation; where texts decide what runs
+        (``LanguageModel.adaptive``) the FLOPs that ran, and absent if nothing was scored.
+        ``executed_steps``, additional passes per target. ``generation_flops_per_token``.
+        ``flops_per_token_6nd``: 6 N (1 + steps) with N all parameters, which PonderLM-3 (arXiv
+        2603.02023, section 4.2) calls inference FLOPs per token. ``expected_steps``, sum_{k >= 1}
+        w_k of a router. Where texts decide what runs ``nominal_flops_per_token`` and
+        ``nominal_steps``, as planned. ``seconds``. See docs/compute.md.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     planned_steps = model.passes_per_token(context) - 1

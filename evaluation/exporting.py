@@ -111,10 +111,7 @@ def _save(
 ) -> None:
     """Writes a causal language model, without drawing its weights first.
 
-    Args:
-        folder: where to.
-        config: its configuration.
-        weights_for: returns its weights (tied ones once) for its state dict on the meta device.
+    ``weights_for`` returns its weights (tied ones once) for its state dict on the meta device.
     """
     from transformers import AutoModelForCausalLM
 
@@ -134,10 +131,6 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> bool:
     There is one of ``bytes``, of tiktoken's encodings, and of tokenizers of the ``tokenizers``
     library, ``bpe:N`` among them: the same ids for any text, after BOS where texts begin with it;
     none of sentences with boundaries.
-
-    Args:
-        tokenizer: of the checkpoint.
-        folder: where to.
     """
     if isinstance(tokenizer, JsonTokenizer):
         text = tokenizer.json_text
@@ -338,11 +331,6 @@ def _write_transformers(
 
 
 def _check_folder(target: str) -> Path:
-    """Returns the path of a folder to be written.
-
-    Raises:
-        ValueError: if something is there already, or the folder above refuses files.
-    """
     path = Path(target)
     if path.is_dir() and not any(path.iterdir()):
         check_target(path / "config.json")

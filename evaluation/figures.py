@@ -34,27 +34,15 @@ MARKS: dict[Likelihood, str] = {
 
 
 def check_picture(target: str, key: str = "output") -> Path:
-    """Returns the path of a figure to be written, having tried its folder.
-
-    Its ending is the format; ``key`` is the option that names it, for messages.
+    """Returns the path of a figure to be written, having tried its folder, see ``check_target``.
 
     Raises:
-        ValueError: if the ending is not known, or the folder is missing or refuses files.
-    """
-    path = check_ending(target, key, FORMATS)
-    check_target(path.with_suffix(".csv"), key)
-    return path
-
-
-def check_ending(target: str, key: str, endings: Sequence[str]) -> Path:
-    """Returns the path of a file to be written, having tried its folder.
-
-    Raises:
-        ValueError: if it has none of the endings, or the folder is missing or refuses files.
+        ValueError: If the ending is no known format, or the folder is missing or refuses files.
     """
     path = check_target(target, key)
-    if path.suffix not in endings:
-        raise ValueError(f"{key} ({path}) must end in {' or '.join(endings)}")
+    if path.suffix not in FORMATS:
+        raise ValueError(f"{key} ({path}) must end in {' or '.join(FORMATS)}")
+    check_target(path.with_suffix(".csv"), key)
     return path
 
 
@@ -375,7 +363,6 @@ def scaling_figure(
 
 
 def _log_values(axes: Any, values: pd.Series) -> None:
-    """Sets a logarithmic scale of y with readable ticks."""
     from matplotlib.ticker import NullLocator
 
     axes.set_yscale("log")

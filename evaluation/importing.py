@@ -211,11 +211,6 @@ def write_without_added(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
     Such an entry (often one for padding) was added to a tokenizer after the model was made, and the
     model can't read it. Text that spells it becomes ordinary tokens; other text keeps its ids.
 
-    Args:
-        tokenizer: The published one.
-        rows: Rows of the embedding.
-        folder: Where to write.
-
     Raises:
         ValueError: The tokenizer needs those entries, so it belongs to another model.
     """

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -38,6 +39,10 @@ from lightning_models.recipe import resolve_class
 # ---- model
 
 
+MOST_OF_REASON = 300
+"""Letters of a message of torch that are repeated."""
+
+
 def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None) -> LanguageModel:
     """Returns the checkpoint's model with its weights, on the CPU, in eval mode, not compiled.
 
@@ -63,7 +68,7 @@ def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None
 def build_outline(
     checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None
 ) -> LanguageModel:
-    """Returns the checkpoint's model on the meta device: shapes without numbers, in no time.
+    """Builds the checkpoint's model on the meta device, without allocating weights.
 
     ``changes`` are fields of the method's config to set to other values, of shapes too.
 
@@ -134,7 +139,6 @@ def known_changes(
 
 
 def _unknown_names(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Returns init arguments and fields of their dataclasses that this version does not have."""
     hints = get_type_hints(kind.__init__)
     unknown = sorted(set(arguments) - set(inspect.signature(kind).parameters))
     for name, value in arguments.items():
@@ -147,30 +151,16 @@ def _unknown_names(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
 def _load_weights(
     model: LanguageModel, checkpoint: Checkpoint, changes: Mapping[str, Any] | None
 ) -> None:
-    saved, own = checkpoint.content["state_dict"], model.state_dict()
-    differences = {
-        "missing": [key for key in own if key not in saved],
-        "unexpected": [key for key in saved if key not in own],
-        "of another shape": [
-            f"{key} {tuple(saved[key].shape)} instead of {tuple(own[key].shape)}"
-            for key in own
-            if key in saved and saved[key].shape != own[key].shape
-        ],
-    }
-    parts = [f"{what}: {_first(keys)}" for what, keys in differences.items() if keys]
-    if parts:
+    try:
+        model.load_state_dict(checkpoint.content["state_dict"])
+    except RuntimeError as error:
         given = ", ".join(f"{key}={value}" for key, value in (changes or {}).items())
         asked = f"with {given}, which changes their shapes" if given else "as saved"
+        # torch names each tensor in a line of its own, below a heading
+        reason = textwrap.shorten(str(error).partition("\n")[2], MOST_OF_REASON, placeholder=" ...")
         raise CheckpointError(
-            f"{checkpoint.path}: the weights do not fit {type(model).__name__} {asked}; "
-            f"{'; '.join(parts)}"
-        )
-    model.load_state_dict(saved)
-
-
-def _first(keys: list[str], count: int = 3) -> str:
-    rest = f" and {len(keys) - count} more" if len(keys) > count else ""
-    return ", ".join(keys[:count]) + rest
+            f"{checkpoint.path}: the weights do not fit {type(model).__name__} {asked}; {reason}"
+        ) from error
 
 
 # ---- data and tokenizer
@@ -233,12 +223,10 @@ def _with_tokenizer(
 
 
 def _is_lost(saved: Mapping[str, Any], fingerprint: str) -> bool:
-    """Returns whether the name of a checkpoint's tokenizer no longer gives what it was.
+    """Returns whether the name of a checkpoint's tokenizer, of kind json, has another meaning now.
 
-    Args:
-        saved: State of the tokenizer, of kind json.
-        fingerprint: Text that the checkpoint was trained on; it says whether the tokenizer was a
-            file or folder, whose name can look like one of the hub.
+    The fingerprint of the training's text says whether the tokenizer was a file or folder, whose
+    name can look like one of the hub.
     """
     name = saved["name"]
     is_there = Path(name).expanduser().exists()
@@ -321,7 +309,7 @@ def prepare_for_all(
 def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
     """Checks that a tokenizer's ids mean what they did in a checkpoint's training.
 
-    A checkpoint that names no tokenizer is content with any; ``what`` names it in the message.
+    Checkpoints without a tokenizer accept any; ``what`` names it in the message.
 
     Raises:
         ValueError: if they mean other text.

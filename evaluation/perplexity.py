@@ -221,7 +221,6 @@ def score_checkpoint(
 
 
 def _class_paths(value: Any) -> Iterator[str]:
-    """Yields the class paths in nested recipes."""
     if isinstance(value, Mapping):
         if isinstance(path := value.get("class_path"), str):
             yield path
@@ -295,11 +294,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _positions(settings: Namespace) -> int | None:
-    """Returns the number of targets to draw; None draws all.
-
-    Raises:
-        ValueError: If it is given where nothing is drawn.
-    """
     positions = settings.positions
     if positions == "auto":
         return DEFAULT_POSITIONS

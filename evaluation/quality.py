@@ -5,12 +5,10 @@ SSD-LM, arXiv 2210.17432): the first 50 tokens of 1,000 validation texts are con
 five times each. MAUVE (arXiv 2102.01454) compares human texts with generated ones, prompts
 included: 1,000 of 100 tokens with 5,000.
 
-- From the papers: the numbers above, and nucleus sampling at 0.95. From SSD-LM's published code:
-  prompts are part of both sides, each human text counts once, and MAUVE has its library's defaults
-  (states of GPT-2 large, a tenth as many clusters as human texts).
-- Ours: prompts are the first tokens of the windows that perplexity scores too (of documents, for
-  models of sentences), evenly spread over the split; MAUVE is the mean over five seeds of its
-  k-means, next to their deviation: smaller differences between models mean nothing.
+- From SSD-LM's published code: prompts are part of both sides, each human text counts once, and
+  MAUVE has its library's defaults.
+- Ours: prompts are spread evenly over the split (``human_texts``); MAUVE is the mean over five
+  seeds of its k-means, next to their deviation: smaller differences between models mean nothing.
 
 **Unconditional** (Table 3): 64 samples of 1,024 tokens after the start token alone. Generative
 perplexity is exp(total nats / total tokens) of their text under GPT-2 XL, token entropy that of
@@ -436,17 +434,21 @@ COLUMNS = {
 
 Row = tuple[Mode, Sampling]
 """A row of the tables: mode and way of sampling."""
-Meter = Callable[[WrittenTexts], dict[str, Any]]
-"""Returns numbers of texts under the keys of the JSON file."""
 
 
-def continuation_meter(
-    human: Sequence[Sequence[int]],
-    tokenizer: Tokenizer,
-    config: QualityConfig,
-    device: torch.device,
-) -> Meter:
-    """Returns the function that computes MAUVE between written texts, prompts included, and human.
+class QualityProtocol(NamedTuple):
+    """What a mode has written, and how that is measured."""
+
+    prompts: list[list[int]]
+    new_tokens: int
+    measure: Callable[[WrittenTexts], dict[str, Any]]
+    """Returns numbers of texts under the keys of the JSON file."""
+
+
+def continuations(
+    human: Sequence[list[int]], tokenizer: Tokenizer, config: QualityConfig, device: torch.device
+) -> QualityProtocol:
+    """Returns the conditional protocol: MAUVE of texts, prompts included, against human ones.
 
     Raises:
         ValueError: If MAUVE's library is missing or the featurizer cannot be loaded.
@@ -471,11 +473,13 @@ def continuation_meter(
         spread = {"mauve_by_seed": scores, "mauve_deviation": stdev(scores)}
         return {"mauve": mean(scores), **spread, "human_texts": len(human)}
 
-    return measure
+    # continuation c of prompt p is number p * continuations + c
+    starts = [text[: config.prompt_tokens] for text in human for _ in range(config.continuations)]
+    return QualityProtocol(starts, config.new_tokens, measure)
 
 
-def sample_meter(tokenizer: Tokenizer, config: QualityConfig, device: torch.device) -> Meter:
-    """Returns the function that computes entropy and, with a judge, generative perplexity.
+def samples(tokenizer: Tokenizer, config: QualityConfig, device: torch.device) -> QualityProtocol:
+    """Returns the unconditional protocol: entropy and, with a judge, generative perplexity.
 
     Raises:
         ValueError: If the judge cannot be loaded.
@@ -488,7 +492,9 @@ def sample_meter(tokenizer: Tokenizer, config: QualityConfig, device: torch.devi
         speed = len(texts.new) / texts.seconds
         return {**judged, "token_entropy": token_entropy(texts.new), "samples_per_second": speed}
 
-    return measure
+    return QualityProtocol(
+        [tokenizer.prompt_ids("")] * config.samples, config.sample_tokens, measure
+    )
 
 
 def quality_table(numbers: Mapping[Row, Mapping[str, Any]], facts: Mapping[str, str]) -> str:
@@ -544,27 +550,37 @@ def run(settings: Namespace) -> None:
     data = _load_data(settings, checkpoint, model) if "conditional" in config.modes else None
     tokenizer = data.tokenizer if data else load_own_tokenizer(settings, checkpoint, model)
     check_room(model, tokenizer, config)
-    length = config.prompt_tokens + config.new_tokens
-    human = human_texts(data, settings.split, count=config.prompts, length=length) if data else []
-    meters: dict[Mode, Meter] = {}  # before hours of generating: what is not there fails now
-    if "conditional" in config.modes:
-        meters["conditional"] = continuation_meter(human, tokenizer, config, model.device)
+    protocols: dict[
+        Mode, QualityProtocol
+    ] = {}  # before hours of generating: what is not there fails now
+    if data is not None:
+        length = config.prompt_tokens + config.new_tokens
+        human = human_texts(data, settings.split, count=config.prompts, length=length)
+        protocols["conditional"] = continuations(human, tokenizer, config, model.device)
     if "unconditional" in config.modes:
-        meters["unconditional"] = sample_meter(tokenizer, config, model.device)
+        protocols["unconditional"] = samples(tokenizer, config, model.device)
     steps = GeneratedSteps()
+    write = partial(write_texts, model, tokenizer, config=config, precision=settings.precision)
     with recording(generated_steps=steps.count):
-        written = _write(model, tokenizer, human, config, settings.precision)
+        written: dict[Row, WrittenTexts] = {
+            (mode, way): write(protocol.prompts, new_tokens=protocol.new_tokens, way=way)
+            for mode, protocol in protocols.items()
+            for way in config.sampling
+        }
     if lines is not None:
         rows = (_lines(mode, way, texts, tokenizer) for (mode, way), texts in written.items())
         write_jsonl(lines, list(itertools.chain(*rows)))
     longest = max(len(text) for texts in written.values() for text in texts.whole)
     cost = price(model, longest, steps.mean, sum(texts.seconds for texts in written.values()))
-    numbers = {row: {**meters[row[0]](texts), **texts.as_dict()} for row, texts in written.items()}
+    numbers = {
+        (mode, way): {**protocols[mode].measure(texts), **texts.as_dict()}
+        for (mode, way), texts in written.items()
+    }
     how = {
         **vars(config),
-        "featurizer": config.featurizer if "conditional" in meters else None,
-        "judge": config.judge if "unconditional" in meters else None,
-        "mauve_text": version("mauve-text") if "conditional" in meters else None,
+        "featurizer": config.featurizer if "conditional" in protocols else None,
+        "judge": config.judge if "unconditional" in protocols else None,
+        "mauve_text": version("mauve-text") if "conditional" in protocols else None,
     }
     asked = describe_asked(checkpoint, model, tokenizer, settings.precision, how)
     of_data = describe_data(checkpoint, data, settings.split) if data else None
@@ -578,7 +594,6 @@ def run(settings: Namespace) -> None:
 def _load_data(
     settings: Namespace, checkpoint: Checkpoint, model: LanguageModel
 ) -> LanguageDataModule:
-    """Returns the prepared data whose texts are continued."""
     if settings.tokenizer is not None:
         raise ValueError(
             f"tokenizer ({settings.tokenizer}): prompts have that of the data; set "
@@ -591,32 +606,9 @@ def _load_data(
     return data
 
 
-def _write(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    human: Sequence[list[int]],
-    config: QualityConfig,
-    precision: Precision,
-) -> dict[Row, WrittenTexts]:
-    # continuation c of prompt p is number p * continuations + c
-    starts = [text[: config.prompt_tokens] for text in human for _ in range(config.continuations)]
-    samples = [tokenizer.prompt_ids("")] * config.samples
-    write = partial(write_texts, model, tokenizer, config=config, precision=precision)
-    prompts: dict[Mode, tuple[list[list[int]], int]] = {
-        "conditional": (starts, config.new_tokens),
-        "unconditional": (samples, config.sample_tokens),
-    }
-    return {
-        (mode, way): write(prompts[mode][0], new_tokens=prompts[mode][1], way=way)
-        for mode in config.modes
-        for way in config.sampling
-    }
-
-
 def _lines(
     mode: Mode, way: Sampling, texts: WrittenTexts, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """Returns a line of the texts file for each text."""
     return [
         {
             "mode": mode,

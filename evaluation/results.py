@@ -116,12 +116,9 @@ def kept(
 
 
 def keep(checkpoint: Checkpoint, result: Result, facts: Mapping[str, Any]) -> None:
-    """Writes a result that no command reads in place of computing it, such as scores of tasks.
+    """Writes a result that is never read in place of computing it, such as scores of tasks.
 
-    Args:
-        checkpoint: The checkpoint that the result is about.
-        result: The result under the keys of its JSON file.
-        facts: All facts that decide the numbers, besides the checkpoint.
+    ``facts`` are those that decide the numbers, besides the checkpoint.
     """
     identity = _identity(checkpoint, facts)
     if identity is not None:

@@ -62,10 +62,6 @@ def single_tokens(
 
     A name is encoded at the end of a query, because tokenizers may treat the beginning of a text
     specially. If names share an id, the first one stays.
-
-    Args:
-        names: The names to try.
-        prompt: Returns the ids of unfinished sentences, see ``Probed``.
     """
     stem = "The son of the man is"
     before = prompt([stem])
@@ -287,10 +283,6 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
 
     Each pair is a point, with means and their standard errors on top; the axis is inverted, so that
     higher is likelier.
-
-    Args:
-        answers: The answers that ``ask`` returns.
-        title: The name of the model.
     """
     figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
     shown = answers[:: -(-len(answers) // MOST_POINTS)]  # evenly many of the pairs
@@ -347,7 +339,6 @@ def run(settings: Namespace) -> None:
 
 
 def _check(settings: Namespace) -> None:
-    """Raises a ValueError for options that do not go together."""
     if (settings.ckpt is None) == (settings.hf is None):
         raise ValueError("give one model: --ckpt CHECKPOINT or --hf NAME_OR_FOLDER")
     if settings.hf is not None and (settings["set"] or settings.which == "best"):
@@ -355,7 +346,6 @@ def _check(settings: Namespace) -> None:
 
 
 def _load_own(settings: Namespace, how: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
-    """Returns a checkpoint's model, and who that is and how it is asked, as the result has it."""
     checkpoint, model, tokenizer = load_with_tokenizer(settings)
     try:
         train_tokens = count_train_tokens(checkpoint, build_data(checkpoint))
@@ -371,7 +361,6 @@ def _load_own(settings: Namespace, how: Mapping[str, Any]) -> tuple[Probed, dict
 
 
 def _load_hub(settings: Namespace, how: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
-    """Returns a model of ``transformers``, and the same about it."""
     pretrained = Pretrained(settings.hf, pick_device(settings.device), settings.precision)
     how = {"tokenizer": settings.hf, **how, "device": str(pretrained.model.device)}
     source = {"model": type(pretrained.model).__name__, "checkpoint": None, "hf": settings.hf}

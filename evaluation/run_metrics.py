@@ -184,13 +184,14 @@ def tasks_in(results: Iterable[Mapping[str, Any]]) -> dict[str, Task]:
     """
     found: dict[tuple[str, Any], Task] = {}
     for content in results:
-        asked, tasks = content.get("settings", {}), content.get("tasks")
-        if not isinstance(tasks, Mapping) or asked.get("set"):
+        asked, tasks = content.get("settings", {}), content.get("tasks", {})
+        if asked.get("set"):
             continue
-        grouped = {member for task in tasks.values() for member in _members(task)}
+        means = [task for task in tasks.values() if task["metrics"]]
+        grouped = {member for task in means for member in task.get("tasks", ())}
         for name, task in tasks.items():
             result = _task_result(task, asked)
-            key = str(name), result["how"].get("num_fewshot")
+            key = name, result["how"].get("num_fewshot")
             if not result["metrics"] or name in grouped:
                 continue
             if key not in found or _examples(result) >= _examples(found[key]):
@@ -206,23 +207,12 @@ def _examples(task: Task) -> int:
     return int(task["how"].get("examples") or 0)
 
 
-def _members(task: Any) -> Sequence[str]:
-    """Returns the tasks of a group that has numbers of its own."""
-    if not isinstance(task, Mapping) or not task.get("metrics"):
-        return ()
-    members: Sequence[str] = task.get("tasks", ())
-    return members
-
-
-def _task_result(task: Any, asked: Mapping[str, Any]) -> Task:
-    content = task if isinstance(task, Mapping) else {}
-    metrics = content.get("metrics", content)
-    numbers = metrics.items() if isinstance(metrics, Mapping) else ()
-    how = {key: content.get(key) for key in HOW_TASK} | {key: asked.get(key) for key in HOW_ASKED}
+def _task_result(task: Mapping[str, Any], asked: Mapping[str, Any]) -> Task:
+    how = {key: task.get(key) for key in HOW_TASK} | {key: asked.get(key) for key in HOW_ASKED}
     return {
         "metrics": {
             key: value
-            for key, value in numbers
+            for key, value in task["metrics"].items()
             if is_number(value) and math.isfinite(value) and "stderr" not in key
         },
         "how": {key: value for key, value in how.items() if value is not None},
@@ -236,20 +226,15 @@ FLOPS_TAG = "throughput/flops_per_token"
 """FLOPs per token of a training step, by the model's own count on the batches it met."""
 SPEED_TAG = "throughput/tokens_per_second"
 ACCURACY_TAG = "val/accuracy"
-POINT = ("steps", "tokens", "flops")
-"""Training up to a logged value: steps done, tokens of text and FLOPs of training on them."""
 
 
 def describe_training(
-    run: RunRecord, data: LanguageDataModule | None, train_tokens: int | None
+    run: RunRecord, data: LanguageDataModule, train_tokens: int | None
 ) -> dict[str, Any]:
     """Returns sizes and costs of a run's training, under the names of ``RunMetrics``.
 
-    Args:
-        run: The run.
-        data: Its own data, prepared; None where they are not needed, as it reads windows without
-            markers.
-        train_tokens: Lexical tokens of the train split, each counted once; None if not known.
+    ``train_tokens`` are the lexical tokens of the train split, each counted once, or None if they
+    are not known.
     """
     tokens, positions = _amount(run, data, train_tokens)
     outline, per_position = run.outline, _flops(run, data)
@@ -278,28 +263,8 @@ def describe_training(
     }
 
 
-def logged_points(
-    training: Mapping[str, Any], logged: Mapping[int, float], name: str
-) -> pd.DataFrame:
-    """Returns a logged value over tokens and FLOPs, which are taken to be even over the steps.
-
-    ``training`` is of ``describe_training``, at the run's checkpoint; values are by step, from 0,
-    and ``name`` is their column.
-
-    Returns:
-        ``POINT`` and the value, in the order of the steps; empty where tokens or FLOPs are not
-        known.
-    """
-    tokens, flops, steps = (training[key] for key in ("training_tokens", "flops", "steps"))
-    points = []
-    if tokens is not None and flops is not None and steps:
-        shares = [((step + 1) / steps, step + 1, value) for step, value in sorted(logged.items())]
-        points = [(done, share * tokens, share * flops, value) for share, done, value in shares]
-    return pd.DataFrame(points, columns=[*POINT, name], dtype=object)
-
-
 def _amount(
-    run: RunRecord, data: LanguageDataModule | None, train_tokens: int | None
+    run: RunRecord, data: LanguageDataModule, train_tokens: int | None
 ) -> tuple[int | None, int | None]:
     """Returns tokens of text that a run was trained on, each time, and positions; None: not known.
 
@@ -312,7 +277,7 @@ def _amount(
     if rows is None or not number or not run.checkpoint.step or model.reads != "windows":
         return None, None
     positions = number * rows * model.config.block_size
-    if data is None or not _has_markers(data.tokenizer):
+    if not _has_markers(data.tokenizer):
         return positions, positions
     if train_tokens is None:
         return None, positions
@@ -355,7 +320,7 @@ def _has_markers(tokenizer: Tokenizer) -> bool:
     return not set(tokenizer.special_ids) <= {tokenizer.eos_id, tokenizer.text_bos_id}
 
 
-def _flops(run: RunRecord, data: LanguageDataModule | None) -> float | None:
+def _flops(run: RunRecord, data: LanguageDataModule) -> float | None:
     """Returns the FLOPs per position of a training step.
 
     Of windows by today's count, of other rows by that of the training, on the batches it met;
@@ -366,7 +331,7 @@ def _flops(run: RunRecord, data: LanguageDataModule | None) -> float | None:
     logged = run.scalars.get(FLOPS_TAG, {})
     if logged:
         return statistics.fmean(logged.values())
-    if run.outline.reads != "sentences" or data is None:
+    if run.outline.reads != "sentences":
         return None
     return run.outline.flops_per_token(data.row_tokens("train"), training=True)
 
@@ -389,11 +354,15 @@ class ScoringOptions:
     """How every run is scored."""
 
     split: Split = "val"
+    """Held-out documents to score."""
     limit_batches: int | None = None
+    """Score that many batches only."""
     batch_size: int | None = None
-    """Rows a batch; None: as trained."""
+    """Rows per batch (null: as trained)."""
     stride: int | None = None
-    """Targets that a window adds, of models that score any part of a window; None: as trained."""
+    """Score windows that begin that many tokens apart, so that each target follows at least all but
+    that many tokens of a window (null: as trained, mostly windows that do not overlap). Bounds of
+    whole windows and documents are scored without overlap."""
     precision: Precision = "32"
     device: Device = "auto"
 
@@ -463,20 +432,9 @@ def measure(run: RunRecord, options: ScoringOptions) -> RunMetrics:
 def describe_score(
     run: RunRecord, content: Mapping[str, Any], context: int, markers: float
 ) -> dict[str, Any]:
-    """Returns likelihood and inference FLOPs under the names of ``RunMetrics``.
-
-    Args:
-        run: The run.
-        content: A result of ``evaluate.py perplexity``.
-        context: Tokens of a row on average.
-        markers: Positions per token of text.
-    """
+    """Returns likelihood and inference FLOPs of a result, under the names of ``RunMetrics``."""
     kind = str(content["likelihood"])
-    scoring, generating = (
-        content.get(key) for key in ("flops_per_token", "generation_flops_per_token")
-    )
-    if generating is None:
-        generating = run.outline.generation_flops(context)
+    scoring = content.get("flops_per_token")
     return {
         "context": context,
         "markers": markers,
@@ -487,7 +445,7 @@ def describe_score(
         BITS: content[BITS],
         "executed_steps": content.get("executed_steps"),
         "expected_steps": content.get("expected_steps"),
-        "inference_flops_per_token": float(generating) * markers,
+        "inference_flops_per_token": content["generation_flops_per_token"] * markers,
         "scoring_flops_per_token": None if scoring is None else scoring * markers,
     }
 
@@ -505,7 +463,6 @@ def _markers(data: LanguageDataModule, split: Split) -> float:
 
 
 def _provenance(run: RunRecord) -> dict[str, Any]:
-    """Returns what is known of a run without its data, under the names of ``RunMetrics``."""
     path, here = run.checkpoint.path.resolve(), Path.cwd()
     order = describe_order(run)
     return {
@@ -566,7 +523,6 @@ def _digest(name: str, content: Any) -> str:
 
 
 def _recipe(run: RunRecord, order: Mapping[str, Any]) -> str:
-    """Returns what runs of different seeds have in common, as text."""
     parts = {
         "model": _without_seed(run.checkpoint.model_recipe),
         "data": _without_seed(run.checkpoint.data_recipe),

@@ -91,7 +91,6 @@ def read_record(folder: Path | None) -> dict[str, Any]:
 
 
 def _versions(record: Path) -> dict[str, str]:
-    """Returns the versions of code and libraries on top of a record."""
     versions = {}
     for line in record.read_text(encoding="utf-8").splitlines():
         name, colon, value = line.removeprefix("# ").partition(": ")
@@ -103,7 +102,6 @@ def _versions(record: Path) -> dict[str, str]:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    """Returns the content of a record; empty where it cannot be read."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -117,41 +115,33 @@ def _settings(file: Path) -> dict[str, Any]:
 def find_checkpoints(
     words: Sequence[str], key: str = "runs", which: Which = "last"
 ) -> list[Checkpoint]:
-    """Returns the checkpoints that the command line names, each once, in its order.
-
-    Words are checkpoint files, folders of runs (a checkpoint of each run below it, see ``which``)
-    or patterns, of whose runs those without a checkpoint are left out with a warning if others
-    remain; ``key`` is the option that has them, for messages.
-
-    Raises:
-        ValueError: if a word leads to no checkpoint, one is damaged, or a run has no best one.
-    """
-    found: dict[Path, Checkpoint] = {}
-    for place in (run for word in words for run in started_runs(_paths(word, key))):
-        checkpoint = _checkpoint_at(place, key, which)
-        found.setdefault(checkpoint.path.resolve(), checkpoint)
-    return list(found.values())
+    """Returns the checkpoints that the command line names, see ``find_named``."""
+    return [checkpoint for _, checkpoint in find_named(words, key, which)]
 
 
 def find_named(
     words: Sequence[str], key: str, which: Which = "last"
 ) -> list[tuple[str | None, Checkpoint]]:
-    """Returns checkpoints as `find_checkpoints` does, each with its name.
+    """Returns the checkpoints that the command line names, each once and with its name.
+
+    A pattern leaves out runs without a checkpoint, with a warning, if others remain.
 
     Args:
-        words: Words of the command line, each of which may begin with a name (``NAME=PATH``).
+        words: Checkpoint files, folders of runs (a checkpoint of each run below it, see ``which``)
+            or patterns; each may begin with a name (``NAME=PATH``).
         key: The option that has them, for messages.
         which: Whether a folder of a run gives its furthest checkpoint or its best.
 
     Returns:
-        Pairs of a name, that of the word or else of the run in training, and a checkpoint.
+        Pairs of a name, from the word or else of the run in training, and a checkpoint.
 
     Raises:
         ValueError: If a word leads to no checkpoint, one is damaged, or a run has no best one.
     """
     found: dict[Path, tuple[str | None, Checkpoint]] = {}
     for name, path in map(split_name, words):
-        for checkpoint in find_checkpoints([path], key, which):
+        for place in _places(path, key):
+            checkpoint = _checkpoint_at(place, key, which)
             found.setdefault(checkpoint.path.resolve(), (name or checkpoint.run_name, checkpoint))
     return list(found.values())
 
@@ -169,17 +159,16 @@ def matching(path: Path) -> list[Path]:
     return [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
 
 
-def _paths(word: str, key: str) -> list[Path]:
-    place = place_of(word, key)
-    found = matching(place)
-    if not found:
-        hint = suggest_path(place)
-        raise ValueError(f"{key} ({word}): there is no such file or folder{hint}")
-    return found
+def _places(word: str, key: str) -> list[Path]:
+    """Returns the checkpoint files and run folders of a word, or its path if there are none."""
+    path = place_of(word, key)
+    return started_runs(matching(path)) or [path]
 
 
 def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
-    """Returns the checkpoint of a file, or that of a folder."""
+    if not path.exists():
+        hint = suggest_path(path)
+        raise ValueError(f"{key} ({path}): there is no such file or folder{hint}")
     try:
         return read_checkpoint(path, which)
     except CheckpointError as error:
@@ -318,14 +307,16 @@ def find_compared(
     """
     found: dict[Path, tuple[Path, Checkpoint, LanguageModel, str | None]] = {}
     left_out: dict[str, str] = {}
-    for row, place in (each for word in words for each in _places(word)):
-        try:
-            for checkpoint in find_checkpoints([str(place)], which=which):
+    for row, path in map(split_name, words):
+        for place in _places(path, "runs"):
+            try:
+                checkpoint = _checkpoint_at(place, "runs", which)
                 outline = build_outline(checkpoint)
-                called = row or checkpoint.run_name
-                found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, called))
-        except ValueError as error:
-            left_out[str(place)] = reason_or_raise(str(place), error, skip=skip)
+            except ValueError as error:
+                left_out[str(place)] = reason_or_raise(str(place), error, skip=skip)
+                continue
+            called = row or checkpoint.run_name
+            found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, called))
     if not found:
         raise ValueError(f"runs ({' '.join(words)}): none of them can be read")
     names = path_names([checkpoint for _, checkpoint, _, _ in found.values()])
@@ -348,13 +339,3 @@ def reason_or_raise(name: str, error: ValueError, *, skip: bool) -> str:
         reason = str(error).rstrip(". ")
         raise ValueError(f"runs ({name}): {reason}; or leave it out with {SKIP}") from error
     return " ".join(str(error).split())
-
-
-def _places(word: str) -> list[tuple[str | None, Path]]:
-    """Returns checkpoint files and log folders of a word, each with the name of its row.
-
-    If there are none, the word's path, which then is refused as a run.
-    """
-    row, text = split_name(word)
-    path = place_of(text, "runs")
-    return [(row, place) for place in started_runs(matching(path)) or [path]]

@@ -62,7 +62,6 @@ class Totals:
         }
 
     def _parts(self) -> dict[str, float]:
-        """Returns what a lower bound is made of, in nats per token."""
         divergence = self.sequence_nats / self.tokens if self.tokens else math.nan
         return {
             "elbo_per_token": -self.nats_per_token,
@@ -143,7 +142,6 @@ class Share(NamedTuple):
     questions: int
 
     def __str__(self) -> str:
-        """Returns share, error and number of questions for people."""
         return f"{self.value:.4f} +- {self.error:.4f} of {self.questions:,}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -9,12 +9,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import pandas as pd
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from datamodules import LanguageDataModule
 from evaluation.arguments import (
     add_data_arguments,
     add_run_arguments,
@@ -32,12 +31,7 @@ from evaluation.figures import (
     sweep_figure,
     write_figure,
 )
-from evaluation.load import (
-    build_data,
-    build_outline,
-    known_changes,
-    prepare_for_all,
-)
+from evaluation.load import build_data, build_outline, known_changes, prepare_for_all
 from evaluation.perplexity import score_checkpoint
 from evaluation.run_metrics import NATS
 from evaluation.runs import config_labels, find_checkpoints, make_labels, path_names
@@ -50,26 +44,13 @@ from lightning_models.recipe import import_packages
 # ---- dials
 
 
-def add_dial_arguments(parser: ArgumentParser) -> None:
-    """Declares the option that turns dials."""
-    parser.add_argument(
-        "--dial",
-        type=str,
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE,VALUE",
-        help="Values of dials at which every model that has the dial is scored, such as "
-        "kappa=64,128,256 or inner_steps=0,4,16; any dial that a config declares.",
-    )
-
-
 def typed_dials(words: Sequence[str]) -> dict[str, list[str]]:
     """Returns the values of each dial as they were typed, at least one.
 
     Raises:
         ValueError: if a word is not NAME=VALUES, there are no values, or a dial is given twice.
     """
-    found: dict[str, list[str]] = {}
+    dials: dict[str, list[str]] = {}
     for word in words:
         name, sign, values = word.partition("=")
         if not (name and sign):
@@ -77,10 +58,10 @@ def typed_dials(words: Sequence[str]) -> dict[str, list[str]]:
         texts = split_words(values)
         if not texts:
             raise ValueError(f"dial ({word}) has no values of {name}; separate them by commas")
-        if name in found:
+        if name in dials:
             raise ValueError(f"dial: {name} is given twice; put its values into one list")
-        found[name] = texts
-    return found
+        dials[name] = texts
+    return dials
 
 
 def own_dials(model: LanguageModel, dials: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
@@ -98,7 +79,6 @@ def own_dials(model: LanguageModel, dials: Mapping[str, Sequence[str]]) -> dict[
 
 
 def _read(text: str, hint: Any, name: str) -> Any:
-    """Returns the value of a field from how it was typed."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument(f"--{name}", type=hint)
     try:
@@ -108,20 +88,6 @@ def _read(text: str, hint: Any, name: str) -> Any:
         raise ValueError(
             f"dial ({name}={text}) must be values of {name} ({kind}) separated by commas"
         ) from error
-
-
-def check_declared(models: Sequence[LanguageModel], dials: Mapping[str, Sequence[str]]) -> None:
-    """Checks that every dial is one of some model.
-
-    Raises:
-        ValueError: if one is not; it names those there are.
-    """
-    there = dict.fromkeys(name for model in models for name in model.config.dials)
-    for name in dials:
-        if name not in there:
-            raise ValueError(
-                f"none of the models has the dial {name}; they have {', '.join(there) or 'none'}"
-            )
 
 
 # ---- variants: checkpoints at settings of their dials
@@ -142,15 +108,6 @@ class SweepVariant:
     """The model without weights."""
 
 
-class SkippedPoint(NamedTuple):
-    """A checkpoint at settings of its dials that it cannot take."""
-
-    name: str
-    """What distinguishes its checkpoint from the others."""
-    dials: Mapping[str, Any]
-    reason: str
-
-
 def shown_dials(dials: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
     """Returns dials and their values for people, such as ``kappa 2L, tau 0.1``.
 
@@ -164,64 +121,45 @@ def find_variants(
     checkpoints: Sequence[Checkpoint],
     changes: Mapping[str, Any],
     dials: Mapping[str, Sequence[str]],
-) -> tuple[list[SweepVariant], list[SkippedPoint]]:
+) -> tuple[list[SweepVariant], list[str]]:
     """Returns each checkpoint at each combination of the dials that its model has.
 
-    Also the combinations that a checkpoint cannot take, with the reason.
+    Args:
+        checkpoints: The checkpoints to vary.
+        changes: Fields of configs to set in every model that has them.
+        dials: Values as typed, by the name of the field.
 
-    ``changes`` are of fields of configs, where a config has them; ``dials`` have values as typed,
-    by the name of the field.
+    Returns:
+        The variants, and a sentence for each combination that a config refuses.
 
     Raises:
-        ValueError: if no config has a field, a dial is none of any, or no checkpoint takes a value.
+        ValueError: If no config has a field, or no model has a dial.
     """
-    names = path_names(checkpoints)
     fields = known_changes(checkpoints, changes)
-    plain = [build_outline(*pair) for pair in zip(checkpoints, fields, strict=True)]
-    check_declared(plain, dials)
-    variants: list[SweepVariant] = []
-    skipped: list[SkippedPoint] = []
-    for checkpoint, name, fixed, outline in zip(checkpoints, names, fields, plain, strict=True):
+    outlines = [build_outline(*pair) for pair in zip(checkpoints, fields, strict=True)]
+    declared = dict.fromkeys(name for outline in outlines for name in outline.config.dials)
+    for name in dials:
+        if name not in declared:
+            there = ", ".join(declared) or "none"
+            raise ValueError(f"none of the models has the dial {name}; they have {there}")
+    variants, skipped = [], []
+    every = zip(checkpoints, path_names(checkpoints), fields, outlines, strict=True)
+    for checkpoint, name, fixed, outline in every:
         own = own_dials(outline, dials)
         for values in itertools.product(*own.values()):
             turned = dict(zip(own, values, strict=True))
+            changed = {**fixed, **turned}
             try:
-                variants.append(_variant(checkpoint, name, fixed, turned))
+                varied = build_outline(checkpoint, changed)
             except ValueError as error:
-                skipped.append(SkippedPoint(name, turned, str(error)))
-    _check_taken(variants, skipped)
+                skipped.append(_skipped(name, turned, error))
+            else:
+                variants.append(SweepVariant(checkpoint, name, changed, turned, varied))
     return variants, skipped
 
 
-def _variant(
-    checkpoint: Checkpoint, name: str, fixed: Mapping[str, Any], turned: Mapping[str, Any]
-) -> SweepVariant:
-    """Returns a variant.
-
-    Raises:
-        ValueError: if its config refuses a value, or the checkpoint's weights have other shapes.
-    """
-    changes = {**fixed, **turned}
-    outline = build_outline(checkpoint, changes)
-    saved, own = checkpoint.content["state_dict"], outline.state_dict()
-    sizes = {key: tuple(value.shape) for key, value in own.items()}
-    learned = {key: tuple(value.shape) for key, value in saved.items()}
-    other = [key for key in {**learned, **sizes} if learned.get(key) != sizes.get(key)]
-    if other and turned:
-        raise ValueError(
-            f"{checkpoint.path}: the weights were learned for another size ({other[0]}: "
-            f"{learned.get(other[0], 'none')}, {shown_dials(turned)} needs "
-            f"{sizes.get(other[0], 'none')}); train a checkpoint with it"
-        )
-    return SweepVariant(checkpoint, name, changes, turned, outline)
-
-
-def _check_taken(variants: Sequence[SweepVariant], skipped: Sequence[SkippedPoint]) -> None:
-    """Refuses values that nothing takes; those that some take are points left out."""
-    for point in skipped:
-        for key, value in point.dials.items():
-            if not any(variant.dials.get(key) == value for variant in variants):
-                raise ValueError(point.reason)
+def _skipped(name: str, dials: Mapping[str, Any], error: ValueError) -> str:
+    return f"{name} at {shown_dials(dials)}: {error}"
 
 
 def label_variants(variants: Sequence[SweepVariant], keys: str | None) -> list[str]:
@@ -392,7 +330,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_which_argument(parser)
     add_run_arguments(parser)
     add_data_arguments(parser)
-    add_dial_arguments(parser)
+    parser.add_argument(
+        "--dial",
+        type=str,
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE,VALUE",
+        help="Values of dials at which every model that has the dial is scored, such as "
+        "kappa=64,128,256 or inner_steps=0,4,16; any dial that a config declares.",
+    )
     parser.add_argument(
         "--against",
         type=str,
@@ -427,34 +373,34 @@ def run(settings: Namespace) -> None:
     import_packages(settings.packages)
     checkpoints = find_checkpoints(settings.ckpts, "ckpts", settings.which)
     variants, skipped = find_variants(checkpoints, settings["set"], dials)
+    if not variants:
+        raise ValueError(skipped[-1])
     labels = label_variants(variants, settings.label)
     recipe = data_recipe(settings, checkpoints[0])
     data = build_data(variants[0].checkpoint, recipe)
     prepare_for_all(data, [(variant.checkpoint, variant.outline) for variant in variants], "ckpts")
+    how = {key: settings[key] for key in ("split", "precision", "limit_batches", "device")}
     lines = []
     for variant, label in zip(variants, labels, strict=True):
-        found = _score(variant, data, settings)
-        if isinstance(found, SkippedPoint):
-            skipped.append(found)
-        else:
-            lines.append(point_line(variant, label, found))
+        try:
+            result, _ = score_checkpoint(variant.checkpoint, data, variant.changes, **how)
+            lines.append(point_line(variant, label, result))
+        except ValueError as error:  # weights of another shape, too
+            if not variant.dials:
+                raise
+            skipped.append(_skipped(variant.name, variant.dials, error))
     if not lines:
-        raise ValueError(skipped[-1].reason)
+        raise ValueError(skipped[-1])
     points = points_frame(lines)
     print(shown_points(points))
-    for point in skipped:
-        print(f"skipped: {point.name} at {shown_dials(point.dials)}: {point.reason}")
+    for reason in skipped:
+        print(f"skipped: {reason}")
     height = "perplexity" if settings.measure == "perplexity" else NATS
     draw = partial(sweep_figure, points, against, height)
     write_figure(draw, points_table(points), picture)
 
 
 def _axes(typed: str) -> list[str]:
-    """Returns the panels that are asked for.
-
-    Raises:
-        ValueError: if one is not known.
-    """
     chosen = split_words(typed)
     for key in chosen:
         if key not in SWEEP_AXES:
@@ -462,21 +408,3 @@ def _axes(typed: str) -> list[str]:
     if not chosen:
         raise ValueError(f"against ({typed}) must name some of {', '.join(SWEEP_AXES)}")
     return chosen
-
-
-def _score(
-    variant: SweepVariant, data: LanguageDataModule, settings: Namespace
-) -> dict[str, Any] | SkippedPoint:
-    """Returns the score, or why a checkpoint whose dials were turned cannot be scored there.
-
-    Raises:
-        ValueError: if one that was left as it is cannot be scored.
-    """
-    keys = ("split", "precision", "limit_batches", "device")
-    how = {key: settings[key] for key in keys}
-    try:
-        return score_checkpoint(variant.checkpoint, data, variant.changes, **how)[0]
-    except ValueError as error:
-        if not variant.dials:
-            raise
-        return SkippedPoint(variant.name, variant.dials, str(error))

@@ -255,6 +255,5 @@ def time_in_turn(
 
 
 def _wait(device: torch.device) -> None:
-    """Waits for what is queued on a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

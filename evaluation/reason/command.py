@@ -91,16 +91,10 @@ def measure_reason(
     That is the content of the JSON file, and all answers, see ``answer_row``: model after model, in
     the questions' order.
 
-    Args:
-        contestants: at least one.
-        data: prepared and set up.
-        config: how they are asked, and timed.
-        split: which questions.
-        precision: of the matrix products.
-        limit_batches: ask only that many batches; None: all.
+    Data are prepared and set up; only ``limit_batches`` are asked, if it is given.
 
     Raises:
-        ValueError: if the split is empty, or mode 'rank' has no list of answers.
+        ValueError: If the split is empty, or mode 'rank' has no list of answers.
     """
     batches, available = asked_batches(data, split, limit_batches)
     questions, context = [*chain(*batches)], data.row_tokens(split)
@@ -152,7 +146,6 @@ def _result(
     data: Any,
     rival: Timing | None,
 ) -> dict[str, Any]:
-    """Returns a model's numbers; speed-ups are over ``rival``."""
     return {
         **_source(one),
         **measure_answers(rows, data.group_name),
@@ -163,7 +156,6 @@ def _result(
 
 
 def _source(one: Contestant) -> dict[str, Any]:
-    """Returns who answers, what it was trained on, and what was changed."""
     checkpoint, model = one.checkpoint, one.model
     with one.ready():
         changed = changed_fields(checkpoint, model)
@@ -278,11 +270,6 @@ def run(settings: Namespace) -> None:
 
 
 def _picture(settings: Namespace) -> Path | None:
-    """Returns where the figure goes, if there is to be one.
-
-    Raises:
-        ValueError: if it cannot be written, or only its axis is named.
-    """
     if settings.figure is None and settings.against is not None:
         raise ValueError(
             f"against ({settings.against}) is the axis of a figure; add --figure F.svg"

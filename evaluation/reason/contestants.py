@@ -128,14 +128,8 @@ def build_contestants(
 ) -> list[Contestant]:
     """Returns the models of checkpoints, one for each number of latents where a model has them.
 
-    Args:
-        named: Checkpoints in their order, each with its name, see ``runs.find_named``.
-        changes: Fields of configs to change where a config has them.
-        latents: Numbers of latent thoughts; empty: as trained.
-        label: Keys of the configs that name the models, see ``runs.make_labels``.
-        device: Where they run.
-        block_size: Tokens of the longest reasoning row, where longer than in training; what a query
-            leaves of it is what a chain of thought may take.
+    ``block_size`` is the length of the longest reasoning row; a chain of thought may take what a
+    query leaves of it, so configs with a smaller one are changed.
 
     Raises:
         ValueError: If no config has a field, or one refuses a value.

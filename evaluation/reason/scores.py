@@ -116,7 +116,6 @@ def _accuracy(result: Mapping[str, Any]) -> str:
 
 
 def _models(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns a line a model: its accuracy, and what any of them has of ``COLUMNS``."""
     frame = pd.DataFrame(results, dtype=object, index=[result["label"] for result in results])
     frame["accuracy"] = [_accuracy(result) for result in results]
     return show_columns(frame.dropna(axis=1, how="all"), COLUMNS)

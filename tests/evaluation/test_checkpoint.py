@@ -121,13 +121,13 @@ def lose_a_block(content):
         ),
         (
             lose_a_block,
-            r"missing: network\.blocks\.1\.\S+, \S+, \S+ and \d+ more; unexpected: network\.extra",
+            r"Missing key\(s\) .*network\.blocks\.1\.",
         ),
         (
             lambda content: content["state_dict"].update(
                 {"network.position.weight": torch.ones(7, 32)}
             ),
-            r"of another shape: network\.position\.weight \(7, 32\) instead of \(32, 32\)",
+            r"size mismatch for network\.position\.weight: .*\[7, 32\].*\[32, 32\]",
         ),
     ],
     ids=["field", "argument", "field needed", "range", "weights", "shape"],

@@ -14,7 +14,6 @@ from evaluation.run_metrics import (
     RunMetrics,
     describe_score,
     describe_training,
-    logged_points,
     tasks_in,
 )
 from evaluation.tables import show_mean, si
@@ -275,8 +274,8 @@ def test_curves_end_with_the_checkpoint():
         ["r0", "one", 5, 512.0, 3840.0, 3.0],
         ["r0", "one", 10, 1024.0, 7680.0, 2.0],
     ]
-    unknown = {"training_tokens": None, "flops": None, "steps": 10}
-    assert logged_points(unknown, LOG["val/bpb"], "x").empty
+    runs, _ = frame(("one", "exact", 1.0))
+    assert curves_frame(runs.assign(training_tokens=None), [run(LOG, "r0")]).empty
 
 
 # ---- folder

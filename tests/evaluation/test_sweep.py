@@ -107,10 +107,8 @@ def test_settings_are_changed_where_there_are_any(sweep):
         (["--dial", "alpha=1", "alpha=2"], "alpha is given twice"),
         (["--ckpts", "none.ckpt"], "ckpts (none.ckpt): there is no such file"),
         (["--dial", "dim=8"], "none of the models has the dial dim; they have thinking_steps"),
-        (["--dial", "thinking_steps=3"], "learned for another size"),
         (["--measure", "bits"], "measure"),
         (["--set.dimm", "3"], "none of the models has the setting dimm"),
-        (["--dial", "tau=2"], "tau (2.0) must be in [0, 1)"),
         (["--label", "width"], "label (width) is no key"),
         (["--limit_batches", "0"], "--limit_batches: "),
         (["--output", "pareto.pdf"], "must end in .svg or .png"),
@@ -150,9 +148,18 @@ def test_what_one_checkpoint_cannot_take_is_skipped(sweep):
     rows, printed = sweep(*over_steps, *FEW, ckpts=("one.ckpt", "two.ckpt"))
     assert [row["thinking_steps"] for row in rows] == ["1", "2"]
     lines = [line for line in printed.splitlines() if line.startswith("skipped: ")]
-    assert len(lines) == 2
-    assert lines[0].startswith("skipped: one at thinking_steps 2: ")
-    assert "learned for another size (network.router" in lines[0]
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
+        "one at thinking_steps 2",
+        "two at thinking_steps 1",
+    ]
+    assert all("size mismatch for network.router" in line for line in lines)
+
+
+@pytest.mark.parametrize("dial", ["thinking_steps=3", "tau=2"])
+def test_a_value_that_no_checkpoint_takes_leaves_nothing(fails, runs, tmp_path, dial):
+    output = ("--output", tmp_path / "a.svg", *FEW)
+    assert dial[:3] in fails("sweep", "--ckpts", runs / "one.ckpt", *output, "--dial", dial)
+    assert not list(tmp_path.iterdir())
 
 
 # ---- frontier and figure
