@@ -283,15 +283,6 @@ def points_table(points: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, axis=1)
 
 
-SHORT = {
-    "executed_steps": "steps",
-    "flops_per_token_6nd": "6 N (1 + steps)",
-    "generation_flops_per_token": "FLOPs/generated token",
-    "flops_per_token": "FLOPs/scored token",
-}
-"""What the printed table calls the costs."""
-
-
 def shown_points(points: pd.DataFrame) -> str:
     """Returns likelihoods and costs for people; a star is on the Pareto frontier of its cost."""
     table = points_table(points)
@@ -301,7 +292,7 @@ def shown_points(points: pd.DataFrame) -> str:
     table[STEPS] = points[STEPS].where(points[STEPS] > 0).astype(object)
     hidden = ("checkpoint", "label", "likelihood", "causal", "seconds")
     keys = [key for key in table if key not in hidden and not key.startswith("frontier_")]
-    columns = {key: TableColumn(SHORT.get(key) or title_of(key)) for key in keys}
+    columns = {key: TableColumn(NAMES.get(key) or title_of(key)) for key in keys}
     columns["seconds"] = TableColumn("seconds", "{:.3g}".format)
     shown = show_columns(table.set_index("label").rename_axis(None), columns)
     of_kind = " of its kind of likelihood" if points["likelihood"].nunique() > 1 else ""

@@ -108,20 +108,8 @@ class Asking:
             for reply, row in zip(replies, seen.rows, strict=True)
         ]
 
-    def time(
-        self,
-        contestants: Sequence[Contestant],
-        batches: Sequence[Sequence[Question]],
-        rounds: int | None,
-    ) -> "Sequence[Timing | None]":
-        """Returns the time of each model; None without rounds."""
-        if not rounds:
-            return [None] * len(contestants)
-        answering = [partial(self._answer, one, batches) for one in contestants]
-        device = contestants[0].model.device
-        return time_in_turn(answering, rounds, sum(map(len, batches)), device)
-
-    def _answer(self, one: Contestant, batches: Sequence[Sequence[Question]]) -> None:
+    def answer(self, one: Contestant, batches: Sequence[Sequence[Question]]) -> None:
+        """Has a model answer all questions, which takes the time that is measured."""
         with one.ready() as model, autocast(model.device, self.precision):
             for questions in batches:
                 if self.mode == "rank":
@@ -241,19 +229,15 @@ def time_in_turn(
     A round before the first warms up and does not count. Each of ``answering``, one a model,
     answers the same questions, all of them, on ``device``.
     """
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     taken: list[list[float]] = [[] for _ in answering]
-    for number in tqdm(range(rounds + 1), desc="timing", unit=" rounds", disable=None):
-        first = number % len(answering)
+    for idx in tqdm(range(rounds + 1), desc="timing", unit=" rounds", disable=None):
+        first = idx % len(answering)
         for place in [*range(first, len(answering)), *range(first)]:
-            _wait(device)
+            wait()
             start = time.perf_counter()
             answering[place]()
-            _wait(device)
-            if number:
+            wait()
+            if idx:
                 taken[place].append(time.perf_counter() - start)
     return [Timing(tuple(times), questions) for times in taken]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

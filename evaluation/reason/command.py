@@ -36,7 +36,7 @@ from evaluation.figures import check_picture, write_figure
 from evaluation.load import changed_fields, prepare_for_all
 from evaluation.output import check_targets, report_result, write_jsonl
 from evaluation.provenance import describe_data, trained_on
-from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode
+from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode, time_in_turn
 from evaluation.reason.contestants import (
     Contestant,
     asked_batches,
@@ -110,8 +110,12 @@ def measure_reason(
     size = config.timing_batch_size or data.eval_batch_size
     timed = questions[: config.timing_batches * size if config.rounds else 0]
     cut = [timed[start : start + size] for start in range(0, len(timed), size)]
-    timings = asking.time(contestants, cut, config.rounds)
-    chains = (place for place, one in enumerate(contestants) if one.is_chain_of_thought)
+    timings: Sequence[Timing | None] = [None] * len(contestants)
+    if config.rounds:
+        answering = [partial(asking.answer, one, cut) for one in contestants]
+        device = contestants[0].model.device
+        timings = time_in_turn(answering, config.rounds, len(timed), device)
+    chains = (idx for idx, one in enumerate(contestants) if one.is_chain_of_thought)
     first = next(chains, None) if config.rounds else None
     rival = None if first is None else timings[first]
     content = {
@@ -146,19 +150,16 @@ def _result(
     data: Any,
     rival: Timing | None,
 ) -> dict[str, Any]:
-    return {
-        **_source(one),
-        **measure_answers(rows, data.group_name),
-        **({} if timing is None else timing.as_dict(rival)),
-        **_choice(one, asked, data),
-        **asked.cost,
-    }
-
-
-def _source(one: Contestant) -> dict[str, Any]:
-    checkpoint, model = one.checkpoint, one.model
+    checkpoint, model, chosen = one.checkpoint, one.model, {}
     with one.ready():
         changed = changed_fields(checkpoint, model)
+    if asked.likelihood is not None:
+        chosen = {
+            "candidates": len(data.candidates()),
+            "likelihood": asked.likelihood,
+            # an estimate after the question is inferred from that alone
+            "causal": model.causal or asked.likelihood == "estimate",
+        }
     return {
         "label": one.label,
         "model": type(model).__name__,
@@ -171,18 +172,10 @@ def _source(one: Contestant) -> dict[str, Any]:
             **({"stage": model.stage} if hasattr(model, "stages") else {}),  # of a curriculum
             "set": changed,
         },
-    }
-
-
-def _choice(one: Contestant, asked: Asked, data: Any) -> dict[str, Any]:
-    """Returns among how many answers was chosen, by what; empty where they are written."""
-    if asked.likelihood is None:
-        return {}
-    return {
-        "candidates": len(data.candidates()),
-        "likelihood": asked.likelihood,
-        # an estimate after the question is inferred from that alone
-        "causal": one.model.causal or asked.likelihood == "estimate",
+        **measure_answers(rows, data.group_name),
+        **({} if timing is None else timing.as_dict(rival)),
+        **chosen,
+        **asked.cost,
     }
 
 

@@ -1,5 +1,6 @@
 """Tiny checkpoints, trained for two steps."""
 
+import json
 import shutil
 from typing import get_type_hints
 
@@ -185,6 +186,18 @@ def evaluates(capsys):
         captured = capsys.readouterr()
         assert code == 0, captured.err
         return captured.out
+
+    return run
+
+
+@pytest.fixture
+def reports(evaluates, tmp_path):
+    """Runs evaluate.py with ``--output``; returns the content of the JSON file and the print."""
+
+    def run(*argv):
+        target = tmp_path / "reported.json"
+        printed = evaluates(*argv, "--output", target)
+        return json.loads(target.read_text()), printed
 
     return run
 

@@ -114,12 +114,10 @@ def test_no_column_has_two_kinds_of_likelihood(report):
         assert len(counted - {"lexical"} if "bits" in key else counted) <= 1
 
 
-def test_numbers_are_those_of_perplexity(report, runs, evaluates, tmp_path):
+def test_numbers_are_those_of_perplexity(report, runs, reports):
     rows = {row["run"]: row for row in read(report / "runs.csv")}
     for name in ("plain_2", "latent", "ponder", "gestalt", "states"):
-        target = tmp_path / f"{name}.json"
-        evaluates("perplexity", "--ckpt", runs / name, "--output", target)
-        alone = json.loads(target.read_text())
+        alone, _ = reports("perplexity", "--ckpt", runs / name)
         end = {"gestalt": "_lexical", "states": "_answers"}.get(name, "")
         kind = alone["likelihood"]
         assert float(rows[name][f"nats_per_token_{kind}{end}"]) == alone["nats_per_token"]
@@ -131,14 +129,10 @@ def test_numbers_are_those_of_perplexity(report, runs, evaluates, tmp_path):
             assert float(rows[name]["executed_steps"]) == alone["executed_steps"]
 
 
-def test_windows_overlap_where_targets_have_a_likelihood_of_their_own(
-    compare, runs, evaluates, tmp_path
-):
+def test_windows_overlap_where_targets_have_a_likelihood_of_their_own(compare, runs, reports):
     printed, rows = compare(runs / "plain_1", runs / "latent", "--stride", "8")
-    target = tmp_path / "plain.json"
-    options = ("--data.eval_stride", "8", "--output", target)
-    evaluates("perplexity", "--ckpt", runs / "plain_1", *options)
-    alone, rows = json.loads(target.read_text()), by_model(rows)
+    alone, _ = reports("perplexity", "--ckpt", runs / "plain_1", "--data.eval_stride", "8")
+    rows = by_model(rows)
     assert float(rows["TransformerLM"]["nats_per_token_exact"]) == alone["nats_per_token"]
     assert float(rows["TransformerLM"]["scoring_flops_per_token"]) == alone["flops_per_token"]
     contexts = next(line for line in printed.splitlines() if "context when scoring" in line)
@@ -354,13 +348,13 @@ def mark(plain):
     return change
 
 
-def test_the_same_score_is_measured_once(compare, evaluates, plain, mark, tmp_path):
+def test_the_same_score_is_measured_once(compare, evaluates, reports, plain, mark, tmp_path):
     evaluates("perplexity", "--ckpt", plain)
     mark()
     _, (row,) = compare(plain)
     assert float(row["nats_per_token_exact"]) == 3.25
-    printed = evaluates("perplexity", "--ckpt", plain, "--output", tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text())["nats_per_token"] == 3.25
+    again, printed = reports("perplexity", "--ckpt", plain)
+    assert again["nats_per_token"] == 3.25
     assert "measured before" in printed
     evaluates("sweep", "--ckpts", plain, "--output", tmp_path / "sweep.svg")
     assert float(read(tmp_path / "sweep.csv")[0]["nats_per_token"]) == 3.25
@@ -380,23 +374,20 @@ def test_the_same_score_is_measured_once(compare, evaluates, plain, mark, tmp_pa
     ],
     ids=lambda options: options[0],
 )
-def test_another_setting_is_measured(evaluates, plain, mark, tmp_path, options):
+def test_another_setting_is_measured(evaluates, reports, plain, mark, options):
     evaluates("perplexity", "--ckpt", plain)
     mark()
-    evaluates("perplexity", "--ckpt", plain, "--output", tmp_path / "again.json", *options)
-    assert json.loads((tmp_path / "again.json").read_text())["nats_per_token"] != 3.25
+    assert reports("perplexity", "--ckpt", plain, *options)[0]["nats_per_token"] != 3.25
     assert len(kept_files(plain)) == 2
 
 
-def test_a_setting_that_an_older_checkpoint_lacks_is_measured(evaluates, ponder_path, tmp_path):
+def test_a_setting_that_an_older_checkpoint_lacks_is_measured(reports, ponder_path, tmp_path):
     content = torch.load(ponder_path, weights_only=True)
     del content["recipe"]["model"]["init_args"]["config"]["alpha"]
     torch.save(content, tmp_path / "older.ckpt")
     losses = []
     for options in ((), ("--set.alpha", "-30")):
-        target = ("--output", tmp_path / "result.json")
-        evaluates("perplexity", "--ckpt", tmp_path / "older.ckpt", *target, *options)
-        result = json.loads((tmp_path / "result.json").read_text())
+        result, _ = reports("perplexity", "--ckpt", tmp_path / "older.ckpt", *options)
         losses.append(result["nats_per_token"])
     assert losses[0] != losses[1]
     assert result["settings"]["set"] == {"alpha": -30}
@@ -429,23 +420,21 @@ def test_the_code_of_a_package_is_part_of_the_key(tmp_path, monkeypatch):
     assert results.code_digest(["not_there"]) is None
 
 
-def test_a_checkpoint_of_another_content_is_measured(evaluates, plain, mark, tmp_path):
+def test_a_checkpoint_of_another_content_is_measured(evaluates, reports, plain, mark):
     evaluates("perplexity", "--ckpt", plain)
     mark()
     path = checkpoint_of(plain)
     content = torch.load(path, weights_only=True)
     next(iter(content["state_dict"].values())).view(-1)[0] += 1e-3
     torch.save(content, path)
-    evaluates("perplexity", "--ckpt", plain, "--output", tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text())["nats_per_token"] != 3.25
+    assert reports("perplexity", "--ckpt", plain)[0]["nats_per_token"] != 3.25
 
 
-def test_other_code_measures_again(evaluates, plain, mark, monkeypatch, tmp_path):
+def test_other_code_measures_again(evaluates, reports, plain, mark, monkeypatch):
     evaluates("perplexity", "--ckpt", plain)
     mark()
     monkeypatch.setattr(results, "code_digest", lambda packages: "other")
-    evaluates("perplexity", "--ckpt", plain, "--output", tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text())["nats_per_token"] != 3.25
+    assert reports("perplexity", "--ckpt", plain)[0]["nats_per_token"] != 3.25
 
 
 def test_a_moved_run_keeps_its_results(compare, evaluates, plain, mark, tmp_path):

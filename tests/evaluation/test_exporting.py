@@ -32,16 +32,19 @@ from training import main as train_main
 TEXTS = ["The thought reads.\n\n  It writes 12 tokens, naïvely: ponder's state…", "", " a", "\x00é"]
 
 
-def numbers(evaluates, checkpoint, target, *options):
-    evaluates("perplexity", "--ckpt", checkpoint, "--output", target, *options)
-    return json.loads(target.read_text())["nats_per_token"]
+@pytest.fixture
+def loss_of(reports):
+    def run(checkpoint, *options):
+        return reports("perplexity", "--ckpt", checkpoint, *options)[0]["nats_per_token"]
+
+    return run
 
 
 # ---- model folders
 
 
 @pytest.mark.parametrize("name", [method.name for method in FIRST.values()])
-def test_every_method_is_read_from_its_folder(name, write_method, evaluates, tmp_path):
+def test_every_method_is_read_from_its_folder(name, write_method, evaluates, loss_of, tmp_path):
     path, folder = write_method(name), tmp_path / "folder"
     assert "model folder" in evaluates(
         "export", "--ckpt", path, "--output", folder, "--format", "folder"
@@ -55,7 +58,7 @@ def test_every_method_is_read_from_its_folder(name, write_method, evaluates, tmp
     for key, tensor in before.state_dict().items():
         assert torch.equal(after.state_dict()[key], tensor), key
     few = ("--limit_batches", 1, "--device", "cpu")
-    found = [numbers(evaluates, place, tmp_path / "r.json", *few) for place in (path, folder)]
+    found = [loss_of(place, *few) for place in (path, folder)]
     assert found[0] == found[1]
 
 
@@ -188,14 +191,11 @@ def test_parts_become_one_file(checkpoint_path, evaluates, tmp_path):
     assert read_checkpoint(tmp_path / "one.ckpt").step == 2
 
 
-def test_a_folder_becomes_a_file_again(folder, checkpoint_path, evaluates, tmp_path):
+def test_a_folder_becomes_a_file_again(folder, checkpoint_path, evaluates, loss_of, tmp_path):
     printed = evaluates("export", "--ckpt", folder, "--output", tmp_path / "one.ckpt")
     assert "weights, without an optimiser" in printed
     few = ("--limit_batches", 1)
-    found = [
-        numbers(evaluates, place, tmp_path / "r.json", *few)
-        for place in (checkpoint_path, tmp_path / "one.ckpt")
-    ]
+    found = [loss_of(place, *few) for place in (checkpoint_path, tmp_path / "one.ckpt")]
     assert found[0] == found[1]
 
 
@@ -391,17 +391,14 @@ def test_import_and_export_keep_ids_bos_and_every_eos(kind, published, evaluates
 
 
 @pytest.mark.parametrize("format", ["transformers", "folder"])
-def test_an_exported_folder_is_a_tokenizer(format, published, evaluates, corpus, tmp_path):
+def test_an_exported_folder_is_a_tokenizer(format, published, evaluates, loss_of, corpus, tmp_path):
     source = published(begun(byte_level("<s>", "</s>"), "<s>"), bos_token_id=256, eos_token_id=257)
     checkpoint, target = tmp_path / "imported.ckpt", tmp_path / "m"
     evaluates("import", "--hf", source, "--output", checkpoint)
     evaluates("export", "--ckpt", checkpoint, "--output", target, "--format", format)
     options = [word for key, value in corpus.items() for word in (f"--data.{key}", value)]
     data = ("--data", "datamodules.LocalText", *options, "--limit_batches", 1)
-    scores = [
-        numbers(evaluates, checkpoint, tmp_path / "r.json", *data, "--data.tokenizer", name)
-        for name in (target, source)
-    ]
+    scores = [loss_of(checkpoint, *data, "--data.tokenizer", name) for name in (target, source)]
     assert scores[0] == scores[1]
 
 

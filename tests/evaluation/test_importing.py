@@ -70,16 +70,19 @@ def local(corpus):
     return data
 
 
-def perplexity(evaluates, checkpoint, corpus, target, *options):
-    words = [word for key, value in corpus.items() for word in (f"--data.{key}", value)]
-    data = ("--data", "datamodules.LocalText", *words)
-    evaluates("perplexity", "--ckpt", checkpoint, *data, "--output", target, *options)
-    return json.loads(target.read_text())
+@pytest.fixture
+def perplexity(reports):
+    def run(checkpoint, corpus, *options):
+        words = [word for key, value in corpus.items() for word in (f"--data.{key}", value)]
+        data = ("--data", "datamodules.LocalText", *words)
+        return reports("perplexity", "--ckpt", checkpoint, *data, *options)[0]
+
+    return run
 
 
-def test_perplexity_is_that_of_the_original(imported, evaluates, corpus, local, tmp_path):
+def test_perplexity_is_that_of_the_original(imported, perplexity, corpus, local):
     model, checkpoint = imported
-    result = perplexity(evaluates, checkpoint, corpus, tmp_path / "result.json")
+    result = perplexity(checkpoint, corpus)
     assert result["nats_per_token"] == pytest.approx(transformers_nats(model, local), rel=1e-6)
 
 
@@ -105,7 +108,9 @@ def test_the_recipe_names_data_of_the_models_length(imported):
     assert content["recipe"]["model"]["init_args"] == content["hyper_parameters"]
 
 
-def test_a_folders_own_tokenizer_with_a_padded_vocabulary(gpt2_folder, evaluates, corpus, tmp_path):
+def test_a_folders_own_tokenizer_with_a_padded_vocabulary(
+    gpt2_folder, evaluates, perplexity, corpus, tmp_path
+):
     model, folder = gpt2_folder(300)
     tokenizer = train_bpe("bpe:270", ["thought latent state token memory ponder " * 20])
     (folder / "tokenizer.json").write_text(tokenizer.json_text)
@@ -114,13 +119,13 @@ def test_a_folders_own_tokenizer_with_a_padded_vocabulary(gpt2_folder, evaluates
     config = torch.load(checkpoint, weights_only=True)["hyper_parameters"]["config"]
     assert (config["vocab_size"], config["vocab_multiple"]) == (270, 300)
     own = {key: value for key, value in corpus.items() if key != "tokenizer"}
-    result = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
+    result = perplexity(checkpoint, own)
     data = LocalText(**own, tokenizer=str(folder / "tokenizer.json"))
     data.prepare_data()
     assert result["nats_per_token"] == pytest.approx(transformers_nats(model, data), rel=1e-6)
     # The folder may go: the checkpoint has the tokenizer.
     (folder / "tokenizer.json").unlink()
-    again = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
+    again = perplexity(checkpoint, own)
     assert again["nats_per_token"] == result["nats_per_token"]
 
 
@@ -141,7 +146,7 @@ def tokenizer_file(folder, **changes):
 
 @pytest.mark.parametrize("special", [True, False])
 def test_an_added_entry_without_a_row_is_left_out(
-    gpt2_folder, evaluates, corpus, tmp_path, special, monkeypatch
+    gpt2_folder, evaluates, perplexity, corpus, tmp_path, special, monkeypatch
 ):
     import tokenizers
 
@@ -152,7 +157,7 @@ def test_an_added_entry_without_a_row_is_left_out(
     with pytest.warns(UserWarning, match=r"270 rows, none for '<pad>' \(id 270\); left out"):
         evaluates("import", "--hf", folder, "--output", checkpoint)
     own = {key: value for key, value in corpus.items() if key != "tokenizer"}
-    result = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
+    result = perplexity(checkpoint, own)
     written = tmp_path / "imported.tokenizer" / "tokenizer.json"
     published = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     ours = tokenizers.Tokenizer.from_file(str(written))
@@ -167,7 +172,7 @@ def test_an_added_entry_without_a_row_is_left_out(
     assert result["nats_per_token"] == pytest.approx(transformers_nats(model, data), rel=1e-6)
     # The folder may go: the checkpoint has the tokenizer.
     shutil.rmtree(written.parent)
-    again = perplexity(evaluates, checkpoint, own, tmp_path / "result.json")
+    again = perplexity(checkpoint, own)
     assert again["nats_per_token"] == result["nats_per_token"]
 
 
@@ -448,7 +453,7 @@ def test_published_weights_score_as_their_code_does(name, exact, in_float64):
     assert (scores.log_prob - expected).abs().max() < 1e-6
 
 
-def test_a_published_folder_is_scored(evaluates, fails, corpus, tmp_path):
+def test_a_published_folder_is_scored(evaluates, perplexity, fails, corpus, tmp_path):
     folder, target = tmp_path / "published", tmp_path / "imported.ckpt"
     theirs = published("gpt_neox", **STEPS, auto_map={"AutoModelForCausalLM": "modeling.Ponder"})
     theirs.resize_token_embeddings(300)
@@ -458,7 +463,7 @@ def test_a_published_folder_is_scored(evaluates, fails, corpus, tmp_path):
     assert "pause): model_type (gpt_neox)" in fails(*options, "--method", "pause")
     printed = evaluates(*options, "--method", "ponderlm2", "--set.eval_iterations", "2")
     assert "PonderLM2" in printed
-    result = perplexity(evaluates, target, corpus, tmp_path / "r.json", "--limit_batches", "1")
+    result = perplexity(target, corpus, "--limit_batches", "1")
     assert result["nats_per_token"] > 0
     config = torch.load(target, weights_only=True)["hyper_parameters"]["config"]
     assert (config["thinking_steps"], config["eval_iterations"]) == (2, 2)

@@ -1,6 +1,5 @@
 """A number is named by the kind of likelihood it comes from."""
 
-import json
 import math
 
 import pytest
@@ -51,13 +50,10 @@ KINDS = {
 
 
 @pytest.fixture
-def score(corpus, train_checkpoint, evaluates, tmp_path):
+def score(corpus, train_checkpoint, reports, tmp_path):
     def run(kind, *options):
         path = train_checkpoint(tmp_path / "kind.ckpt", LocalText(**corpus), kind)
-        target = tmp_path / "result.json"
-        words = ("--output", target, "--packages", __name__, *options)
-        table = evaluates("perplexity", "--ckpt", path, *words)
-        return json.loads(target.read_text()), table
+        return reports("perplexity", "--ckpt", path, "--packages", __name__, *options)
 
     return run
 

@@ -17,15 +17,9 @@ FROM_THE_PRIOR = ("--set.inner_steps", 0)
 
 
 @pytest.fixture
-def ask(evaluates, latent_path, tmp_path):
+def ask(reports, latent_path):
     """Runs a command; returns its result and what it printed."""
-
-    def run(command, *options):
-        target = tmp_path / f"{command}.json"
-        printed = evaluates(command, "--ckpt", latent_path, "--output", target, *options)
-        return json.loads(target.read_text()), printed
-
-    return run
+    return lambda command, *options: reports(command, "--ckpt", latent_path, *options)
 
 
 def test_perplexity_is_a_bound_with_its_parts(ask):

@@ -1,6 +1,5 @@
 """Scoring other data than those of the training."""
 
-import json
 import shutil
 
 import datasets
@@ -22,16 +21,13 @@ def other_file(tmp_path):
 
 
 @pytest.fixture
-def score(evaluates, tmp_path):
+def score(reports):
     """Scores the training split of a text file under ``--data``."""
 
     def run(checkpoint, file, *options):
-        target = tmp_path / "result.json"
         data = ("--data", "datamodules.LocalText", "--data.data_files", file)
-        fractions = ("--data.val_fraction", "0", "--data.test_fraction", "0")
-        everything = ("--split", "train", "--output", target)
-        evaluates("perplexity", "--ckpt", checkpoint, *data, *fractions, *everything, *options)
-        return json.loads(target.read_text())
+        everything = ("--data.val_fraction", 0, "--data.test_fraction", 0, "--split", "train")
+        return reports("perplexity", "--ckpt", checkpoint, *data, *everything, *options)[0]
 
     return run
 
@@ -48,11 +44,8 @@ def test_what_is_not_typed_comes_from_the_checkpoint(score, checkpoint_path, oth
     assert result["data"]["fingerprint"] != result["data"]["trained_on"]
 
 
-def test_options_alone_change_the_checkpoints_own_data(evaluates, checkpoint_path, tmp_path):
-    target = tmp_path / "result.json"
-    shorter = ("--data.block_size", "8", "--output", target)
-    evaluates("perplexity", "--ckpt", checkpoint_path, *shorter)
-    data = json.loads(target.read_text())["data"]
+def test_options_alone_change_the_checkpoints_own_data(reports, checkpoint_path):
+    data = reports("perplexity", "--ckpt", checkpoint_path, "--data.block_size", 8)[0]["data"]
     assert data["recipe"]["init_args"]["block_size"] == 8
     assert data["fingerprint"] == data["trained_on"]
 
@@ -118,17 +111,16 @@ def test_a_checkpoint_without_data_asks_for_them(fails, edited, score, other_fil
 
 @pytest.mark.parametrize("own_class", [True, False])
 def test_files_to_score_are_enough(
-    evaluates, edited, checkpoint_path, other_file, tmp_path, own_class
+    reports, edited, checkpoint_path, other_file, tmp_path, own_class
 ):
     """The training's text is not prepared again for them, whatever the training read."""
-    target, cache = tmp_path / "result.json", tmp_path / "files_alone"
+    cache = tmp_path / "files_alone"
     words = ["--data.test_files", other_file, "--split", "test", "--data.cache_dir", cache]
     if not own_class:
         recipe = {"class_path": "datamodules.PythonDocs", "init_args": {"block_size": 32}}
         checkpoint_path = edited(lambda content: content["recipe"].update(data=recipe))
         words = ["--data", "datamodules.LocalText", *words]
-    evaluates("perplexity", "--ckpt", checkpoint_path, *words, "--output", target)
-    result = json.loads(target.read_text())
+    result, _ = reports("perplexity", "--ckpt", checkpoint_path, *words)
     assert result["bytes"] == len(TEXT * 20)
     assert result["data"]["recipe"]["init_args"]["data_files"] is None
     (store,) = cache.glob("local_text*")
@@ -144,7 +136,7 @@ def test_the_data_may_be_rebuilt_in_another_place(score, checkpoint_path, other_
 
 
 def test_a_dataset_made_in_python_is_scored_from_its_store_or_asked_for(
-    evaluates, capsys, train_checkpoint, tmp_path
+    reports, capsys, train_checkpoint, tmp_path
 ):
     """Where the store is gone, in one line that names --data."""
     rows = [{"text": f"{TEXT} {number}"} for number in range(60)]
@@ -156,10 +148,8 @@ def test_a_dataset_made_in_python_is_scored_from_its_store_or_asked_for(
         batch_size=4,
     )
     checkpoint = train_checkpoint(tmp_path / "made.ckpt", data)
-    target = tmp_path / "result.json"
-    evaluates("perplexity", "--ckpt", checkpoint, "--split", "val", "--output", target)
-    stored = data.counts("val")
-    assert json.loads(target.read_text())["bytes"] == stored.utf8_bytes
+    result, _ = reports("perplexity", "--ckpt", checkpoint, "--split", "val")
+    assert result["bytes"] == data.counts("val").utf8_bytes
     shutil.rmtree(data.store_dir)
     assert main(["perplexity", "--ckpt", str(checkpoint), "--split", "train"]) == 2
     assert "--data" in capsys.readouterr().err.splitlines()[-1]

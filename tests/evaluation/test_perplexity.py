@@ -1,6 +1,5 @@
 """Perplexity is what a slow float64 loop over the text gives, however it is batched."""
 
-import json
 import math
 import shutil
 from types import SimpleNamespace
@@ -43,15 +42,9 @@ KEYS = [
 
 
 @pytest.fixture
-def score(evaluates, tmp_path):
+def score(reports):
     """Runs ``evaluate.py perplexity``; returns the JSON file's content."""
-
-    def run(checkpoint, *options):
-        target = tmp_path / "result.json"
-        evaluates("perplexity", "--ckpt", checkpoint, "--output", target, *options)
-        return json.loads(target.read_text())
-
-    return run
+    return lambda checkpoint, *options: reports("perplexity", "--ckpt", checkpoint, *options)[0]
 
 
 def slow_nats(checkpoint_path, data, split="val", stride=None):

@@ -177,14 +177,6 @@ def test_numbers_of_latents_share_one_set_of_weights(reasoners, data):
     assert settings_of(contestants, "eval_latents") == ("eval_latents", [1, 4])
 
 
-def test_batches_without_a_question_are_refused(data, monkeypatch):
-    monkeypatch.setattr("evaluation.reason.contestants.questions_in", lambda batch: [])
-    with pytest.raises(
-        ValueError, match=r"split \(test\): .* have no question \(limit_batches 1\)"
-    ):
-        asked_batches(data, "test", 1)
-
-
 def test_other_questions_of_the_task(reason):
     """Longer ones than in training leave a chain the room that it would need."""
     words = ("--data.test_operations", "[3,3]", "--data.test_examples", 2)

@@ -210,12 +210,11 @@ def own_run(corpus, train_checkpoint, tmp_path_factory):
     return train_checkpoint(folder / "own.ckpt", data)
 
 
-def test_a_checkpoint_gives_what_its_network_says(own_run, evaluates, tokenizer, tmp_path):
-    target, picture = tmp_path / "result.json", tmp_path / "result.png"
-    files = ("--output", target, "--plot", picture)
-    printed = evaluates("reversal", "--ckpt", own_run, "--pairs", "7", "--seed", "2", *files)
+def test_a_checkpoint_gives_what_its_network_says(own_run, reports, tokenizer, tmp_path):
+    picture = tmp_path / "result.png"
+    options = ("--pairs", "7", "--seed", "2", "--plot", picture)
+    result, printed = reports("reversal", "--ckpt", own_run, *options)
     assert f"4 ({len(NAMES) - 4} are no single token and left out)" in printed
-    result = json.loads(target.read_text())
     network = build_model(read_checkpoint(own_run)).network
     expected = dict.fromkeys(("normal_target", "reversed_target", "reversed_distractor"), 0.0)
     pairs = draw_pairs(KNOWN, 7, 2)
@@ -247,40 +246,36 @@ def test_a_checkpoint_gives_what_its_network_says(own_run, evaluates, tokenizer,
     assert result["seconds"] > 0
 
 
-def test_bf16_products(own_run, evaluates, tmp_path):
-    results = []
-    for precision in ("32", "bf16"):
-        target = tmp_path / f"{precision}.json"
-        evaluates("reversal", "--ckpt", own_run, "--precision", precision, "--output", target)
-        results.append(json.loads(target.read_text()))
-    exact, rounded = results
+def test_bf16_products(own_run, reports):
+    exact, rounded = (
+        reports("reversal", "--ckpt", own_run, "--precision", precision)[0]
+        for precision in ("32", "bf16")
+    )
     assert exact["pairs"] == 12
     assert rounded["settings"]["precision"] == "bf16"
     assert rounded["normal_target"] != exact["normal_target"]
     assert rounded["normal_target"] == pytest.approx(exact["normal_target"], rel=2e-2)
 
 
-def test_results_say_the_sizes_that_curves_are_fitted_over(own_run, evaluates, tmp_path):
-    target, other = tmp_path / "probe.json", tmp_path / "perplexity.json"
-    evaluates("reversal", "--ckpt", own_run, "--pairs", "4", "--output", target)
-    evaluates("perplexity", "--ckpt", own_run, "--limit_batches", "1", "--output", other)
-    probe, scored = (json.loads(path.read_text()) for path in (target, other))
+def test_results_say_the_sizes_that_curves_are_fitted_over(own_run, reports, evaluates, tmp_path):
+    scored, _ = reports("perplexity", "--ckpt", own_run, "--limit_batches", "1")
+    probe, _ = reports("reversal", "--ckpt", own_run, "--pairs", "4")
     for key in ("train_tokens", "parameters"):
         assert probe[key] == scored[key] > 0
     larger = tmp_path / "larger.json"
     larger.write_text(json.dumps({**probe, "train_tokens": 4 * probe["train_tokens"]}))
     options = ("--x", "tokens", "--y", "reversed_margin", "--law", "log")
-    assert "slope" in evaluates("scaling", target, larger, *options)
+    assert "slope" in evaluates("scaling", tmp_path / "reported.json", larger, *options)
 
 
-def test_the_probe_needs_no_training_text(own_run, evaluates, tmp_path):
-    target, text = tmp_path / "probe.json", own_run.parent / "text.jsonl"
+def test_the_probe_needs_no_training_text(own_run, reports, tmp_path):
+    text = own_run.parent / "text.jsonl"
     gone = text.rename(tmp_path / "gone.jsonl")
     try:
-        evaluates("reversal", "--ckpt", own_run, "--pairs", "4", "--output", target)
+        result, _ = reports("reversal", "--ckpt", own_run, "--pairs", "4")
     finally:
         gone.rename(text)
-    assert json.loads(target.read_text())["train_tokens"] is None
+    assert result["train_tokens"] is None
 
 
 def test_bytes_are_refused(checkpoint_path, fails):
@@ -323,13 +318,9 @@ def gpt2(save_gpt2, tokenizer):
 
 
 @pytest.mark.parametrize("bos", [False, True])
-def test_transformers_models_give_what_they_say_themselves(
-    gpt2, evaluates, tokenizer, tmp_path, bos
-):
+def test_transformers_models_give_what_they_say_themselves(gpt2, reports, tokenizer, bos):
     model, folder = gpt2(bos)
-    target = tmp_path / "result.json"
-    evaluates("reversal", "--hf", folder, "--output", target)
-    result = json.loads(target.read_text())
+    result, _ = reports("reversal", "--hf", folder)
     margins = []
     start = [tokenizer.eos_id] if bos else []  # never the EOS that this one puts after
     for father, son in draw_pairs(KNOWN, 1000, 0):

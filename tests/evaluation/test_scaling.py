@@ -71,12 +71,10 @@ def table_2(result, tmp_path):
     ],
 )
 def test_the_papers_table_gives_the_papers_numbers(
-    table_2, evaluates, tmp_path, axis, exponents, measured, fitted
+    table_2, reports, axis, exponents, measured, fitted
 ):
-    target = tmp_path / "fit.json"
-    options = ("--x", axis, "--baseline", "GPT-2", "--output", target)
-    printed = evaluates("scaling", *table_2(axis), *options)
-    fits = json.loads(target.read_text())["fits"]
+    result, printed = reports("scaling", *table_2(axis), "--x", axis, "--baseline", "GPT-2")
+    fits = result["fits"]
     for group, exponent in exponents.items():
         assert fits[group]["exponent"] == pytest.approx(exponent, abs=8e-4)
         assert fits[group]["r2"] > 0.998
@@ -134,16 +132,13 @@ def test_a_model_that_needs_half_the_text_has_multiplier_two():
         assert multipliers(baseline, own, x, loss) == pytest.approx((2, 2))
 
 
-def test_a_loss_that_does_not_fall_has_no_multipliers(result, evaluates, tmp_path):
+def test_a_loss_that_does_not_fall_has_no_multipliers(result, reports):
     flat = [result(f"flat{x}", model="Flat", train_tokens=x) for x in (10, 100)]
     rising = [
         result(f"r{x}", model="Rising", train_tokens=x, nats_per_token=x**0.1) for x in (10, 100)
     ]
-    target = tmp_path / "out" / "fit.json"
-    target.parent.mkdir()
-    options = ("--x", "tokens", "--baseline", "Flat", "--output", target)
-    evaluates("scaling", *flat, *rising, *options)
-    fits = json.loads(target.read_text())["fits"]
+    options = ("--x", "tokens", "--baseline", "Flat")
+    fits = reports("scaling", *flat, *rising, *options)[0]["fits"]
     assert fits["Flat"]["constant"] is None
     assert fits["Rising"]["exponent"] == pytest.approx(-0.1)
     assert [run["multiplier"] for run in fits["Rising"]["runs"]] == [None, None]
@@ -247,14 +242,14 @@ def test_an_axis_must_be_chosen(result, fails):
     assert "'tokens', 'parameters'" in fails("scaling", result("first"), "--x", "wrong")
 
 
-def test_results_of_perplexity_are_understood(evaluates, checkpoint_path, tmp_path):
-    path = tmp_path / "small.json"
-    evaluates("perplexity", "--ckpt", checkpoint_path, "--limit_batches", "1", "--output", path)
-    result = json.loads(path.read_text())
+def test_results_of_perplexity_are_understood(reports, evaluates, checkpoint_path, tmp_path):
+    result, _ = reports("perplexity", "--ckpt", checkpoint_path, "--limit_batches", 1)
     larger = {**result, "train_tokens": 3 * result["train_tokens"]}
     (tmp_path / "large.json").write_text(
         json.dumps({**larger, "nats_per_token": 0.9 * result["nats_per_token"]})
     )
-    printed = evaluates("scaling", tmp_path / "small.json", tmp_path / "large.json", "--x=tokens")
+    printed = evaluates(
+        "scaling", tmp_path / "reported.json", tmp_path / "large.json", "--x=tokens"
+    )
     assert f"{-math.log(0.9) / math.log(3):.4f}" in printed
     assert "TransformerLM" in printed

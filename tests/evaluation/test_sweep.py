@@ -54,14 +54,12 @@ def sweep(sweep_of, runs):
     return run
 
 
-def test_the_numbers_are_those_of_perplexity(sweep, evaluates, runs, tmp_path):
+def test_the_numbers_are_those_of_perplexity(sweep, reports, runs):
     rows, printed = sweep()
     assert [row["thinking_steps"] for row in rows] == ["1", "0", "2"]
     assert [row["label"] for row in rows] == ["one", "plain", "two"]
     for row in rows:
-        target = tmp_path / "one.json"
-        evaluates("perplexity", "--ckpt", row["checkpoint"], "--output", target)
-        alone = json.loads(target.read_text())
+        alone, _ = reports("perplexity", "--ckpt", row["checkpoint"])
         for key in ("nats_per_token", "perplexity", *COSTS):
             if key in alone:
                 assert float(row[key]) == pytest.approx(alone[key], rel=1e-12)

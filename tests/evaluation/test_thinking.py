@@ -1,7 +1,6 @@
 """What stands next to every score: FLOPs by both counts, executed steps and wall time."""
 
 import csv
-import json
 
 import pytest
 import torch
@@ -24,15 +23,9 @@ COST = [
 
 
 @pytest.fixture
-def score(evaluates, tmp_path):
+def score(reports):
     """Runs ``evaluate.py perplexity``; returns the JSON file's content and what was printed."""
-
-    def run(checkpoint, *options):
-        target = tmp_path / "result.json"
-        out = evaluates("perplexity", "--ckpt", checkpoint, "--output", target, *options)
-        return json.loads(target.read_text()), out
-
-    return run
+    return lambda checkpoint, *options: reports("perplexity", "--ckpt", checkpoint, *options)
 
 
 def slow_means(path, corpus, **changes):
@@ -261,7 +254,7 @@ def test_streams_of_drawn_targets_are_counted(score, bubbles_path, corpus):
 
 
 def test_every_command_reports_the_counted_costs(
-    score, evaluates, bubbles_path, checkpoint_path, corpus, tmp_path
+    score, reports, evaluates, bubbles_path, corpus, tmp_path
 ):
     alone = score(bubbles_path)[0]
     evaluates("sweep", "--ckpts", bubbles_path, "--output", tmp_path / "sweep.svg")
@@ -272,9 +265,7 @@ def test_every_command_reports_the_counted_costs(
     assert float(row["executed_steps"]) == pytest.approx(alone["executed_steps"])
     assert float(row["scoring_flops_per_token"]) == pytest.approx(alone["flops_per_token"])
     files = ("--sets", "ptb", "--files.ptb", corpus["data_files"], "--text_field", "text")
-    target = tmp_path / "sets.json"
-    evaluates("zero_shot", "--ckpt", bubbles_path, *files, "--output", target, *FEW)
-    whole = json.loads(target.read_text())
+    whole, _ = reports("zero_shot", "--ckpt", bubbles_path, *files, *FEW)
     for key in (*COST[:4], "nominal_steps", "nominal_flops_per_token"):
         assert whole[key] == pytest.approx(whole["sets"]["ptb"][key])
     assert whole["executed_steps"] != pytest.approx(whole["nominal_steps"], abs=0.01)
