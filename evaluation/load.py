@@ -1,12 +1,11 @@
 """Models, data and tokenizers of checkpoints, rebuilt from their recipes."""
 
 import dataclasses
-import inspect
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
@@ -37,10 +36,6 @@ from lightning_models.memory import (
 from lightning_models.recipe import resolve_class
 
 # ---- model
-
-
-MOST_OF_REASON = 300
-"""Letters of a message of torch that are repeated."""
 
 
 def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None) -> LanguageModel:
@@ -94,12 +89,6 @@ def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) 
         arguments["compile"] = False
     if changes:
         arguments["config"] = {**arguments.get("config", {}), **changes}
-    unknown = _unknown_names(kind, arguments)
-    if unknown:
-        raise CheckpointError(
-            f"{checkpoint.path}: {kind.__name__} has no option {', '.join(unknown)}; the "
-            "checkpoint comes from another version of it, or the option is misspelt"
-        )
     try:
         model: LanguageModel = kind(**arguments)
         check_layers(dataclasses.asdict(model.config), "model.config.")
@@ -138,14 +127,8 @@ def known_changes(
     return [{key: v for key, v in changes.items() if key in config} for config in configs]
 
 
-def _unknown_names(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
-    hints = get_type_hints(kind.__init__)
-    unknown = sorted(set(arguments) - set(inspect.signature(kind).parameters))
-    for name, value in arguments.items():
-        if isinstance(value, Mapping) and dataclasses.is_dataclass(hints.get(name)):
-            fields = {field.name for field in dataclasses.fields(hints[name])}
-            unknown += [f"{name}.{key}" for key in sorted(set(value) - fields)]
-    return unknown
+MOST_OF_REASON = 300
+"""Letters of a message of torch that are repeated."""
 
 
 def _load_weights(

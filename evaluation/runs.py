@@ -17,14 +17,12 @@ from lightning_models import LanguageModel
 from lightning_models.checkpoint import (
     LOGS,
     Checkpoint,
-    CheckpointError,
     Recipe,
     Which,
     has_log,
     place_of,
     read_checkpoint,
     started_runs,
-    suggest_path,
 )
 
 # ---- log and record of a run
@@ -141,7 +139,7 @@ def find_named(
     found: dict[Path, tuple[str | None, Checkpoint]] = {}
     for name, path in map(split_name, words):
         for place in _places(path, key):
-            checkpoint = _checkpoint_at(place, key, which)
+            checkpoint = read_checkpoint(place, which)
             found.setdefault(checkpoint.path.resolve(), (name or checkpoint.run_name, checkpoint))
     return list(found.values())
 
@@ -163,21 +161,6 @@ def _places(word: str, key: str) -> list[Path]:
     """Returns the checkpoint files and run folders of a word, or its path if there are none."""
     path = place_of(word, key)
     return started_runs(matching(path)) or [path]
-
-
-def _checkpoint_at(path: Path, key: str, which: Which) -> Checkpoint:
-    if not path.exists():
-        hint = suggest_path(path)
-        raise ValueError(f"{key} ({path}): there is no such file or folder{hint}")
-    try:
-        return read_checkpoint(path, which)
-    except CheckpointError as error:
-        if not path.is_dir() or which == "best":
-            raise
-        raise ValueError(
-            f"{key} ({path}): there is no whole checkpoint below this folder; name the folder of a "
-            "run or a checkpoint file"
-        ) from error
 
 
 # ---- names and labels
@@ -310,7 +293,7 @@ def find_compared(
     for row, path in map(split_name, words):
         for place in _places(path, "runs"):
             try:
-                checkpoint = _checkpoint_at(place, "runs", which)
+                checkpoint = read_checkpoint(place, which)
                 outline = build_outline(checkpoint)
             except ValueError as error:
                 left_out[str(place)] = reason_or_raise(str(place), error, skip=skip)

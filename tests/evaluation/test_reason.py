@@ -367,7 +367,7 @@ def test_tokens_cannot_be_scored_one_by_one(fails, reasoners):
         (["--label", "width"], "label (width)"),
         (["--data.test_operations", "[9]"], "block_size=96"),
         (["--task", "vars"], "--task"),
-        (["--ckpt", "a=none.ckpt"], "ckpt (none.ckpt)"),
+        (["--ckpt", "a=none.ckpt"], "there is no checkpoint at none.ckpt"),
     ],
 )
 def test_wrong_options_end_in_one_line(fails, reasoners, words, named):

@@ -103,7 +103,7 @@ def test_settings_are_changed_where_there_are_any(sweep):
         (["--dial", "alpha"], "dial (alpha) must be NAME=VALUE,VALUE"),
         (["--dial", "alpha="], "dial (alpha=) has no values of alpha"),
         (["--dial", "alpha=1", "alpha=2"], "alpha is given twice"),
-        (["--ckpts", "none.ckpt"], "ckpts (none.ckpt): there is no such file"),
+        (["--ckpts", "none.ckpt"], "there is no checkpoint at none.ckpt"),
         (["--dial", "dim=8"], "none of the models has the dial dim; they have thinking_steps"),
         (["--measure", "bits"], "measure"),
         (["--set.dimm", "3"], "none of the models has the setting dimm"),
