@@ -7,7 +7,7 @@ generate``, ``score`` reads texts as ``evaluate.py tasks``, ``think`` shows what
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -220,18 +220,13 @@ class LoadedModel:
                 top_p, seed.
 
         Raises:
-            ValueError: if an option is out of its range, or prompt and continuation do not fit the
+            ValueError: If an option is out of its range, or prompt and continuation do not fit the
                 model's context.
+            TypeError: If an option of sampling does not exist.
         """
         _check_type(str, "text (str)", text=text)
         most = whole_number("max_new_tokens", max_new_tokens, least=0, most=MOST_TOKENS)
         _check_type(bool, "True or False", stream=stream)
-        unknown = sampling.keys() - {each.name for each in fields(SamplingConfig)}
-        if unknown:
-            raise ValueError(
-                f"{min(unknown)} is no option of sampling; there are "
-                f"{', '.join(each.name for each in fields(SamplingConfig))}"
-            )
         check_utf8(text, f"prompt {text!a}")
         config = SamplingConfig(**sampling)
         if stream:

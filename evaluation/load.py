@@ -247,7 +247,7 @@ def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
             key, fitting = "max_sentence_tokens", fitting - MARKERS
         raise ValueError(
             f"block_size ({data.block_size}) of the data is longer than the {limit} "
-            f"positions that the model has learned; set --data.{key} {fitting}"
+            f"positions that the model has learned; set {key} to {fitting} or less"
         )
 
 

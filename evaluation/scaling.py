@@ -161,11 +161,8 @@ def read_results(
 
 def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
     name, pattern = split_name(word)
-    path = Path(pattern).expanduser()
-    if path.is_dir():
-        raise ValueError(f"runs ({pattern}) is a folder; name its result files, as '{path}/*.json'")
     rows = []
-    for file in matching(path):
+    for file in matching(Path(pattern).expanduser()):
         content = read_json(file, "runs")
         if not isinstance(content, dict) or y not in content:
             continue

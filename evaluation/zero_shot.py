@@ -175,12 +175,6 @@ def run(settings: Namespace) -> None:
     checkpoint = load_checkpoint(settings)
     changes = model_changes(settings, checkpoint)
     outline = build_outline(checkpoint, changes)
-    size, learned = settings.block_size, outline.config.position_limit
-    if size is not None and learned is not None and size > learned:
-        raise ValueError(
-            f"block_size ({size}) is longer than the {learned} positions that the model has "
-            f"learned; set --block_size {learned} or less"
-        )
     recipes = {name: set_recipe(checkpoint, arguments) for name, arguments in chosen.items()}
     sets = {name: build_data(checkpoint, recipe) for name, recipe in recipes.items()}
     for data in sets.values():  # all of them before hours of scoring

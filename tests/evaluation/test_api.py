@@ -267,7 +267,8 @@ def test_a_wrong_argument_is_named(verb, name):
         call, given = getattr(load(path, device="cpu"), verb), {"text": "One."}
         given = {} if verb == "flops" else given
     for value in WRONG[verb][name]:
-        with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        kind = TypeError if name == "temprature" else ValueError
+        with pytest.raises(kind, match=rf"\b{name}\b"):
             call(**{**given, name: value})
 
 
