@@ -337,7 +337,7 @@ class LoadedModel:
     def _nats(
         self, reader: Reader, parts: list[Piece], *, whole: bool
     ) -> tuple[torch.Tensor, float, Likelihood]:
-        """Returns float64 nats of all scored tokens (N,), those of whole texts, and their kind."""
+        """Returns float64 nats of all scored tokens (N,), of whole texts, and their kind."""
         nats, of_texts, kind = [], 0.0, self.model.likelihood
         hidden = None if len(parts) > ROWS else True  # None: hidden where stderr is no terminal
         for start in tqdm(range(0, len(parts), ROWS), desc="scoring", disable=hidden):
@@ -358,7 +358,7 @@ class LoadedModel:
     # ---- thinking
 
     def think(self, text: str) -> Thinking:
-        """Returns what the method did while it read a text: forks, steps, latents, gates, thoughts.
+        """Shows how the method read a text: its forks, steps, latents, gates or thoughts.
 
         The tables are those of ``Analysis.analyse_text``, by method:
 
@@ -408,8 +408,8 @@ class LoadedModel:
         """Returns FLOPs per token, all passes counted operation by operation (docs/compute.md).
 
         Args:
-            context: tokens of a sequence; None: those of the windows of the training.
-            kind: of scoring in one pass, of a training step, or of a generated token.
+            context: Tokens in a sequence, by default as many as a window of the training has.
+            kind: Whether FLOPs of scoring in one pass, training or generation are counted.
         """
         _check_choice("kind", kind, Compute)
         tokens = self.model.config.block_size

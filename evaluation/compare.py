@@ -115,7 +115,7 @@ class Comparison:
         return curves_frame(runs_with_loss(self.runs), self.records)
 
     def compute(self) -> pd.DataFrame:
-        """Returns what the FLOPs of each row's model are spent on, see ``compute_frame``.
+        """Returns the shares of the FLOPs of each row's model, see ``compute_frame``.
 
         Models that do not say so are left out.
         """
@@ -157,9 +157,9 @@ def compare_runs(
     Args:
         runs: Checkpoints, folders of runs, or patterns; NAME=PATH names the row.
         options: Split and settings of the scoring.
-        label: Keys of the models' config that name the rows, separated by commas; None: the names
+        label: Keys of the models' config that name the rows, separated by commas; by default names
             or paths of the runs.
-        title: Heading of the report; None: how many runs.
+        title: Heading of the report, by default the number of runs.
         introduction: Paragraph below it.
         which: Of a folder's run the furthest checkpoint, or the best.
         skip_unreadable: Whether to leave out runs that cannot be read or scored.
@@ -253,7 +253,7 @@ def loss_key(runs: pd.DataFrame) -> str:
 def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFrame:
     """Returns the points of the figure's lines: what validations logged up to the checkpoint.
 
-    ``runs`` are those with a loss of text, ``records`` theirs and maybe those of others.
+    ``runs`` have a loss of text; ``records`` may be of other runs, too.
 
     Returns:
         ``run``, ``label``, ``steps``, ``tokens``, ``training_flops`` and the logged loss.

@@ -47,7 +47,7 @@ HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 
 
 def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns what the runs of a table share or not, what makes numbers incomparable first.
+    """Compares properties of all runs, those that make numbers incomparable first.
 
     Returns:
         ``state`` and ``detail`` of each property, see ``Agreement``.
@@ -103,7 +103,7 @@ def _short_hash(commit: str | None) -> str | None:
 
 
 def equal(values: pd.Series, form: str = "") -> Agreement:
-    """Returns whether all runs, by name, have one value; None is one that is not known."""
+    """Returns whether all runs, by name, have one value; None stands for an unknown one."""
     groups: dict[Any, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(None if pd.isna(value) else value, []).append(str(name))
@@ -209,7 +209,7 @@ COLUMNS = {
     "tokens_per_second": TableColumn("training tokens/s", WHOLE, SIZE),
     "val_accuracy": TableColumn("right answers (val)", THREE, LOSS),
 }
-"""Numbers of a run by their keys, in the order of the CSV files; those of tasks follow."""
+"""Numbers of a run in the order of the CSV files, before the scores of tasks."""
 
 
 def number_keys(runs: pd.DataFrame) -> list[str]:

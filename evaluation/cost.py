@@ -102,7 +102,7 @@ def mean_cost(results: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> Co
 
 
 PARTS = ("output", "self_attention", "cross_attention", "feed_forward")
-"""Parts that most models have; those of a method follow."""
+"""Parts that most models have, before the parts of a method."""
 
 
 def non_embedding_parameters(model: LanguageModel) -> int:
@@ -182,7 +182,7 @@ class GeneratedSteps:
 
     @property
     def mean(self) -> float | None:
-        """Steps per generated token; None if nothing was recorded."""
+        """Steps per generated token, or None if nothing was recorded."""
         return self._steps / self._tokens if self._tokens else None
 
 
@@ -200,7 +200,7 @@ class ComputeCounter:
         self._batch: dict[str, Any] = {}
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
-        """Returns the context in which all that models record is counted."""
+        """Returns the context in which steps and FLOPs are counted."""
         return recording(flops=self.count_flops, **self.steps)
 
     def watch(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -237,15 +237,15 @@ class ComputeCounter:
 
     @property
     def flops_per_token(self) -> float | None:
-        """FLOPs of all rows per token of theirs; None if nothing was recorded."""
+        """FLOPs per token of all rows, or None if nothing was recorded."""
         return self._flops / self._tokens if self._tokens else None
 
     @property
     def mean(self) -> float | None:
-        """Executed steps, the mean over the targets; None if nothing was recorded."""
+        """Mean of the executed steps of the targets, or None if nothing was recorded."""
         return self._steps / self._targets if self._targets else None
 
     @property
     def expected(self) -> float | None:
-        """Expected steps, the mean over the targets; None if nothing was recorded."""
+        """Mean of the expected steps of the targets, or None if nothing was recorded."""
         return self._expected / self._routed if self._routed else None

@@ -26,7 +26,7 @@ from lightning_models.layers import recording
 
 
 def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
-    """Returns the prompts that were typed, then those of the file.
+    """Returns the typed prompts, then the prompts of the file.
 
     An empty one starts a document. The file is txt (one a line; blank lines are skipped) or jsonl
     (field ``prompt``).
@@ -43,7 +43,7 @@ def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
 
 
 def left_for_prompt(limit: int | None, new_tokens: int, key: str) -> int | None:
-    """Returns the tokens of a model's context (``limit``; None: any) that are left for a prompt.
+    """Returns the tokens of a model's context, None if unlimited, that are left for a prompt.
 
     ``key`` is the option with the most new tokens, for the message.
 

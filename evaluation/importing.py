@@ -122,7 +122,7 @@ def _ponder_options(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _embedding_factor(method: Method, given: Mapping[str, Any], dim: int) -> float:
-    """Returns what the public code multiplies embeddings by."""
+    """Returns the factor on embeddings in the public code."""
     if method == "looped":
         return math.sqrt(2.5 * dim)
     if method == "pause":
@@ -150,11 +150,11 @@ def import_checkpoint(
     written next to the checkpoint, as NAME.tokenizer.json.
 
     Args:
-        source: hub name or folder of a GPT-2, LLaMA, Qwen2 or GPT-NeoX model.
-        target: the checkpoint to write; replaced where it exists.
-        tokenizer: name in the sense of the data's option ``tokenizer``; None: the model's own.
-        method: whose weights they are.
-        changes: fields of the method's config to set.
+        source: Hub name or folder of a GPT-2, LLaMA, Qwen2 or GPT-NeoX model.
+        target: Path of the checkpoint, which is replaced if it exists.
+        tokenizer: Name as in the data's option ``tokenizer``, by default the model's tokenizer.
+        method: Method that the weights were trained with.
+        changes: Fields of the method's config to set.
 
     Raises:
         ValueError: if the model cannot be expressed, or the tokenizer does not fit it.
@@ -265,7 +265,7 @@ def _need_for(
 
 
 def checkpoint_content(model: LanguageModel, data: PythonDocs) -> dict[str, Any]:
-    """Returns what Lightning's checkpoint of an untrained step would hold, without an optimiser."""
+    """Returns the content of a Lightning checkpoint at step 0, without an optimiser."""
     content: dict[str, Any] = {
         "epoch": 0,
         "global_step": 0,

@@ -41,9 +41,8 @@ from lightning_models.recipe import resolve_class
 def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None) -> LanguageModel:
     """Returns the checkpoint's model with its weights, on the CPU, in eval mode, not compiled.
 
-    The global random state is left as it is.
-
-    ``changes`` are fields of the method's config to set to other values than in training.
+    The global random state does not change. ``changes`` are fields of the method's config to set to
+    other values than in training.
 
     Raises:
         CheckpointError: if recipe or weights do not fit this version's classes.
@@ -153,9 +152,9 @@ def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> Language
     """Returns the datamodule of a recipe, not yet prepared.
 
     Args:
-        checkpoint: its data are the default; a tokenizer that was trained on them is handed to any
-            other corpus that asks for it by name.
-        recipe: other data; None: those of the checkpoint.
+        checkpoint: Its data are built by default. A tokenizer that was trained on them is handed to
+            any other corpus that asks for it by name.
+        recipe: Other data to build instead.
 
     Raises:
         ValueError: if there is no recipe, or its arguments are refused.

@@ -82,8 +82,7 @@ def read_json(path: Path, key: str) -> Any:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file under another name and renames it: readers see the old one or the new one.
 
-    The file is replaced where it exists, and left as it is where ``write`` fails, which writes the
-    content to the path it is given.
+    ``write`` writes the content to the path that it is given; an earlier file stays if it fails.
 
     Raises:
         ValueError: if the disk is full.
@@ -112,9 +111,9 @@ def write_folder(
     folder that got files meanwhile is an OSError.
 
     Args:
-        path: the folder; left as it is where ``write`` fails.
-        write: writes the content to the folder it is given.
-        replaced: names of the files that a folder with files may get.
+        path: The folder, which does not change if ``write`` fails.
+        write: Writes the content to the folder that it is given.
+        replaced: Names of the files that a folder with files may get.
 
     Raises:
         ValueError: if the disk is full.

@@ -33,7 +33,7 @@ from lightning_models.checkpoint import Checkpoint
 Mode = Literal["blockwise", "autoregressive"]
 
 NO_BLOCKWISE = "none (a part belongs to whole windows)"
-"""What the table has where the likelihood of a window is not that of its targets alone."""
+"""Cell of the table if the likelihood of a window has a term that belongs to no target."""
 
 
 def perplexity_table(result: Mapping[str, Any]) -> str:
@@ -103,16 +103,16 @@ def measure_perplexity(
     text that the model was trained on, None where that is not known.
 
     Args:
-        checkpoint: where the model comes from.
-        model: on its device, in eval mode.
-        data: prepared and set up.
+        checkpoint: The checkpoint of the model.
+        model: The model in eval mode.
+        data: Data that are prepared and set up.
         mode: 'blockwise' scores each token once, whole windows in one pass; 'autoregressive' scores
             some tokens, each from its prefix alone (`evaluation.autoregressive`).
-        positions: how many tokens autoregressive mode draws; None: all.
-        seed: of that draw.
-        split: which documents.
-        precision: of the matrix products.
-        limit_batches: score, or draw from, that many of the first batches; None: all.
+        positions: Number of tokens that autoregressive mode draws, or None for all.
+        seed: Seed of that draw.
+        split: Documents to score.
+        precision: Precision of matrix products.
+        limit_batches: Number of batches to score, or to draw from, by default all.
 
     Raises:
         ValueError: if the split is empty.

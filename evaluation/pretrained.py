@@ -13,18 +13,18 @@ class Pretrained:
     """A model of ``transformers`` and its tokenizer; code of their authors is never run.
 
     Args:
-        source: hub name, or folder of a saved model.
-        device: where to run.
-        precision: of the weights and all that is computed with them.
-        head: 'causal': predicts next tokens; 'none': hidden states only.
-        key: the option that names it, for messages.
+        source: Hub name, or folder of a saved model.
+        device: Device of the model.
+        precision: Precision of weights and activations.
+        head: Either 'causal' to predict next tokens, or 'none' for hidden states only.
+        key: Name of the option, for messages.
 
     Attributes:
-        source: the same.
-        precision: the same.
-        model: the ``transformers`` model, in eval mode.
-        tokenizer: the ``transformers`` tokenizer.
-        start: the BOS that the tokenizer puts before texts by itself, or nothing.
+        source: As given.
+        precision: As given.
+        model: The ``transformers`` model in eval mode.
+        tokenizer: The ``transformers`` tokenizer.
+        start: The BOS that the tokenizer puts before texts by itself, or nothing.
 
     Raises:
         ValueError: if they are not there, cannot be read, lack weights, or would need code of their
@@ -62,7 +62,7 @@ class Pretrained:
 
     @property
     def context(self) -> int | None:
-        """Most tokens that the model reads at once; None where its config does not say."""
+        """Most tokens that the model reads at once, or None if its config does not say."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def encode(self, text: str) -> list[int]:

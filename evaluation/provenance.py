@@ -14,7 +14,7 @@ from lightning_models.checkpoint import Checkpoint
 
 
 def trained_on(checkpoint: Checkpoint) -> str | None:
-    """Returns the fingerprint of the text that a model was trained on; None if not here."""
+    """Returns the fingerprint of the training text, or None without training in this project."""
     text = checkpoint.data_state.get("fingerprint")
     return None if text is None or checkpoint.step == 0 else str(text)
 

@@ -136,7 +136,7 @@ def _write(path: Path, result: Result, identity: Result) -> None:
 
 
 def _identity(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Result | None:
-    """Returns the facts as a file has them; None where the checkpoint has no digest."""
+    """Returns the facts as a file has them, or None if the checkpoint has no digest."""
     digest = checkpoint_digest(checkpoint)
     if digest is None:
         return None
@@ -161,7 +161,7 @@ def results_of(checkpoint: Checkpoint) -> list[Result]:
 
 
 def _read(path: Path) -> Result | None:
-    """Returns the content of a file; None where it is no result."""
+    """Returns the content of a file, or None if it is no result."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -85,7 +85,7 @@ def draw_pairs(names: Sequence[str], count: int, seed: int) -> list[Pair]:
     return [(names[i], names[j + (j >= i)]) for i, j in places]
 
 
-# ---- models: checkpoints of ours, and those of ``transformers``
+# ---- models: our checkpoints, and models of ``transformers``
 
 
 class Probed(NamedTuple):
@@ -186,7 +186,7 @@ def ask(probed: Probed, pairs: Sequence[Pair], ids: Mapping[str, int]) -> pd.Dat
 
 
 def one_prompt(probed: Probed, pair: Pair, condition: str) -> list[int]:
-    """Returns what a model reads: the statement about a pair, and the query of a condition."""
+    """Returns the ids of the statement about a pair, and the query of a condition."""
     father, son = pair
     parts = (STATEMENT, QUERIES[condition])
     return probed.prompt([part.format(father=father, son=son) for part in parts])

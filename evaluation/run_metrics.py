@@ -41,7 +41,7 @@ Task = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """All that is known of a run; None where something is not known.
+    """The metrics of a run, None where they are not known.
 
     FLOPs per token are per token of text. Fields from ``run`` to ``torch`` are provenance.
     """
@@ -266,7 +266,7 @@ def describe_training(
 def _amount(
     run: RunRecord, data: LanguageDataModule, train_tokens: int | None
 ) -> tuple[int | None, int | None]:
-    """Returns tokens of text that a run was trained on, each time, and positions; None: not known.
+    """Returns tokens of text and positions that a run was trained on, None if not known.
 
     Positions are tokens with the markers of sentences: what FLOPs are counted on.
     """
@@ -323,8 +323,8 @@ def _has_markers(tokenizer: Tokenizer) -> bool:
 def _flops(run: RunRecord, data: LanguageDataModule) -> float | None:
     """Returns the FLOPs per position of a training step.
 
-    Of windows by today's count, of other rows by that of the training, on the batches it met;
-    where that was not logged, of documents of average length.
+    Windows are counted anew. For other rows the count that training logged is taken, or without a
+    log that of documents of average length.
     """
     if run.outline.reads == "windows":
         return run.outline.flops_per_token(run.outline.config.block_size, training=True)
@@ -379,7 +379,7 @@ def open_data(run: RunRecord, options: ScoringOptions) -> LanguageDataModule:
     """Returns the data that a run was trained on, prepared.
 
     Raises:
-        ValueError: if they are not there, or are not those of its tokenizer.
+        ValueError: If they are not there, or have another tokenizer.
     """
     recipe = run.checkpoint.data_recipe
     if recipe is None:
@@ -481,7 +481,7 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
 
 
 def describe_order(run: RunRecord) -> dict[str, Any]:
-    """Returns what decides, for a given text, which tokens an optimiser step has, in its order."""
+    """Returns the settings that decide which tokens of a text an optimiser step has."""
     order: Mapping[str, Any] = run.checkpoint.data_state.get("order", {})
     accumulated = run.record["accumulate_grad_batches"]
     if accumulated is None and run.checkpoint.step:
@@ -498,7 +498,7 @@ def data_name(run: RunRecord) -> str:
 
 
 def read_source(data: LanguageDataModule) -> dict[str, Any]:
-    """Returns what identifies the text of prepared data, whatever it was tokenised with."""
+    """Returns the identity of the text of prepared data, whatever its tokenizer."""
     corpus = getattr(data, "corpus", data)
     meta = Store(corpus.store_dir).meta
     return {"source": meta.get("source"), "origin": meta.get("origin")}
@@ -571,7 +571,7 @@ def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.Dat
 
 
 def _name_of_row(names: Sequence[str], model: str) -> str:
-    """Returns what the names of a row's runs begin with, else the class of the model."""
+    """Returns the common beginning of the names of a row's runs, else the model's class."""
     if len(names) == 1:
         return names[0]
     shared = os.path.commonprefix(list(names))  # noqa: RUF071  letters, not folders
@@ -599,7 +599,7 @@ def runs_with_loss(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _seeds(row: pd.DataFrame) -> list[str]:
-    """Returns the seed of each run of a row, with that of its data order where those differ."""
+    """Returns the seed of each run of a row, with the seed of its data order if they differ."""
     orders = [order.get("seed", "?") for order in row["order"]]
     known = [not (seed is None or isinstance(seed, bool)) for seed in row["seed_everything"]]
     seeds = [str(s) if k else "?" for s, k in zip(row["seed_everything"], known, strict=True)]

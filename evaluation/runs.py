@@ -64,11 +64,11 @@ def _csv_scalars(file: Path) -> dict[str, dict[int, float]]:
 
 
 def read_record(folder: Path | None) -> dict[str, Any]:
-    """Returns what a training run was started with, by ``config.yaml``; None: not known.
+    """Returns the settings of a training run by ``config.yaml``, None where they are not known.
 
     Keys: ``recorded`` (whether there is a record), ``seed_everything``, ``precision`` and
     ``accumulate_grad_batches`` of the trainer, and the versions ``commit`` and ``torch``. A resumed
-    run has several records: settings are those of the first, versions those of all.
+    run has several records: settings come from the first, versions from all.
     """
     files = [] if folder is None else sorted(folder.glob("config*.yaml"))
     settings = {} if folder is None else _settings(folder / "config.yaml")
@@ -207,7 +207,7 @@ def make_labels(
         rows: Names that the command line gives the rows, or gave the runs in training, or None.
         recipes: Recipes of the models.
         keys: Keys of the models' config that make the labels, separated by commas, ``model`` being
-            the class; None: the name of the row, else the path.
+            the class. By default the label is the name of the row, else the path.
 
     Raises:
         ValueError: if no model has such a key.
@@ -257,12 +257,12 @@ class RunRecord:
     """A checkpoint, with what its run has left."""
 
     name: str
-    """Path of the run below the folder of all that are compared; no two are the same."""
+    """Unique path of the run below the common folder."""
     checkpoint: Checkpoint
     outline: LanguageModel
     """The model without weights."""
     log: Path | None
-    """Folder with TensorBoard files; None where there is none next to the checkpoint."""
+    """Folder of the logs, or None without any next to the checkpoint."""
     record: Mapping[str, Any]
     """The settings that it was started with, see ``read_record``."""
     scalars: Mapping[str, Mapping[int, float]]

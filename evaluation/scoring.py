@@ -20,14 +20,14 @@ PERPLEXITY_KEYS = {**PERPLEXITY_NAMES, "exact": "perplexity"}
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all that was scored."""
+    """Sums over all scored targets."""
 
     nats: float
     """Negative log-likelihood of the reported targets, per-sequence terms included."""
     tokens: int
     """Number of reported targets."""
     bytes: int | None
-    """UTF-8 bytes of the targets; None where the data do not count them."""
+    """UTF-8 bytes of the targets, or None if the data do not count them."""
     all_nats: float | None = None
     """Negative log-likelihood of all targets, where only the lexical ones are reported."""
     sequence_nats: float = 0.0
@@ -45,7 +45,7 @@ class Totals:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Negative log-likelihood of all targets in bits, per byte; None without a byte count."""
+        """Negative log-likelihood of all targets in bits per byte, or None without a byte count."""
         nats = self.nats if self.all_nats is None else self.all_nats
         return bits(nats) / self.bytes if self.bytes else None
 
@@ -134,7 +134,7 @@ def _to(model: LanguageModel, batch: dict[str, Any]) -> dict[str, Any]:
 class Share(NamedTuple):
     """A share of questions in [0, 1] and its standard error; both nan of no questions.
 
-    The error is that of independent questions.
+    The error assumes independent questions.
     """
 
     value: float

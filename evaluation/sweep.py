@@ -163,7 +163,7 @@ def _skipped(name: str, dials: Mapping[str, Any], error: ValueError) -> str:
 
 
 def label_variants(variants: Sequence[SweepVariant], keys: str | None) -> list[str]:
-    """Returns the label of each variant: that of its checkpoint, see ``runs.make_labels``.
+    """Returns the label of each variant's checkpoint, see ``runs.make_labels``.
 
     With ``keys`` of the models' config checkpoints may share a label; a line of the figure then
     joins them over their costs.
@@ -188,7 +188,7 @@ def point_line(variant: SweepVariant, label: str, result: Mapping[str, Any]) -> 
 
     ``note`` is what stands next to it in the figure: its dials, or its K.
 
-    ``result`` is that of ``score_checkpoint``, ``label`` that of the checkpoint.
+    ``result`` comes from ``score_checkpoint``, ``label`` from ``label_variants``.
     """
     steps = int(getattr(variant.outline.config, STEPS, 0))
     note = f"K={steps}" if steps else ""
@@ -235,7 +235,7 @@ def frontier(points: pd.DataFrame) -> list[int]:
 
 
 def _lines(points: pd.DataFrame) -> list[str]:
-    """Returns the line of the figure of each point: those of a label and a kind of likelihood.
+    """Returns the line of the figure of each point, one a label and kind of likelihood.
 
     Where dials were turned, a line is one checkpoint along the last of them, at one setting of the
     others and one K; checkpoints that share a label then have their names after it.
@@ -255,7 +255,7 @@ def _lines(points: pd.DataFrame) -> list[str]:
 
 
 def loss_key(kind: str) -> str:
-    """Returns what a loss is called whose likelihood is of that kind."""
+    """Returns the column of a loss of that kind of likelihood."""
     return NATS if kind == "exact" else f"{NATS}_{kind}"
 
 

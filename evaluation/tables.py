@@ -39,7 +39,7 @@ class TableColumn(NamedTuple):
 
 
 def title_of(key: str) -> str:
-    """Returns what people read in place of a key that has no title of its own."""
+    """Returns the title of a key that has no other."""
     return key.replace("_", " ")
 
 

@@ -65,7 +65,7 @@ class Asking:
     Attributes:
         data: The data module, with the tokenizer and the rule of what is right.
         mode: 'rank' takes the likeliest of all possible answers, 'generate' decodes greedily.
-        room: Most tokens that models may write; None: what a batch of windows needs.
+        room: Most tokens that models may write, by default as many as a batch of windows needs.
         precision: Of the matrix products.
     """
 
@@ -77,10 +77,7 @@ class Asking:
     def replies(
         self, one: Contestant, batches: Sequence[Sequence[Question]], context: int
     ) -> Asked:
-        """Returns what a model answers to all questions.
-
-        FLOPs are those of rows of ``context`` tokens, the average.
-        """
+        """Asks a model all questions; rows have ``context`` tokens on average."""
         steps, compute, start = GeneratedSteps(), ComputeCounter(), time.perf_counter()
         replies: list[Reply] = []
         kind: Likelihood | None = None
@@ -131,7 +128,7 @@ def rank(
 ) -> tuple[list[Reply], Likelihood]:
     """Returns the answers of highest likelihood of all candidates, and that likelihood's kind.
 
-    The likelihood is that of the answer with the EOS after it: without the EOS, "son" could never
+    The likelihood includes the EOS after the answer: without the EOS, "son" could never
     be less likely than "son-in-law". It comes from ``LanguageModel.score``, so this works for
     methods that only bound or estimate it: one that infers something from the question alone makes
     estimates.

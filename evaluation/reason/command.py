@@ -86,9 +86,9 @@ def measure_reason(
     precision: Precision = "32",
     limit_batches: int | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns what models answer to the questions of a split, and how long it takes them.
+    """Asks models the questions of a split, and times them.
 
-    That is the content of the JSON file, and all answers, see ``answer_row``: model after model, in
+    Returns the content of the JSON file, and all answers, see ``answer_row``: model after model, in
     the questions' order.
 
     Data are prepared and set up; only ``limit_batches`` are asked, if it is given.

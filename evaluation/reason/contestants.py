@@ -65,7 +65,7 @@ class Contestant:
         checkpoint: Where it comes from.
         model: On its device, in eval mode; contestants of one checkpoint share it, so it is asked
             within ``ready``.
-        latents: Number of latent thoughts that was asked for; None: none was.
+        latents: Number of latent thoughts, if one was asked for.
     """
 
     label: str

@@ -152,7 +152,7 @@ NAMES = {RECURRENCE: "layers in the recurrence", LATENTS: "latent thoughts"}
 """What axes are called, where not by the key."""
 
 Against = tuple[str, Sequence[float | None]]
-"""A setting, and its value for each model; None for models without it."""
+"""A setting, and its value for each model, None for models without it."""
 
 
 def settings_of(contestants: Sequence[Contestant], key: str) -> Against:
@@ -210,7 +210,7 @@ def reason_figure(results: Sequence[Mapping[str, Any]], against: Against | None 
     Lines have one standard error to both sides. Over a setting, numbers at the points are
     speed-ups, and models without it are dotted lines.
 
-    Results are those of ``measure_answers``; ``against`` has a value for each model.
+    Results come from ``measure_answers``; ``against`` has a value for each model.
     """
     from matplotlib.ticker import MaxNLocator
 
