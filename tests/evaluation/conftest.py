@@ -265,6 +265,18 @@ def save_llama(tmp_path_factory):
 # ---- questions with reasoning
 
 
+@pytest.fixture
+def reasoned(reports, tmp_path):
+    """Runs ``evaluate.py reason``; returns the JSON file, the answers and what was printed."""
+
+    def run(ckpts, *words):
+        answers = tmp_path / "answers.jsonl"
+        result, printed = reports("reason", "--ckpt", *ckpts, "--answers_file", answers, *words)
+        return result, [json.loads(line) for line in answers.open()], printed
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def reason_options(tmp_path_factory):
     """Options of questions about coins that are flipped once, and when tested twice, too."""

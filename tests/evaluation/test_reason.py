@@ -33,16 +33,9 @@ def data(reason_options):
 
 
 @pytest.fixture
-def reason(evaluates, reasoners, tmp_path):
-    """Runs the command; returns the JSON file, the answers and what was printed."""
-
+def reason(reasoned, reasoners):
     def run(*words, ckpts=("ts", "no_cot")):
-        result, answers = tmp_path / "result.json", tmp_path / "answers.jsonl"
-        paths = [reasoners.get(name, name) for name in ckpts]
-        files = ("--output", result, "--answers_file", answers)
-        printed = evaluates("reason", "--ckpt", *paths, *files, *words)
-        rows = [json.loads(line) for line in answers.read_text().splitlines()]
-        return json.loads(result.read_text()), rows, printed
+        return reasoned([reasoners.get(name, name) for name in ckpts], *words)
 
     return run
 
