@@ -26,10 +26,13 @@ from evaluation.comparison import (
     TABLE,
     ComparisonReport,
     check_folder,
-    make_report,
+    make_checks,
+    make_notes,
     report_markdown,
     report_page,
     runs_table,
+    shown_runs,
+    shown_tables,
 )
 from evaluation.cost import compute_frame, count_compute
 from evaluation.devices import pick_device
@@ -173,7 +176,16 @@ def compare_runs(
         _check_stride(records, options.stride)
     metrics, more = _measure_all(records, options, skip=skip_unreadable)
     table = runs_frame(metrics, label)
-    report = make_report(table, left_out | more, title=title, introduction=introduction)
+    count = "1 run" if len(table) == 1 else f"{len(table)} runs"
+    report = ComparisonReport(
+        title=f"Comparison of {count}" if title is None else title,
+        introduction=introduction,
+        checks=make_checks(table),
+        tables=shown_tables(table),
+        notes=make_notes(table),
+        runs=shown_runs(table),
+        left_out=left_out | more,
+    )
     return Comparison(table, report, records)
 
 

@@ -411,26 +411,6 @@ class ComparisonReport:
     """Runs that could not be read or scored, and why."""
 
 
-def make_report(
-    runs: pd.DataFrame,
-    left_out: Mapping[str, str],
-    *,
-    title: str | None = None,
-    introduction: str = "",
-) -> ComparisonReport:
-    """Returns the report of a table of runs; without a title it is how many there are."""
-    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    return ComparisonReport(
-        title=f"Comparison of {count}" if title is None else title,
-        introduction=introduction,
-        checks=make_checks(runs),
-        tables=shown_tables(runs),
-        notes=make_notes(runs),
-        runs=shown_runs(runs),
-        left_out=left_out,
-    )
-
-
 def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> str:
     """Returns the report as Markdown; ``figures`` are the files that lie next to it."""
     safe, checks, tables = escape_markdown, report.checks.itertuples(), report.tables.items()

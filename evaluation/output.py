@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 
 from datamodules.journals import replacing, room_for
-from datamodules.readers import parse_json
 
 _Result = TypeVar("_Result")
 
@@ -63,20 +62,6 @@ def check_targets(**targets: str | None) -> list[Path | None]:
         if first != key:
             raise ValueError(f"{first} and {key} ({path}) are one file; name two different ones")
     return paths
-
-
-def read_json(path: Path, key: str) -> Any:
-    """Returns the content of a JSON file; ``key`` is the option that names it, for messages.
-
-    Raises:
-        ValueError: if it cannot be read or is not JSON.
-    """
-    try:
-        return parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{key} ({path}): cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ValueError(f"{key} ({path}) is not JSON: {error}") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

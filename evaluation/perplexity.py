@@ -24,7 +24,7 @@ from evaluation.cost import ComputeCounter, non_embedding_parameters, price
 from evaluation.devices import Device, Precision, pick_device
 from evaluation.load import build_model, build_outline
 from evaluation.output import check_targets, format_table, report_result
-from evaluation.provenance import count_train_tokens, describe_data, describe_settings
+from evaluation.provenance import count_train_tokens, describe_data, describe_model
 from evaluation.results import kept
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
@@ -140,9 +140,6 @@ def measure_perplexity(
         rows_per_target=data.rows_per_target(split, count) if pairs is None else 1.0,
         expected=compute.expected,
     )
-    settings = describe_settings(
-        checkpoint, model, data, batches=count, of_batches=len(source), precision=precision
-    )
     likelihood = model.likelihood if pairs is None else pairs.prefix_likelihood
     return {
         "mode": mode,
@@ -157,7 +154,14 @@ def measure_perplexity(
         "train_tokens": count_train_tokens(checkpoint, data),
         "checkpoint": str(checkpoint.path),
         "data": describe_data(checkpoint, data, split),
-        "settings": {**settings, **how},
+        "settings": {
+            "batches": count,
+            "of_batches": len(source),
+            "batch_size": data.eval_batch_size,
+            "precision": precision,
+            **describe_model(checkpoint, model),
+            **how,
+        },
     }
 
 

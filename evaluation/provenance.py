@@ -34,25 +34,6 @@ def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split
     }
 
 
-def describe_settings(
-    checkpoint: Checkpoint,
-    model: LanguageModel,
-    data: LanguageDataModule,
-    *,
-    batches: int,
-    of_batches: int,
-    precision: Precision,
-) -> dict[str, Any]:
-    """Returns how much of the split was measured, and how."""
-    return {
-        "batches": batches,
-        "of_batches": of_batches,
-        "batch_size": data.eval_batch_size,
-        "precision": precision,
-        **describe_model(checkpoint, model),
-    }
-
-
 def describe_model(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
     """Returns where a checkpoint's model ran, and what of its config was changed."""
     return {

@@ -412,7 +412,7 @@ def measure(run: RunRecord, options: ScoringOptions) -> RunMetrics:
         precision=options.precision,
         limit_batches=options.limit_batches,
     )
-    markers, text = _markers(data, options.split), _digest(data_name(run), read_source(data))
+    markers, text = _markers(data, options.split), _text(data)
     settings = {key: content["settings"].get(key) for key in ("batches", "of_batches", "precision")}
     sizes = {key: content[key] for key in ("bytes", "tokens")}
     return RunMetrics(
@@ -464,7 +464,11 @@ def _markers(data: LanguageDataModule, split: Split) -> float:
 
 def _provenance(run: RunRecord) -> dict[str, Any]:
     path, here = run.checkpoint.path.resolve(), Path.cwd()
-    order = describe_order(run)
+    order: dict[str, Any] = dict(run.checkpoint.data_state.get("order", {}))
+    accumulated = run.record["accumulate_grad_batches"]
+    if accumulated is None and run.checkpoint.step:
+        accumulated = round(_micro_batches(run) / _ranks(run) / run.checkpoint.step)
+    order = {"rows": run.outline.reads, **order, "accumulate_grad_batches": accumulated}
     return {
         "run": run.name,
         "row": run.row,
@@ -480,28 +484,11 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def describe_order(run: RunRecord) -> dict[str, Any]:
-    """Returns the settings that decide which tokens of a text an optimiser step has."""
-    order: Mapping[str, Any] = run.checkpoint.data_state.get("order", {})
-    accumulated = run.record["accumulate_grad_batches"]
-    if accumulated is None and run.checkpoint.step:
-        accumulated = round(_micro_batches(run) / _ranks(run) / run.checkpoint.step)
-    return {"rows": run.outline.reads, **order, "accumulate_grad_batches": accumulated}
-
-
-def data_name(run: RunRecord) -> str:
-    """Returns the class of the corpus that a run was trained on."""
-    recipe: Mapping[str, Any] = run.checkpoint.data_recipe or {}
-    inner = recipe.get("init_args", {}).get("corpus")
-    chosen = inner if isinstance(inner, Mapping) and "class_path" in inner else recipe
-    return str(chosen.get("class_path", "")).rpartition(".")[2]
-
-
-def read_source(data: LanguageDataModule) -> dict[str, Any]:
-    """Returns the identity of the text of prepared data, whatever its tokenizer."""
+def _text(data: LanguageDataModule) -> str:
+    """Returns the corpus and a digest of the text of prepared data, whatever its tokenizer."""
     corpus = getattr(data, "corpus", data)
     meta = Store(corpus.store_dir).meta
-    return {"source": meta.get("source"), "origin": meta.get("origin")}
+    return _digest(type(corpus).__name__, {key: meta.get(key) for key in ("source", "origin")})
 
 
 def _tokenizer(run: RunRecord) -> str:

@@ -14,9 +14,10 @@ from typing import Any, Literal, get_args
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
+from datamodules.readers import parse_json
 from evaluation.arguments import add_file_arguments
 from evaluation.figures import scaling_figure, write_picture
-from evaluation.output import check_targets, read_json, report_result
+from evaluation.output import check_targets, report_result
 from evaluation.run_metrics import NATS
 from evaluation.runs import is_number, matching, split_name
 from evaluation.scoring import bounded_exp
@@ -163,7 +164,10 @@ def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
     name, pattern = split_name(word)
     rows = []
     for file in matching(Path(pattern).expanduser()):
-        content = read_json(file, "runs")
+        try:
+            content = parse_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"runs ({file}) cannot be read: {error}") from error
         if not isinstance(content, dict) or y not in content:
             continue
         cure = "score it where its training text is prepared"

@@ -48,16 +48,14 @@ def typed_dials(words: Sequence[str]) -> dict[str, list[str]]:
     """Returns the values of each dial as they were typed, at least one.
 
     Raises:
-        ValueError: if a word is not NAME=VALUES, there are no values, or a dial is given twice.
+        ValueError: If a word is not NAME=VALUES, or a dial is given twice.
     """
     dials: dict[str, list[str]] = {}
     for word in words:
         name, sign, values = word.partition("=")
-        if not (name and sign):
-            raise ValueError(f"dial ({word}) must be NAME=VALUE,VALUE, e.g. kappa=64,128,256")
         texts = split_words(values)
-        if not texts:
-            raise ValueError(f"dial ({word}) has no values of {name}; separate them by commas")
+        if not (name and sign and texts):
+            raise ValueError(f"dial ({word}) must be NAME=VALUE,VALUE, e.g. kappa=64,128,256")
         if name in dials:
             raise ValueError(f"dial: {name} is given twice; put its values into one list")
         dials[name] = texts
@@ -393,9 +391,6 @@ def run(settings: Namespace) -> None:
 
 def _axes(typed: str) -> list[str]:
     chosen = split_words(typed)
-    for key in chosen:
-        if key not in SWEEP_AXES:
-            raise ValueError(f"against ({key}) is none of {', '.join(SWEEP_AXES)}")
-    if not chosen:
-        raise ValueError(f"against ({typed}) must name some of {', '.join(SWEEP_AXES)}")
+    if not chosen or not set(chosen) <= set(SWEEP_AXES):
+        raise ValueError(f"against ({typed}) must name some of {', '.join(SWEEP_AXES)}, by commas")
     return chosen

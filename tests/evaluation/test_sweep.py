@@ -97,11 +97,11 @@ def test_settings_are_changed_where_there_are_any(sweep):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--against", "steps"], "against (steps) is none of executed_steps"),
+        (["--against", "steps"], "against (steps) must name some of executed_steps"),
         (["--against", ""], "against () must name some of executed_steps"),
         (["--dial", "alpha=0,x"], "dial (alpha=x) must be values of alpha (float)"),
         (["--dial", "alpha"], "dial (alpha) must be NAME=VALUE,VALUE"),
-        (["--dial", "alpha="], "dial (alpha=) has no values of alpha"),
+        (["--dial", "alpha="], "dial (alpha=) must be NAME=VALUE,VALUE"),
         (["--dial", "alpha=1", "alpha=2"], "alpha is given twice"),
         (["--ckpts", "none.ckpt"], "there is no checkpoint at none.ckpt"),
         (["--dial", "dim=8"], "none of the models has the dial dim; they have thinking_steps"),
