@@ -28,11 +28,8 @@ from lightning_models.layers import recording
 def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
     """Returns the typed prompts, then the prompts of the file.
 
-    An empty one starts a document. The file is txt (one a line; blank lines are skipped) or jsonl
-    (field ``prompt``).
-
     Raises:
-        ValueError: if there are none, a typed one is not UTF-8, or the file cannot be read.
+        ValueError: If there are none, a typed one is not UTF-8, or the file cannot be read.
     """
     for text in texts:
         check_utf8(text, f"prompt {text!a}")
@@ -48,7 +45,7 @@ def left_for_prompt(limit: int | None, new_tokens: int, key: str) -> int | None:
     ``key`` is the option with the most new tokens, for the message.
 
     Raises:
-        ValueError: if none are left.
+        ValueError: If none are left.
     """
     if limit is not None and new_tokens >= limit:
         raise ValueError(

@@ -21,7 +21,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from callbacks.answer_accuracy import room_for
+from callbacks.answer_accuracy import questions_in, room_for
 from datamodules.store import Split
 from evaluation.arguments import (
     add_data_arguments,
@@ -37,13 +37,7 @@ from evaluation.load import changed_fields, prepare_for_all
 from evaluation.output import check_targets, report_result, write_jsonl
 from evaluation.provenance import describe_data, trained_on
 from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode, time_in_turn
-from evaluation.reason.contestants import (
-    Contestant,
-    asked_batches,
-    build_contestants,
-    build_questions,
-    check_readers,
-)
+from evaluation.reason.contestants import Contestant, build_contestants, build_questions
 from evaluation.reason.scores import (
     answer_row,
     measure_answers,
@@ -96,7 +90,9 @@ def measure_reason(
     Raises:
         ValueError: If the split is empty, or mode 'rank' has no list of answers.
     """
-    batches, available = asked_batches(data, split, limit_batches)
+    source = data.evaluation_source(split)
+    count = len(source) if limit_batches is None else min(limit_batches, len(source))
+    batches = [questions_in(source.batch(n)) for n in range(count)]
     questions, context = [*chain(*batches)], data.row_tokens(split)
     room = config.max_new_tokens
     if data.rows != "windows":  # of a window, a batch's own answers say what fits
@@ -131,8 +127,8 @@ def measure_reason(
             "max_new_tokens": asking.room,
             "timing_batch_size": size,
             "timed_questions": len(timed),
-            "batches": len(batches),
-            "of_batches": available,
+            "batches": count,
+            "of_batches": len(source),
             "batch_size": data.eval_batch_size,
             "precision": precision,
             "device": str(contestants[0].model.device),
@@ -234,8 +230,7 @@ def run(settings: Namespace) -> None:
     import_packages(settings.packages)
     named = find_named(settings.ckpt, "ckpt", settings.which)
     checkpoints = [checkpoint for _, checkpoint in named]
-    data = build_questions(checkpoints[0], data_recipe(settings, checkpoints[0]))
-    check_readers(checkpoints, data)
+    data = build_questions(checkpoints, data_recipe(settings, checkpoints[0]))
     pick_mode(data, config.mode)
     contestants = build_contestants(
         named,

@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 
-from callbacks.answer_accuracy import Question, questions_in
 from callbacks.dials import dialled
-from datamodules import LanguageDataModule
-from datamodules.store import Split
 from evaluation.load import build_data, build_model, known_changes
 from evaluation.runs import make_labels, path_names
 from lightning_models import LanguageModel
@@ -23,34 +20,29 @@ LATENTS = "eval_latents"
 # ---- questions
 
 
-def build_questions(checkpoint: Checkpoint, recipe: Recipe | None) -> Any:
+def build_questions(checkpoints: Sequence[Checkpoint], recipe: Recipe | None) -> Any:
     """Returns a data module that has questions, not yet prepared.
 
-    Without a recipe they are the checkpoint's, whose tokenizer all data take.
+    Without a recipe it is the first checkpoint's, whose tokenizer all data take.
 
     Raises:
-        ValueError: if they cannot be built, or have none.
+        ValueError: If it cannot be built, has no questions, or has rows that a model does not read.
     """
-    data = build_data(checkpoint, recipe)
+    data = build_data(checkpoints[0], recipe)
+    kind = type(data).__name__
     if not hasattr(data, "is_right"):
         raise ValueError(
-            f"data ({type(data).__name__}) has no questions with one right answer; name such data "
-            "with --data, e.g. --data datamodules.Kinship"
+            f"data ({kind}) has no questions with one right answer; name such data with --data, "
+            "e.g. --data datamodules.Kinship"
         )
+    for checkpoint in checkpoints:
+        model = resolve_class(checkpoint.model_recipe["class_path"], LanguageModel)
+        if model.reads != data.rows:
+            raise ValueError(
+                f"ckpt ({checkpoint.path}): {model.__name__} reads {model.reads}, and the "
+                f"questions ({kind}) are {data.rows}; leave it out, or name others with --data"
+            )
     return data
-
-
-def asked_batches(data: Any, split: Split, limit: int | None) -> tuple[list[list[Question]], int]:
-    """Returns the questions of a split, batch by batch, and how many batches it has.
-
-    The data are prepared; only the first ``limit`` batches are asked, if it is given.
-
-    Raises:
-        ValueError: If the split is empty.
-    """
-    source = data.evaluation_source(split)
-    count = len(source) if limit is None else min(limit, len(source))
-    return [questions_in(source.batch(n)) for n in range(count)], len(source)
 
 
 # ---- models: checkpoints, Coconut's at several numbers of latents
@@ -91,22 +83,6 @@ class Contestant:
         return bool(getattr(self.model, "writes_chain", False)) and not hasattr(
             self.model, "stages"
         )
-
-
-def check_readers(checkpoints: Sequence[Checkpoint], data: LanguageDataModule) -> None:
-    """Checks, before models are built, that they read rows as the data have them.
-
-    Raises:
-        ValueError: if one does not.
-    """
-    for checkpoint in checkpoints:
-        kind = resolve_class(checkpoint.model_recipe["class_path"], LanguageModel)
-        if kind.reads != data.rows:
-            raise ValueError(
-                f"ckpt ({checkpoint.path}): {kind.__name__} reads {kind.reads}, and the questions "
-                f"({type(data).__name__}) are {data.rows}; leave it out, or name other questions "
-                "with --data"
-            )
 
 
 def build_contestants(

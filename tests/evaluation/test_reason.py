@@ -8,11 +8,12 @@ import re
 import pytest
 import torch
 
+from callbacks.answer_accuracy import questions_in
 from datamodules import StateTracking
 from datamodules.reasoning.two_hop import read_known
 from evaluation.load import build_model
 from evaluation.reason.asking import Asking
-from evaluation.reason.contestants import asked_batches, build_contestants
+from evaluation.reason.contestants import build_contestants
 from evaluation.reason.scores import settings_of
 from lightning_models import NoCoTLM, ThinkingStatesLM
 from lightning_models.checkpoint import read_checkpoint
@@ -155,15 +156,14 @@ def test_numbers_of_latents_share_one_set_of_weights(reasoners, data):
     options = {"changes": {}, "label": None, "device": torch.device("cpu")}
     contestants = build_contestants([(None, checkpoint)], latents=[1, 4], **options)
     assert len({id(one.model) for one in contestants}) == 1
-    batches, _ = asked_batches(data, "test", 1)
-    (batch,) = batches
+    batch = questions_in(data.evaluation_source("test").batch(0))
     room = {"max_new_tokens": 12, "temperature": 0, "tokenizer": data.tokenizer}
     asking = Asking(data, "generate", 12)
     for one in contestants:
         alone = build_model(checkpoint, {"eval_latents": one.latents})
         with one.ready() as model:
             assert model.recipe() == alone.recipe()
-        replies = asking.replies(one, batches, 64).replies
+        replies = asking.replies(one, [batch], 64).replies
         written = alone.generate_ids([each.query for each in batch], **room)
         assert [reply.written for reply in replies] == written
         assert model.config.eval_latents is None  # as before
