@@ -6,12 +6,12 @@ place               what it holds
 ``cli``             the commands, their parser, and errors as one line
 ``arguments``       options that commands share, and what they name
 ``api``             ``lightning_models.load``: a checkpoint from Python, without a command
-``load``            models, data and tokenizers of checkpoints, and the provenance of results
-``output``          tables, and files that are whole or not there
+``load``            models, data and tokenizers of checkpoints
+``output``          results for people, and files that are whole or not there
 ``cost``            what a score costs: FLOPs, steps and wall time
 ``runs``            runs and checkpoints: places, names, labels, logs
 ``run_metrics``     the table of runs: sizes, training cost, likelihood, tasks
-``report``          report of a comparison: checks, columns, tables; ``report.html`` is its page
+``comparison``      report of a comparison: checks, columns, tables; ``report.html`` is its page
 ``results``         results in the folder of a run: the same key is the same result
 ``tables``          frames as tables for people: text, Markdown
 ``figures``         figures from frames, and pictures and CSV as whole files

@@ -1,13 +1,8 @@
 """``evaluate.py export``: a checkpoint as a folder for other programs, or as one file.
 
-==========================================  ========================================================
-what                                        becomes
-==========================================  ========================================================
-the plain transformer                       a model of ``transformers``
-Thinking States and its baselines           their backbone, a model of ``transformers``
-any method                                  a model folder: safetensors and JSON, read by all verbs
-any checkpoint, also in parts (``.ckpt``)   one file that ``train.py fit --ckpt_path`` goes on from
-==========================================  ========================================================
+The plain transformer, and the backbone of Thinking States and its baselines, become a model of
+``transformers``. Any method becomes a model folder of safetensors and JSON, which all verbs read.
+Any checkpoint becomes one file (``.ckpt``), which ``train.py fit --ckpt_path`` goes on from.
 """
 
 import json
