@@ -167,7 +167,7 @@ def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
         try:
             content = parse_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(f"runs ({file}) cannot be read: {error}") from error
+            raise ValueError(f"runs ({file}) is not JSON: {error}") from error
         if not isinstance(content, dict) or y not in content:
             continue
         cure = "score it where its training text is prepared"
