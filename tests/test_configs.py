@@ -11,10 +11,10 @@ import pytest
 import torch
 from methods import METHODS
 from omegaconf import OmegaConf
-from training_parser import ON_CPU, parse_training, training_parser
+from training_parser import parse_training, training_parser
 
 from lightning_models.optim import build_optimizer
-from training import LatentCLI, main
+from training import main
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(
@@ -80,7 +80,6 @@ def ids(path):
 
 
 def classes(path):
-    """Names of the model and of the data of a config."""
     packages, text = ("lightning_models", "datamodules"), path.read_text()
     return tuple(re.search(rf"class_path: {name}\.(\w+)", text)[1] for name in packages)
 
@@ -161,7 +160,6 @@ def test_its_own_size_has_the_stated_parameters_and_a_small_one_learns(path, mon
 
 
 def tokens_per_step(config):
-    """Tokens of an optimiser step of a config on one device."""
     data, trainer = config.data.init_args, config.trainer
     return data.batch_size * data.block_size * trainer.get("accumulate_grad_batches", 1)
 
@@ -194,54 +192,6 @@ def assert_learns(model, batch):
     assert all(parameter.isfinite().all() for parameter in after)
     changed = [not torch.equal(a, b) for a, b in zip(after, before, strict=True) if a.requires_grad]
     assert sum(changed) > 0.5 * len(changed)
-
-
-def all_commands():
-    """What the headings of configs and the pages of the methods tell people to train."""
-    texts = [(path, path.read_text()) for path in CONFIGS]
-    pages = set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "adding-a-method.md"}
-    texts += [(path, path.read_text()) for path in sorted(pages)]  # that page has its own test
-    for path, text in texts:
-        lines = re.findall(r"^(?:#   )?python train\.py fit ([^#\n]+)", text, re.MULTILINE)
-        for number, line in enumerate(lines):
-            yield f"{path.parent.name}-{path.stem}-{number}", line
-
-
-def commands():
-    """One command of each kind that names more than a config, which is built above."""
-    kinds = {}
-    for name, line in all_commands():
-        kinds.setdefault(kind_of(line), pytest.param(line, id=name))
-    programs = re.compile("--(ckpt_path|print_config)")  # what test_readme.py runs
-    return [
-        command
-        for kind, command in kinds.items()
-        if len(kind) > 2 and not programs.search(str(kind))
-    ]
-
-
-def kind_of(command):
-    """The words of a command, with classes for configs, without numbers and folders of runs."""
-    words = re.sub(r"--trainer\.default_root_dir \S+", "", command).split()
-    configs = {word: ROOT / word for word in words if ROOT / word in CONFIGS}
-    return tuple(
-        classes(configs[word]) if word in configs else re.sub(r"\d+", "0", word) for word in words
-    )
-
-
-def test_files_that_commands_name_exist():
-    named = {word for _, line in all_commands() for word in line.split() if "configs/" in word}
-    assert len(named) >= len(CONFIGS)
-    assert sorted(name for name in named if not (ROOT / name).is_file()) == []
-
-
-@pytest.mark.parametrize("command", commands())
-def test_the_commands_that_texts_name_are_understood(command, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    words = command.replace(" DATA", " configs/data/openwebtext.yaml").split()
-    program = LatentCLI([*words, *ON_CPU], run=False)
-    if " DATA" in command:
-        assert type(program.datamodule).__name__ == "OpenWebText"
 
 
 @pytest.mark.parametrize("path", representatives(), ids=ids)

@@ -1,4 +1,4 @@
-"""Every command of ``docs/<method>.md`` is understood, and the tables' counts are those told.
+"""Every command of ``docs/<method>.md`` and of the headings of configs is understood.
 
 Nothing is trained or scored: configs are built on the meta device, and evaluation commands find
 checkpoints without weights at the places where the pages' own commands train them.
@@ -11,11 +11,10 @@ from fnmatch import fnmatch
 from functools import cache
 from itertools import chain, pairwise
 
-import paper_commands
 import pytest
 import torch
 from omegaconf import OmegaConf
-from paper_commands import DOCS, METHODS, MISSING, NONE, NOTHING, ROOT, commands_of
+from paper_commands import DOCS, METHODS, ROOT, commands_of
 from training_parser import parse_training, training_parser
 
 from evaluation.arguments import data_recipe
@@ -27,6 +26,9 @@ from studies.study import load_study
 
 ROOT_DIR = "--trainer.default_root_dir"
 WRITTEN = ("--output", "--figure", "--plot", "--texts", "--answers_file")
+RUN = ("adding-a-method", "training", "evaluation", "studies")
+"""Pages whose commands other tests run."""
+CORPUS = "configs/data/openwebtext.yaml"
 ANY_RUN = "C"
 """What pages call some run of their method."""
 
@@ -41,7 +43,6 @@ def value_of(words, option):
 
 
 def without(words, option):
-    """The words but for this option and its value."""
     pairs = pairwise(["", *words])
     return [word for before, word in pairs if option not in (before, word)]
 
@@ -51,20 +52,17 @@ def is_fit(words):
 
 
 def runs_in(words):
-    """The runs that a command reads."""
     read = [word for last, word in pairwise(words) if last not in WRITTEN]
     return [word for word in read if word.startswith("runs/") or word == ANY_RUN]
 
 
 @cache
 def classes_in(name, package):
-    """Names of the classes of a package in a config."""
     return re.findall(rf"class_path: {package}\.(\w+)", (ROOT / name).read_text())
 
 
 @cache
 def classes_of(words):
-    """The model and the data of a training, by their classes."""
     files = [word for word in words if word.startswith("configs/")]
     model, data = (
         next(names[0] for name in reversed(files) if (names := classes_in(name, package)))
@@ -87,17 +85,27 @@ def parts_of(words):
     return parts
 
 
+def commands_of_headings():
+    """What headings of configs and the other pages tell people to train; tests run the rest."""
+    pages = {path for path in DOCS.glob("*.md") if path.stem not in (*METHODS, *RUN)}
+    for path in (*sorted((ROOT / "configs").glob("*/*.yaml")), *sorted(pages)):
+        text = path.read_text().replace("\\\n", "").replace(" DATA", f" {CORPUS}")
+        for line in re.findall(r"^(?:#   )?(python train\.py fit [^#\n]+)", text, re.MULTILINE):
+            yield tuple(line.split())
+
+
 def parameters():
     """Every command; one without a part that no earlier one has is slow.
 
     Those of a model stand together: the parser takes long for one that it has not just read.
     """
     params, seen = [], set()
-    for method in METHODS:
-        for idx, words in enumerate(commands_of(method)):
-            marks = [pytest.mark.slow] if seen.issuperset(parts_of(words)) else []
-            seen.update(parts_of(words))
-            params.append(pytest.param(method, words, marks=marks, id=f"{method}-{idx}"))
+    named = [(method, words) for method in METHODS for words in commands_of(method)]
+    named += [(METHODS[0], words) for words in commands_of_headings()]
+    for idx, (method, words) in enumerate(named):
+        marks = [pytest.mark.slow] if seen.issuperset(parts_of(words)) else []
+        seen.update(parts_of(words))
+        params.append(pytest.param(method, words, marks=marks, id=f"{method}-{idx}"))
     return sorted(params, key=lambda param: str(parts_of(param.values[1])[0]))
 
 
@@ -246,43 +254,3 @@ def test_the_large_ltm_is_scored_at_the_checkpoint_of_table_1():
     assert step * tokens_per_step == pytest.approx(0.9e9, rel=0.01)
     assert step % int(value_of(fit, "--checkpoint.every_n_train_steps")) == 0
     assert value_of(fit, "--checkpoint.save_top_k") == "-1"
-
-
-# ---- tables
-
-
-@each_method
-def test_every_row_has_commands_or_says_why_not_and_its_links_lead_somewhere(method):
-    blocks = paper_commands.blocks_of(method)
-    for row in paper_commands.rows_of(method):
-        scales = row.paper_scale, row.small_scale
-        assert len({cell.startswith(NOTHING) for cell in scales}) == 1, row
-        for cell in scales:
-            has_block = any(blocks.get(name) for name in re.findall(r"\]\(#([^)]+)\)", cell))
-            has_command = bool(paper_commands.commands_in(cell)) or has_block
-            assert has_command != cell.startswith((NOTHING, MISSING)), row
-        for link in re.findall(r"\]\(([^)]+)\)", " ".join((*scales, row.ours))):
-            assert link[1:] in blocks if link[0] == "#" else (DOCS / link).is_file(), row
-        assert row.ours.startswith(NONE) or re.search(r"\]\((results/|#)", row.ours), row
-
-
-def counts(method):
-    """Numbers of rows: all, nothing measured, command and missing at both scales, our result."""
-    rows = paper_commands.rows_of(method)
-    numbers = [len(rows), sum(row.paper_scale.startswith(NOTHING) for row in rows)]
-    for cells in ([row.paper_scale for row in rows], [row.small_scale for row in rows]):
-        numbers.append(sum(not cell.startswith((NOTHING, MISSING)) for cell in cells))
-        numbers.append(sum(cell.startswith(MISSING) for cell in cells))
-    return [*numbers, sum(not row.ours.startswith(NONE) for row in rows)]
-
-
-def test_the_index_counts_the_rows_and_names_every_page():
-    text = (DOCS / "index.md").read_text()
-    table = paper_commands.table_below(text, "## What can be reproduced")
-    told = {cells[0]: [int(cell) for cell in cells[1:]] for cells in table}
-    expected = {f"[{method}.md]({method}.md)": counts(method) for method in METHODS}
-    totals = [sum(column) for column in zip(*expected.values(), strict=True)]
-    assert told == {**expected, "all": totals}
-    pages = [*DOCS.glob("*.md"), *(DOCS / "results").glob("*.md")]
-    names = {path.relative_to(DOCS).as_posix() for path in pages} - {"index.md"}
-    assert names <= set(re.findall(r"\]\((\w[\w./-]+\.md)\)", text))

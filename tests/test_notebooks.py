@@ -22,13 +22,8 @@ each = pytest.mark.parametrize("name", NOTEBOOKS)
 
 
 def cells(name):
-    """The code cells of a notebook."""
     content = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
     return [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-
-
-def test_there_are_three():
-    assert NOTEBOOKS == ["analyse", "compare", "first"]
 
 
 @each

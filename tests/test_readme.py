@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shlex
-import subprocess
 import sys
 from fnmatch import fnmatch
 from itertools import pairwise
@@ -99,7 +98,6 @@ def save_gpt2(path):
 
 
 def train_runs(named):
-    """Trains the runs that words name, each once."""
     for run, options in RUNS.items():
         if any(fnmatch(run, word) for word in named) and not Path(run).exists():
             assert train(["fit", *options, *SHORT, "--trainer.default_root_dir", run]) == 0
@@ -154,26 +152,9 @@ def test_the_python_of_the_readme(folder, monkeypatch, capsys):
     assert (folder / "thoughts.png").stat().st_size > 0
 
 
-def test_the_readme_is_short_and_its_commands_verbs_pictures_and_paths_are_there():
-    assert len(README.split()) <= 1300
-    assert sum(command.startswith("train.py fit") for command in COMMANDS) >= 8
-    assert sum(command.startswith("evaluate.py") for command in COMMANDS) >= 10
-    for command in ("make demo", "make test", "train.py fit", "evaluate.py compare"):
-        assert command in SHELL
+def test_verbs_pictures_and_paths_of_the_readme_are_there():
     assert [v for v in VERBS if not re.search(rf"`{v}`|evaluate\.py {v}\b", TEXT)] == []
-    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
-    assert len(pictures) >= 2
-    assert all((ROOT / name).stat().st_size < 150_000 for name in pictures)
     linked = re.findall(r"\]\((?!http)([^)#]+)", README)
-    assert len(linked) > 20
     shown = re.findall(r"`((?:configs|docs|lightning_models|tests)/[\w./]*)`", TEXT)
+    assert len(linked) > 20
     assert sorted(name for name in {*shown, *linked} if not (ROOT / name).exists()) == []
-
-
-@pytest.mark.parametrize("target", ["demo", "demo-full", "test", "docs"])
-def test_make_targets_name_existing_files(target):
-    words = ["make", "--dry-run", "--always-make", target, f"VENV={sys.prefix}"]
-    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    used = re.findall(r"\b(train\.py|evaluate\.py|configs/\S+\.yaml|docs/\S+\.txt)", listed)
-    assert {"test": "pytest", "docs": "mkdocs"}.get(target, "evaluate.py compare") in listed
-    assert all((ROOT / name).is_file() for name in used)
