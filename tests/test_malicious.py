@@ -2,10 +2,12 @@
 
 import contextlib
 import copy
+import functools
 import json
 import os
 import pickle
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,6 +111,7 @@ def test_the_files_are_what_they_claim(trained, tmp_path):
 
 
 def refused(main, capfd, *argv):
+    """The one line in which a program refuses, with exit code 2."""
     capfd.readouterr()
     assert main([str(word) for word in argv]) == 2
     errors = capfd.readouterr().err
@@ -117,51 +120,29 @@ def refused(main, capfd, *argv):
     return line
 
 
-@pytest.mark.parametrize("main", ["fit", "perplexity"])
-def test_every_kind_is_refused(main, evil_file, capfd):
-    if main == "fit":
-        line = refused(train_main, capfd, "fit", "--ckpt_path", evil_file)
-    else:
-        line = refused(evaluate_main, capfd, "perplexity", "--ckpt", evil_file)
-    assert f"{evil_file}" in line
-    assert "could run any code while loading" in line or "not a checkpoint" in line
+TRIES = [
+    *((train_main, verb, "--ckpt_path={}") for verb in ("fit", "validate", "test", "predict")),
+    (train_main, "fit", "--ckpt_path={}", "--weights_only=false"),  # which Lightning would obey
+    (train_main, "test", "--ckpt_path={}", "--weights_only=true"),
+    (evaluate_main, "perplexity", "--ckpt={}"),
+    (evaluate_main, "generate", "--ckpt={}", "--prompt=a"),
+]
 
 
-def test_load_from_checkpoint_refuses_them_by_default(evil_file):
-    with pytest.raises(CheckpointError, match=r"could run any code|not a checkpoint"):
+def test_no_verb_loads_a_pickle(evil_file, capfd):
+    for main, *words in TRIES:
+        assert str(evil_file) in refused(main, capfd, *(word.format(evil_file) for word in words))
+    with pytest.raises(CheckpointError):
         TransformerLM.load_from_checkpoint(evil_file)
 
 
-@pytest.fixture
-def hidden(trained, trace, tmp_path):
-    path = tmp_path / "run" / "last.ckpt"
-    path.parent.mkdir()
-    in_hyper_parameters(path, Evil(trace), torch.load(trained, weights_only=True))
-    return path
-
-
-@pytest.mark.parametrize("weights_only", ["true", "false"])
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
-def test_no_verb_loads_it(verb, weights_only, hidden, capfd):
-    """Not even where the user asks Lightning to trust files: ours are never that."""
-    options = (f"--ckpt_path={hidden}", f"--weights_only={weights_only}")
-    line = refused(train_main, capfd, verb, *options)
-    assert f"{hidden} is refused: besides tensors and plain values it contains" in line
-    assert "posix.system" in line
-
-
-@pytest.mark.parametrize("path", ["perplexity", "generate"])
-def test_no_command_loads_it(path, hidden, capfd):
-    options = ("--prompt", "a") if path == "generate" else ()
-    for place in (hidden, hidden.parent):
-        line = refused(evaluate_main, capfd, path, "--ckpt", place, *options)
-        assert "posix.system" in line or "no whole checkpoint" in line
-
-
 @pytest.mark.filterwarnings("ignore:skipping a damaged checkpoint")
-def test_last_passes_over_it(hidden, capfd):
-    root = f"--trainer.default_root_dir={hidden.parent}"
-    assert "no whole checkpoint" in refused(train_main, capfd, "fit", "--ckpt_path=last", root)
+def test_none_is_found_in_a_folder(evil_file, capfd):
+    folder = evil_file.rename(evil_file.with_name("last.ckpt")).parent
+    root = f"--trainer.default_root_dir={folder}"
+    assert str(folder) in refused(train_main, capfd, "fit", "--ckpt_path=last", root)
+    for words in (("perplexity",), ("generate", "--prompt=a")):
+        assert str(folder) in refused(evaluate_main, capfd, *words, "--ckpt", folder)
 
 
 def test_an_honest_checkpoint_still_loads(trained):
@@ -221,102 +202,52 @@ def refused_everywhere(path, capfd):
     return lines
 
 
-def set_model(recipe):
-    recipe["model"]["class_path"] = "lies_around.Thing"
-
-
-def set_data(recipe):
-    recipe["data"]["class_path"] = "lies_around.Thing"
-
-
-def set_optimizer(recipe):
-    recipe["model"]["init_args"]["optimizer"] = foreign()
-
-
-def set_optimizer_name(recipe):
-    recipe["model"]["init_args"]["optimizer"] = "lies_around.Thing"
-
-
-def set_field(recipe):
-    recipe["model"]["init_args"]["config"]["dim"] = foreign()
-
-
-def set_unknown_field(recipe):
-    recipe["model"]["init_args"]["config"]["more"] = [{"deeper": foreign()}]
-
-
+THING = "lies_around.Thing"
 CORPUS = {"class_path": "datamodules.LocalText", "init_args": {"text_field": "a"}}
+DEEP = functools.reduce(lambda inner, _: [inner], range(3000), [])
 
 
-def set_dotted(recipe):
-    recipe["model"]["init_args"]["optimizer.class_path"] = "lies_around.Thing"
-
-
-def set_dotted_field(recipe):
-    recipe["model"]["init_args"]["config"]["init.class_path"] = "lies_around.Thing"
-
-
-def set_dotted_corpus(recipe):
-    init_args = {"corpus.class_path": "lies_around.Thing", "corpus": CORPUS}
-    recipe["data"] = {"class_path": "datamodules.Sentences", "init_args": init_args}
-
-
-def set_empty_key(recipe):
-    recipe["model"]["init_args"]["config"][""] = foreign()
-
-
-def set_self(recipe):
-    recipe["model"]["init_args"]["self"] = "lies_around.Thing"
-
-
-def set_deep(recipe):
-    value = []
-    for _ in range(3000):
-        value = [value]
-    recipe["model"]["init_args"]["config"]["dim"] = value
-
-
-def set_corpus(corpus):
-    def change(recipe):
-        recipe["data"] = {"class_path": "datamodules.Sentences", "init_args": {"corpus": corpus}}
-
-    return change
+def sentences(**init_args):
+    return {"class_path": "datamodules.Sentences", "init_args": init_args}
 
 
 CHANGES = {
-    "dotted": set_dotted,
-    "dotted-field": set_dotted_field,
-    "dotted-corpus": set_dotted_corpus,
-    "empty-key": set_empty_key,
-    "self": set_self,
-    "deep": set_deep,
-    "model": set_model,
-    "data": set_data,
-    "optimizer": set_optimizer,
-    "optimizer-name": set_optimizer_name,
-    "field": set_field,
-    "unknown-field": set_unknown_field,
-    "corpus": set_corpus(foreign()),
-    "corpus-name": set_corpus("lies_around.Thing"),
-    "corpus-yaml": set_corpus("class_path: lies_around.Thing"),
-    "corpus-json": set_corpus(json.dumps(foreign())),
-    "corpus-escaped": set_corpus('{"class\\u005fpath": "lies_around.Thing"}'),
-    "corpus-file": set_corpus("FILE"),
+    "model": ("model class_path", THING),
+    "data": ("data class_path", THING),
+    "optimizer": ("model init_args optimizer", foreign()),
+    "optimizer-name": ("model init_args optimizer", THING),
+    "field": ("model init_args config dim", foreign()),
+    "unknown-field": ("model init_args config more", [{"deeper": foreign()}]),
+    "dotted": ("model init_args optimizer.class_path", THING),
+    "dotted-field": ("model init_args config init.class_path", THING),
+    "dotted-corpus": ("data", sentences(**{"corpus.class_path": THING, "corpus": CORPUS})),
+    "empty-key": ("model init_args config  ", foreign()),
+    "self": ("model init_args self", THING),
+    "deep": ("model init_args config dim", DEEP),
+    "corpus": ("data", sentences(corpus=foreign())),
+    "corpus-name": ("data", sentences(corpus=THING)),
+    "corpus-yaml": ("data", sentences(corpus=f"class_path: {THING}")),
+    "corpus-json": ("data", sentences(corpus=json.dumps(foreign()))),
+    "corpus-escaped": ("data", sentences(corpus='{"class\\u005fpath": "lies_around.Thing"}')),
+    "corpus-file": ("data", sentences(corpus="corpus.yaml")),
 }
+"""Keys down to a value of a recipe, and what is put there."""
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_class_path_imports_nothing(name, trained, canary, tmp_path, capfd):
+def test_a_class_path_imports_nothing(name, trained, canary, tmp_path, monkeypatch, capfd):
     """Plain strings are enough to make a parser import a module that lies around."""
-    if name == "corpus-file":
-        file = tmp_path / "corpus.yaml"
-        file.write_text("class_path: lies_around.Thing")
-        change = set_corpus(str(file))
-    else:
-        change = CHANGES[name]
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.yaml").write_text(f"class_path: {THING}")
+    keys, value = CHANGES[name]
+
+    def change(recipe):
+        *parents, last = keys.split(" ") if keys[-1] != " " else [*keys.split(), ""]
+        functools.reduce(dict.__getitem__, parents, recipe)[last] = value
+
     path = with_recipe(trained, tmp_path / "run" / "evil.ckpt", change)
     if name == "data" or "corpus" in name:  # the model itself is ours
-        with pytest.raises(CheckpointError, match="refused"):
+        with pytest.raises(CheckpointError):
             _ = read_checkpoint(path).data_recipe
     refused_everywhere(path, capfd)
     assert canary not in sys.modules
@@ -353,25 +284,17 @@ def test_what_lightning_saves_of_arguments_is_not_used(key, load, trained, canar
     assert canary not in sys.modules
 
 
-@pytest.mark.parametrize("corpus", ["lies_around.Thing", {"class_path": "lies_around.Thing"}])
-@pytest.mark.parametrize("key", ["recipe", "datamodule_hyper_parameters"])
-def test_data_are_built_from_plain_values(key, corpus, trained, canary, tmp_path):
-    content = torch.load(trained, weights_only=True)
-    path = tmp_path / "evil.ckpt"
-    if key == "recipe":
-        content["recipe"]["data"] = {
-            "class_path": "datamodules.Sentences",
-            "init_args": {"corpus": corpus},
-        }
+@pytest.mark.parametrize("corpus", [THING, {"class_path": THING}])
+def test_data_are_built_from_plain_values(corpus, trained, canary, tmp_path):
+    content, path = torch.load(trained, weights_only=True), tmp_path / "evil.ckpt"
+    content["datamodule_hyper_parameters"] = {**INSTANTIATOR, "corpus": corpus}
+    torch.save(content, path)
+    loaded = LocalText.load_from_checkpoint(path)
+    assert loaded.fingerprint == content["LocalText"]["fingerprint"]
+    for recipe in (content["recipe"]["data"], sentences(corpus=corpus)):
+        content["recipe"]["data"] = recipe
         torch.save(content, path)
-        with pytest.raises(ValueError, match="corpus"):
-            Sentences.load_from_checkpoint(path)
-    else:
-        content[key] = {**INSTANTIATOR, "corpus": corpus}
-        torch.save(content, path)
-        loaded = LocalText.load_from_checkpoint(path)
-        assert loaded.fingerprint == content["LocalText"]["fingerprint"]
-        with pytest.raises(ValueError, match=r"recipe\.data"):
+        with pytest.raises(ValueError, match=r"corpus|recipe\.data"):
             Sentences.load_from_checkpoint(path)
     assert canary not in sys.modules
 
@@ -379,7 +302,7 @@ def test_data_are_built_from_plain_values(key, corpus, trained, canary, tmp_path
 def test_pickled_data_are_not_loaded(trained, trace, tmp_path):
     path = tmp_path / "evil.ckpt"
     in_callback_state(path, Evil(trace), torch.load(trained, weights_only=True))
-    with pytest.raises(ValueError, match="plain values"):
+    with pytest.raises(ValueError):
         LocalText.load_from_checkpoint(path)
 
 
@@ -418,7 +341,7 @@ def test_a_backbone_brings_no_code(trace, tmp_path, monkeypatch):
     config = {"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.Evil"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     config = NoCoTConfig(backbone=str(tmp_path), vocab_size=8, block_size=8)
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=str(tmp_path)):
         NoCoTLM(config=config).configure_model()
 
 
@@ -487,7 +410,6 @@ SPELLINGS = st.sampled_from(("dict", "yaml", "json", "name", "argument-free", "l
 
 
 def spelled(how, class_path, folder):
-    """One of the forms in which a parser finds a class."""
     written = {"class_path": class_path, "init_args": {}}
     if how == "file":
         path = folder / "thing.yaml"
@@ -504,7 +426,6 @@ def spelled(how, class_path, folder):
 
 
 def places_in(value, path=()):
-    """All keys of nested mappings and lists, as paths."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:
         yield (*path, key)
@@ -512,7 +433,6 @@ def places_in(value, path=()):
             yield from places_in(item, (*path, key))
 
 
-SENTENCES = {"class_path": "datamodules.Sentences", "init_args": {"corpus": CORPUS}}
 THINKING = {
     "class_path": "lightning_models.ThinkingStatesLM",
     "init_args": {"config": {"architecture": {"a": {"b": 1}, "c": [1]}, "dim": 8}, "optimizer": {}},
@@ -531,7 +451,14 @@ def test_no_recipe_imports_anything(data, how, deeper, trained, canary, tmp_path
     content = torch.load(trained, weights_only=True)
     recipe = content["recipe"]
     role, replaced = data.draw(
-        st.sampled_from((("model", None), ("data", None), ("data", SENTENCES), ("model", THINKING)))
+        st.sampled_from(
+            (
+                ("model", None),
+                ("data", None),
+                ("data", sentences(corpus=CORPUS)),
+                ("model", THINKING),
+            )
+        )
     )
     if replaced is not None:
         recipe[role] = copy.deepcopy(replaced)
