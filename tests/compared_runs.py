@@ -43,11 +43,9 @@ def grown(source, target, factor):
 
 
 def read(path):
-    """Returns the rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def by_model(rows):
-    """Returns rows by the class of their model."""
     return {row["model"]: row for row in rows}

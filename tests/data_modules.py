@@ -50,7 +50,6 @@ class DataModuleCase:
     trains: bool = True
 
     def build(self, **options: Any) -> Any:
-        """Returns the data module, not prepared."""
         defaults = {"cache_dir": "cache"} if "corpus" not in self.options else {}
         return getattr(datamodules, self.kind)(**{**defaults, **self.options, **options})
 
@@ -78,6 +77,56 @@ STATES = {
 }
 STORIES = {"train_stories": 40, "val_stories": 9, "test_stories": 12, "block_size": 640}
 WORLD = {"works": 6, "people": 8, "companies": 4, "cities": 4, "countries": 3, "batch_size": 4}
+BAD_SENTENCES = (
+    {"max_sentences": 0},
+    {"curriculum_step": -1},
+    {"curriculum_epochs": 0},
+    {"curriculum_limit": 3},
+    {"batch_tokens": 63},
+    {"batch_size": 0},
+    {"splitter": "dots"},
+    {"splitter": "spans:65"},
+    {"language": "English"},
+)
+BAD_STATES = (
+    {"task": "coin"},
+    {"operations": []},
+    {"operations": (0, 5)},
+    {"test_operations": (40, 11)},
+    {"train_examples": 0},
+    {"val_examples": -1},
+    {"test_examples": -1},
+    {"example_seed": -1},
+    {"variables": 0},
+    {"variables": 27},
+    {"modulus": 1},
+    {"answer_prefix": ""},
+    {"step_separator": ""},
+    {"max_length": 0},
+    {"block_size": 0},
+    {"batch_size": 0},
+    {"seed": -1},
+    {"train_windows": "shuffled"},
+    {"tokenizer": "gpt5"},
+)
+BAD_STORIES = (
+    {"hops": []},
+    {"hops": [0]},
+    {"test_hops": [2, 13]},
+    {"train_stories": 0},
+    {"val_stories": -1},
+    {"distractors": 11},
+    {"story_seed": -1},
+    {"loss_on": "story"},
+    {"eval_stride": 8},
+)
+BAD_WORLDS = (
+    {"people": 1},
+    {"knowledge_seed": -1},
+    {"steps": "all"},
+    {"question_first": True},
+    {"known_file": "none.jsonl"},
+)
 OUT_OF_RANGE = (
     {"block_size": 0},
     {"batch_size": -1},
@@ -122,24 +171,20 @@ DATA_MODULES = [
         ({"set_name": "ptbb"}, {"revision": "x"}),
         trains=False,
     ),
-    DataModuleCase("Sentences", STREAMS, ({"max_sentences": 0}, {"splitter": "dots"})),
+    DataModuleCase("Sentences", STREAMS, BAD_SENTENCES),
     DataModuleCase("Sentences", {**STREAMS, "splitter": "spans:9", "max_sentence_tokens": 9}),
     DataModuleCase(
         "SentenceWindows",
         {"corpus": INNER, "block_size": 48, "batch_size": 4},
         ({"block_size": 0},),
     ),
-    DataModuleCase("StateTracking", {**STATES, "operations": [20, 21]}, ({"batch_size": 0},)),
+    DataModuleCase("StateTracking", {**STATES, "operations": [20, 21]}, BAD_STATES),
     DataModuleCase(
         "StateTracking",
         {**STATES, "task": "vars", "tokenizer": "bpe:270", "operations": [5, 6]},
     ),
-    DataModuleCase(
-        "Kinship",
-        {**STORIES, "batch_size": 4},
-        ({"hops": [0]}, {"train_stories": 0}, {"eval_stride": 8}),
-    ),
-    DataModuleCase("TwoHop", {**WORLD, "val_fraction": 0.2, "test_fraction": 0.1}),
+    DataModuleCase("Kinship", {**STORIES, "batch_size": 4}, BAD_STORIES),
+    DataModuleCase("TwoHop", {**WORLD, "val_fraction": 0.2, "test_fraction": 0.1}, BAD_WORLDS),
     DataModuleCase(
         "ReasoningGSM8K",
         {

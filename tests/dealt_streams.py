@@ -23,21 +23,17 @@ class DealtStreams(L.LightningDataModule):
     """Batch n of all ranks together is the n-th of SHAPES, however many ranks there are."""
 
     def train_dataloader(self) -> BatchLoader:
-        """Batches with the counts of their optimiser step."""
         accumulate = self.trainer.accumulate_grad_batches
         source = TrainingSource(self, epoch_batches=len(SHAPES), accumulate=accumulate)
         return BatchLoader(source)
 
     def val_dataloader(self) -> BatchLoader:
-        """The same rows without them."""
         return BatchLoader(self)
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
         return len(SHAPES)
 
     def whole(self, n: int) -> dict[str, Any]:
-        """The batch of all ranks."""
         size = SENTENCES.sizes["vocab_size"], SENTENCES.sizes["block_size"]
         return marked_documents(SHAPES[n], size[0] - 3, *size, seed=n, ends=2)
 
@@ -53,7 +49,6 @@ class DealtStreams(L.LightningDataModule):
         return {name: float(kind.sum()) for name, kind in kinds.items()}
 
     def batch(self, n: int) -> dict[str, Any]:
-        """This rank's rows."""
         whole = self.whole(n)
         rows = torch.arange(self.trainer.global_rank, 4, self.trainer.world_size)
         return {key: value[rows] for key, value in whole.items()} | {
@@ -68,7 +63,6 @@ class StreamsOfTwo(Sentences):
     """
 
     def __init__(self, text: str, cache: str, processes: int) -> None:
-        """Takes the file, the folder of its tokens, and how many processes train."""
         super().__init__(
             corpus=LocalText(data_files=text, cache_dir=cache),
             splitter="spans:7",
@@ -94,15 +88,12 @@ class BothRanks:
     """Batches of all ranks of a source together."""
 
     def __init__(self, source: StreamSource) -> None:
-        """Takes the source of one of them."""
         self.source, self.counts = source, source.counts
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
         return len(self.source)
 
     def batch(self, n: int) -> dict[str, Any]:
-        """The streams of all ranks."""
         first, sentences = self.source.streams(n)
         batch = stored_batch(self.source._index, first, sentences, first)
         return {**batch, "sentence_steps": int(sentences.max())}

@@ -23,7 +23,6 @@ class Windows:
     prompts: ClassVar = [[7, 99, 3, 42, 5], [200], list(range(40, 52))]
 
     def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> Batch:
-        """Random bytes."""
         generator = torch.Generator().manual_seed(seed)
         stream = torch.randint(0, 256, (rows, length + 1), generator=generator)
         return {
@@ -80,7 +79,6 @@ class MarkedWindows(Windows):
         return {**batch, "lexical": batch["targets"] < BYTES}
 
     def dealt(self, text: str, cache: str, processes: int) -> Any:
-        """A datamodule whose batches are four rows over all processes together."""
         from datamodules import SentenceWindows
 
         corpus = super().dealt(text, cache, processes)
@@ -118,7 +116,6 @@ class Sentences:
         return marked_documents(shape, 256, self.sizes["vocab_size"], BLOCK, seed)
 
     def dealt(self, text: str, cache: str, processes: int) -> Any:
-        """A datamodule whose batches are four fixed streams over all processes together."""
         from dealt_streams import DealtStreams
 
         return DealtStreams()
@@ -162,7 +159,6 @@ class StoredSentences(Sentences):
     """The same from a corpus, dealt to devices by its datamodule."""
 
     def dealt(self, text: str, cache: str, processes: int) -> Any:
-        """A datamodule whose batches over all processes together are those of two."""
         from dealt_streams import StreamsOfTwo
 
         return StreamsOfTwo(text, cache, processes)
@@ -269,7 +265,6 @@ class Reasoning:
         }
 
     def dealt(self, text: str, cache: str, processes: int) -> Any:
-        """A datamodule whose batches are four rows over all processes together."""
         from datamodules import StateTracking
 
         return StateTracking(**{**self.options, "cache_dir": cache, "batch_size": 4 // processes})

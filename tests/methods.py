@@ -89,11 +89,9 @@ class Method:
 
     @property
     def reads_windows(self) -> bool:
-        """Whether its batches are rows of tokens."""
         return isinstance(self.format, Windows)
 
     def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> dict[str, Any]:
-        """A batch of random bytes."""
         return self.format.batch(rows, length, seed)
 
     def build(self, seed: int = 0, *, compile: bool = False, **changes: Any) -> LanguageModel:

@@ -36,7 +36,6 @@ def write_task(path, kind, metric, text="{{text}}", target="{{text}}", mean="mea
 
 
 def request(*args):
-    """A request of the harness."""
     from lm_eval.api.instance import Instance
 
     return Instance(request_type="x", doc={}, arguments=args, idx=0, metadata=("task", 0, 1))

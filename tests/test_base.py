@@ -6,21 +6,13 @@ import lightning as L
 import pytest
 import torch
 from methods import BLOCK, METHODS, window_batch
+from quiet import quiet_trainer
 
 from lightning_models import LossOutput, Mean, Scores, Term, TransformerLM
 from lightning_models.runtime import gradients_on, ordinary
 from training import FullySharded
 
 COLUMNS = torch.arange(BLOCK)
-QUIET = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "limit_val_batches": 0,
-}
 
 
 class Penalised(TransformerLM):
@@ -66,7 +58,7 @@ def penalty_gradients(data, tmp_path, steps, **options):
             for parameter in model.network.parameters():
                 parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
         model.optimizer_config = type(model.optimizer_config)(lr=1e-12, weight_decay=0.0)
-        L.Trainer(**QUIET, max_steps=steps, default_root_dir=tmp_path, **options).fit(model, data)
+        quiet_trainer(tmp_path, max_steps=steps, limit_val_batches=0, **options).fit(model, data)
         runs.append(torch.stack(model.gradients)[:, 0])
     return runs[0] - runs[1]
 
@@ -103,7 +95,7 @@ def test_a_normaliser_that_the_data_do_not_count_is_named():
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(1, [0, 1, 2, 3]), (2, [1, 3])])
-def test_the_rate_of_each_logged_step_is_one_curve(make_data, interval, steps):
+def test_the_rate_of_each_logged_step_is_one_curve(make_data, interval, steps, tmp_path):
     used, logged = [], []
 
     class Watch(L.Callback):
@@ -114,7 +106,8 @@ def test_the_rate_of_each_logged_step_is_one_curve(make_data, interval, steps):
             logged.append(float(trainer.callback_metrics.get("lr", -1)))
 
     options = {"max_steps": 4, "accumulate_grad_batches": 2, "log_every_n_steps": interval}
-    L.Trainer(**QUIET, **options, callbacks=[Watch()]).fit(build(), make_data())
+    options |= {"limit_val_batches": 0, "enable_checkpointing": False}
+    quiet_trainer(tmp_path, Watch(), **options).fit(build(), make_data())
     assert len(set(used)) == 4
     assert [rate for rate in dict.fromkeys(logged) if rate >= 0] == pytest.approx(
         [used[step] for step in steps]
@@ -123,8 +116,8 @@ def test_the_rate_of_each_logged_step_is_one_curve(make_data, interval, steps):
 
 def test_terms_and_statistics_are_logged_over_the_whole_step(make_data, tmp_path):
     model = build()
-    options = {"accumulate_grad_batches": 2, "max_steps": 1, "default_root_dir": tmp_path}
-    trainer = L.Trainer(**QUIET, **options)
+    options = {"accumulate_grad_batches": 2, "max_steps": 1, "limit_val_batches": 0}
+    trainer = quiet_trainer(tmp_path, **options)
     losses, parts = [], []
     original = model.loss
 
@@ -174,7 +167,7 @@ def test_rows_that_fill_up_a_batch_have_no_sequence():
 def test_only_lexical_targets_count_in_the_loss_but_all_in_bits_per_byte(make_data, tmp_path):
     """Every third target of each window is called a boundary."""
     data, model = make_data(), build(TransformerLM).eval()
-    trainer = L.Trainer(**{**QUIET, "limit_val_batches": 2}, default_root_dir=tmp_path)
+    trainer = quiet_trainer(tmp_path, limit_val_batches=2)
 
     def logged(**changes):
         loader = data.val_dataloader()
@@ -209,9 +202,8 @@ class ByGradient(TransformerLM):
 
 @pytest.mark.parametrize("verb", ["validate", "test", "predict", "fit"])
 def test_gradients_are_there_in_every_verb(verb, make_data, tmp_path):
-    options = {**QUIET, "limit_val_batches": 1, "max_steps": 1}
-    options |= {"val_check_interval": 1}
-    trainer = L.Trainer(**options, default_root_dir=tmp_path)
+    options = {"limit_val_batches": 1, "max_steps": 1, "val_check_interval": 1}
+    trainer = quiet_trainer(tmp_path, **options)
     model = build(ByGradient)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("memory\n")
@@ -225,18 +217,10 @@ def test_gradients_are_there_in_every_verb(verb, make_data, tmp_path):
         assert trainer.callback_metrics["val/loss"] > 0
 
 
-def test_the_recipe_rebuilds_both_configurations():
-    model = METHODS[0].build()
-    arguments = model.recipe()["init_args"]
-    assert isinstance(arguments["config"], dict)
-    again = type(model)(**arguments)
-    assert (again.config, again.optimizer_config) == (model.config, model.optimizer_config)
-
-
 @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
 def test_data_of_the_other_kind_are_refused(verb, make_data, make_sentences, tmp_path):
     by_name = {method.name: method for method in METHODS}
-    trainer = L.Trainer(**QUIET, max_steps=1, default_root_dir=tmp_path)
+    trainer = quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0)
     pairs = [("gpt2", make_sentences(), "Sentences"), ("thought-gestalt", make_data(), "LocalText")]
     for name, data, kind in pairs:
         with pytest.raises(ValueError, match=rf"data \({kind}\) are .* choose data of that kind"):

@@ -30,7 +30,6 @@ EACH = [m if m.name in MAIN else pytest.param(m, marks=pytest.mark.slow) for m i
 
 
 def objective(model, batch):
-    """The training objective of one batch on its own."""
     return sum(term.sum / term.normaliser for term in model.loss(batch).terms.values())
 
 

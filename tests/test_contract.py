@@ -4,14 +4,16 @@ import copy
 import dataclasses
 import math
 
-import lightning as L
 import pytest
 import torch
 from methods import BLOCK, IN_FULL, METHODS
 from torch.utils.data import DataLoader
 
 from callbacks import PendingValidation, ResumeState, SaveCheckpoints
+from lightning_models import output_layer
 from lightning_models.generation import SamplingConfig, generate
+from tests.largest import Largest
+from tests.quiet import quiet_trainer
 from tests.reliability.runs import same
 
 GREEDY = SamplingConfig(temperature=0)
@@ -31,21 +33,7 @@ def make_loaders(method, request):
 
 
 def objective(model, batch):
-    """The training objective of one batch on its own."""
     return sum(term.sum / term.normaliser for term in model.loss(batch).terms.values())
-
-
-def quiet_trainer(tmp_path, **options):
-    defaults = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": tmp_path,
-    }
-    return L.Trainer(**{**defaults, **options})
 
 
 def test_scores_have_the_shape_of_the_targets(method):
@@ -193,6 +181,17 @@ def test_padding_changes_nothing(method):
     torch.testing.assert_close(objective(model, padded), objective(model, batch))
 
 
+def test_logits_of_a_batch_are_never_held(method, monkeypatch):
+    """Of 4096 columns; a chunk may grow by the streams of one token, and embeddings are as wide."""
+    words, limit = 4096, 16
+    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", limit)
+    model, batch = method.build(vocab_multiple=words), method.batch(rows=4)
+    with Largest() as step:
+        objective(model, batch).backward()
+        model.score(batch)
+    assert step.numel <= max(limit + 4, model.config.dim) * words
+
+
 def test_bf16_autocast_is_close_to_float32(method):
     model, batch = method.build().eval(), method.batch()
     exact = objective(model, batch).item()
@@ -252,12 +251,11 @@ def test_a_resumed_run_ends_with_the_same_bits(method, make_loaders, tmp_path):
         writer = SaveCheckpoints(str(tmp_path / folder), save_top_k=0)
         trainer = quiet_trainer(
             tmp_path,
+            *(ResumeState(), PendingValidation(), writer),
             **{"max_epochs": 2, "limit_train_batches": 3, **limit},
             accumulate_grad_batches=2,
             val_check_interval=2,
             limit_val_batches=1,
-            enable_checkpointing=True,
-            callbacks=[ResumeState(), PendingValidation(), writer],
         )
         torch.manual_seed(5)
         data = make_loaders(batch_size=2)

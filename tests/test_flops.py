@@ -40,7 +40,6 @@ def model(request):
 
 
 def uncounted(model):
-    """FLOPs of a batch that the math kernel spends on keys a causal query does not see."""
     config = model.config
     return config.num_layers * 4 * config.dim * B * (T * T - T * (T + 1) // 2)
 

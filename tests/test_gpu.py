@@ -26,7 +26,6 @@ def method(request):
 
 
 def there(value):
-    """A copy of a model, or of a batch, on the device."""
     if not isinstance(value, dict):
         return copy.deepcopy(value).to(DEVICE)
     return {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in value.items()}

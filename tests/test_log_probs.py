@@ -5,7 +5,6 @@ import torch
 
 from lightning_models import output_layer
 from lightning_models.output_layer import (
-    linear_mixture_cross_entropy,
     mixture_entropies,
     mixture_scores,
     token_entropies,
@@ -75,14 +74,6 @@ def test_entropies_of_mixtures(dtype):
     assert (mine > 0).all()
 
 
-def test_they_are_the_loss_with_the_sign_changed():
-    h, weight, log_scores, owner, targets = inputs(COUNTS)
-    targets[4] = -100
-    loss = linear_mixture_cross_entropy(h, weight, log_scores, owner, targets)
-    mine = mixture_scores(h, weight, log_scores, owner, targets).log_prob
-    torch.testing.assert_close(-mine.double().sum(), loss, **CLOSE)
-
-
 def test_the_level_of_the_scores_does_not_matter():
     """Only P / sum P counts, also where P itself underflows."""
     h, weight, log_scores, owner, targets = inputs(COUNTS, torch.float32)
@@ -122,15 +113,6 @@ def test_one_state_a_token_is_the_plain_distribution():
     probabilities = (h.double() @ weight.double().t()).softmax(-1)
     expected = -(probabilities * probabilities.log()).sum(-1)
     torch.testing.assert_close(entropies.double(), expected, **CLOSE)
-
-
-def test_plain_ones_keep_the_shape():
-    h, weight, *_ = inputs([1] * 24, torch.float32)
-    wide = h.view(2, 3, 4, D)
-    assert token_entropies(wide, weight).shape == (2, 3, 4)
-    torch.testing.assert_close(token_entropies(wide, weight).flatten(), token_entropies(h, weight))
-    targets = torch.randint(0, V, (2, 3, 4))
-    assert token_scores(wide, weight, targets).log_prob.shape == (2, 3, 4)
 
 
 def test_no_gradients():
@@ -173,14 +155,6 @@ def test_autocast_runs_the_products_in_half_precision():
     assert half.dtype == entropy.dtype == torch.float32
     assert not torch.equal(half, exact)
     torch.testing.assert_close(half, exact, atol=0.1, rtol=0.05)
-
-
-@pytest.mark.parametrize("target", [-1, V])
-def test_targets_outside_the_vocabulary_are_errors(target):
-    h, weight, log_scores, owner, targets = inputs(COUNTS)
-    targets[1] = target
-    with pytest.raises((IndexError, RuntimeError, ValueError)):
-        mixture_scores(h, weight, log_scores, owner, targets)
 
 
 def test_logits_of_all_states_are_never_held(monkeypatch):
@@ -230,26 +204,3 @@ class TestChunks:
     def test_unknown_devices_get_the_large_chunks(self):
         large = output_layer.CHUNK_ROWS["cuda"]
         assert output_layer.chunk_rows(torch.device("meta")) == large
-
-    def test_targets_that_can_be_gathered(self):
-        targets = torch.tensor([[3, -100], [-1, 5]])
-        assert output_layer.target_index(targets).tolist() == [3, 0, -1, 5]
-        assert targets[0, 1] == -100
-
-    def test_the_dtype_of_products(self):
-        assert output_layer.product_dtype(torch.zeros(1, dtype=torch.float64)) == torch.float64
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert output_layer.product_dtype(torch.zeros(1)) == torch.bfloat16
-
-    def test_logits_are_wide(self):
-        for dtype, wide in (
-            (torch.bfloat16, torch.float32),
-            (torch.float32, torch.float32),
-            (torch.float64, torch.float64),
-        ):
-            h, weight = torch.randn(3, D).to(dtype), torch.randn(V, D).to(dtype)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                mine = output_layer.logits(h, weight)
-            assert mine.dtype == wide
-            expected = (h @ weight.t()).to(wide)
-            assert torch.equal(mine, expected)

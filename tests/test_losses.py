@@ -148,20 +148,6 @@ def test_backward_scales_and_adds_up():
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_gradients_flow_on_through_a_tied_matrix():
-    """The embedding that makes the states is also the output matrix."""
-    generator = torch.Generator().manual_seed(0)
-    table = torch.randn(V, D, generator=generator, dtype=torch.float64, requires_grad=True)
-    tokens = torch.randint(0, V, (3, 5), generator=generator)
-    targets = torch.randint(0, V, (3, 5), generator=generator)
-    (mine,) = torch.autograd.grad(linear_cross_entropy(table[tokens].tanh(), table, targets), table)
-    (expected,) = torch.autograd.grad(
-        reference.cross_entropy(table[tokens].tanh(), table, targets), table
-    )
-    assert_equal([mine], [expected])
-
-
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("wanted", ["h", "weight", "neither"])
 def test_only_the_gradients_that_are_asked_for(wanted):
     h, weight, targets, weights = inputs(4, 6)
@@ -379,12 +365,3 @@ def test_float64_states_take_float32_scores():
     (expected,) = torch.autograd.grad(double, log_scores)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected.float())
-
-
-def test_chunks_of_mixtures_never_part_a_token(monkeypatch):
-    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", 4)
-    owner = mixture_inputs([1, 4, 2, 7, 1, 1, 2])[3]
-    chunks = output_layer.token_chunks(owner)
-    cuts = [(rows.start, rows.stop) for rows, _, _ in chunks]
-    assert cuts == [(0, 1), (1, 7), (7, 16), (16, 18)]
-    assert [(first, count) for _, first, count in chunks] == [(0, 1), (1, 2), (3, 3), (6, 1)]

@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 import torch
 from methods import METHODS
+from quiet import quiet_trainer
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
@@ -19,21 +20,9 @@ def test_gradients_are_clipped(make_data, tmp_path, precision, algorithm):
                 peak = max(gradient.abs().max().item() for gradient in gradients)
                 largest.append(norm if algorithm == "norm" else peak)
 
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=1,
-        precision=precision,
-        max_steps=2,
-        limit_val_batches=0,
-        gradient_clip_val=1e-3,
-        gradient_clip_algorithm=algorithm,
-        callbacks=[Watch()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    clipped = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": algorithm}
+    steps = {"max_steps": 2, "limit_val_batches": 0, "enable_checkpointing": False}
+    trainer = quiet_trainer(tmp_path, Watch(), precision=precision, **clipped, **steps)
     model = METHODS[0].build()
     trainer.fit(model, make_data())
     assert largest

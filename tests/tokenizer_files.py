@@ -10,7 +10,6 @@ SPACE = "\u2581"
 
 
 def merges_of(words: Iterable[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Adds words to a vocabulary and returns the merges that make them, letter by letter."""
     merges = {}
     for word in words:
         for end in range(2, len(word) + 1):

@@ -26,12 +26,10 @@ class Verb:
     """Option that names checkpoints; none: they stand alone."""
 
     def __str__(self) -> str:
-        """Returns the name of its tests."""
         modes = [word for word in ("autoregressive", "pass_at_2") if word in self.words]
         return "-".join([self.name, *modes])
 
     def command(self, checkpoint, files, *options):
-        """Returns its command line for a checkpoint."""
         words = self.words.format(**files).split()
         return [self.name, *words, *self.checkpoint.split(), checkpoint, *options]
 

@@ -31,8 +31,6 @@ def lines(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def corpus(tmp_path: Path, lines: Path) -> Callable[..., LocalText]:
-    """Returns a function that makes a prepared corpus of `lines`."""
-
     def make(**options) -> LocalText:
         defaults = {"data_files": str(lines), "block_size": 16, "batch_size": 4}
         data = LocalText(**{**defaults, "cache_dir": str(tmp_path / "cache"), **options})
@@ -60,8 +58,6 @@ def stories(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sentences(tmp_path: Path, stories: Path) -> Callable[..., Sentences]:
-    """Returns a function that makes prepared `Sentences` of `stories`."""
-
     def make(tokenizer: str = "bytes", *, kind: type = Sentences, **options) -> Sentences:
         cache = str(tmp_path / "cache")
         inner = LocalText(data_files=str(stories), tokenizer=tokenizer, cache_dir=cache)

@@ -22,6 +22,7 @@ import datamodules
 from datamodules import LocalText, PythonDocs, TextDataModule, load_tokenizer, read_prompts
 from datamodules.base import BatchLoader, accumulation_group
 from datamodules.text import PromptSource
+from tests.quiet import quiet_trainer
 
 KEYS = ("tokens", "targets", "mask", "sequence_id", "num_bytes")
 
@@ -44,8 +45,6 @@ def fake_trainer(rank=0, world_size=1, accumulate=1, limit=1.0, processed=0):
 
 
 class Recorder(L.LightningModule):
-    """Remembers the batches it was given."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
@@ -70,17 +69,7 @@ class Recorder(L.LightningModule):
 
 def fit(data, tmp_path, ckpt_path=None, callbacks=(), **options) -> Recorder:
     model = Recorder()
-    trainer = L.Trainer(
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=bool(callbacks),
-        callbacks=list(callbacks),
-        num_sanity_val_steps=0,
-        **options,
-    )
+    trainer = quiet_trainer(tmp_path, *callbacks, num_sanity_val_steps=0, **options)
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", ".*(does not have many workers|Checkpoint directory|need to be provided).*"
@@ -134,15 +123,6 @@ def test_scheduled_accumulation_is_refused(corpus, tmp_path):
     schedule = GradientAccumulationScheduler({0: 1, 1: 4})
     with pytest.raises(ValueError, match=r"GradientAccumulationScheduler.*accumulate_grad_batches"):
         fit(corpus(), tmp_path, max_epochs=1, callbacks=[schedule])
-
-
-def test_validation_inside_fit_scores_the_split_each_time(corpus, tmp_path):
-    data = corpus()
-    model = fit(data, tmp_path, max_epochs=2)
-    assert len(model.val_targets) == 2 * data.counts("val").tokens
-    model.val_targets.clear()
-    L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(model, data)
-    assert len(model.val_targets) == data.counts("test").tokens
 
 
 def test_setup_before_prepare_says_so(lines, tmp_path):
@@ -216,15 +196,6 @@ def _cli(arguments: tuple[str, ...]) -> LightningCLI:
         args=["--trainer.logger=false", *arguments],
         seed_everything_default=0,
     )
-
-
-def test_recipe_under_the_command_line(lines):
-    arguments = [f"--data.data_files={lines}", "--data.seed=5", "--data.val_fraction=0.2"]
-    data = run_cli("--data=datamodules.LocalText", *arguments).datamodule
-    recipe = data.recipe()
-    expected = LocalText(data_files=str(lines), seed=5, val_fraction=0.2).recipe()
-    assert recipe == expected
-    assert not any(key.startswith("_") for key in recipe["init_args"])
 
 
 def test_command_line_shows_every_argument_with_its_line(capsys):
@@ -343,14 +314,6 @@ PROMPTS = ["one", "twenty-two", "three", "4", "fifth prompt"]
 
 def source(**options):
     return PromptSource(PROMPTS, load_tokenizer("bytes"), **{"block_size": 16, **options})
-
-
-def test_both_formats_are_read(tmp_path):
-    text, rows = tmp_path / "p.txt", tmp_path / "p.jsonl"
-    text.write_text("one\n\ntwenty-two\r\n")
-    rows.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS))
-    assert read_prompts(text) == ["one", "twenty-two"]
-    assert read_prompts(rows) == PROMPTS
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ def prepared(kind, tmp_path, **options):
 
 
 def texts_of(data, split) -> list[str]:
-    """The documents of a split as they are stored."""
     stream = data.stream(split)
     starts = [0, *stream.document_ends[:-1]]
     spans = zip(starts, stream.document_ends, strict=True) if len(stream) else []
@@ -121,25 +120,11 @@ def pes2o_files(hub) -> Callable[[str], str]:
     return lambda pattern: str(folder / pattern)
 
 
-def test_pes2o_has_its_own_validation(tmp_path, pes2o_files):
-    data = prepared(
-        PeS2o,
-        tmp_path,
-        data_files=pes2o_files("train-*.json.gz"),
-        val_files=pes2o_files("validation-*.json.gz"),
-    )
-    assert texts_of(data, "train") == PAGES[:50]
-    assert texts_of(data, "val") == PAGES[50:]
-    share = prepared(PeS2o, tmp_path, data_files=pes2o_files("train-*.json.gz"), val_fraction=0.2)
-    assert [share.counts(s).documents for s in SPLITS] == [39, 11, 0]
-
-
 # The Pile
 
 
 @pytest.fixture
 def pile_files(tmp_path) -> dict[str, str]:
-    """The Pile's three kinds of files, with the names of three collections in turn."""
     parts = {"data_files": PAGES[:45], "val_files": PAGES[45:54], "test_files": PAGES[54:]}
     for name, texts in parts.items():
         packed = zstandard.ZstdCompressor().compress(pile_jsonl(texts))

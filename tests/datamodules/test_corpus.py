@@ -1,8 +1,5 @@
 """What is said of a prepared corpus: the sizes of its splits, and that too much is held out."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 from datamodules import LocalText
@@ -87,16 +84,6 @@ def test_the_warning_follows_the_options(books, told, warned, options, share):
         assert f"are {share} of the tokens" in warned[0]
         assert ("data.separator" in warned[0]) == ("separator" not in options)
         assert "data.val_files" in warned[0]
-
-
-def test_the_separator_that_the_docs_name_cuts_txt_files(books, told, warned):
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    section = page.partition("## Your own text")[2].partition("##")[0]
-    assert "a txt file is one\ndocument" in section
-    (separator,) = re.findall(r"--data\.separator '([^']+)'", section)
-    data = LocalText(**books, separator=separator)
-    data.prepare_data()
-    assert sum(data.counts(split).documents for split in SPLITS) == 8
 
 
 def test_a_split_with_files_of_its_own_is_not_counted(books, told, warned, tmp_path):

@@ -38,7 +38,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def build(folder, monkeypatch):
-    """Returns a function that makes a prepared data module."""
     monkeypatch.chdir(folder)
 
     def make(case, trainer=None, **options):
@@ -52,7 +51,6 @@ def build(folder, monkeypatch):
 
 
 def equal(a, b):
-    """Whether two batches are the same."""
     return a.keys() == b.keys() and all(
         torch.equal(value, b[key]) if isinstance(value, torch.Tensor) else value == b[key]
         for key, value in a.items()
@@ -60,7 +58,6 @@ def equal(a, b):
 
 
 def texts(data, split):
-    """What a split is made of, as text."""
     if isinstance(data, datamodules.ReasoningDataModule):
         return [repr(example) for example in data.examples(split)]
     return list(data.questions(split) if hasattr(data, "questions") else data.documents(split))

@@ -21,7 +21,6 @@ def newer(texts) -> list[str]:
 
 
 def write_files(repository, texts, number=6) -> None:
-    """Writes texts as so many files, numbered as on the hub."""
     size = len(texts) // number
     for i in range(number):
         name = f"data/train-{i:05d}-of-{number:05d}.parquet"
@@ -52,7 +51,6 @@ def dead_line(monkeypatch):
 
 
 def interrupted(kind, tmp_path, **options) -> None:
-    """Prepares until the line is dead."""
     with (
         pytest.warns(UserWarning, match="tokens that were written are kept"),
         pytest.raises(CorpusUnavailableError, match="the line is dead"),
@@ -152,14 +150,6 @@ def test_a_cap_fetches_only_the_files_that_it_needs(tmp_path, hub):
     assert sorted(set(hub.fetched)) == [f"data/train-0000{i}-of-00006.parquet" for i in range(2)]
 
 
-def test_a_tokenizer_is_trained_on_the_same_text(tmp_path, hub):
-    write_files(hub.repository(PILE), LONG)
-    data = prepared(Pile, tmp_path, tokenizer="bpe:300", train_tokens=6000)
-    taken = texts_of(data, "train")
-    assert taken == [text for text in LONG if text in set(taken)]
-    assert 5900 < data.counts("train").tokens <= 6000
-
-
 # What differs from the papers
 
 
@@ -252,12 +242,3 @@ def test_a_damaged_parquet_file_is_named(tmp_path, hub):
     for cap in (None, 100):
         with pytest.raises(ValueError, match=r"train-00000-of-00001.parquet is not a parquet file"):
             prepared(OpenWebText, tmp_path, val_documents=6, train_tokens=cap)
-
-
-def test_repeats_on_the_hub_are_told_with_a_cure_that_its_users_have(tmp_path, hub, recwarn):
-    write_files(hub.repository(PILE), [f"text {i % 30}" for i in range(60)], number=1)
-    data = prepared(Pile, tmp_path, val_fraction=0.2, test_fraction=0.0)
-    both = set(data.documents("train")) & set(data.documents("val"))
-    (message,) = [str(w.message) for w in recwarn if "in train" in str(w.message)]
-    assert f"Pile: {len(both)} texts are in train and in val: " in message
-    assert message.endswith("pass a copy without them with data.data_files.")

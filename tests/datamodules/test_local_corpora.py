@@ -306,15 +306,6 @@ def test_a_pattern_stays_one_where_no_folder_has_its_name(tmp_path):
     assert [path.parent.name for path in expand(f"{tmp_path}/[a-c]/*.txt")] == ["a", "b"]
 
 
-def test_a_file_under_two_names_leaks_nothing_into_validation(corpus, lines, tmp_path):
-    once = corpus()
-    (tmp_path / "link.jsonl").symlink_to(lines)
-    twice = corpus(data_files=f"{tmp_path}/*.jsonl")
-    assert sum(twice.counts(s).documents for s in SPLITS) == 60
-    assert not set(twice.documents("train")) & set(twice.documents("val"))
-    assert twice.counts("train") == once.counts("train")
-
-
 def test_equal_texts_in_two_splits_are_warned_of(corpus, tmp_path, recwarn):
     def write(name: str, texts) -> str:
         (tmp_path / name).write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
@@ -549,14 +540,6 @@ def data(tmp_path_factory) -> PythonDocs:
     docs.prepare_data()
     docs.setup()
     return docs
-
-
-def test_size_and_splits(data):
-    counts = [data.counts(split) for split in SPLITS]
-    assert 1_200_000 < sum(c.utf8_bytes for c in counts) < 4_000_000
-    assert sum(c.documents for c in counts) > 300
-    assert counts[0].documents > 10 * counts[1].documents > 0
-    assert all(c.tokens == c.utf8_bytes + c.documents for c in counts)
 
 
 def test_topics_come_from_pydoc():

@@ -45,7 +45,6 @@ DEEPSEEK = (
 
 
 def trained(inner: hf.Tokenizer, trainer, **changes) -> JsonTokenizer:
-    """Trains on the corpus, then replaces parts of the file."""
     inner.train_from_iterator(CORPUS, trainer)
     data = {**json.loads(inner.to_str()), **changes}
     return JsonTokenizer("trained", json.dumps(data))
@@ -146,8 +145,6 @@ def word_piece() -> JsonTokenizer:
 
 
 class Encoding(TiktokenTokenizer):
-    """A tiktoken encoding of few merges."""
-
     def __init__(self, pattern: str) -> None:
         ranks = {bytes([i]): i for i in range(256)} | {b"th": 256, b"the": 257, b" the": 258}
         ranks |= {b"12": 259, b"123": 260, b"  ": 261, b"\n\n": 262, b".\n": 263}
@@ -183,7 +180,6 @@ def tokenizer(request) -> Tokenizer:
 
 
 def library_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of the whole text, from the library."""
     if isinstance(tokenizer, TiktokenTokenizer):
         return tokenizer._encoding.encode_ordinary(text)
     return tokenizer._inner.encode(text, add_special_tokens=False).ids

@@ -92,3 +92,10 @@ def test_long_numbers_keep_all_digits():
     assert read_number(f"{digits}.10") == f"{digits}.1"
     assert read_number("0.1") != read_number("0.10000000000000001")
     assert read_number("9" * 5000) == "9" * 5000  # more than Python turns into an int
+
+
+def test_answers_that_are_no_numbers_are_compared_as_text():
+    judge = ReasoningGSM8K.is_right
+    assert judge(None, " a half. ", "a half")
+    assert not judge(None, "1200 cats", " 1200")
+    assert not judge(None, "", " 1200")

@@ -99,15 +99,6 @@ def test_the_number_of_processes_does_not_show(tmp_path, bpe):
     assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "3")
 
 
-def test_results_come_in_order_and_hold_all_documents(bpe):
-    found = list(encode_in_order(chunks(DOCUMENTS), bpe, 3))
-    assert found[-1].place.documents == len(DOCUMENTS)
-    texts = [text for _, text in DOCUMENTS if text]
-    tokens = np.concatenate([chunk.tokens for chunk in found])
-    assert bpe.decode(tokens) == "".join(texts)
-    assert sum(int(chunk.sizes.sum()) for chunk in found) == sum(len(t) for t in texts)
-
-
 def test_few_texts_and_bytes_start_no_process(monkeypatch, bpe):
     monkeypatch.setattr(encoding, "DataLoader", None)  # would fail if it were called
     assert list(encode_in_order(chunks(DOCUMENTS), BytesTokenizer(), 4))
@@ -293,7 +284,6 @@ def wait_for(condition) -> None:
 
 @pytest.fixture
 def options(tmp_path, bpe) -> dict:
-    """Arguments of a corpus of `DOCUMENTS`."""
     lines = (json.dumps({"text": text}) + "\n" for _, text in DOCUMENTS if text)
     (tmp_path / "a.jsonl").write_text("".join(lines))
     (tmp_path / "tokenizer.json").write_text(bpe.json_text)

@@ -6,7 +6,7 @@ import torch
 
 from datamodules import Sentences
 from datamodules.sentences import batches as building
-from datamodules.sentences.batches import DocumentSource, SentencePromptSource, StreamSource
+from datamodules.sentences.batches import DocumentSource, StreamSource
 from datamodules.sentences.streams import Bounds, Curriculum
 from datamodules.text import IGNORE
 
@@ -30,16 +30,7 @@ def source(data, rank=0, world_size=1, seed=0, longest=4) -> StreamSource:
     )
 
 
-def equal(first: dict, second: dict) -> bool:
-    assert first.keys() == second.keys()
-    return all(
-        torch.equal(value, second[key]) if isinstance(value, torch.Tensor) else value == second[key]
-        for key, value in first.items()
-    )
-
-
 def rows(batch) -> list[list[tuple[list[int], bool]]]:
-    """The used slots of each sentence of each row, and whether it is its document's last."""
     found = []
     for tokens, lengths, last in zip(
         batch["tokens"], batch["lengths"], batch["is_last"], strict=True
@@ -205,14 +196,3 @@ def test_an_empty_prompt_is_a_sentence_without_targets(data):
     check_grid(batch, is_open=True)
     assert rows(batch) == [[([BOS, EOS], False)]]
     assert (batch["targets"] == IGNORE).all()
-
-
-def test_ranks_share_the_prompts(data):
-    prompts = [f"Number {n}." for n in range(7)]
-    ranks = [
-        SentencePromptSource(prompts, data.tokenizer, batch_size=2, rank=rank, world_size=3)
-        for rank in range(3)
-    ]
-    assert {len(rank) for rank in ranks} == {2}
-    numbers = [[rank.batch(n)["sequence_id"].tolist() for rank in ranks] for n in range(2)]
-    assert numbers == [[[0, 1], [2, 3], [4, 5]], [[6], [6], [6]]]  # the last one is repeated

@@ -14,7 +14,6 @@ from datamodules.tokenizers import BytesTokenizer
 
 
 def words_of(data, split) -> list[list[int]]:
-    """The words of each document of a marked store."""
     stream = data.stream(split)
     ids = stream.gather(np.arange(len(stream)))
     documents = np.split(ids, stream.document_ends)[:-1]
@@ -37,22 +36,6 @@ def test_the_words_are_those_of_the_flat_store(sentences, tokenizer, splitter):
         assert documents
         assert data.counts(split).utf8_bytes == data.corpus.counts(split).utf8_bytes
     assert data.vocab_size == data.corpus.vocab_size + 3 == data.tokenizer.vocab_size
-
-
-class Capped(LocalText):
-    """Keeps the first documents only."""
-
-    @property
-    def train_tokens(self):
-        return 1000
-
-
-def test_a_token_cap_holds_for_both_stores(stories, tmp_path):
-    inner = Capped(data_files=str(stories), cache_dir=str(tmp_path))
-    data = Sentences(corpus=inner, max_sentence_tokens=20)
-    data.prepare_data()
-    assert 500 < inner.counts("train").tokens <= 1000 < data.counts("train").tokens
-    assert words_of(data, "train") == flat_documents(inner, "train")
 
 
 def stamps(folder) -> dict[str, tuple[int, int]]:

@@ -4,34 +4,11 @@ import re
 
 import pytest
 import torch
-import yaml
 from tokenizer_files import begun, byte_level
 
 from datamodules import LocalText, Sentences, SentenceWindows
 from datamodules.tokenizers import load_tokenizer
 from training import LatentCLI
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_sentences": 0}, "max_sentences=0 must be at least 1"),
-        ({"curriculum_step": -1}, "curriculum_step=-1 must be at least 0"),
-        ({"curriculum_epochs": 0}, "curriculum_epochs=0 must be at least 1"),
-        (
-            {"curriculum_limit": 29},
-            "curriculum_limit=29 must be at least max_sentences=30, or null",
-        ),
-        ({"batch_tokens": 63}, "batch_tokens=63 must be at least max_sentence_tokens=64"),
-        ({"batch_size": 0, "batch_tokens": 9}, "batch_size=0 .*; batch_tokens=9"),
-        ({"splitter": "dots"}, "splitter='dots' is not known"),
-        ({"splitter": "spans:65"}, "max_sentence_tokens=64: set it to 65 or more"),
-        ({"language": "English"}, "language='English' must be a code"),
-    ],
-)
-def test_arguments_out_of_range_are_told(stories, options, message):
-    with pytest.raises(ValueError, match=message):
-        Sentences(corpus=LocalText(data_files=str(stories)), **options)
 
 
 def test_sizes_are_known_without_preparing(stories, tmp_path):
@@ -141,27 +118,6 @@ def test_a_corpus_on_the_command_line(stories, tmp_path):
     assert data.recipe()["init_args"]["corpus"] == inner.recipe()
     assert dict(data.hparams)["corpus"] == inner.recipe()
     assert (cli.model.config.vocab_size, cli.model.config.block_size) == (260, 16)
-
-
-def test_a_corpus_in_a_config(stories, tmp_path):
-    corpus = {
-        "class_path": "datamodules.LocalText",
-        "init_args": {
-            "data_files": str(stories),
-            "tokenizer": "bpe:300",
-            "cache_dir": str(tmp_path),
-        },
-    }
-    settings = {"corpus": corpus, "block_size": 20, "seed": 3}
-    content = {"data": {"class_path": "datamodules.SentenceWindows", "init_args": settings}}
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(content))
-    data = build(f"--config={config}").datamodule
-    assert type(data) is SentenceWindows
-    assert (data.block_size, data.report, data.seed, data.vocab_size) == (20, "lexical", 3, 303)
-    again = build(f"--config={config}", "--data.corpus.tokenizer=bytes").datamodule
-    assert again.vocab_size == 260
-    assert again.corpus.hparams["data_files"] == str(stories)
 
 
 def test_what_is_the_inner_corpus_cannot_be_given_twice(stories):

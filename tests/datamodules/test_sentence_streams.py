@@ -135,29 +135,6 @@ def test_a_damaged_file_is_made_again(stored):
         assert path.stat().st_size == 8 * len(expected)
 
 
-def test_an_index_that_cannot_be_written_is_kept_in_memory(stored, monkeypatch):
-    data, expected = stored
-
-    def full(*_):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr("datamodules.order.FileLock", full)
-    with pytest.warns(UserWarning, match=r"train-sentences cannot be written .No space left"):
-        assert data.sentences("train").ends.tolist() == expected
-
-
-def test_a_read_only_index_is_read(stored, monkeypatch):
-    data, expected = stored
-    assert data.sentences("train").ends.tolist() == expected
-
-    def read_only(*_):
-        raise PermissionError("Read-only file system")
-
-    monkeypatch.setattr("datamodules.order.FileLock", read_only)
-    monkeypatch.setattr(indexing, "_scan", None)
-    assert data.sentences("train").ends.tolist() == expected
-
-
 def test_an_index_is_pickled_by_path(stored):
     data, expected = stored
     index = data.sentences("train")
@@ -171,7 +148,6 @@ def test_an_index_is_pickled_by_path(stored):
 
 
 def dealt(batches: Batches) -> list[set[tuple[int, int]]]:
-    """The streams of each batch as (first, stop)."""
     found = []
     for b in range(len(batches.offsets) - 1):
         first, sentences = batches.streams(b, b + 1)
@@ -180,7 +156,6 @@ def dealt(batches: Batches) -> list[set[tuple[int, int]]]:
 
 
 def check(batches: Batches, index, number: int, bounds: Bounds) -> None:
-    """Checks the bounds, and that every sentence is there once."""
     found = dealt(batches)
     assert len(found) == number
     for batch in found:

@@ -1,13 +1,9 @@
 """A text store: what is written, and that damage is found."""
 
 import json
-import multiprocessing
-import os
 import pickle
 import re
 import shutil
-import signal
-import time
 import zlib
 from contextlib import nullcontext
 from pathlib import Path
@@ -56,14 +52,6 @@ def test_documents_end_in_eos_and_meta_counts_them(tmp_path):
     assert opened.meta["dtype"] == "<u2"
 
 
-def test_special_text_in_a_document_does_not_end_it(tmp_path):
-    tokenizer = train_bpe("bpe:260", ["some text to learn from"] * 3)
-    stream = write(tmp_path / "s", [("train", "a<|endoftext|>b")], tokenizer).stream("train")
-    tokens = stream.gather(np.arange(len(stream)))
-    assert (tokens == tokenizer.eos_id).sum() == 1
-    assert (tmp_path / "s" / "tokenizer.json").is_file()
-
-
 def test_lone_surrogates_are_replaced(tmp_path):
     opened = write(tmp_path / "s", [("train", "a\ud800b")])
     stream = opened.stream("train")
@@ -82,72 +70,11 @@ def test_large_ids_survive(tmp_path):
     assert stream.gather(np.arange(4)).tolist() == [2**17 + 5, 2**18 - 1] * 2
 
 
-def test_failure_in_the_middle_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 1)
-
-    def broken(first):
-        yield "train", "written before the failure"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare_store(
-            tmp_path / "s", description={}, documents=broken, make_tokenizer=BytesTokenizer
-        )
-    assert [p.name for p in tmp_path.iterdir()] == [".s.lock"]
-    assert write(tmp_path / "s").counts("train").documents == 2
-
-
 def test_a_store_that_is_there_needs_no_lock(tmp_path):
     write(tmp_path / "s")
     (tmp_path / ".s.lock").unlink()
     write(tmp_path / "s", documents=[])
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
-
-
-def _prepare_slowly(folder: Path, seconds: float) -> None:
-    def documents(first):
-        yield "train", "first"
-        yield "val", "held out"  # the chunk before it is written
-        time.sleep(seconds)
-        yield "train", "second"
-
-    encoding.CHUNK_DOCUMENTS = 1
-    prepare_store(folder, description={}, documents=documents, make_tokenizer=BytesTokenizer)
-
-
-def _start(*arguments) -> multiprocessing.Process:
-    process = multiprocessing.get_context("fork").Process(target=_prepare_slowly, args=arguments)
-    process.start()
-    return process
-
-
-def _wait_for(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_killed_process_leaves_nothing_that_looks_whole(tmp_path):
-    folder = tmp_path / "s"
-    process = _start(folder, 60.0)
-    _wait_for(lambda: list(tmp_path.glob("s.partial/train-00000.tokens")))
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert not folder.exists()
-    with pytest.raises(StoreError, match="no text store"):
-        Store(folder)
-    assert write(folder).counts("train").documents == 2
-    assert not list(tmp_path.glob("s.partial"))  # the next preparation clears what was left
-
-
-def test_two_processes_prepare_at_once(tmp_path):
-    folder = tmp_path / "s"
-    processes = [_start(folder, 0.3) for _ in range(2)]
-    for process in processes:
-        process.join(20)
-        assert process.exitcode == 0
-    assert Store(folder).counts("train").documents == 2
 
 
 @pytest.mark.parametrize("name", ["train-00000.tokens", "val-00000.ends"])
@@ -161,18 +88,6 @@ def test_truncated_store_is_named_with_its_cure(tmp_path, name):
             opening()
     path.unlink()
     with pytest.raises(StoreError, match=f"{name} has 0 bytes"):
-        Store(folder)
-
-
-def test_broken_or_foreign_meta(tmp_path):
-    folder = tmp_path / "s"
-    write(folder)
-    meta = folder / "meta.json"
-    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 99}))
-    with pytest.raises(StoreError, match="format is 99, this version reads 1"):
-        Store(folder)
-    meta.write_text("{")
-    with pytest.raises(StoreError, match="meta.json cannot be read"):
         Store(folder)
 
 
@@ -191,7 +106,6 @@ def without_checksums(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A store with a tokenizer.json."""
     tokenizer = train_bpe("bpe:260", ["some text to learn from"] * 3)
     return write(tmp_path_factory.mktemp("sound") / "s", tokenizer=tokenizer).folder
 

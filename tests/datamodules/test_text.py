@@ -54,34 +54,6 @@ def test_packed_each_token_is_a_target_at_most_once_per_epoch(
         assert (rows[1:, 0] == rows[:-1, -1]).all()  # rows follow one another
 
 
-@few
-@given(lengths=lengths, seed=st.integers(0, 99))
-def test_packed_epoch_is_a_permutation_of_whole_documents(make_stream, lengths, seed):
-    stream = make_stream(lengths)
-    order = PackedWindows(stream, block_size=1, eos_id=EOS, seed=seed)
-    for epoch in range(2):
-        joined = order.rows(epoch * len(order) + np.arange(len(order)))[:, 1]
-        documents = np.split(content(stream), stream.document_ends)[:-1]
-        shuffled = permutation(len(lengths), seed=seed, epoch=epoch)
-        expected = np.concatenate([documents[d] for d in shuffled])
-        assert joined.tolist() == expected.tolist()
-
-
-def test_packed_order_depends_on_seed_and_epoch_only(make_stream):
-    stream = make_stream([3] * 40)
-    first, again, other = (
-        PackedWindows(stream, block_size=4, eos_id=EOS, seed=s) for s in (1, 1, 2)
-    )
-
-    def epoch(order, e):
-        return order.rows(e * len(order) + np.arange(len(order))).tolist()
-
-    orders = [epoch(first, e) for e in range(3)]
-    assert orders[0] != orders[1] != orders[2] != orders[0]
-    assert epoch(again, 2) == orders[2]  # without the epochs before
-    assert epoch(other, 0) != orders[0]
-
-
 def test_an_epochs_permutation_is_the_same_everywhere():
     assert permutation(8, seed=5, epoch=3).tolist() == FROZEN_ORDER
 
@@ -114,17 +86,6 @@ def test_random_starts_everywhere(make_stream):
     assert np.bincount(starts).min() > 30  # expected 50 each
     other = RandomWindows(stream, block_size=18, eos_id=EOS, seed=4)
     assert (other.rows(np.arange(200))[:, 1] - 1).tolist() != starts.tolist()
-
-
-@few
-@given(first=st.integers(0, 10**12), count=st.integers(1, 20), seed=st.integers(0, 2**63))
-def test_random_row_is_a_pure_function_of_seed_and_number(make_stream, first, count, seed):
-    stream = make_stream([50, 50])
-    numbers = first + np.arange(count)
-    together = RandomWindows(stream, block_size=5, eos_id=EOS, seed=seed).rows(numbers)
-    fresh = RandomWindows(stream, block_size=5, eos_id=EOS, seed=seed)
-    alone = [fresh.rows(numbers[i : i + 1])[0] for i in reversed(range(count))]
-    assert together.tolist() == [row.tolist() for row in reversed(alone)]
 
 
 @few

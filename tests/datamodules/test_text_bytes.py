@@ -28,7 +28,6 @@ every = pytest.mark.parametrize("kind", PUBLISHED)
 
 @pytest.fixture
 def file(tmp_path, kind):
-    """The path of a tokenizer.json."""
     path = tmp_path / "tokenizer.json"
     PUBLISHED[kind]().save(str(path))
     return str(path)
@@ -36,7 +35,6 @@ def file(tmp_path, kind):
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Returns a function that makes data of TEXTS with a tokenizer."""
     lines = tmp_path / "texts.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
 
@@ -80,8 +78,6 @@ def test_scored_bytes_are_those_of_the_text(file, corpus, module):
 
 
 class Capped(LocalText):
-    """Keeps the first documents only."""
-
     @property
     def train_tokens(self):
         return 1500
@@ -143,8 +139,6 @@ SIZES = {
 
 @pytest.fixture
 def questions(tmp_path):
-    """Returns a function that makes data of questions with a tokenizer."""
-
     def make(tokenizer, kind):
         options = {"cache_dir": str(tmp_path / "cache"), "block_size": 4000, "batch_size": 4}
         data = kind(tokenizer=tokenizer, **options, **SIZES[kind])

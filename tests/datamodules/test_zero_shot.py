@@ -261,20 +261,3 @@ def test_a_text_twice_detokenised_is_the_same(name):
     once = ZERO_SHOT_SETS[name].detokenizer(row)
     assert ZERO_SHOT_SETS[name].detokenizer(once) == once
     assert once.strip()
-
-
-def test_a_revision_can_be_asked_for(tmp_path, hub_cache):
-    first = hub_cache("lm1b", ["Old ?"])
-    hub_cache("lm1b", ["New ?"], commit=2)
-    assert texts_of(prepared(ZeroShotText, tmp_path, set_name="lm1b"), "val") == ["New?"]
-    old = prepared(ZeroShotText, tmp_path, set_name="lm1b", revision=first)
-    assert texts_of(old, "val") == ["Old?"]
-
-
-def test_a_preparation_goes_on_with_the_commit_it_began_with(hub_cache):
-    first = hub_cache("lm1b", ["Old ?"])
-    hub_cache("lm1b", ["New ?"], commit=2)
-    data = ZeroShotText(set_name="lm1b")
-    assert list(data.documents("val")) == ["New?"]
-    data.pin({"repository": "billion-word-benchmark/lm1b", "commit": first})
-    assert list(data.documents("val")) == ["Old?"]

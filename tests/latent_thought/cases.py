@@ -31,7 +31,6 @@ TRAINING, SCORING = TRAINED, SCORED
 
 
 def enliven(network, seed=0, scale=0.4):
-    """Draws all parameters again, wide enough for attention to be uneven."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -40,7 +39,6 @@ def enliven(network, seed=0, scale=0.4):
 
 
 def build(seed=0, scale=0.4, **changes):
-    """A model in evaluation mode."""
     model = LatentThoughtLM(LatentThoughtConfig(**{**SIZES, **changes}))
     model.configure_model()
     enliven(model.network, seed, scale)
@@ -61,13 +59,11 @@ def rows_of(lengths, seed=0, words=V):
 
 
 def row_of(batch, row):
-    """Tokens and targets of one row without its padding, as lists."""
     length = int(batch["mask"][row].sum())
     return batch["tokens"][row, :length].tolist(), batch["targets"][row, :length].tolist()
 
 
 def alone(batch, row):
-    """One row of a batch."""
     return {key: value[row : row + 1] for key, value in batch.items()}
 
 
@@ -84,7 +80,6 @@ def noise_of(model, batch, use, step=0):
 
 
 def inner_draws(model, noise):
-    """Noise (B, Z, D) of each inner step, and of the sample after them."""
     resampled = model.config.noise == "resampled"
     numbers = range(model.config.inner_steps + 1)
     return [noise.draw(Purpose.INNER, number if resampled else 0) for number in numbers]
@@ -100,7 +95,6 @@ def reference_of(model):
 
 
 def fast_learning(model, slow, batch, use, rate=None):
-    """The reference's inner loop on each row."""
     noise = noise_of(model, batch, use)
     start, first = (noise.draw(Purpose.START, number) for number in range(2))
     draws = inner_draws(model, noise)
@@ -133,6 +127,5 @@ def posterior_of(model, batch):
 
 
 def random_latents(model, rows, seed=0):
-    """Normals (B, Z, D)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, model.config.num_latents, model.config.dim, generator=generator)

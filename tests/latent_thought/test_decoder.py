@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lightning_models import LatentThoughtConfig, LatentThoughtLM, TransformerLM
-from lightning_models.latent_thought.network import latent_positions
 from lightning_models.transformer import TransformerConfig
 from tests.latent_thought.cases import (
     SIZES,
@@ -55,32 +54,6 @@ def test_log_probabilities_of_all_next_tokens(case):
         torch.testing.assert_close(found[row, : len(tokens)], expected, **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("block_size", "layers", "each", "expected"),
-    [
-        (1024, 12, 8, [0, 10, 20, 30, 40, 50, 60, 70]),  # 96 latents, the public default
-        (1024, 12, 2, [0, 42]),
-        (1024, 8, 3, [0, 42, 84]),
-        (26, 2, 5, [0, 2, 4, 6, 8]),
-        (12, 2, 6, [0, 1, 2, 3, 4, 5]),
-    ],
-)
-def test_public_positions_are_multiples_of_a_whole_number(block_size, layers, each, expected):
-    """block_size // latents of all layers, an integer division as in the public code."""
-    sizes = {"block_size": block_size, "num_layers": layers, "latents_per_layer": each}
-    config = LatentThoughtConfig(**{**SIZES, **sizes, "latent_positions": "public"})
-    assert latent_positions(config, torch.device("cpu")).tolist() == expected
-
-
-def test_float32_is_close():
-    """As it is used: rotary tables of single precision, and sdpa."""
-    model, batch = build(), rows_of([8])
-    z = random_latents(model, 1)
-    expected = reference_of(model).log_probs(row_of(batch, 0)[0], z[0].double())
-    found = log_probs(model, batch["tokens"], z)[0].double()
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-
-
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("window", [2, None])
 @pytest.mark.parametrize("tied", [True, False])
@@ -120,10 +93,3 @@ def test_it_starts_without_effect_of_z_and_learns_to_read_it():
     read = model.network.layers[0].latent_attention
     slopes = torch.autograd.grad(nll, (read.out.weight, read.key_value.weight))
     assert [bool(slope.any()) for slope in slopes] == [True, False]
-
-
-def test_the_plain_transformer_differs_where_z_has_an_effect():
-    """So that the test above means something."""
-    model, tokens = build(), rows_of([8])["tokens"]
-    first, second = (log_probs(model, tokens, random_latents(model, 1, s)) for s in (0, 1))
-    assert (first - second).abs().amax(dim=-1).min() > 0.01, "every token reads z"

@@ -14,10 +14,8 @@ from lightning_models.latent_thought.reading import Reading
 from lightning_models.runtime import gradients_on, seeded_generator
 from tests.latent_thought.cases import (
     SCORING,
-    TRAINING,
     alone,
     build,
-    caught,
     fast_learning,
     inner_draws,
     noise_of,
@@ -241,28 +239,3 @@ def test_the_cosine_leaves_variances_near_where_they_start(rate, schedule, nats)
     """Nats a token at 16 steps, for the published 24 x 512 latent numbers and 1024 tokens."""
     config = build(inner_schedule=schedule, inner_steps=16).config
     assert divergence_floor(InnerLoop(config, rate)) * 12 == pytest.approx(nats, rel=0.01)
-
-
-# ---- noise
-
-
-@pytest.mark.parametrize("noise", ["fixed", "resampled"])
-def test_training_and_scoring_draw_for_themselves(noise):
-    """At the same step and for the same sequence."""
-    model, batch = build(noise=noise), rows_of([4])
-    training, scoring = (noise_of(model, batch, use) for use in (TRAINING, SCORING))
-    for purpose in Purpose:
-        assert not torch.equal(training.draw(purpose), scoring.draw(purpose))
-    inner = inner_draws(model, scoring)
-    assert all(torch.equal(inner[0], draw) for draw in inner) == (noise == "fixed")
-    assert not torch.equal(inner[0], scoring.draw(Purpose.SCORED))
-
-
-def test_the_seed_changes_what_is_inferred():
-    batch, means = rows_of([4]), []
-    for seed in (0, 0, 1):
-        values, consumer = caught("posterior")
-        build(inference_seed=seed).recorded(batch, **consumer)
-        means.append(values["mean"])
-    assert torch.equal(means[0], means[1])
-    assert not torch.equal(means[0], means[2])

@@ -1,6 +1,5 @@
 """What inference leaves as it was, and what it does not depend on."""
 
-import lightning as L
 import pytest
 import torch
 
@@ -9,6 +8,7 @@ from lightning_models.generation import generate
 from lightning_models.latent_thought import LatentThoughtConfig
 from lightning_models.layers import recording
 from tests.latent_thought.cases import build, posterior_of, rows_of
+from tests.quiet import quiet_trainer
 
 KINDS = {
     "variational": {},
@@ -27,7 +27,6 @@ def kind(request):
 
 
 def uses(model, batch):
-    """Everything that infers, by name."""
     return {
         "loss": lambda: model.loss(batch),
         "score": lambda: model.score(batch),
@@ -126,17 +125,6 @@ def test_slow_learning_drops():
     assert losses[0] == losses[1]
 
 
-# ---- batches
-
-
-def test_the_sequences_number_decides_the_noise():
-    model, batch = build(), rows_of([5])
-    other = {**batch, "sequence_id": batch["sequence_id"] + 1}
-    first, again, second = (posterior_of(model, b)[0].mean for b in (batch, batch, other))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-
-
 # ---- scores after a context
 
 
@@ -210,8 +198,6 @@ def test_a_context_beyond_the_row_is_the_row():
 
 
 class Spy(LatentThoughtLM):
-    """Keeps what evaluation steps return."""
-
     def score(self, batch):
         scores = super().score(batch)
         self.scored = [*getattr(self, "scored", []), scores]
@@ -228,21 +214,10 @@ def small(**changes):
     return model
 
 
-def run_of(tmp_path, **options):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    size = {"limit_val_batches": 2, "limit_test_batches": 2, "limit_predict_batches": 2}
-    return L.Trainer(
-        accelerator="cpu",
-        devices=1,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        **{**quiet, **size, **options},
-    )
-
-
 def test_weights_may_be_bfloat16(kind, make_data, tmp_path):
     model = small(**kind)
-    trainer = run_of(tmp_path, max_steps=2, precision="bf16-true", limit_val_batches=1)
+    options = {"max_steps": 2, "precision": "bf16-true", "limit_val_batches": 1}
+    trainer = quiet_trainer(tmp_path, **options)
     trainer.fit(model, make_data())
     assert model.network.embedding.weight.dtype == torch.bfloat16
     (result,) = trainer.validate(model, make_data(), verbose=False)

@@ -19,7 +19,6 @@ CASES = {
 
 
 def qkv(T, N, *, B=2, H=2, C=6, dtype=torch.float64, seed=0, grad=False):
-    """Random queries, keys and values."""
     generator = torch.Generator().manual_seed(seed)
     shapes = ((B, H, T, C), (B, H, N, C), (B, H, N, C))
     drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
@@ -27,18 +26,15 @@ def qkv(T, N, *, B=2, H=2, C=6, dtype=torch.float64, seed=0, grad=False):
 
 
 def key_biases(N, *, B=2, low=-3.0, high=0.0, seed=1):
-    """Random biases (B, N) in float64, evenly spread between the bounds."""
     generator = torch.Generator().manual_seed(seed)
     return low + (high - low) * torch.rand(B, N, generator=generator, dtype=torch.float64)
 
 
 def random_mask(shape, *, seed=2):
-    """A random bool mask."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) > 0.4
 
 
 def values_and_gradients(function, *inputs, seed=3):
-    """The output and the gradients of a random projection of it, one list."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     out = function(*inputs)
     generator = torch.Generator().manual_seed(seed)
@@ -47,7 +43,6 @@ def values_and_gradients(function, *inputs, seed=3):
 
 
 def largest_error(mine, expected):
-    """The largest absolute difference over a list of tensors."""
     return max(
         (m.double() - e.double()).abs().max().item() for m, e in zip(mine, expected, strict=True)
     )

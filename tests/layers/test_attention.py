@@ -65,23 +65,6 @@ def test_flex_computes_the_same_values(case, biased):
     assert largest_error([mine], [expected]) < 1e-6
 
 
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "key_bias"])
-def test_sdpa_in_float32(case, biased):
-    num_queries, num_keys, options = case
-    inputs = qkv(num_queries, num_keys, dtype=torch.float32)
-    if biased:
-        inputs.append(key_biases(num_keys).float())
-
-    def function(backend):
-        def attention(q, k, v, key_bias=None):
-            return attend(q, k, v, key_bias=key_bias, backend=backend, **options)
-
-        return attention
-
-    wide = [x.double() for x in inputs]
-    assert largest_error(run(function("sdpa"), *inputs), run(function("math"), *wide)) < 5e-6
-
-
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
 def test_masks_of_every_broadcast_shape(backend, shape):

@@ -75,7 +75,6 @@ def close_biases(C):
 
 
 def relative(mine, expected):
-    """The relative error of tensors, by their norms."""
     return [
         ((m.double() - e).norm() / e.norm()).item() for m, e in zip(mine, expected, strict=True)
     ]

@@ -21,7 +21,6 @@ def streams(rows=3, length=16):
 
 
 def alone(layer, stream):
-    """All outputs of one row (T, D), without a cache."""
     return layer(stream[None], rope=rope_tables(torch.arange(len(stream)), 8))[0]
 
 
@@ -63,39 +62,6 @@ def test_ragged_rows_equal_rows_alone(window, chunk):
         ends = [end + chunk for end in ends]
     assert cache.lengths.tolist() == ends
     assert cache.longest == max(ends)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("window", [None, 2])
-def test_rows_that_do_not_advance_are_stepped_again(window):
-    layer, x = attention(window), streams(rows=2)
-    expected = [alone(layer, row) for row in x]
-    cache = KVCache(1, 2, 16)
-    ends = [0, 0]
-    for advances in ([1, 1], [0, 1], [1, 0], [0, 1], [1, 1], [1, 1], [1, 0], [1, 0]):
-        new = torch.stack([x[row, end : end + 1] for row, end in enumerate(ends)])
-        out = step(layer, cache, new)
-        cache.advance(torch.tensor(advances))
-        for row, end in enumerate(ends):
-            torch.testing.assert_close(out[row, 0], expected[row][end])
-        ends = [end + moved for end, moved in zip(ends, advances, strict=True)]
-    assert cache.lengths.tolist() == ends == [6, 5]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("rows", [[0], [2, 0], [1, 1, 2], [0, 1, 2]])
-def test_select_keeps_rows_in_order(rows):
-    layer, x = attention(), streams()
-    cache = KVCache(1, 3, 10)
-    prefill(layer, cache, x, LENGTHS)
-    cache.select(torch.tensor(rows))
-    ends = [LENGTHS[row] for row in rows]
-    assert cache.lengths.tolist() == ends
-    assert cache.longest == max(ends)
-    out = step(layer, cache, torch.stack([x[row, LENGTHS[row]] for row in rows])[:, None])
-    for place, row in enumerate(rows):
-        expected = alone(layer, x[row, : LENGTHS[row] + 1])[-1]
-        torch.testing.assert_close(out[place, 0], expected)
 
 
 def test_select_of_no_rows_and_before_the_first_write():

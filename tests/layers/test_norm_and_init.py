@@ -65,7 +65,6 @@ def network(options):
 
 
 def spread(weights):
-    """The root mean square of all elements of some matrices."""
     return torch.cat([weight.flatten() for weight in weights]).square().mean().sqrt().item()
 
 

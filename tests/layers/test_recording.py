@@ -17,15 +17,6 @@ def test_a_consumer_gets_what_is_recorded_under_its_name():
     assert seen == [{"x": 1, "y": "z"}, {"x": 3}]
 
 
-def test_nobody_is_asked_outside():
-    seen = []
-    with recording(one=lambda **values: seen.append(values)):
-        pass
-    assert not wants("one")
-    record("one", x=1)
-    assert seen == []
-
-
 def test_inner_consumers_stand_in_for_outer_ones_of_their_name():
     outer, inner, other = [], [], []
     with recording(a=lambda **v: outer.append(v), b=lambda **v: other.append(v)):

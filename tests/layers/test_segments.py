@@ -96,20 +96,6 @@ def test_values_and_gradients_of_loops_with_torch_scatter(case, shape):
     assert_loops(case, shape)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_both_paths_are_equal(case, dtype, request):
-    values, index = entries(4, 50)
-    values = values.detach().to(dtype)
-    request.getfixturevalue("without_package")
-    native = CASES[case][0](values, index, COUNT)
-    request.getfixturevalue("monkeypatch").undo()
-    request.getfixturevalue("with_package")
-    package = CASES[case][0](values, index, COUNT)
-    assert package.dtype == native.dtype == dtype
-    torch.testing.assert_close(package, native, atol=1e-6, rtol=1e-6)
-
-
 @pytest.mark.parametrize("path", ["without_package", "with_package"])
 def test_whole_numbers_and_no_entries(path, request):
     request.getfixturevalue(path)

@@ -26,7 +26,6 @@ COUNTED = {
 
 
 def build(model, kind, seed=0, **changes):
-    """A model in evaluation mode; every weight is drawn again, wide enough to matter."""
     lm = model(kind(**{**SIZES, **changes}))
     lm.configure_model()
     enliven(lm.network, seed)
@@ -51,7 +50,6 @@ def plain_decoder():
 
 
 def enliven(network, seed=0):
-    """Draws all parameters again, norms around 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -86,7 +84,6 @@ def blocks(weights, config, x, positions):
 
 
 def embedded(weights, config, tokens):
-    """Inputs (N, D)."""
     return torch.stack([reference.embed(weights, config, token) for token in tokens])
 
 
@@ -123,7 +120,6 @@ def check_loss_and_gradients(model, by_depth, batch):
 
 
 def recorded(model, batch):
-    """Scores, and the recorded statistics by their names."""
     found = {}
 
     def keep(name):
@@ -155,7 +151,6 @@ def check_depths(model, by_depth, batch):
 
 
 def logits_of(model, tokens):
-    """Logits (B, T, V) of scoring."""
     with torch.no_grad():
         states, _ = model.read({"tokens": tokens}, every_depth=False)
         return states @ model.network.output_matrix.t()
@@ -172,7 +167,6 @@ def unseen_flops(config, rows, lengths):
 
 
 def counted_flops(model, batch, lengths, training):
-    """Torch's count of a forward pass with all logits, or of a training step."""
     factor = 3 if training else 1
     with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
         if training:

@@ -89,12 +89,10 @@ def build(kind=PonderLM, seed=0, scale=0.4, router=0.5, **changes):
 
 
 def weights_of(model):
-    """The reference's copy of a model's weights."""
     return reference.leaves(model.network.state_dict())
 
 
 def some_tokens(length, seed=0):
-    """A list of random token ids."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, V, (length,), generator=generator).tolist()
 
@@ -112,7 +110,6 @@ def rows_of(lengths, seed=0):
 
 
 def row_of(batch, row):
-    """Tokens and targets of one row without its padding, as lists."""
     length = int(batch["mask"][row].sum())
     return batch["tokens"][row, :length].tolist(), batch["targets"][row, :length].tolist()
 

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("exact_tables")
 
 
 def slow_passes(model, batch, iterations, **options):
-    """All passes of each row."""
     weights = weights_of(model)
     with torch.no_grad():
         return [
@@ -101,16 +100,6 @@ def test_outside_training_steps_are_truncated(iterations, mask_index):
     untruncated = slow_passes(model, batch, iterations)[0][-1]
     change = (reference.read_out(untruncated) - pondered.read_out[0]).abs().max()
     assert change > 1e-4, "tau makes no difference here"
-
-
-def test_in_training_nothing_is_truncated_and_alpha_is_nothing():
-    model, batch = build(router=2.0, thinking_steps=3, tau=0.3, alpha=4.0), rows_of([3])
-    model.train()
-    with torch.no_grad():
-        pondered = model.network(batch["tokens"], 1)
-    (passes,) = slow_passes(model, batch, 1)
-    assert_like(pondered, 0, passes[-1])
-    assert pondered.executed.min() < 3, "and yet it is known where tokens would stop"
 
 
 @pytest.mark.parametrize("alpha", [-2.0, 3.0])

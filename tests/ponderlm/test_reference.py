@@ -15,18 +15,6 @@ from tests.ponderlm.cases import (
 from tests.reference import ponderlm as reference
 
 
-def test_a_hard_stop_skips_slots():
-    """K_hat = max{k: w_k >= tau}, which is where w_k is below tau for the first time."""
-    config, tokens = config_of(thinking_steps=3), some_tokens(5, 3)
-    weights = toy_weights(config, 3, router=6.0)
-    with torch.no_grad():
-        thoughts = reference.sequential(weights, config, tokens, tau=1e-4)
-    for thought in thoughts:
-        w = thought.log_tail.exp()
-        assert thought.executed == max(k for k in range(4) if w[k] >= 1e-4)
-        assert len(thought.states) == thought.executed + 1
-
-
 def test_tail_identities():
     """T4, and that log space loses nothing where w underflows."""
     g = torch.tensor([0.3, -1.2, 2.0, 0.7], dtype=torch.float64)
@@ -52,24 +40,6 @@ def test_both_attenuations_of_a_key():
     assert found == {"shifted": [0, -1, -math.inf], "literal": [0, 0, -math.inf]}
     matrix = reference.mask_matrix([log_w[0], log_w[1], log_w[2]])
     assert matrix.tolist() == [[0, -math.inf, -math.inf], [0, -1, -math.inf], [0, -1, -2]]
-
-
-def test_gradients_of_the_last_passes_only():
-    """Cut in front of the final pass, what remains is its own gradient; uncut it is another."""
-    config, tokens = config_of(), some_tokens(2)
-    found = []
-    for last in (None, 4, 1):
-        weights = toy_weights(config)
-        done = reference.jacobi(weights, config, tokens, 1, grad_last_passes=last)[-1]
-        reference.read_out(done).square().sum().backward()
-        found.append(
-            torch.cat(
-                [value.grad.flatten() for value in weights.values() if value.grad is not None]
-            )
-        )
-    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0)
-    for first, second in itertools.pairwise(found[1:]):
-        assert (first - second).norm() > 1e-3 * first.norm()
 
 
 def final_pass(config, tokens=None, iterations=1, **scales):
@@ -113,16 +83,3 @@ def test_both_penalties_of_some_losses():
     assert ours == pytest.approx([0, 1 / (1 + math.exp(-2))])
     paper = reference.fractions(config_of(penalty="paper"), [2.0, 0.5, 1.0])
     assert paper == pytest.approx([0.5, 0], abs=1e-6)
-
-
-def test_the_objective_is_the_mean_over_all_targets():
-    config = config_of(penalty_weight=0.3, penalty="expected_steps", grad_last_passes=2)
-    weights = toy_weights(config)
-    rows = [(some_tokens(3), [1, 2, 3]), (some_tokens(2, 1), [4, -100])]
-    found = reference.objective(weights, config, rows, 1)
-    parts = [reference.objective(weights, config, [row], 1) for row in rows]
-    assert [part.number for part in parts] == [3, 1]
-    for name in ("nll", "penalty"):
-        mean = (3 * getattr(parts[0], name) + getattr(parts[1], name)) / 4
-        torch.testing.assert_close(getattr(found, name), mean)
-    torch.testing.assert_close(found.total, found.nll + 0.3 * found.penalty)

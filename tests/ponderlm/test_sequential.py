@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from callbacks.dials import dialled
-from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
-from lightning_models.ponderlm import PonderLM, PonderLM2
+from lightning_models.ponderlm import PonderLM
 from tests.ponderlm.cases import (
     ALL_STYLES,
     EXACT,
@@ -54,7 +53,6 @@ def reading(model, iterations, tokens):
 
 
 def assert_scores(model, batch):
-    """Everything that scoring slot by slot tells of a batch."""
     names = ("states", "thinking_steps", "router")
     scores, found = recorded(model, batch, *names)
     (states,), (steps,) = found["states"], found["thinking_steps"]
@@ -189,32 +187,6 @@ def test_skipped_slots_leave_no_keys(prefill):
             for k in range(1 + thought.executed)
         ]
         assert cache.bias[row, : sum(counts)].tolist() == pytest.approx(expected)
-
-
-def slow_greedy(model, prompt, count, stop=None):
-    """A greedy continuation, all of it again for every token."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(slow_thoughts(model, tokens)[-1].logits.argmax()))
-        if tokens[-1] == stop:
-            break
-    return tokens[len(prompt) :]
-
-
-@pytest.mark.parametrize("kind", [PonderLM, PonderLM2])
-def test_generated_texts(kind):
-    """T3: rows of a batch, which leave it at their end, are what each is alone."""
-    ways = {"prefill": "sequential"} if kind is PonderLM else {"eval_iterations": None}
-    model = stopping(**ways) if kind is PonderLM else build(kind, seed=2, **ways)
-    prompts = [some_tokens(3), some_tokens(1, 1), some_tokens(2, 2)]
-    greedy = SamplingConfig(temperature=0)
-    plain = [slow_greedy(model, prompt, 3) for prompt in prompts]
-    assert generate(model, prompts, max_new_tokens=3, sampling=greedy) == plain
-    stop = plain[0][1]
-    expected = [row[: row.index(stop) + 1] if stop in row else row for row in plain]
-    assert len({len(row) for row in expected}) > 1
-    found = generate(model, prompts, max_new_tokens=3, sampling=greedy, stop_ids=(stop,))
-    assert found == expected
 
 
 @pytest.mark.parametrize("seed", [1, 3])

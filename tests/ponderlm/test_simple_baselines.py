@@ -16,7 +16,6 @@ from lightning_models.ponderlm.baselines.simple import (
 )
 from lightning_models.ponderlm.config import PonderLM2Config
 from lightning_models.ponderlm.network import SlotNetwork
-from tests.largest import Largest
 from tests.ponderlm.baseline_cases import (
     SIZES,
     blocks,
@@ -162,12 +161,6 @@ def test_a_trained_model_can_loop_more_or_less_often():
     assert torch.equal(two.score(batch).log_prob, four.score(batch).log_prob)
 
 
-def test_flops_of_generating_grow_with_the_loops():
-    model = build(LoopedLM, LoopedConfig, thinking_steps=3)
-    none, one, two = (model.generation_flops(8, steps) for steps in (0, 1, 2))
-    assert two - one == one - none > 0
-
-
 def test_a_pause_is_drawn_like_a_token():
     model = PauseLM(PauseConfig(**{**SIZES, "dim": 512, "num_heads": 8}))
     model.configure_model()
@@ -192,20 +185,3 @@ def test_pauses_are_slots_with_a_constant_in_place_of_thoughts():
     torch.testing.assert_close(
         states, model.network(tokens, every_depth=True), atol=1e-6, rtol=1e-6
     )
-
-
-def test_nothing_is_left_of_embeddings_times_zero():
-    with pytest.raises(ValueError, match=r"multiply_embedding \(True\).*thinking_steps \(0\)"):
-        PonderLM1Config(**{**SIZES, "thinking_steps": 0}, multiply_embedding=True)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_logits_of_a_batch_are_never_held(autocast, monkeypatch):
-    words, limit = 2000, 16
-    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", limit)
-    model = build(PonderLM1, PonderLM1Config, vocab_size=words, block_size=24).train()
-    batch = rows_of([24, 24], vocab=words)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Largest() as step:
-        model.loss(batch).terms["nll"].sum.backward()
-        model.score(batch)
-    assert step.numel == limit * words < 24 * words

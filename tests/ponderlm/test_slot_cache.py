@@ -13,12 +13,10 @@ def numbers(*rows):
 
 
 def entries(*rows):
-    """Keys (B, H, N, C) that are these numbers (B, N)."""
     return numbers(*rows)[:, None, :, None].expand(-1, HEADS, -1, CHANNELS)
 
 
 def written(kv, row):
-    """The numbers that a row holds."""
     probe = torch.zeros(len(kv.lengths), HEADS, 1, CHANNELS, dtype=torch.float64)
     keys, values = kv.layers[1].append(probe, probe)
     held = keys[row, :, : kv.lengths[row]]

@@ -124,7 +124,6 @@ def read(weights: Weights, shape: Shape, pieces: Sequence[int], barred: Sequence
 
 
 def log_probs(weights: Weights, shape: Shape, text: Text, barred: Sequence[int] = ()) -> Tensor:
-    """Log-probabilities of the labels that are not -100, in order."""
     return qwen2.label_log_probs(read(weights, shape, text.pieces, barred).logits, text.labels)
 
 
@@ -133,20 +132,3 @@ def nll(
 ) -> Tensor:
     """The loss of a batch: the mean over all its labels, nats."""
     return -torch.cat([log_probs(weights, shape, text, barred) for text in texts]).mean()
-
-
-def answer_greedily(
-    weights: Weights,
-    shape: Shape,
-    start: Sequence[int],
-    eos: int,
-    max_new_tokens: int,
-    barred: Sequence[int] = (),
-) -> list[int]:
-    """Greedy ids after the pieces ``start`` (query, markers, latents, prefix), with their EOS."""
-    pieces = list(start)
-    while len(pieces) - len(start) < max_new_tokens:
-        pieces.append(int(read(weights, shape, pieces, barred).logits[-1].argmax()))
-        if pieces[-1] == eos:
-            break
-    return pieces[len(start) :]

@@ -127,7 +127,6 @@ class LatentThought:
         return self.weights[f"{name}.down.weight"] @ (gate / (1 + (-gate).exp()) * value)
 
     def norm(self, x, name):
-        """RMSNorm."""
         scale = (sum(value * value for value in x) / len(x) + self.config.norm_eps).sqrt()
         return x / scale * self.weights[f"{name}.weight"]
 

@@ -60,7 +60,6 @@ def embed(weights: Weights, tokens: Sequence[int]) -> Tensor:
 
 
 def head_matrix(weights: Weights) -> Tensor:
-    """The output matrix (V, D)."""
     return weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
 
 

@@ -51,7 +51,6 @@ def cut(kind: str, c: int, q: int, length: int) -> list[Chunk]:
 
 
 def slices(slots: Sequence[int | None], c: int) -> list[list[int | None]]:
-    """The list cut every c entries; the last piece may be short."""
     return [list(slots[start : start + c]) for start in range(0, len(slots), c)]
 
 
@@ -72,7 +71,6 @@ def place(kind: str, c: int, q: int, t: int) -> int:
 
 
 def find(kind: str, c: int, q: int, t: int) -> tuple[int, int]:
-    """Chunk and place of token t."""
     for number, found in enumerate(cut(kind, c, q, max(q, t + 1))):
         if t in found.tokens:
             return number, found.places[found.tokens.index(t)]

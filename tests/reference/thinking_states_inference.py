@@ -75,8 +75,6 @@ def score(weights: Weights, setup: Setup, query: list[int], answer: list[int]) -
 
 
 class Answered(NamedTuple):
-    """Ids after the prefix, an EOS included where one came, and the thoughts."""
-
     tokens: list[int]
     thoughts: dict[int, list[int]]
 
@@ -84,7 +82,6 @@ class Answered(NamedTuple):
 def answer_greedily(
     weights: Weights, setup: Setup, query: list[int], max_new_tokens: int
 ) -> Answered:
-    """The greedy answer of at most ``max_new_tokens`` ids."""
     tokens, q = [*query, *setup.prefix], len(query)
     start, thoughts = len(tokens), think_along(weights, setup, tokens, q)
     while len(tokens) - start < max_new_tokens:
@@ -117,15 +114,6 @@ def last_state(weights: Weights, setup: Setup, thoughts: Thoughts) -> Tensor:
     """C of the thought of the highest chunk; zeros without any."""
     last = thoughts[max(thoughts)] if thoughts else [setup.thought_eos]
     return ts.compress(weights, setup, last)
-
-
-def sequential_prefill(weights: Weights, setup: Setup, query: list[int]) -> Prefill:
-    """The query read chunk by chunk: as many rounds as chunks."""
-    q = len(query)
-    thoughts = think_along(weights, setup, query, q)
-    read = ts.sequential(weights, setup, query, q, thoughts)
-    rounds = len(ts.chunks_of(setup, q, q))
-    return Prefill(thoughts, last_state(weights, setup, thoughts), read, rounds)
 
 
 def speculative_prefill(weights: Weights, setup: Setup, query: list[int]) -> Prefill:

@@ -58,7 +58,6 @@ class Thoughtbubbles:
     # ---- the row
 
     def log_probs(self, tokens):
-        """The log-probabilities of every next token (T, V)."""
         embedding = self.weights["embedding.weight"]
         one = torch.zeros((), dtype=torch.float64)
         row = [[Stream(embedding[token], one, original=True)] for token in tokens]
@@ -212,7 +211,6 @@ class Thoughtbubbles:
         return self.weights[f"{name}.weight"] @ x + self.weights[f"{name}.bias"]
 
     def norm(self, x, name):
-        """LayerNorm."""
         centred = x - x.mean()
         scaled = centred / (centred.square().mean() + self.config.norm_eps).sqrt()
         return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
@@ -254,6 +252,5 @@ def positions(row):
 
 
 def softmax(scores):
-    """exp(s) / sum exp(s)."""
     odds = (scores - scores.max().item()).exp()
     return odds / odds.sum()

@@ -90,7 +90,6 @@ def ragged(lengths, seed=0):
 
 
 def reasoning_batch(lengths=(11, 4, 9), answers=(3, 1, 2), seed=0, steps=4, size=3):
-    """Random queries, steps and answers."""
     generator = torch.Generator().manual_seed(seed)
     rows = len(lengths)
     query, query_lengths = ragged(lengths, seed)
@@ -120,7 +119,6 @@ def reasoning_batch(lengths=(11, 4, 9), answers=(3, 1, 2), seed=0, steps=4, size
 
 
 def without_steps(batch):
-    """The batch with trivial thoughts only."""
     return {
         **batch,
         "step_lengths": torch.zeros_like(batch["step_lengths"]),
@@ -129,7 +127,6 @@ def without_steps(batch):
 
 
 def rows_of(batch, rows):
-    """Some rows of a batch."""
     return {k: v[rows] if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
 

@@ -103,7 +103,6 @@ def draw(shapes, words, seed=0, eos=0):
 
 
 def batch_of(rows, filling=False):
-    """The batch of some rows; ``filling`` adds one that only fills up."""
     if filling:
         rows = [*rows, Row([0], [], [], [])]
 

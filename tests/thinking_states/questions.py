@@ -11,6 +11,7 @@ from datamodules.base import BatchLoader, TrainingSource
 from datamodules.reasoning import Wording
 from lightning_models import OptimizerConfig
 from lightning_models.thinking_states import CoconutLM, CoTLM, ICoTLM, NoCoTLM
+from tests.quiet import quiet_trainer
 from tests.reference.thinking_states import Row
 from tests.thinking_states.literal import batch_of
 
@@ -87,7 +88,6 @@ def row_of(batch, row):
 
 
 def rows(batch, chosen):
-    """The batch of some of its rows."""
     return {k: v[chosen] if torch.is_tensor(v) else v for k, v in batch.items()}
 
 
@@ -125,8 +125,6 @@ class Asked:
 
 
 class Questions(L.LightningDataModule):
-    """Data whose training goes on where the trainer stands."""
-
     rows = "reasoning"
 
     def wording(self):
@@ -147,15 +145,6 @@ class Questions(L.LightningDataModule):
         return {"class_path": "tests.Questions", "init_args": {}}
 
 
-def quiet_trainer(folder, *callbacks, **options):
-    defaults = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "enable_checkpointing": bool(callbacks),
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": folder,
-        "callbacks": [ResumeState(), *callbacks],
-    }
-    return L.Trainer(**{**defaults, **options})
+def resumable_trainer(folder, *callbacks, **options):
+    saves = {"enable_checkpointing": bool(callbacks), **options}
+    return quiet_trainer(folder, ResumeState(), *callbacks, **saves)

@@ -8,7 +8,6 @@ from lightning_models.layers import recording
 from lightning_models.outputs import objective
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
-from lightning_models.thinking_states.reading import read_queries
 from tests.reference import thinking_states as ts
 from tests.reference import thinking_states_grid as grid
 from tests.reference import thinking_states_inference as inference
@@ -79,6 +78,7 @@ TRAINING = [
     },
     {"grid": "absolute", "chunk_size": 2, "input_layer": 1, "output_layer": 3},
     {"grid": "left_align", "chunk_size": 1, "answer_prefix": ()},
+    {"grid": "left_align", "chunk_size": 2, "trivial_weight": 0.0},
     {"grid": "left_align", "chunk_size": 16, "think_in_decode": True},
     {"grid": "left_align", "chunk_size": 3, "window": 4, "lm_on_query": True},
     {"grid": "partial", "chunk_size": 4, "window": 2, "think_in_decode": True},
@@ -189,15 +189,6 @@ def test_the_answer_alone_reaches_C_and_not_T(parallel):
     assert model.network.compression.layer.mlp.up_proj.weight.grad.abs().max() > 1e-4
 
 
-def test_weights_of_trivial_thoughts_do_not_touch_the_others(parallel):
-    """Without any weight they are not there."""
-    model, rows = build(chunk_size=2, trivial_weight=0.0), draw(QUESTIONS, V)
-    weights, _ = weights_of(model)
-    term = model.loss(batch_of(rows)).terms["thoughts"]
-    expected = ts.losses(weights, setup_of(model), rows).thoughts
-    torch.testing.assert_close(term.sum / term.normaliser / 0.75, expected, **LOSS)
-
-
 @pytest.mark.parametrize("options", THINKING, ids=called)
 @torch.no_grad()
 def test_scores_rest_on_the_models_own_thoughts(options):
@@ -227,20 +218,6 @@ def test_scores_rest_on_the_models_own_thoughts(options):
     assert kinds >= {True, False}
     assert scores.num_targets.tolist() == [*(len(row.answer) for row in rows), 0]
     assert not scores.log_prob[-1].any()
-
-
-@pytest.mark.parametrize("options", THINKING[::2], ids=called)
-@torch.no_grad()
-def test_what_reading_leaves(options):
-    model, rows = undecided(seed=1, **options), draw(QUESTIONS, V, seed=5)
-    weights, _ = weights_of(model)
-    setup, batch = thinking_setup(model), batch_of(rows)
-    read = read_queries(model.network, batch["query"], batch["query_lengths"], options["prefill"])
-    for number, row in enumerate(rows):
-        expected = inference.sequential_prefill(weights, setup, row.query)
-        torch.testing.assert_close(read.state[number], expected.state, **LOSS)
-        torch.testing.assert_close(read.last[number], expected.read.last[-1], **LOSS)
-        assert shown(read.thoughts()[number]) == spoken(setup, len(row.query), expected.thoughts)
 
 
 @pytest.mark.parametrize("options", THINKING, ids=called)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lightning_models.outputs import objective
 from tests.thinking_states.questions import (
     EOS,
     PREFIX,
@@ -11,7 +10,6 @@ from tests.thinking_states.questions import (
     V,
     build,
     questions,
-    rows,
 )
 
 STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}
@@ -34,28 +32,6 @@ VARIANTS = {
 def make(request):
     name, changes = VARIANTS[request.param]
     return lambda **more: build(name, **{**changes, **more})
-
-
-def gradients(model):
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def test_shares_of_micro_batches_add_up_to_the_whole(make):
-    """Parts of a batch on two ranks and in two accumulated steps, against all of it at once."""
-    model, batch = make(), questions(epochs=1.5)
-    whole = model.loss(batch).terms["nll"]
-    assert model.counter(batch) == {"targets": float(whole.normaliser)}
-    (whole.sum / whole.normaliser).backward()
-    expected = gradients(model)
-    expected = {name: g.clone() for name, g in expected.items()}
-    model.zero_grad()
-    totals = {"micro_batches": 2.0, **model.counter(batch)}
-    for row in range(4):
-        output = model.loss(rows(batch, [row]))
-        share = objective(output, totals, accumulate=2, world_size=2, device=model.device)
-        (share / 4).backward()  # the mean over ranks and micro-batches
-    for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, expected[name], atol=1e-12, rtol=1e-9)
 
 
 def test_statistics_tell_the_answer_from_the_chain(make):

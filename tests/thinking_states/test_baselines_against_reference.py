@@ -43,7 +43,6 @@ def build(name, **changes):
 
 
 def asked(epochs=None, seed=0):
-    """Rows, and the batch of them that stands so many epochs into training."""
     rows = draw(QUESTIONS, V, seed)
     batch = batch_of(rows)
     return rows, batch if epochs is None else {**batch, "epochs": epochs}
@@ -190,7 +189,6 @@ def test_offsets_have_their_distribution(smoothing):
 
 
 def coconut_text(row, stage, pad=True, last=2, each=2):
-    """The literal text of a row, and its stage's."""
     n, m = coconut.stage_counts(stage, len(row.steps), last, each, pad)
     left = coconut.remaining(row.steps, n, SEPARATOR)
     learned = stage <= last

@@ -1,6 +1,5 @@
 """Chains of thought against a loop over single rows."""
 
-import pytest
 import torch
 
 from lightning_models.generation import SamplingConfig, generate
@@ -76,8 +75,3 @@ def test_rows_that_leave_take_their_chains_with_them():
     assert allowed[0, PREFIX[0]]
     cache.take(torch.tensor([PREFIX[1], PREFIX[1]]))
     assert cache.answering.tolist() == [False, True]
-
-
-def test_max_chain_tokens_is_not_negative():
-    with pytest.raises(ValueError, match="max_chain_tokens"):
-        build("cot", max_chain_tokens=-1)

@@ -112,14 +112,6 @@ def total(model, batch):
     return sum(term.sum / term.normaliser for term in model.loss(batch).terms.values())
 
 
-def test_networks_are_built_on_the_meta_device():
-    with torch.device("meta"):
-        network = ThinkingStatesNetwork(ThinkingStatesConfig(**SIZES))
-    assert {parameter.device.type for parameter in network.parameters()} == {"meta"}
-    shapes = {name: p.shape for name, p in build().network.named_parameters()}
-    assert {name: p.shape for name, p in network.named_parameters()} == shapes
-
-
 def test_the_work_of_training_does_not_grow_with_the_number_of_chunks():
     """A query of 128 tokens and 64 tokens of thoughts in 2 and in 16 chunks."""
     from torch.utils.flop_counter import FlopCounterMode

@@ -7,7 +7,7 @@ import torch
 
 from tests.reference import chain, coconut, icot, qwen2
 from tests.reference import tiny_thinking_states as tiny
-from tests.reference.tiny_thinking_states import EOS, VOCAB
+from tests.reference.tiny_thinking_states import EOS
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,6 @@ def test_thoughts_are_the_states_in_front_of_them(backbone):
     torch.testing.assert_close(found.logits[:3], start, rtol=0, atol=1e-12)
 
 
-def test_without_latents_coconut_is_the_language_model(backbone):
-    weights, shape = backbone
-    text = coconut_text(0, markers=None)
-    log_probs = coconut.log_probs(weights, shape, text)
-    expected = chain.log_probs(weights, shape, chain.Text(*text))
-    torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(coconut.nll(weights, shape, [text, text]), -expected.mean())
-
-
 def test_coconut_backpropagates_through_all_thoughts(backbone):
     """A step of the weights changes the loss as the gradient says, thoughts included."""
     weights, shape = backbone
@@ -84,30 +75,6 @@ def test_coconut_backpropagates_through_all_thoughts(backbone):
         change = coconut.nll(ahead, shape, [text]) - coconut.nll(behind, shape, [text])
     slope = sum(2 * (g * steps[name]).sum() for name, g in zip(names, gradients, strict=True))
     torch.testing.assert_close(change, slope, rtol=1e-6, atol=0)
-
-
-def test_coconut_answers_greedily(backbone):
-    start = [0, 4, 17, coconut.LATENT, 18, 5, 6]
-    with torch.no_grad():
-        tokens = coconut.answer_greedily(*backbone, start, EOS, max_new_tokens=3)
-        logits = coconut.read(*backbone, [*start, *tokens]).logits
-        assert logits.argmax(dim=-1).tolist()[len(start) - 1 : -1] == tokens
-        assert len(tokens) == 3 or tokens[-1] == EOS
-        barred = [id for id in range(VOCAB) if id not in (EOS, 7)]
-        ended = coconut.answer_greedily(*backbone, start, 7, 9, barred=[*barred, EOS])
-    assert ended == [7]
-
-
-def test_icot_removes_eight_tokens_an_epoch_until_all():
-    for epoch in range(7):
-        r = icot.removed(epoch * 40, batches_per_epoch=40, per_epoch=8, beyond=39)
-        assert r == (8 * epoch if epoch < 5 else math.inf)
-    found = [icot.removed(batch, 40) for batch in (4, 5, 194, 195)]
-    assert found == [0, 1, 38, math.inf]
-    later = [icot.removed(batch, 40, pretrain_epochs=2) for batch in (0, 84, 85)]
-    assert later == [0, 0, 1]
-    assert icot.removed(100, 100) == 8  # every 12 batches: 8.33 an epoch
-    assert icot.removed(7, 3) == 7  # never more than one a batch
 
 
 def test_icot_removes_from_the_left():

@@ -6,7 +6,7 @@ import torch
 from tests.reference import qwen2
 from tests.reference import thinking_states as ts
 from tests.reference import tiny_thinking_states as tiny
-from tests.reference.tiny_thinking_states import PAD, ROWS, THOUGHT_EOS, VOCAB
+from tests.reference.tiny_thinking_states import PAD, ROWS, THOUGHT_EOS
 
 
 @pytest.fixture(scope="module")
@@ -17,32 +17,6 @@ def backbone():
 @pytest.fixture(scope="module")
 def weights():
     return tiny.weights()
-
-
-def test_thoughts_start_as_the_backbones_own_last_layer_and_head(backbone):
-    weights = ts.with_blocks(*backbone)
-    setup = tiny.setup(backbone[1], chunk_size=4)
-    tokens = [3, 1, 4, 1]
-    read = ts.forward(weights, setup, tokens, 4, {})
-    found = ts.thought_logits(weights, setup, read.tapped, [THOUGHT_EOS])
-    torch.testing.assert_close(found, qwen2.causal_lm(*backbone, tokens)[-1:])
-
-
-def test_thought_logits_are_causal_and_teacher_forced(backbone, weights):
-    setup = tiny.setup(backbone[1])
-    hidden = torch.randn(2, 16, dtype=torch.float64)
-    thought = [4, 5, 6, THOUGHT_EOS]
-    logits = ts.thought_logits(weights, setup, hidden, thought)
-    assert logits.shape == (4, VOCAB)
-    for n in range(1, 5):  # the n-th token itself is not among its inputs
-        shorter = ts.thought_logits(weights, setup, hidden, [*thought[: n - 1], PAD])
-        torch.testing.assert_close(shorter, logits[:n])
-    tied = {name: weights[name] for name in weights if name != "thinking.head.weight"}
-    own = {**weights, "thinking.head.weight": weights["lm_head.weight"]}
-    torch.testing.assert_close(
-        ts.thought_logits(tied, setup, hidden, thought),
-        ts.thought_logits(own, setup, hidden, thought),
-    )
 
 
 def test_states_are_the_last_outputs_and_zero_only_for_the_empty_thought(backbone, weights):
@@ -83,15 +57,6 @@ def test_states_enter_behind_the_first_layer_at_the_next_chunk(backbone, weights
     assert torch.equal(tapped[[0, 1, 5, 6, 7]], plain[[0, 1, 5, 6, 7]])
 
 
-def test_a_short_chunk_receives_the_states_of_its_places(backbone, weights):
-    setup = tiny.setup(backbone[1], kind="partial", tap_after=1)
-    tokens = [0, 3, 4, 7, 9]  # the last chunk has places 0 and 1
-    plain = qwen2.layers(*backbone, qwen2.embed(backbone[0], tokens), 0, 1)
-    tapped = ts.forward(weights, setup, tokens, 5, {0: [4, THOUGHT_EOS]}).tapped
-    added = ts.compress(weights, setup, [4, THOUGHT_EOS])
-    torch.testing.assert_close(tapped[3:] - plain[3:], added[:2])
-
-
 def test_losses_are_means_over_tokens(backbone, weights):
     setup = tiny.setup(backbone[1])
     found = [ts.terms(weights, setup, row) for row in ROWS]
@@ -113,25 +78,3 @@ def test_losses_are_means_over_tokens(backbone, weights):
     torch.testing.assert_close(
         literal.thoughts, (sums[0] / 3 + sums[1] / 2 + sums[2] / 5 + sums[3] + sums[4] / 2) / 2
     )
-
-
-def test_chunks_behind_the_query_are_trained_on_the_empty_thought(backbone):
-    setup = tiny.setup(backbone[1], think_in_decode=True)
-    assert ts.gold_of(setup, ROWS[0])[3] == [THOUGHT_EOS]  # two prefix tokens and one of two
-    assert 4 not in ts.gold_of(setup, ROWS[0])
-    unended = tiny.setup(backbone[1], kind="absolute", chunk_size=16)
-    assert ts.gold_of(unended, ROWS[0]) == {}
-
-
-def test_gradients_reach_what_they_should(backbone, weights):
-    losses = ts.losses(weights, tiny.setup(backbone[1]), ROWS)
-    names = sorted(weights)
-    leaves = [weights[name] for name in names]
-    nll = torch.autograd.grad(losses.nll, leaves, retain_graph=True, allow_unused=True)
-    thoughts = torch.autograd.grad(losses.thoughts, leaves, allow_unused=True)
-    for name, from_answer, from_thoughts in zip(names, nll, thoughts, strict=True):
-        reached = from_answer is not None and bool(from_answer.ne(0).any())
-        assert reached != name.startswith("thinking."), name
-        reached = from_thoughts is not None and bool(from_thoughts.ne(0).any())
-        above = name in ("model.norm.weight", "lm_head.weight") or "layers.2." in name
-        assert reached != above, name

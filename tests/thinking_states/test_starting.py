@@ -12,7 +12,14 @@ from lightning_models.optim import OptimizerConfig
 from lightning_models.thinking_states.baselines.curricula import load_backbone
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
-from tests.thinking_states.questions import MODELS, Questions, V, build, questions, quiet_trainer
+from tests.thinking_states.questions import (
+    MODELS,
+    Questions,
+    V,
+    build,
+    questions,
+    resumable_trainer,
+)
 
 STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}
 
@@ -20,7 +27,7 @@ STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}
 def checkpoint_of(folder, name, **changes):
     """A checkpoint of a model that was not trained, and its backbone's weights."""
     model, path = build(name, double=False, seed=1, **changes), folder / "taught.ckpt"
-    trainer = quiet_trainer(folder)
+    trainer = resumable_trainer(folder)
     trainer.strategy.connect(model)
     trainer.save_checkpoint(path)
     return str(path), model.network.backbone.state_dict()
@@ -36,7 +43,7 @@ def test_training_starts_with_the_backbone_of_another_model(tmp_path):
 
     changes = {**STAGES, "first_stage": 1, "start_from": path, "special_rows_from": 7}
     student = build("coconut", double=False, optimizer=OptimizerConfig(), **changes)
-    trainer = quiet_trainer(tmp_path, Look(), max_steps=1, limit_val_batches=0)
+    trainer = resumable_trainer(tmp_path, Look(), max_steps=1, limit_val_batches=0)
     trainer.fit(student, Questions())
     for name, value in taught.items():
         torch.testing.assert_close(seen[name][: len(value)], value)
@@ -46,7 +53,7 @@ def test_training_starts_with_the_backbone_of_another_model(tmp_path):
     trainer.save_checkpoint(resumed)
     Path(path).unlink()
     again = build("coconut", double=False, optimizer=OptimizerConfig(), **changes)
-    trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0)
+    trainer = resumable_trainer(tmp_path, max_steps=2, limit_val_batches=0)
     trainer.fit(again, Questions(), ckpt_path=str(resumed), weights_only=True)
     assert trainer.global_step == 2
 
@@ -152,7 +159,7 @@ def trained(name, backbone, folder, steps, ckpt_path=None):
     options = {**STAGES, "first_stage": 1} if name == "coconut" else {}
     model = build(name, double=False, backbone=backbone, **options)
     modes = Modes()
-    trainer = quiet_trainer(folder, modes, max_steps=steps, val_check_interval=2)
+    trainer = resumable_trainer(folder, modes, max_steps=steps, val_check_interval=2)
     trainer.fit(model, Questions(), ckpt_path=ckpt_path, weights_only=ckpt_path and True)
     trainer.save_checkpoint(folder / f"{steps}.ckpt")
     return {key: value.clone() for key, value in model.state_dict().items()}, modes

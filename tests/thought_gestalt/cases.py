@@ -54,7 +54,6 @@ VARIANTS = {
 
 
 def gestalt(seed=0, **changes):
-    """The same network in its LightningModule."""
     model = ThoughtGestaltLM(ThoughtGestaltConfig(**{**SIZES, **changes}))
     model.network = build(seed, **changes)
     return model.eval()

@@ -6,6 +6,7 @@ import torch
 
 from callbacks import ResumeState
 from tests.methods import METHODS
+from tests.quiet import quiet_trainer
 
 EPOCHS = 3
 LENGTHS = {"max_sentences": 2, "curriculum_step": 2, "curriculum_epochs": 1, "batch_size": 24}
@@ -29,18 +30,9 @@ def train(make_sentences, tmp_path):
     def run(ckpt_path=None, *callbacks):
         (method,) = (m for m in METHODS if m.name == "thought-gestalt")
         seen = Seen()
-        trainer = L.Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=EPOCHS,
-            limit_val_batches=0,
-            logger=False,
-            enable_checkpointing=bool(callbacks),
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-            callbacks=[ResumeState(), seen, *callbacks],
-        )
+        limits = {"max_epochs": EPOCHS, "limit_val_batches": 0}
+        saves = {"enable_checkpointing": bool(callbacks), **limits}
+        trainer = quiet_trainer(tmp_path, ResumeState(), seen, *callbacks, **saves)
         torch.manual_seed(5)
         model = method.build()
         data = make_sentences(**LENGTHS)

@@ -34,7 +34,6 @@ def marked(counts, seed=0, last=True):
 
 
 def anything(count, seed):
-    """Tokens of a model that has learned nothing."""
     weights = torch.ones(VOCAB)
     weights[BOS:] = 6
     generator = torch.Generator().manual_seed(seed)
@@ -152,7 +151,6 @@ def test_a_prompt_may_end_anywhere(text):
 
 
 def steps_of(network, text):
-    """How many steps each token of a text takes, and the states after them."""
     cache, counts, found = start(network, [text], [1]), [], []
     for token in text:
         ready, count = torch.tensor([False]), 0

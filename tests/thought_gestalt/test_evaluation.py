@@ -42,13 +42,6 @@ def test_a_word_changes_nothing_before_it_and_all_sentences_behind_it(changes, s
         assert (later.any(dim=1) == real[sentence + 1 :].any(dim=1)).all()
 
 
-def test_a_forgotten_sentence_still_speaks_through_the_younger_ones():
-    model, batch = gestalt(memory_size=1), streams([[4, 3, 5, 2]])
-    before = model.score(batch).log_prob
-    batch["tokens"][0, 0, 1] = (batch["tokens"][0, 0, 1] + 1) % 37
-    assert not torch.equal(model.score(batch).log_prob[0, 3], before[0, 3])
-
-
 def test_entropies_are_those_of_the_distributions():
     model, batch, found = gestalt(), streams(SHAPE), []
     model.recorded(batch, entropy=lambda entropy: found.append(entropy))
@@ -114,9 +107,3 @@ def test_recomputation_is_counted():
     assert plain.flops_per_token(100, training=True) == 3 * plain.flops_per_token(100)
     ratio = again.flops_per_token(100, training=True) / plain.flops_per_token(100, training=True)
     assert 4 / 3 < ratio < 2
-
-
-def test_any_context_fits():
-    model = gestalt()
-    assert model.context_limit is None
-    model.check_context(10**6)

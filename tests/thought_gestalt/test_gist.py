@@ -76,17 +76,3 @@ def test_without_ends_it_is_the_plain_decoder():
     tokens[:, 5] = EOS
     assert not torch.allclose(all_log_probs(gist, tokens), all_log_probs(plain, tokens))
     assert gist.flops_per_token(LENGTH) == plain.flops_per_token(LENGTH)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"window": 4}, r"window \(4\) must be null"),
-        ({"vocab_size": 3}, r"vocab_size \(3\) must hold BOS, EOS and EOD"),
-    ],
-    ids=str,
-)
-def test_values_out_of_range(changes, message):
-    sizes = {"vocab_size": VOCAB, "block_size": LENGTH}
-    with pytest.raises(ValueError, match=message):
-        GistConfig(**{**sizes, **changes})

@@ -13,7 +13,6 @@ SHAPE = [[3, 1, 6, 2], [2, 5], [4, 4, 1, 1, 2, 3]]
 
 
 def packed_losses(network, batch):
-    """Every target's loss by (stream, sentence, slot)."""
     steps, _ = pack(batch["tokens"], batch["lengths"], batch["is_last"], SLOTS)
     logits = network(steps) @ network.output_matrix.t()
     targets = torch.cat([step.targets for step in steps])

@@ -3,13 +3,13 @@
 import csv
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from lightning_models.outputs import objective
 from lightning_models.thought_gestalt import ThoughtGestaltConfig, ThoughtGestaltLM
+from tests.quiet import quiet_trainer
 from tests.thought_gestalt.cases import EOD as EOD_ID
 from tests.thought_gestalt.cases import SIZES, VARIANTS, gestalt, streams
 from training.loggers import MetricsFile
@@ -77,17 +77,9 @@ def test_a_step_without_the_end_of_a_document_logs_no_loss_of_it(tmp_path):
     rows = [streams(SHAPE), streams([[3], [3]])]
     rows[1]["is_last"].zero_()
     rows[1]["targets"][rows[1]["targets"] == EOD_ID] = -100
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_steps=2,
-        limit_val_batches=0,
-        log_every_n_steps=1,
-        logger=MetricsFile(tmp_path, "log", "0", None),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    logger = MetricsFile(tmp_path, "log", "0", None)
+    limits = {"max_steps": 2, "limit_val_batches": 0, "log_every_n_steps": 1}
+    trainer = quiet_trainer(tmp_path, logger=logger, **limits)
     trainer.fit(model, DataLoader(rows, batch_size=None))
     with (tmp_path / "log" / "0" / "metrics.csv").open(newline="") as file:
         first, second = csv.DictReader(file)

@@ -63,13 +63,11 @@ def rows_of(lengths, seed=0):
 
 
 def row_alone(batch, row):
-    """One row of a batch without its padding."""
     length = int(batch["mask"][row].sum())
     return {key: value[row : row + 1, :length] for key, value in batch.items()}
 
 
 def reference_of(model, kind=reference.Thoughtbubbles):
-    """The slow version with the model's weights, thresholds and allocation."""
     thresholds = [
         fork.threshold.item() if model.config.competes(ordinal) else -float("inf")
         for ordinal, fork in enumerate(model.network.forks)

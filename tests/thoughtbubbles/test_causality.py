@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lightning_models import output_layer
 from tests.thoughtbubbles.cases import (
     THRESHOLDS,
     V,
@@ -147,14 +146,3 @@ def test_small_windows_of_scores_are_unfolded_in_parts(monkeypatch):
         monkeypatch.setattr(forking, "WINDOW_ELEMENTS", limit)
         for mine, expected in zip(stream_counts(model, batch), whole, strict=True):
             assert torch.equal(mine, expected)
-
-
-@pytest.mark.parametrize("rows", [1, 7])
-@pytest.mark.parametrize("case", ["threshold", "window", "2L"])
-def test_chunks_of_the_vocabulary_change_nothing(case, rows, monkeypatch):
-    model = build(thresholds=THRESHOLDS, **(CAUSAL | GLOBAL)[case])
-    batch = rows_of([9, 5, 0])
-    score, loss = model.score(batch).log_prob, model.loss(batch).terms["nll"].sum
-    monkeypatch.setitem(output_layer.CHUNK_ROWS, "cpu", rows)
-    torch.testing.assert_close(model.score(batch).log_prob, score, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(model.loss(batch).terms["nll"].sum, loss, atol=1e-5, rtol=1e-6)

@@ -5,7 +5,6 @@ import torch
 
 from lightning_models import CopyLM, TransformerConfig, TransformerLM
 from lightning_models.thoughtbubbles import CopyConfig
-from lightning_models.transformer.network import TransformerNetwork
 from tests.reference import thoughtbubbles as reference
 from tests.thoughtbubbles.cases import V, enliven, rows_of
 
@@ -37,37 +36,6 @@ def test_loss_and_all_gradients_of_the_reference(copies, copy_positions):
     for name, parameter in model.network.named_parameters():
         gradient = slow.weights[name].grad
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-8, rtol=1e-8)
-
-
-def plain_of(model):
-    """A plain decoder with the copying one's weights."""
-    plain = TransformerNetwork(TransformerConfig(**SIZES, block_size=64, positions="rope"))
-    plain.load_state_dict(model.network.state_dict())
-    return plain.eval()
-
-
-@pytest.mark.parametrize("copies", [2, 3, 5])
-def test_every_token_is_read_n_times(copies):
-    """Positions k - p/n, one less of which is the same: only differences count."""
-    model, tokens = build(copies=copies), rows_of([6, 6])["tokens"]
-    plain = plain_of(model)
-    repeated = torch.tensor([[token for token in row for _ in range(copies)] for row in tokens])
-    places = [k + 1 - p / copies for k in range(6) for p in reversed(range(copies))]
-    h = plain.run(plain.embedding(repeated), torch.tensor(places))
-    torch.testing.assert_close(
-        model.network(tokens), h[:, copies - 1 :: copies], atol=1e-5, rtol=1e-5
-    )
-
-
-@pytest.mark.parametrize("copies", [2, 3])
-def test_shared_positions_are_the_tokens(copies):
-    model, tokens = build(copies=copies, copy_positions="shared"), rows_of([6, 6])["tokens"]
-    plain = plain_of(model)
-    places = torch.arange(6).repeat_interleave(copies)
-    h = plain.run(plain.embedding(tokens.repeat_interleave(copies, dim=1)), places)
-    assert torch.equal(model.network(tokens), h[:, copies - 1 :: copies])
-    apart = build(copies=copies).network(tokens)
-    assert (model.network(tokens) - apart).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("copy_positions", ["fractional", "shared"])

@@ -45,7 +45,6 @@ def feed(model, cache, rows, places, tokens):
 
 
 def start(model, tokens, lengths):
-    """A cache of prompts of different lengths, whatever stands after them."""
     widest = int(max(lengths))
     lengths = torch.tensor(lengths)
     with torch.no_grad():

@@ -29,7 +29,6 @@ def gpt2(**options):
 
 
 def rotary(kind, **options):
-    """A model of a family with rotary positions."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
@@ -83,7 +82,6 @@ def test_logits_are_equal(pair):
 
 
 def saved_and_read(lm, folder):
-    """What ``transformers`` makes of our export."""
     from transformers import AutoModelForCausalLM
 
     write_transformers(lm, folder, eos_token_id=0)
@@ -238,16 +236,3 @@ def test_options_we_cannot_express_are_refused():
         import_transformers(rotary("qwen2", **{**WINDOW, "max_window_layers": 1}))
     with pytest.raises(ValueError, match="activation_function=relu"):
         import_transformers(gpt2(activation_function="relu"))
-
-
-def test_a_saved_folder_is_imported_and_a_missing_one_named(tmp_path):
-    torch.manual_seed(0)
-    theirs = llama().eval()
-    theirs.save_pretrained(tmp_path / "model")
-    ours = import_transformers(str(tmp_path / "model"), attention_backend="math")
-    tokens = torch.randint(0, VOCAB, (1, 9))
-    with torch.no_grad():
-        mine = ours.network(tokens) @ ours.network.output_matrix.t()
-        assert torch.allclose(mine, theirs(tokens).logits, atol=1e-5)
-    with pytest.raises(ValueError, match="no model found"):
-        import_transformers(str(tmp_path / "absent"))

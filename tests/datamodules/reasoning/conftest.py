@@ -10,8 +10,6 @@ from tests.datamodules.reasoning.reasoning_tasks import FewQuestions
 
 @pytest.fixture
 def make(tmp_path):
-    """Returns a function that makes prepared data."""
-
     def build(kind=FewQuestions, **options):
         data = kind(**{"cache_dir": str(tmp_path / "cache"), "batch_size": 2, **options})
         data.prepare_data()

@@ -74,7 +74,6 @@ def batches_of(source):
 
 
 def rows_in(batch):
-    """The used part of each row, as plain values."""
     found = []
     for b in range(len(batch["query"])):
         lengths = batch["step_lengths"][b].tolist()

@@ -48,11 +48,6 @@ def test_shapes_types_and_padding(prepared):
         assert (scored.sum(1).max() == scored.shape[1]).item()
 
 
-def test_bytes_are_those_of_the_answer(prepared):
-    batches = batches_of(prepared(repeats=1, eval_batch_size=5).evaluation_source("train"))
-    assert batches[0]["num_bytes"].tolist() == [len(a.encode()) for _, _, a in OWN["train"]]
-
-
 def test_rows_without_steps_have_one_empty_place(prepared):
     batch = prepared(repeats=1, eval_batch_size=1).evaluation_source("train").batch(2)
     assert batch["steps"].tolist() == [[[EOS]]]
@@ -73,36 +68,10 @@ def test_filling_rows_hold_nothing(prepared):
     assert (batch["targets"][1] == -100).all()
 
 
-def test_a_batch_of_filling_rows_only(prepared):
-    data = prepared(fake_trainer(rank=2, world_size=3), repeats=1, eval_batch_size=2)
-    batch = data.evaluation_source("val").batch(0)
-    assert batch["query"].tolist() == [[EOS], [EOS]]
-    assert batch["targets"].tolist() == [[-100], [-100]]
-    assert batch["steps"].shape == (2, 1, 1)
-
-
-# ---- evaluation
-
-
-def test_a_row_of_evaluation_does_not_depend_on_its_batch(prepared):
-    alone = [
-        row
-        for b in batches_of(prepared(eval_batch_size=1).evaluation_source("val"))
-        for row in rows_in(b)
-    ]
-    three = [
-        row
-        for b in batches_of(prepared(eval_batch_size=3).evaluation_source("val"))
-        for row in rows_in(b)
-    ]
-    assert alone == three
-
-
 # ---- counts
 
 
 def counter(batch):
-    """What a model may count; it can be pickled."""
     thoughts = int(batch["step_lengths"].sum())
     return {"thoughts": thoughts, "rows": len(batch["query"]), "late": batch["epochs"] >= 0.5}
 

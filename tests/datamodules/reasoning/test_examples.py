@@ -110,12 +110,6 @@ def test_shifts_say_how_far_a_step_was_moved():
     assert found.shifts.tolist() == [0, 1, 1, 0, 0]
 
 
-def test_no_steps():
-    found = align("abc", (), np.array([3]))
-    assert found.places.dtype == np.int64
-    assert found.places.shape == found.shifts.shape == (0,)
-
-
 # ---- against a slow version
 
 

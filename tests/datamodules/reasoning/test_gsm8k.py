@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from datamodules import ReasoningGSM8K
-from datamodules.numbers import same_number
 from datamodules.reasoning import gsm8k
 from datamodules.reasoning.gsm8k import (
     MarkedProblems,
     Solved,
-    offsets,
     question_of,
     read_solved,
 )
@@ -48,8 +46,6 @@ def train_file(tmp_path):
 
 @pytest.fixture
 def make(tmp_path, train_file):
-    """Returns a function that makes prepared data."""
-
     def build(**options):
         defaults = {"data_files": train_file, "cache_dir": str(tmp_path / "cache"), "num_proc": 1}
         data = ReasoningGSM8K(**{"batch_size": 4, **defaults, **options})
@@ -100,24 +96,6 @@ def test_another_solution_is_another_problem():
     assert len({one.identity, *(other.identity for other in others)}) == 4
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "right"),
-    [
-        (" 1200", " 1200", True),
-        ("$1,200.00.", " 1200", True),
-        ("1200.0", " 1200", True),
-        ("12e2", " 1200", True),
-        ("1200 cats", " 1200", False),
-        ("-1200", " 1200", False),
-        ("", " 1200", False),
-        (" a half ", "a half", True),
-        ("0.1", "0.10000000000000001", False),
-    ],
-)
-def test_answers_are_compared_as_numbers_else_as_text(text, answer, right):
-    assert same_number(text, answer) is right
-
-
 # ---- an aligned file
 
 
@@ -163,11 +141,6 @@ def test_an_aligned_file_that_places_nothing_is_an_error(make, tmp_path):
 def test_lines_that_are_no_alignments(tmp_path, row):
     with pytest.raises(ValueError, match="(line|item) 1: expected an object with the text 'query'"):
         MarkedProblems(Path(write(tmp_path / "a.jsonl", [row])))
-
-
-def test_offsets_of_markers():
-    assert offsets("ab<T>c<T><T>") == (2, 3, 3)
-    assert offsets("abc") == ()
 
 
 # ---- the data module
@@ -266,7 +239,6 @@ def prepared(cache, train, test, **options):
 
 
 def beginning(path, folder, lines=40):
-    """A copy of the first lines of a file."""
     copy = folder / path.name
     copy.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
     return copy
@@ -303,16 +275,3 @@ def test_problems_round_trip(tmp_path, tokenizer):
             places = rows["step_places"][i, : len(example.steps)]
             for place, marker in zip(places, example.markers, strict=True):
                 assert decode(query[:place]).startswith(example.query[:marker].rstrip())
-
-
-def test_equal_questions_in_two_splits_are_warned_of(make, tmp_path, recwarn):
-    def rows(numbers, answer):
-        asked = (f"Ann has {i} cats. How many legs have they in all?" for i in numbers)
-        return [{"question": q, "answer": f"So <<{answer}=4>>\n#### {answer}"} for q in asked]
-
-    train = write(tmp_path / "a.jsonl", rows(range(2, 40), 4))
-    test = write(tmp_path / "b.jsonl", rows(range(37, 50), 5))
-    make(data_files=train, test_files=test, val_fraction=0.0)
-    (message,) = [str(w.message) for w in recwarn if "in train" in str(w.message)]
-    assert message.startswith("ReasoningGSM8K: 3 questions are in train and in test: ")
-    assert message.endswith("Remove the repeats from all splits but one.")

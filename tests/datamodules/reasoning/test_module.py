@@ -57,19 +57,3 @@ def test_predict_says_what_to_do_instead(prepared, tmp_path):
     prompts.write_text("Two and two prepared?\n")
     with pytest.raises(ValueError, match=r"only the answers are scored. .*evaluate.py reason"):
         prepared(predict_file=str(prompts)).predict_dataloader()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block_size": 0, "batch_size": -1}, "batch_size=-1 .*; block_size=0 "),
-        ({"max_length": 0}, "max_length=0 must be at least 1"),
-        ({"train_windows": "shuffled"}, "'shuffled' must be 'packed' or 'random'"),
-        ({"answer_prefix": ""}, "answer_prefix='' must not be empty"),
-        ({"step_separator": ""}, "step_separator='' must not be empty"),
-        ({"tokenizer": "gpt5"}, "tokenizer='gpt5' is not known"),
-    ],
-)
-def test_arguments_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        FewQuestions(**options)

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from datamodules.reasoning import Example, Wording, preparation
+from datamodules.reasoning import Example, Wording
 from datamodules.reasoning.preparation import (
     ARRAYS,
     KEPT,
@@ -200,16 +200,6 @@ def test_what_a_task_notices_is_counted_once_for_each_split(make):
     assert make(task(train=capitals), tokenizer="bpe:257").report()["train"][key] == 2
 
 
-def test_meta_json_holds_the_counts(make):
-    data = make()
-    meta = json.loads((data.store_dir / "meta.json").read_text())
-    train = meta["splits"]["train"]
-    assert (train["examples"], train["steps"], train["report"][READ]) == (5, 9, 5)
-    assert meta["source"]["corpus"] == "FewQuestions"
-    assert meta["reasoning"] == preparation.VERSION
-    assert data.counts("val").documents == 9  # a query, a step and an answer each
-
-
 # ---- whole or not there
 
 
@@ -225,19 +215,6 @@ def prepare(folder, examples):
 
 def one_example(split):
     return [Example("one", ("a",), (3,), " b")]
-
-
-def test_a_failure_leaves_nothing(tmp_path):
-    def broken(split):
-        yield from one_example(split)
-        if split == "val":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path / "s", broken)
-    assert [path.name for path in tmp_path.iterdir()] == [".s.lock"]
-    assert prepare(tmp_path / "s", one_example)
-    assert not prepare(tmp_path / "s", broken)
 
 
 def _prepare_slowly(folder, log, seconds):

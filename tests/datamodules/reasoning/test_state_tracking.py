@@ -15,7 +15,6 @@ KNOWN_TEXT = (1, "ad809da45f9c9c8f")  # VERSION and digest: change both or neith
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    """Returns a function that makes small prepared data."""
     cache = str(tmp_path_factory.mktemp("state_tracking"))
 
     def build(**options) -> StateTracking:
@@ -67,7 +66,6 @@ def variables(text, modulus):
 
 
 def fronts(example):
-    """The text in front of each marker."""
     return [example.query[:marker] for marker in example.markers]
 
 
@@ -201,51 +199,8 @@ def test_the_question_may_come_first():
 # ---- the data module
 
 
-def test_the_stored_steps_stand_behind_their_operation(make):
-    data = make(tokenizer="bpe:290", answer_prefix=" It is")
-    decode, source = data.tokenizer.decode, data.evaluation_source("val")
-    for n in range(len(source)):
-        batch = source.batch(n)
-        for query, places in zip(batch["query"], batch["step_places"], strict=True):
-            for place in places[places >= 0].tolist():
-                assert decode(query[place : place + 1].tolist()) == "."
-    assert decode(list(data.wording().answer_prefix)) == " It is"
-    assert decode(list(data.wording().step_separator)) == "\n"
-
-
-def test_groups_are_operations(make):
-    data = make(task="vars")
-    batch = data.evaluation_source("test").batch(0)
-    assert batch["group"].tolist() == [11, 12, 13, 14]
-    assert (batch["step_lengths"] > 0).sum(1).tolist() == [11, 12, 13, 14]
-    assert data.group_name == "operations"
-
-
 def test_answers_are_right_word_for_word(make):
     data = make()
     assert data.is_right(" heads", " heads")
     assert data.is_right("heads \n", " heads")
     assert not data.is_right(" heads and tails", " heads")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"task": "coin"}, "task='coin' must be 'parity' or 'vars'"),
-        ({"operations": []}, r"operations=\[\] must be the least and the most"),
-        ({"operations": (0, 5)}, r"operations=\[0, 5\] must be .* at least 1"),
-        ({"test_operations": (40, 11)}, r"test_operations=\[40, 11\] must be the least and the"),
-        ({"train_examples": 0}, "train_examples=0 must be at least 1"),
-        ({"val_examples": -1}, "val_examples=-1 must be at least 0"),
-        ({"test_examples": -1}, "test_examples=-1 must be at least 0"),
-        ({"example_seed": -1}, "example_seed=-1 must be at least 0"),
-        ({"variables": 0}, "variables=0 must be at least 1"),
-        ({"variables": 27}, "variables=27 must be at most 26"),
-        ({"modulus": 1}, "modulus=1 must be at least 2"),
-        ({"answer_prefix": ""}, "answer_prefix='' must not be empty"),
-        ({"seed": -1, "block_size": 0}, "seed=-1 must be at least 0; block_size=0 must be"),
-    ],
-)
-def test_bad_arguments_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        StateTracking(**options)

@@ -1,13 +1,11 @@
 """The order of training: epochs, ranks, workers, restarts, and a trainer's limits."""
 
-import warnings
-
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.datamodules.reasoning.reasoning_tasks import fake_trainer, rows_in
+from tests.quiet import quiet_trainer
 
 
 def test_ranks_read_what_one_would(prepared):
@@ -39,13 +37,10 @@ def test_epochs_are_those_of_a_trainer_that_makes_them_shorter(prepared, limit):
 
 
 def rows_of(batch):
-    """What a model may count."""
     return {"rows": len(batch["query"])}
 
 
 class Recorder(L.LightningModule):
-    """Remembers the batches it was given."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
@@ -61,35 +56,11 @@ class Recorder(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(data, folder, ckpt_path=None, **options):
-    model = Recorder()
-    saving = ModelCheckpoint(folder, every_n_train_steps=2, filename="{step}", save_top_k=-1)
-    trainer = L.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[saving],
-        accumulate_grad_batches=2,
-        limit_val_batches=0,
-        **options,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # advice on workers, folders, validation
-        trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=False)
-    return model.seen
-
-
-def test_a_resumed_run_goes_on_with_the_next_batch(prepared, tmp_path):
-    whole = fit(prepared(), tmp_path / "whole", max_epochs=2)
-    assert len(whole) == 12
-    first = fit(prepared(), tmp_path / "part", max_steps=4)
-    rest = fit(prepared(), tmp_path, max_epochs=2, ckpt_path=tmp_path / "part" / "step=4.ckpt")
-    assert first + rest == whole
-
-
+@pytest.mark.filterwarnings("ignore")  # advice on workers, folders, validation
 def test_a_run_that_overfits_on_purpose_repeats_its_batches_without_epochs(prepared, tmp_path):
-    seen = fit(prepared(), tmp_path, max_epochs=2, overfit_batches=2)
+    model = Recorder()
+    options = {"max_epochs": 2, "overfit_batches": 2, "limit_val_batches": 0}
+    quiet_trainer(tmp_path, accumulate_grad_batches=2, **options).fit(model, prepared())
+    seen = model.seen
     assert [epochs for epochs, *_ in seen] == [None] * 4
     assert seen[:2] == seen[2:]
