@@ -1,12 +1,9 @@
 """Corpus-level averages: ragged batches, many of them, over several processes."""
 
 import math
-import multiprocessing
-import socket
 
 import pytest
 import torch
-from torch import distributed
 
 from lightning_models.outputs import PERPLEXITY_NAMES, Ratio, StageMetrics, bits
 
@@ -126,48 +123,3 @@ def test_reset_starts_again():
     values = metrics.values("exact")
     assert values["loss"] == 3.0
     assert "bpb" not in values
-
-
-def work(rank, world_size, port, batches, queue):
-    """One of several processes: adds its own batches, reports the values of all."""
-    torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
-    metrics = StageMetrics()
-    for nats, tokens, num_bytes in batches[rank::world_size]:
-        metrics.add(torch.tensor(nats, dtype=torch.float64), tokens, torch.tensor([num_bytes]))
-    values = {name: value.item() for name, value in metrics.values("exact").items()}
-    mine = metrics.per_token.denominator.item()  # unsynced again, so that adding goes on
-    queue.put((rank, values, mine))
-    distributed.barrier()
-    distributed.destroy_process_group()
-
-
-def values_of_processes(world_size, batches):
-    """What each process reports, by rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")  # the imports are done; nothing ran on a GPU
-    queue = context.SimpleQueue()
-    processes = [
-        context.Process(target=work, args=(rank, world_size, port, batches, queue), daemon=True)
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=30)
-        assert process.exitcode == 0
-    return {rank: rest for rank, *rest in (queue.get() for _ in processes)}
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_two_processes_report_what_one_does():
-    single = StageMetrics()
-    for nats, tokens, num_bytes in BATCHES:
-        single.add(torch.tensor(nats, dtype=torch.float64), tokens, torch.tensor([num_bytes]))
-    expected = {name: value.item() for name, value in single.values("exact").items()}
-    reports = values_of_processes(2, BATCHES)
-    assert reports[0][0] == reports[1][0] == expected
-    assert [reports[rank][1] for rank in (0, 1)] == [3 + 257 + 40, 1 + 0]

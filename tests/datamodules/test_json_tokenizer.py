@@ -26,6 +26,7 @@ from datamodules.tokenizers import (
     parse_tokenizer,
     tokenizer_from_state,
 )
+from tests.datamodules.test_text_bytes import make_old
 
 EOT = "<|endoftext|>"
 TEXTS = ["the Cat sat.", "It paid 12,345:\n\tand  more", "caf\u00e9 \u4f60\u597d", "", "a"]
@@ -40,6 +41,14 @@ def write(tmp_path):
         return tmp_path
 
     return write
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Of thirty short documents."""
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "the cat"}\n' * 30)
+    return {"data_files": str(text), "cache_dir": str(tmp_path / "cache"), "block_size": 4}
 
 
 # ---- against transformers
@@ -373,37 +382,19 @@ def test_a_folder_is_the_tokenizer_in_it(write, tmp_path):
         load_tokenizer(str(tmp_path / "empty"))
 
 
-def test_an_older_store_of_a_hub_tokenizer_is_refused_by_name(write, tmp_path, monkeypatch):
+def test_an_older_store_of_a_hub_tokenizer_is_refused_by_name(write, options, monkeypatch):
     folder = write(begun(plain(), "<s>"))
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda _, file: str(folder / file))
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"text": "the cat"}\n' * 30)
-    options = {"data_files": str(text), "cache_dir": str(tmp_path / "cache"), "block_size": 4}
     data = LocalText(tokenizer="somebody/something", **options)
     data.prepare_data()
     assert data.tokenizer.text_bos_id == 256
-    meta = json.loads((data.store_dir / "meta.json").read_text())  # as an older version wrote it
-    (data.store_dir / "special_tokens.json").unlink()
-    meta["checksums"]["crc32"].pop("special_tokens.json", None)
-    del meta["bos_id"]
-    (data.store_dir / "meta.json").write_text(json.dumps(meta))
+    make_old(data.store_dir)
     again = LocalText(tokenizer="somebody/something", **options)
     with pytest.raises(StoreError, match=r"older version with tokenizer='somebody/something'"):
         again.evaluation_source("val")
 
 
-def as_older(store_dir):
-    """Makes a store one of a version that knew no BOS and kept no special_tokens.json."""
-    meta = json.loads((store_dir / "meta.json").read_text())
-    (store_dir / "special_tokens.json").unlink()
-    del meta["checksums"]
-    (store_dir / "meta.json").write_text(json.dumps(meta))
-
-
-def test_an_older_store_opens_only_for_the_special_tokens_that_it_was_made_with(write, tmp_path):
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"text": "the cat"}\n' * 30)
-    options = {"data_files": str(text), "cache_dir": str(tmp_path / "cache"), "block_size": 4}
+def test_an_older_store_opens_only_for_the_special_tokens_that_it_was_made_with(write, options):
     folder = write(begun(plain(), "<s>"), special_tokens={"bos": None, "eos": ["</s>"]})
     file = folder / "tokenizer.json"
     older = LocalText(tokenizer=str(folder), **options)
@@ -411,7 +402,7 @@ def test_an_older_store_opens_only_for_the_special_tokens_that_it_was_made_with(
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     assert parse_tokenizer(str(file)).identity == f"json:{digest}"
     older.prepare_data()
-    as_older(older.store_dir)
+    make_old(older.store_dir)
     made = (older.store_dir / "meta.json").stat().st_mtime_ns
 
     again = LocalText(tokenizer=str(file), **options)
@@ -503,10 +494,7 @@ def test_a_config_that_the_hub_does_not_give_is_an_error(repository):
         load_tokenizer("somebody/something")
 
 
-def test_a_hub_store_of_other_special_tokens_is_refused(repository, tmp_path):
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"text": "the cat"}\n' * 30)
-    options = {"data_files": str(text), "cache_dir": str(tmp_path / "cache"), "block_size": 4}
+def test_a_hub_store_of_other_special_tokens_is_refused(repository, options):
     repository.network = False
     offline = LocalText(tokenizer="somebody/something", **options)
     with pytest.warns(UserWarning, match="hub cannot be reached"):

@@ -22,6 +22,7 @@ from datamodules.readers import read_documents, read_files, split_text
 from datamodules.store import SPLITS
 
 TEXTS = ["first", "zweites, \u00e4hnlich", "third\nwith two lines"]
+A_ROW = b'{"text": "a"}\n'
 JSONL = "".join(json.dumps({"text": t, "n": 1}) + "\n" for t in TEXTS).encode()
 
 
@@ -184,16 +185,8 @@ def parquet(text: bytes, *, damage: bool = False) -> bytes:
         ("a.txt", b"\xc3\xa4 \xc3", r"not UTF-8 \(byte 3: c3\)"),
         ("a.txt", b"x" * 2**20 + b"\xc3(", r"not UTF-8 \(byte 1048576: c3\)"),
         ("a.txt", b"x" * (2**20 - 1) + b"\xe4\xbd", r"not UTF-8 \(byte 1048575: e4 bd\)"),
-        (
-            "a.txt.gz",
-            gzip.compress(b"\xef\xbb\xbfabc\xff", mtime=0),
-            r"\(decompressed byte 6: ff\)",
-        ),
-        (
-            "a.jsonl",
-            b'{"text": "a"}\n{"text": "\xff"}\n',
-            r"line 2 is not UTF-8 \(byte 24: ff\)",
-        ),
+        ("a.txt.gz", gzip.compress(b"\xef\xbb\xbfabc\xff", mtime=0), "byte 6: ff"),
+        ("a.jsonl", A_ROW + b'{"text": "\xff"}\n', r"line 2 .*byte 24: ff"),
         ("a.txt", "Latin \xe4".encode("utf-16"), "is UTF-16, not UTF-8"),
         ("a.txt", "Latin \xe4".encode("utf-16-be"), "is UTF-16, not UTF-8"),
         ("a.jsonl", JSONL.decode().encode("utf-16-le"), "is UTF-16, not UTF-8"),
@@ -202,14 +195,10 @@ def parquet(text: bytes, *, damage: bool = False) -> bytes:
         ("a.txt", zst_of_two_frames(JSONL), "is compressed with zstd. Rename"),
         ("a.txt.gz", b"", "cut off"),
         ("a.jsonl.zst", b"", "cut off"),
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "line 3 is not JSON"),
-        (
-            "a.jsonl",
-            b'{"body": "a", "id": 1}\n',
-            "line 1: there is no field 'text', .*'body', 'id'",
-        ),
+        ("a.jsonl", A_ROW + b'\n{"text": \n', "line 3 is not JSON"),
+        ("a.jsonl", b'{"body": "a", "id": 1}\n', "line 1: .*'text', .*'body', 'id'"),
         ("a.jsonl", b'{"text": null}\n', "is empty"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": 5}\n', "line 2: the field 'text' holds int"),
+        ("a.jsonl", A_ROW + b'{"text": 5}\n', "line 2: the field 'text' holds int"),
         ("a.jsonl", b"[1]\n", "item 1: expected an object with the field 'text', found int"),
         ("a.json", b'[{"text": "a"} {"text": "b"}]', "item 1 is followed by '{'"),
         ("a.json", b'[{"text": "a"}, {"text": "b"}', "item 2 is followed by nothing"),
@@ -222,18 +211,10 @@ def parquet(text: bytes, *, damage: bool = False) -> bytes:
         ("a.jsonl.gz", b"no gzip", "damaged or cut off"),
         ("a.txt.zst", zst_of_two_frames(JSONL)[:-3], "damaged or cut off"),
         ("a.txt.zst", b"no zstd at all", "damaged or cut off"),
-        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2 is not JSON .*nested too deeply"),
+        ("a.jsonl", A_ROW + b"[" * 100_000, "line 2 is not JSON .*nested too deeply"),
         ("a.jsonl", b"1" * 9999, "line 1 is not JSON .*Exceeds the limit"),
-        (
-            "a.jsonl",
-            b'{"text": "a"}\n{"text": "b\\ud800"}\n',
-            "line 2: .*half a surr",
-        ),
-        (
-            "a.jsonl",
-            b'{"text": "a", "id": [{"\\uDFFF": 1}]}',
-            "line 1: .*half a surr",
-        ),
+        ("a.jsonl", A_ROW + b'{"text": "b\\ud800"}\n', "line 2: .*surrogate"),
+        ("a.jsonl", b'{"text": "a", "id": [{"\\uDFFF": 1}]}', "line 1: .*surrogate"),
         ("a.parquet", b"no parquet", "not a parquet file"),
         ("a.parquet", b"PAR1" + b"\xff" * 64 + b"\x40\0\0\0PAR1", "not a parquet file"),
         ("a.parquet", parquet(b"\xff"), "rows 1 to 1: .*not UTF-8"),

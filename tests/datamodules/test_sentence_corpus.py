@@ -11,6 +11,7 @@ from datamodules import LocalText, Sentences, SentenceWindows, StoreError, encod
 from datamodules.sentences import SplitterUnavailableError, splitters
 from datamodules.store import SPLITS, Store
 from datamodules.tokenizers import BytesTokenizer
+from tests.datamodules.test_prepare import content
 
 
 def words_of(data, split) -> list[list[int]]:
@@ -76,10 +77,6 @@ def test_all_that_decides_the_marks_is_in_the_name(stories, tmp_path):
     assert not list(tmp_path.glob("local_text*"))  # known without preparing
 
 
-def contents(folder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 3)
@@ -91,7 +88,7 @@ def test_a_broken_preparation_goes_on_where_it_stood(
 ):
     monkeypatch.setattr(encoding, "PART_BYTES", 2000)
     whole = sentences()
-    expected = contents(whole.store_dir)
+    expected = content(whole.store_dir)
     inner = LocalText(data_files=str(stories), cache_dir=str(tmp_path / "again"), num_proc=1)
     data = Sentences(corpus=inner)
     decode, decoded = BytesTokenizer.decode, []
@@ -110,7 +107,7 @@ def test_a_broken_preparation_goes_on_where_it_stood(
     assert not data.store_dir.exists()
     data = Sentences(corpus=inner)
     data.prepare_data()
-    assert contents(data.store_dir) == expected
+    assert content(data.store_dir) == expected
     assert 40 < len(decoded) < 60  # 30, and those after the finished shards
 
 

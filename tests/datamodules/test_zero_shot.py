@@ -162,19 +162,14 @@ def test_only_the_files_of_the_split_are_fetched(tmp_path, hub):
     assert hub.fetched == [LAYOUT["arxiv"][1]]
 
 
-def test_without_network_and_copy_one_line_says_what_helps(tmp_path, hub_cache):
-    with pytest.raises(CorpusUnavailableError) as caught:
+def test_without_network_and_copy_the_option_that_helps_is_named(tmp_path, hub_cache):
+    with pytest.raises(CorpusUnavailableError, match=r"\(pubmed\): .*--files\.pubmed"):
         prepared(ZeroShotText, tmp_path, set_name="pubmed")
-    message = str(caught.value)
-    assert message.startswith("ZeroShotText (pubmed): ccdv/pubmed-summarization")
-    assert "cannot be read from the Hugging Face hub" in message
-    assert "Give your copy, with --files.pubmed to evaluate.py zero_shot" in message
-    assert "'article' or 'text', or txt, one document a file" in message
 
 
 def test_a_repository_without_the_files_is_said_so(tmp_path, hub):
     (hub.repository(ZERO_SHOT_SETS["ag_news"].repository) / "README.md").touch()
-    with pytest.raises(CorpusUnavailableError, match="laid out otherwise"):
+    with pytest.raises(CorpusUnavailableError, match="ag_news"):
         prepared(ZeroShotText, tmp_path, set_name="ag_news")
 
 

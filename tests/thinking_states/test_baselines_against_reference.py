@@ -171,15 +171,6 @@ def test_icot_without_its_first_steps(epochs, stage):
     assert_learns(model, batch, mean_nll(weights, shape, texts), weights)
 
 
-def test_icot_removes_as_counted_batch_by_batch():
-    for per_epoch, batches, pretrain in ((8, 40, 0), (4, 12, 2), (1, 5, 1)):
-        changes = {"remove_per_epoch": per_epoch, "pretrain_epochs": pretrain}
-        kind = build("icot", remove_all_beyond=10, **changes).stages
-        for batch in range(14 * batches):
-            r = icot.removed(batch, batches, per_epoch, 10, pretrain)
-            assert kind.at(batch / batches) == min(r, 10)
-
-
 @pytest.mark.parametrize("smoothing", [4.0, 0.5])
 def test_offsets_have_their_distribution(smoothing):
     odds = icot.offset_distribution(smoothing, size=101)

@@ -204,25 +204,6 @@ def test_a_longer_text_takes_no_more_room(memory):
     assert int(long._memory.counts) == network.config.memory_size
 
 
-@pytest.mark.parametrize("memory", ["differentiable", "in_context"])
-def test_rows_are_kept_in_the_order_asked_for(memory):
-    network, texts = build(memory=memory), [TEXTS[key] for key in ("forgets", "plain", "generated")]
-    expected = [packed(network, text) for text in texts]
-    cache, rows, places = start(network, texts, [14, 9, 3]), [0, 1, 2], [13, 8, 2]
-    for step in range(10):
-        if step == 3:
-            cache.select(torch.tensor([2, 0, 2]))
-            rows, places = [2, 0, 2], [places[2], places[0], places[2]]
-        own = [texts[row][place] for row, place in zip(rows, places, strict=True)]
-        states, ready = cache.step(network, torch.tensor(own))
-        for i, row in enumerate(rows):
-            if ready[i]:
-                torch.testing.assert_close(states[i], expected[row][places[i]], **EXACT)
-                places[i] += 1
-    assert places[0] == places[2] >= 6
-    assert places[1] >= 17
-
-
 def test_decoding_keeps_no_graph():
     network = build()
     cache = start(network, [TEXTS["forgets"]], [14])
