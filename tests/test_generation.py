@@ -302,5 +302,5 @@ def test_nothing_to_generate():
 
 @pytest.mark.parametrize("prompts", [[[]], [[1], []], []], ids=str)
 def test_empty_prompts_are_errors(prompts):
-    with pytest.raises(ValueError, match="at least one token each; start with the EOS token"):
+    with pytest.raises(ValueError, match="EOS"):
         generate(Chain(random_table()), prompts, max_new_tokens=3)

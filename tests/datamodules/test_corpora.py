@@ -95,7 +95,7 @@ def test_openwebtext_with_files_for_validation_or_without(tmp_path, owt_files):
     assert sum(held_out) == 60
     assert held_out[1] == 10
     assert held_out[2] in (5, 6)
-    with pytest.raises(ValueError, match=r"test split is empty. Set data.test_fraction"):
+    with pytest.raises(ValueError, match=r"test split .*data\.test_fraction"):
         without.test_dataloader()
 
 
@@ -189,7 +189,7 @@ def test_a_small_bpe_is_trained_within_the_cap(tmp_path, pile_files):
 
 
 def test_files_of_held_out_splits_alone_are_refused():
-    with pytest.raises(ValueError, match="val_files and test_files go with data_files"):
+    with pytest.raises(ValueError, match="val_files .*test_files .*data_files"):
         OpenWebText(val_files="x.jsonl")
 
 
@@ -222,7 +222,7 @@ def test_openwebtext_from_the_hub(tmp_path, hub):
     assert 60 < capped.counts("train").tokens <= 100
     assert capped._store.meta["source"]["val"] == "first 7 documents"
     assert capped._store.meta["source"]["train_tokens"] == 100
-    with pytest.raises(ValueError, match="val_documents=60 leaves nothing"):
+    with pytest.raises(ValueError, match="val_documents=60"):
         prepared(OpenWebText, tmp_path, val_documents=60)
 
 

@@ -425,7 +425,7 @@ def test_explicit_splits_leave_the_training_files_whole(corpus, tmp_path):
 
 
 def test_a_file_in_two_splits_is_refused(corpus, lines):
-    with pytest.raises(ValueError, match="is in data_files and in val_files"):
+    with pytest.raises(ValueError, match="data_files.*val_files"):
         corpus(val_files=str(lines))
 
 
@@ -433,9 +433,9 @@ def test_files_to_score_alone_train_nothing(corpus, tmp_path):
     (tmp_path / "test.txt").write_text("text of the test")
     data = corpus(data_files=None, test_files=f"{tmp_path}/test.txt", val_fraction=0.1)
     assert [data.counts(s).documents for s in ("train", "val", "test")] == [0, 0, 1]
-    with pytest.raises(ValueError, match=r"data_files \(null\): set data.data_files"):
+    with pytest.raises(ValueError, match=r"data_files \(null\)"):
         data.setup("fit")
-    with pytest.raises(ValueError, match=r"data_files \(null\) names no text"):
+    with pytest.raises(ValueError, match=r"data_files \(null\)"):
         LocalText()
 
 
@@ -477,7 +477,7 @@ def test_one_document_cannot_be_split(corpus, tmp_path):
     assert [data.counts(s).documents for s in ("train", "val", "test")] == [1, 1, 1]
     whole = corpus(data_files=f"{tmp_path}/one.txt", val_fraction=0.0, test_fraction=0.0)
     assert whole.val_dataloader() == []
-    with pytest.raises(ValueError, match=r"test split is empty.*test_fraction=0.0"):
+    with pytest.raises(ValueError, match=r"test split .*test_fraction=0\.0"):
         whole.test_dataloader()
 
 

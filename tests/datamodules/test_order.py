@@ -112,7 +112,7 @@ def test_a_disk_that_cannot_be_written_is_no_obstacle(stream, monkeypatch):
 
     expected = permutation(len(LENGTHS), seed=1, epoch=0).tolist()
     monkeypatch.setattr(orders, "FileLock", refused)
-    with pytest.warns(UserWarning, match=r"Read-only file system.*12 bytes each"):
+    with pytest.warns(UserWarning, match="Read-only file system.*12 bytes each"):
         assert epoch_order(stream, seed=1, epoch=0).numbers.tolist() == expected
     monkeypatch.undo()
     monkeypatch.setattr(orders, "SHARED_FROM", 1)

@@ -154,10 +154,10 @@ def test_dashes_and_closing_quotes_but_no_hyphens_and_opening_quotes(text, expec
 
 
 def test_spans_longer_than_a_sentence_are_refused():
-    with pytest.raises(ValueError, match=r"spans of 75 tokens.*max_sentence_tokens=64.*75 or more"):
+    with pytest.raises(ValueError, match="75 .*max_sentence_tokens=64"):
         sentence_tokenizer(splitter="spans:75")
     assert sentence_tokenizer(splitter="spans:75", most=75).max_sentence_tokens == 75
-    with pytest.raises(ValueError, match="max_sentence_tokens=0 must be at least 1"):
+    with pytest.raises(ValueError, match="max_sentence_tokens=0"):
         sentence_tokenizer(most=0)
 
 

@@ -160,12 +160,12 @@ def test_batch_dtypes_and_bytes(make_stream):
 
 def test_too_little_text_is_an_error_with_its_cure(make_stream):
     stream = make_stream([8])
-    with pytest.raises(ValueError, match=r"block_size=10 is longer than the split's 9 tokens"):
+    with pytest.raises(ValueError, match="block_size=10 .* 9 tokens"):
         RandomWindows(stream, block_size=10, eos_id=EOS, seed=0)
-    with pytest.raises(ValueError, match=r"takes 4 windows, the train split has only 3"):
+    with pytest.raises(ValueError, match="4 windows, the train split .* 3"):
         PackedWindows(stream, block_size=3, eos_id=EOS, seed=0, rows_per_batch=4)
     order = RandomWindows(stream, block_size=3, eos_id=EOS, seed=0)
-    with pytest.raises(ValueError, match="Lower batch_size or block_size"):
+    with pytest.raises(ValueError, match="batch_size or block_size"):
         source(order, batch_size=4, drop_last=True)
 
 

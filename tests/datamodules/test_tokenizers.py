@@ -56,7 +56,7 @@ def test_bpe_training_is_reproducible(bpe):
 
 
 def test_bpe_too_large_for_its_corpus():
-    with pytest.raises(ValueError, match=r"'bpe:9000'.*only \d+ entries.*Pass 'bpe:\d+'"):
+    with pytest.raises(ValueError, match=r"'bpe:9000'.*'bpe:\d+'"):
         train_bpe("bpe:9000", TEXTS)
 
 
@@ -155,7 +155,7 @@ def test_a_trained_tokenizer_cannot_be_loaded_by_name():
 
 
 def test_size_that_differs_from_the_known_one_is_refused(bpe):
-    with pytest.raises(ValueError, match="280 entries where 50257 were expected"):
+    with pytest.raises(ValueError, match="280 .*50257"):
         check_vocab_size(bpe, TokenizerSpec("hub", "openai-community/gpt2", 50257))
 
 
@@ -163,7 +163,7 @@ def test_broken_file_and_file_without_eos(bpe):
     with pytest.raises(ValueError, match="not a readable tokenizer.json"):
         JsonTokenizer("broken", "{}")
     data = json.loads(bpe.json_text.replace(EOS, "<stop>"))
-    with pytest.raises(ValueError, match=r"no end-of-text token.*special tokens are: <stop>\."):
+    with pytest.raises(ValueError, match="<stop>"):
         JsonTokenizer("endless", json.dumps(data))
 
 
@@ -175,7 +175,7 @@ def test_failed_downloads_say_what_to_do(monkeypatch):
     with pytest.raises(TokenizerUnavailableError, match=r"no network\).*TIKTOKEN_CACHE_DIR"):
         load_tokenizer("gpt2")
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
-    with pytest.raises(TokenizerUnavailableError, match=r"no network\).*local tokenizer.json"):
+    with pytest.raises(TokenizerUnavailableError, match=r"no network\).*tokenizer.json"):
         load_tokenizer("Qwen/Qwen2.5-0.5B")
 
 

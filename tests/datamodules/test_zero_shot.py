@@ -75,7 +75,7 @@ def test_a_field_may_have_another_name(tmp_path):
         path = write_rows(tmp_path / f"{field}.jsonl", ["it is n't"], field)
         data = prepared(ZeroShotText, tmp_path, set_name="ptb", data_files=[str(path)], **options)
         assert texts_of(data, "val") == ["it isn't"]
-    with pytest.raises(ValueError, match=r"no field 'sentence', the fields are 'id', 'body'"):
+    with pytest.raises(ValueError, match="'sentence', .*'id', 'body'"):
         prepared(ZeroShotText, tmp_path, set_name="ptb", data_files=str(path))
 
 
@@ -111,7 +111,7 @@ def test_the_fingerprint_follows_set_detokenizer_and_rows(tmp_path, monkeypatch)
 def test_nothing_is_trained_on_it(tmp_path):
     path = write_rows(tmp_path / "set.txt", ["a", "b"], "text")
     data = prepared(ZeroShotText, tmp_path, set_name="lm1b", data_files=str(path))
-    with pytest.raises(ValueError, match=r"ZeroShotText \(lm1b\) is a test set"):
+    with pytest.raises(ValueError, match=r"ZeroShotText \(lm1b\)"):
         data.train_dataloader()
     with pytest.raises(ValueError, match=r"test split is empty. .* test split .* name val"):
         data.test_dataloader()

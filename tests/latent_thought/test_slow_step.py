@@ -172,7 +172,7 @@ def test_a_run_without_end_has_no_schedules():
     for changes in ({"inner_lr": (0.1, 0.2)}, {"inference": "amortised", "kl_annealing": 0.5}):
         model = build(**changes)
         model._trainer = trainer(estimated_stepping_batches=float("inf"))
-        with pytest.raises(ValueError, match="set trainer.max_steps"):
+        with pytest.raises(ValueError, match="trainer.max_steps"):
             model.loss(rows_of([4]))
     model = build(inner_lr=(0.2, 0.2))
     model._trainer = trainer(estimated_stepping_batches=float("inf"))

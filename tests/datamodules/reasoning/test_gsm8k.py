@@ -130,7 +130,7 @@ def test_an_aligned_file_that_places_nothing_is_an_error(make, tmp_path):
     aligned = write(tmp_path / "aligned.jsonl", aligned_rows()[3:4])
     with pytest.raises(ValueError, match=r"no examples.*Is data\.aligned_file about these"):
         make(aligned_file=aligned)
-    with pytest.raises(ValueError, match=r"aligned_file='nowhere': there is no such file"):
+    with pytest.raises(ValueError, match="aligned_file='nowhere'"):
         make(aligned_file="nowhere")
 
 
@@ -158,9 +158,9 @@ def test_splits_are_shares_or_files(make, tmp_path, train_file):
     assert [len(data.stored(split)) for split in sizes] == [len(ROWS), 0, 1]
     assert not data.expects("val")
     assert data.recipe()["init_args"]["test_files"] == test
-    with pytest.raises(ValueError, match="in data_files and in test_files"):
+    with pytest.raises(ValueError, match="data_files.*test_files"):
         make(test_files=train_file)
-    with pytest.raises(ValueError, match=r"val_files name files, and data_files none"):
+    with pytest.raises(ValueError, match="val_files.*data_files"):
         ReasoningGSM8K(val_files=test)
 
 

@@ -35,7 +35,7 @@ def test_wording_before_the_data_are_prepared(tmp_path):
         FewQuestions(cache_dir=str(tmp_path), tokenizer="bpe:270").wording()
     wording = FewQuestions(cache_dir=str(tmp_path), answer_prefix="ab").wording()
     assert (wording.answer_prefix, wording.step_separator) == ((97, 98), (10,))
-    with pytest.raises(StoreError, match=r"no text store.*prepare_data"):
+    with pytest.raises(StoreError, match="prepare_data"):
         FewQuestions(cache_dir=str(tmp_path)).setup()
 
 
@@ -48,7 +48,7 @@ def test_a_split_without_examples(make, tmp_path):
     data = make(kind)
     assert data.val_dataloader() == []
     assert len(data.stored("val")) == 0
-    with pytest.raises(ValueError, match="The val split is empty"):
+    with pytest.raises(ValueError, match="val split"):
         data.evaluation_source("val")
 
 

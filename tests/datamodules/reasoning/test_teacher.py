@@ -129,7 +129,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(endpoint, server, tmp_pat
     output = tmp_path / "aligned.jsonl"
     echo = (401, f"Incorrect API key: {KEY}".encode(), {})
     server.answer = lambda problem, before: good(problem) if before < 2 else echo
-    with pytest.raises(EndpointError, match="Check the key in OPENAI_API_KEY") as caught:
+    with pytest.raises(EndpointError, match="OPENAI_API_KEY") as caught:
         place_steps(PROBLEMS, endpoint().complete, output, concurrency=1)
     assert server.keys == [f"Bearer {KEY}"] * 3
     assert server.paths == ["/v1/chat/completions"] * 3
@@ -154,14 +154,14 @@ def test_the_key_is_not_sent_on_to_another_server(endpoint, server):
 
 def test_keys_come_from_the_environment(endpoint, server, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(ValueError, match=r"environment variable OPENAI_API_KEY is not set"):
+    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
         endpoint()
     monkeypatch.setenv("MINE", "other")
     endpoint(key_variable="MINE").complete(messages(PROBLEMS[0]))
     endpoint(key_variable=None).complete(messages(PROBLEMS[0]))
     assert server.keys == ["Bearer other", "Bearer none"]
     monkeypatch.setenv("MINE", "two\nlines")
-    with pytest.raises(ValueError, match="MINE holds more than a key") as caught:
+    with pytest.raises(ValueError, match="MINE") as caught:
         endpoint(key_variable="MINE")
     assert "lines" not in str(caught.value)
     monkeypatch.setenv("MINE", "other")

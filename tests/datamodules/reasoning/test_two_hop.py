@@ -172,7 +172,7 @@ def test_broken_files(tmp_path):
     with pytest.raises(ValueError, match="is not UTF-8"):
         list(read_chains(path))
     write(path, [{**templates(SONGS)[0], "r1_template": "the singer"}])
-    with pytest.raises(ValueError, match="line 2: the template 'the singer' has no {}"):
+    with pytest.raises(ValueError, match="line 2: .*'the singer'"):
         list(read_chains(path))
     rows = [{**prompts(SONGS)[0], "e2.aliases": "(" * 500}]
     write(path, rows)
@@ -290,7 +290,7 @@ def test_parametric_knowledge_keeps_questions_whose_facts_are_known(make, tmp_pa
     assert data.recipe()["init_args"]["known_file"] == str(path)
     facts = make(**options, known_file=str(path))
     assert sum(e.group == 1 for e in facts.examples("train")) == 3
-    with pytest.raises(ValueError, match="known_file is about questions in files"):
+    with pytest.raises(ValueError, match="known_file"):
         TwoHop(known_file=str(path))
     path.write_text('{"question": "a", "known": 1}\n')
     with pytest.raises(ValueError, match="line 1: expected an object with the text 'question'"):
