@@ -150,6 +150,14 @@ def test_a_cap_fetches_only_the_files_that_it_needs(tmp_path, hub):
     assert sorted(set(hub.fetched)) == [f"data/train-0000{i}-of-00006.parquet" for i in range(2)]
 
 
+def test_a_tokenizer_is_trained_on_the_same_text(tmp_path, hub):
+    write_files(hub.repository(PILE), LONG)
+    data = prepared(Pile, tmp_path, tokenizer="bpe:300", train_tokens=6000)
+    taken = texts_of(data, "train")
+    assert taken == [text for text in LONG if text in set(taken)]
+    assert 5900 < data.counts("train").tokens <= 6000
+
+
 # What differs from the papers
 
 

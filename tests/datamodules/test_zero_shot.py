@@ -162,6 +162,15 @@ def test_only_the_files_of_the_split_are_fetched(tmp_path, hub):
     assert hub.fetched == [LAYOUT["arxiv"][1]]
 
 
+def test_a_preparation_goes_on_with_the_commit_it_began_with(hub_cache):
+    first = hub_cache("lm1b", ["Old ?"])
+    hub_cache("lm1b", ["New ?"], commit=2)
+    data = ZeroShotText(set_name="lm1b")
+    assert list(data.documents("val")) == ["New?"]
+    data.pin({"repository": "billion-word-benchmark/lm1b", "commit": first})
+    assert list(data.documents("val")) == ["Old?"]
+
+
 def test_without_network_and_copy_the_option_that_helps_is_named(tmp_path, hub_cache):
     with pytest.raises(CorpusUnavailableError, match=r"\(pubmed\): .*--files\.pubmed"):
         prepared(ZeroShotText, tmp_path, set_name="pubmed")

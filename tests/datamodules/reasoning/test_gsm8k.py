@@ -275,3 +275,16 @@ def test_problems_round_trip(tmp_path, tokenizer):
             places = rows["step_places"][i, : len(example.steps)]
             for place, marker in zip(places, example.markers, strict=True):
                 assert decode(query[:place]).startswith(example.query[:marker].rstrip())
+
+
+def test_equal_questions_in_two_splits_are_warned_of(make, tmp_path, recwarn):
+    def rows(numbers, answer):
+        asked = (f"Ann has {i} cats. How many legs have they in all?" for i in numbers)
+        return [{"question": q, "answer": f"So <<{answer}=4>>\n#### {answer}"} for q in asked]
+
+    train = write(tmp_path / "a.jsonl", rows(range(2, 40), 4))
+    test = write(tmp_path / "b.jsonl", rows(range(37, 50), 5))
+    make(data_files=train, test_files=test, val_fraction=0.0)
+    (message,) = [str(w.message) for w in recwarn if "in train" in str(w.message)]
+    assert message.startswith("ReasoningGSM8K: 3 questions are in train and in test: ")
+    assert message.endswith("Remove the repeats from all splits but one.")

@@ -24,6 +24,7 @@ from datamodules.reasoning.kinship import (
     chain,
     family,
     people_of,
+    split_of_names,
     write_story,
 )
 from datamodules.store import SPLITS
@@ -175,6 +176,12 @@ def test_distractors_and_order_change_neither_chain_nor_answer():
     shuffled = [write_story(0, "val", i, hops=5, shuffle=True) for i in range(5)]
     assert all(set(story.stated) == set(story.facts) for story in shuffled)
     assert any(story.stated != story.facts for story in shuffled)
+
+
+def test_no_story_is_in_two_splits():
+    for split in SPLITS:
+        for i in range(20):
+            assert split_of_names(write_story(0, split, i, hops=2).names.values()) == split
 
 
 def test_names_give_the_gender_and_sentences_are_complete():
