@@ -217,6 +217,19 @@ def one_example(split):
     return [Example("one", ("a",), (3,), " b")]
 
 
+def test_a_failure_leaves_nothing(tmp_path):
+    def broken(split):
+        yield from one_example(split)
+        if split == "val":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "s", broken)
+    assert [path.name for path in tmp_path.iterdir()] == [".s.lock"]
+    assert prepare(tmp_path / "s", one_example)
+    assert not prepare(tmp_path / "s", broken)
+
+
 def _prepare_slowly(folder, log, seconds):
     def slow(split):
         with log.open("a") as file:
