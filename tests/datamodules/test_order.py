@@ -143,6 +143,20 @@ def test_ends_and_starts_are_those_of_the_documents(stream):
     assert stream.starts(grid).tolist() == stream.starts(numbers)[:6].reshape(2, 3).tolist()
 
 
+@pytest.mark.parametrize("order", ["packed", "random"])
+def test_rows_are_a_function_of_their_number(order):
+    rows = RowOrder(11, order=order, rows_per_batch=3, seed=5)
+    whole = rows.examples(np.arange(40))
+    again = pickle.loads(pickle.dumps(rows))
+    alone = [int(again.examples(np.array([n]))[0]) for n in reversed(range(40))]
+    assert alone == whole[::-1].tolist()
+    assert whole.min() >= 0
+    assert whole.max() <= 10
+    assert not np.array_equal(
+        whole, RowOrder(11, order=order, rows_per_batch=3, seed=6).examples(np.arange(40))
+    )
+
+
 def test_an_epoch_is_of_whole_batches_and_has_no_example_twice():
     rows = RowOrder(11, order="packed", rows_per_batch=3)
     assert (len(rows), rows.batches) == (9, 3)

@@ -191,6 +191,8 @@ def test_a_folder_without_weights_is_not_looked_for_on_the_hub(read, published):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="no model found in this folder"):
         read(folder)
+    with pytest.raises(ValueError, match=str(folder / "absent")):
+        read(folder / "absent")
 
 
 def test_the_device_of_training_is_no_device_map(read, published, monkeypatch):
