@@ -126,8 +126,8 @@ SAMPLING = [*each("temperature", -0.1), *each("top_k", 0), *each("top_p", 0.0, 1
 TEACHER = [
     *each("url", "api.openai.com", "https://me:word@host/v1"),
     *each("model", ""),
-    *each("requests_per_minute", 0.0),
     *each("retries", -1),
+    *each("timeout", 0.0),
     *each("max_tokens", 0),
 ]
 REFUSED = [

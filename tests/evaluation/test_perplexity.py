@@ -1,5 +1,6 @@
 """Perplexity is what a slow float64 loop over the text gives, however it is batched."""
 
+import json
 import math
 import shutil
 from types import SimpleNamespace
