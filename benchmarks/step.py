@@ -118,7 +118,6 @@ class Side:
     """One of two rivals: a model on the device, and a batch."""
 
     def __init__(self, model: LanguageModel, options: Options) -> None:
-        """Builds the model and its batch."""
         self.model, self.options = built(model, options), options
         self.batch = {
             key: value.to(options.device) if isinstance(value, Tensor) else value
@@ -174,7 +173,6 @@ class TransformersSide(Side):
     """``transformers``' GPT-2 with random weights, on windows."""
 
     def __init__(self, options: Options) -> None:
-        """Builds the network and a batch of windows."""
         from transformers import GPT2Config, GPT2LMHeadModel
 
         sizes = {**SHAPE, **fields_of([*options.config, *options.against_config])}

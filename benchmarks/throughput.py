@@ -46,7 +46,6 @@ class Training:
     """
 
     def __init__(self, options: Options, *, compiled: bool = False) -> None:
-        """Builds all of it as ``fit`` does, on one device."""
         silence()
         accelerator = "gpu" if options.device == "cuda" else "cpu"
         here = {"accelerator": accelerator, "devices": 1, "strategy": "auto", "logger": "false"}

@@ -4,6 +4,7 @@ import math
 import shlex
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Progress(TQDMProgressBar):
             values["tok/s"] = f"{rates[0]:,.0f}"
         left = self.seconds_left(trainer)
         if left is not None:
-            values["left"] = duration(left)
+            values["left"] = str(timedelta(seconds=int(left)))
         return values
 
     def seconds_left(self, trainer: L.Trainer) -> float | None:
@@ -161,7 +162,6 @@ def _total_steps(trainer: L.Trainer) -> float:
 
 
 def _from_here(path: Path) -> Path:
-    """Returns the path as one would type it in the working folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -170,17 +170,7 @@ def _finite(value: float) -> int | None:
 
 
 def _join(values: dict[str, Any]) -> str:
-    """Returns ``name value`` pairs on one line, numbers with four digits."""
     return ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in values.items()
     )
-
-
-def duration(seconds: float) -> str:
-    """Returns seconds as ``1:02:03``, with days before them if there are any."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    clock = f"{hour}:{minute:02d}:{second:02d}"
-    return f"{days}d {clock}" if days else clock

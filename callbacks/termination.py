@@ -179,7 +179,6 @@ class Termination(AsksAllRanks):
     # ---- stalled runs
 
     def _runs(self) -> None:
-        """Starts the clock again."""
         if self._watches and self.stall_minutes is not None:
             faulthandler.dump_traceback_later(
                 60 * self.stall_minutes, exit=True, file=sys.__stderr__ or sys.stderr

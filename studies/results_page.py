@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from callbacks.hooks import write_whole
 from evaluation.cli import main as evaluate
 from evaluation.runs import read_scalars
 from studies.runner import CONFIG, RunFolder, clock
@@ -110,9 +111,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
         "(written by hand; kept when the study is run again)\n"
     )
     old = path.read_text(encoding="utf-8") if path.is_file() else blank
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(MARKS.sub(lambda _: section, old), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, MARKS.sub(lambda _: section, old))
 
 
 def logged(place: RunFolder) -> dict[str, dict[int, float]]:
@@ -256,7 +255,6 @@ def _copy_files(study: Study, trained: Trained, files: Path) -> None:
 
 
 def _analyses(trained: Trained, files: Path) -> str:
-    """Returns the pictures of each analysis and links to its tables."""
     parts = []
     for name in (f"{run.name}-{name}" for run, _ in trained for name in run.analyses):
         inside = sorted(path.name for path in (files / name).iterdir())

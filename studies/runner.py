@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from callbacks.hooks import write_whole
 from studies.study import ROOT, AnalysisSettings, Run, Settings, Study, StudyError
 
 CONFIG, LOG, RECORD = "config.yaml", "train.log", "record.json"
@@ -153,9 +154,7 @@ class RunFolder:
 
     def note(self, step: str, value: Settings) -> None:
         """Adds a step to the record, in one atomic write."""
-        partial_file = self.path / f".{RECORD}"
-        partial_file.write_text(json.dumps({**self.record, step: value}, indent=2) + "\n")
-        partial_file.replace(self.path / RECORD)
+        write_whole(self.path / RECORD, json.dumps({**self.record, step: value}, indent=2) + "\n")
 
     def has(self, step: str, settings: Settings) -> bool:
         """Returns whether the record has a step with these settings."""

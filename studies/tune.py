@@ -173,19 +173,18 @@ def put(content: Settings, values: Settings) -> dict[str, Any]:
 
 
 class RunSearch:
-    """Search of one run: an Optuna study in a journal file, and a folder for each trial."""
+    """Search of one run: an Optuna study in a journal file, and a folder for each trial.
+
+    Args:
+        study: A study that `as_trials` has returned.
+        run: One of its runs, with the seed of its trials.
+        folder: Folder of all its trials.
+
+    Raises:
+        StudyError: if the folder has a search that is declared in another way.
+    """
 
     def __init__(self, study: Study, run: Run, folder: Path) -> None:
-        """Opens the search, or goes on with it.
-
-        Args:
-            study: A study that `as_trials` has returned.
-            run: One of its runs, with the seed of its trials.
-            folder: Folder of all its trials.
-
-        Raises:
-            StudyError: if the folder has a search that is declared in another way.
-        """
         self.run, self.folder = run, folder
         self.search, self.steps = declared_search(study), study.steps
         self.space, self.settings = space_of(study, run), study.train_config(run)

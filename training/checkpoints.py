@@ -131,16 +131,14 @@ class ShardWriter:
 
     Each rank writes its shards, and rank 0 then the file that names them. All ranks make one, and
     call its methods together.
+
+    Args:
+        file_writer: writes the file.
+        in_background: whether a thread writes copies of the shards, in memory of the CPU,
+            while training goes on.
     """
 
     def __init__(self, file_writer: CheckpointIO, *, in_background: bool) -> None:
-        """Makes a process group of its own.
-
-        Args:
-            file_writer: writes the file.
-            in_background: whether a thread writes copies of the shards, in memory of the CPU,
-                while training goes on.
-        """
         self._file_writer, self._in_background = file_writer, in_background
         self._group = torch.distributed.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -4,6 +4,7 @@ Checkpoints, records and files of analyses lie in the run's folder, wherever its
 """
 
 import csv
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
+from callbacks.hooks import write_whole
 from lightning_models.checkpoint import Checkpoint
 from training.errors import UserError
 
@@ -112,12 +114,11 @@ def _keep_rows(path: Path, end: int | None) -> None:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         whole = [row for row in reader if (row.get("step") or "").isdigit()]
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(reader.fieldnames or ()))
-        writer.writeheader()
-        writer.writerows(row for row in whole if end is None or int(row["step"]) < end)
-    temporary.replace(path)
+    kept = io.StringIO()
+    writer = csv.DictWriter(kept, fieldnames=list(reader.fieldnames or ()))
+    writer.writeheader()
+    writer.writerows(row for row in whole if end is None or int(row["step"]) < end)
+    write_whole(path, kept.getvalue())
 
 
 class _InRunFolder(_Once):

@@ -46,6 +46,14 @@ class SaveRunRecord(SaveConfigCallback):
 
     The id of the run, kept where ``last`` continues it, is in these files and in each checkpoint,
     there with the log folder: whoever resumes finds one from the other wherever both were moved to.
+
+    Args:
+        parser: what dumps it.
+        config: the parsed configuration of the subcommand.
+        step: optimiser steps of the checkpoint that is resumed.
+        run_id: that of the run that goes on; null: a new run begins.
+        run_name: what reports call it; null: what distinguishes it from others.
+        kwargs: see Lightning's SaveConfigCallback.
     """
 
     def __init__(
@@ -57,16 +65,6 @@ class SaveRunRecord(SaveConfigCallback):
         run_name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Takes the configuration.
-
-        Args:
-            parser: what dumps it.
-            config: the parsed configuration of the subcommand.
-            step: optimiser steps of the checkpoint that is resumed.
-            run_id: that of the run that goes on; null: a new run begins.
-            run_name: what reports call it; null: what distinguishes it from others.
-            kwargs: see Lightning's SaveConfigCallback.
-        """
         super().__init__(parser, config, **kwargs)
         self.step = step
         self.run_id = run_id
@@ -180,7 +178,7 @@ def hold_folder(folder: Path, at_end: contextlib.ExitStack, *, key: str, waits: 
 
     Args:
         folder: Made if there is none.
-        at_end: Frees the folder, and removes it if it was made and nothing was written to it.
+        at_end: Frees the folder, and removes it if it was made here and stayed empty.
         key: The option that names it, for messages.
         waits: Whether a run goes on, which another process may be about to end.
 
@@ -199,11 +197,10 @@ def hold_folder(folder: Path, at_end: contextlib.ExitStack, *, key: str, waits: 
             f"{folder} lies on a file system without locks ({error.strerror}): see to it that no "
             "other process trains the same run"
         )
-    at_end.callback(lock.release)
+    at_end.callback(_free, lock, folder)
 
 
 def _make(folder: Path, at_end: contextlib.ExitStack) -> None:
-    """Makes a folder and those above it, to be removed at the end if they are empty."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
@@ -242,11 +239,17 @@ def _new_version(group: Path) -> str:
             number += 1
 
 
-def _remove_if_empty(folder: Path) -> None:
-    """Removes a folder that holds nothing but its lock."""
+def _free(lock: FileLock, folder: Path) -> None:
+    """Frees a folder; removes the lock file if nothing else was written to the folder."""
     with contextlib.suppress(OSError):
+        # while the lock is held: whoever opened the file before notices that it is gone
         if [path.name for path in folder.iterdir()] == [LOCK]:
             (folder / LOCK).unlink()
+    lock.release()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
         folder.rmdir()
 
 
@@ -291,7 +294,6 @@ def loggers_of(saved: Checkpoint, root: Path) -> Any:
 
 
 def _is_of_run(folder: Path, run_id: str) -> bool:
-    """Whether one of the records in ``folder`` begins with the id."""
     return any(_records(folder, run_id))
 
 

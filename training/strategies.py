@@ -23,6 +23,22 @@ class FullySharded(ModelParallelStrategy):
 
     Lightning's own takes the number of processes as an argument, which a config file that fits any
     machine cannot know. The model shards itself in ``configure_model``.
+
+    Args:
+        shard_size: processes that share one copy of the parameters; groups of as many are
+            replicas of each other (HSDP), e.g. the 8 devices of a node. null: all.
+        process_group_backend: ``nccl`` or ``gloo``; null: by the device.
+        sharded_checkpoints: false: rank 0 writes all of a checkpoint, in one file. true: every
+            rank writes its part, into a folder next to the file. ``in_background``: so do
+            threads, while training goes on with the next step.
+        gathers_in_bf16: whether, under the precision ``bf16-mixed``, parameters of methods that
+            gather block by block are gathered and computed with in bfloat16, by FSDP2's
+            ``MixedPrecisionPolicy``: half the bytes, and residual streams in bfloat16. false:
+            gathered in float32; autocast then casts them, as on one device. Each rank's part of
+            weights and moments, and gradients' sums over ranks, are float32 either way.
+
+    Raises:
+        ValueError: if ``shard_size`` is below 1.
     """
 
     def __init__(
@@ -32,24 +48,6 @@ class FullySharded(ModelParallelStrategy):
         sharded_checkpoints: bool | Literal["in_background"] = False,
         gathers_in_bf16: bool = True,
     ) -> None:
-        """Chooses which processes share parameters, and how processes talk.
-
-        Args:
-            shard_size: processes that share one copy of the parameters; groups of as many are
-                replicas of each other (HSDP), e.g. the 8 devices of a node. null: all.
-            process_group_backend: ``nccl`` or ``gloo``; null: by the device.
-            sharded_checkpoints: false: rank 0 writes all of a checkpoint, in one file. true: every
-                rank writes its part, into a folder next to the file. ``in_background``: so do
-                threads, while training goes on with the next step.
-            gathers_in_bf16: whether, under the precision ``bf16-mixed``, parameters of methods that
-                gather block by block are gathered and computed with in bfloat16, by FSDP2's
-                ``MixedPrecisionPolicy``: half the bytes, and residual streams in bfloat16. false:
-                gathered in float32; autocast then casts them, as on one device. Each rank's part of
-                weights and moments, and gradients' sums over ranks, are float32 either way.
-
-        Raises:
-            ValueError: if ``shard_size`` is below 1.
-        """
         if shard_size is not None and shard_size < 1:
             raise ValueError(f"shard_size ({shard_size}) must be at least 1, or null for all")
         self.shard_size = shard_size

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,39 @@ class NothingToAnalyseError(ValueError):
     """A model records nothing of what an analysis shows, or cannot be analysed."""
 
 
+def nothing_recorded(model: Any, missing: str) -> NothingToAnalyseError:
+    """Returns the error for a model that does not record what an analysis needs."""
+    return NothingToAnalyseError(
+        f"{type(model).__name__} records no {missing}, so there is nothing to analyse"
+    )
+
+
+class Recorder:
+    """Keeps what a model records while it scores a batch.
+
+    Args:
+        names: Statistics to keep, as the model names them.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._records: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+
+    def consumers(self) -> dict[str, Callable[..., None]]:
+        """Returns the functions to record with."""
+        return {name: partial(self._take, name) for name in self._records}
+
+    def _take(self, name: str, **values: Any) -> None:
+        self._records[name].append(values)
+
+    def recorded(self, name: str) -> list[dict[str, Any]]:
+        """Returns every record of a statistic, in order."""
+        return self._records[name]
+
+    def latest(self, name: str) -> dict[str, Any]:
+        """Returns the last record of a statistic; empty if the model records none."""
+        return next(reversed(self._records[name]), {})
+
+
 class Findings:
     """Tables that are collected batch by batch, by name; those of other ranks can be appended."""
 
@@ -31,11 +65,9 @@ class Findings:
         self._parts: defaultdict[str, list[pd.DataFrame]] = defaultdict(list)
 
     def __bool__(self) -> bool:
-        """Whether any table has a line."""
         return any(name in self for name in self._parts)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the table of that name has a line."""
         return any(len(part) for part in self._parts.get(name, ()))
 
     def add(
@@ -263,12 +295,10 @@ class Analysis(EvaluationHooks, ABC):
                 log_text(logger, name, text, step)
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
-        """Hands scalars to all loggers."""
         for logger in trainer.loggers if scalars else ():
             logger.log_metrics(dict(scalars), self._log_step(trainer))
 
     def _give_up_sweeps(self, reason: str) -> None:
-        """Leaves sweeps out from now on, with a note."""
         self._unable_to_sweep = True
         rank_zero_info(f"{self._name}: {reason}")
 
@@ -277,7 +307,6 @@ class Analysis(EvaluationHooks, ABC):
 
     @property
     def _name(self) -> str:
-        """How messages begin."""
         return self.tag.replace("_", " ")
 
 
@@ -289,7 +318,6 @@ def rows_of(batch: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     rows = len(batch["tokens"])
 
     def part(value: Any) -> Any:
-        """Returns the rows of what has one value a row; else all of it."""
         has_rows = isinstance(value, Tensor | list) and len(value) == rows
         return value[start:stop] if has_rows else value
 
@@ -301,7 +329,6 @@ def first_tokens(batch: dict[str, Any], number: int) -> dict[str, Any]:
     shape = batch["tokens"].shape
 
     def part(value: Any) -> Any:
-        """Returns the first tokens of what has one value a token; else all of it."""
         by_token = isinstance(value, Tensor) and value.shape[:2] == shape
         return value[:, :number] if by_token else value
 

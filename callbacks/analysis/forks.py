@@ -23,8 +23,8 @@ from torch import Tensor
 from callbacks.analysis.base import (
     Analysis,
     Findings,
-    NothingToAnalyseError,
     as_float64,
+    nothing_recorded,
     real_tokens,
     rows_of,
 )
@@ -139,7 +139,6 @@ class ForkAnalysis(Analysis):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        """Scores a batch once more, a few rows at a time."""
         step = self._rows_at_once(pl_module, batch["tokens"])
         with self._reference_on(pl_module.device):
             for start in range(0, len(batch["tokens"]), step):
@@ -147,10 +146,8 @@ class ForkAnalysis(Analysis):
                 recorder = ForkRecorder(self.attention)
                 pl_module.recorded(part, **recorder.consumers())
                 if not recorder.forked:
-                    raise NothingToAnalyseError(
-                        f"{type(pl_module).__name__} records no forks (no method that forks, or "
-                        "no fork layers), so there is nothing to analyse"
-                    )
+                    missing = "forks (no method that forks, or no fork layers)"
+                    raise nothing_recorded(pl_module, missing)
                 tokens = recorder.tokens(part)
                 if self._reference is not None:
                     tokens = self._with_reference(part, tokens)
@@ -194,7 +191,6 @@ class ForkAnalysis(Analysis):
         return fork_report(findings, tokenizer_of(trainer), self.shown_rows)
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
-        """Returns ``tokens``, see ``ForkRecorder.tokens``, ``layers`` and ``streams``."""
         tokens = _shown(with_rows(findings["tokens"]), tokenizer, 1).drop(columns="row")
         layers = measures_by_layer(findings["layers"])
         return AnalysisReport(
@@ -460,7 +456,6 @@ def _scalars(
 
 
 def _shown(tokens: pd.DataFrame, tokenizer: Any, rows: int) -> pd.DataFrame:
-    """Returns the tokens of the first rows with their texts."""
     shown = tokens[tokens["row"] < (0 if tokenizer is None else rows)].copy()
     texts = [text for _, row in shown.groupby("row") for text in pieces(tokenizer, row["id"])]
     shown.insert(3, "text", texts)

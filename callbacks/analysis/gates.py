@@ -16,6 +16,7 @@ The vector of sentence t - j has age j at sentence t: 1 is the previous sentence
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import lightning as L
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from callbacks.analysis.base import Analysis, Findings, NothingToAnalyseError, as_float64
+from callbacks.analysis.base import Analysis, Findings, NothingToAnalyseError, Recorder, as_float64
 from callbacks.analysis.report import (
     BLUE,
     GREEN,
@@ -127,13 +128,13 @@ class GateAnalysis(Analysis):
         self._pending: dict[Place, float] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        rows = {"gates": self._gates.state(), "gradient_norms": self._norms.state()}
+        rows = {"gates": asdict(self._gates), "gradient_norms": asdict(self._norms)}
         return {**super().state_dict(), **rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._gates = GateHistory.from_state(state_dict["gates"])
-        self._norms = GateHistory.from_state(state_dict["gradient_norms"])
+        self._gates = GateHistory(**state_dict["gates"])
+        self._norms = GateHistory(**state_dict["gradient_norms"])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Finds the folder.
@@ -217,7 +218,6 @@ class GateAnalysis(Analysis):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        """Analyses a batch; if that cannot be, this and later ones are left out."""
         has_gates, problem = self._looks_for_gates(pl_module), ""
         try:
             self._unable = not self._analyse(pl_module, batch, findings)
@@ -235,25 +235,20 @@ class GateAnalysis(Analysis):
         """Runs the batch once more, with graph; returns whether this model is worth another one."""
         if "lengths" not in batch:
             return False
-        found: list[tuple[list[Tensor], list[Tensor]]] = []
-
-        def take(*, vectors: list[Tensor], nll: list[Tensor], **_: Any) -> None:
-            """Keeps the sentence vectors and losses of a pass."""
-            found.append((list(vectors), list(nll)))
-
+        recorder = Recorder("sentences")
         with torch.inference_mode(False):
             part = cut(batch, self.max_streams, self._sentences(pl_module))
             if not part["lengths"].any():
                 return True
-            consumers = {"sentences": take, "memory_attention": attention_consumer(findings)}
-            pl_module.recorded_loss(part, **consumers)
-            vectors, losses = found[-1] if found else ([], [])
+            attention = attention_consumer(findings)
+            pl_module.recorded_loss(part, **recorder.consumers(), memory_attention=attention)
+            sentences = recorder.latest("sentences")
+            vectors, losses = sentences.get("vectors", ()), sentences.get("nll", ())
             for lines in reach_lines(vectors, losses, self.probes):
                 findings.add("reach", lines)
         return bool(vectors) or bool(findings)
 
     def _sentences(self, pl_module: L.LightningModule) -> int:
-        """Returns how many sentences of a document are analysed at most."""
         return self.max_sentences or 2 * (_memory_size(pl_module) or USUAL_MEMORY) + 1
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
@@ -276,12 +271,10 @@ class GateAnalysis(Analysis):
 
 
 def _sentence_steps(pl_module: L.LightningModule) -> int:
-    """Returns the model's count of sentence steps, 0 if it has none."""
     return int(getattr(pl_module, "sentence_steps", 0))
 
 
 def _memory_size(pl_module: L.LightningModule) -> int | None:
-    """Returns how many sentences the model's memory holds; None if its configuration is silent."""
     return getattr(getattr(pl_module, "config", None), "memory_size", None)
 
 
@@ -354,17 +347,24 @@ def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+@dataclass
 class GateHistory:
-    """Numbers of the places of a network, at steps of its training; a row a step."""
+    """Numbers of the places of a network over its training, one row a step.
 
-    def __init__(self) -> None:
-        self.places: list[Place] = []
-        self.steps: list[int] = []
-        """Optimiser steps."""
-        self.sentence_steps: list[int] = []
-        """Sentence steps so far; 0 where the model does not count them."""
-        self.rows: list[list[float]] = []
-        """One number a place each."""
+    Attributes:
+        places: Layers and components that the rows have values for.
+        steps: Optimiser steps.
+        sentence_steps: Sentence steps so far; 0 where the model does not count them.
+        rows: One number for each place.
+    """
+
+    places: list[Place] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    sentence_steps: list[int] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.places = [(layer, part) for layer, part in self.places]  # older checkpoints have lists
 
     def add(self, step: int, sentence_steps: int, values: Mapping[Place, float]) -> None:
         """Adds a row; rows of other places, of a model that was built differently, are dropped."""
@@ -398,24 +398,6 @@ class GateHistory:
         table.insert(0, "step", self.steps)
         table.insert(1, "sentence_steps", self.sentence_steps)
         return table
-
-    def state(self) -> dict[str, Any]:
-        """Returns plain values, as checkpoints hold them."""
-        return {
-            "places": [list(place) for place in self.places],
-            "steps": list(self.steps),
-            "sentence_steps": list(self.sentence_steps),
-            "rows": [list(row) for row in self.rows],
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "GateHistory":
-        """Returns what ``state`` was taken from."""
-        history = cls()
-        history.places = [(int(layer), str(part)) for layer, part in state["places"]]
-        history.steps, history.sentence_steps = list(state["steps"]), list(state["sentence_steps"])
-        history.rows = [list(row) for row in state["rows"]]
-        return history
 
 
 # ---- reach and attention by age
@@ -545,7 +527,6 @@ def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[
     sentences = min(max_sentences, int(numbers.max()))
 
     def part(value: Any) -> Any:
-        """Returns the chosen streams, and their first sentences where it has one value each."""
         if not isinstance(value, Tensor) or value.shape[:1] != lengths.shape[:1]:
             return value
         chosen = value[rows]

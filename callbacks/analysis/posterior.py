@@ -14,15 +14,13 @@ training)
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import lightning as L
 import numpy as np
 import pandas as pd
 
-from callbacks.analysis.base import Analysis, Findings, NothingToAnalyseError, as_float64
+from callbacks.analysis.base import Analysis, Findings, Recorder, as_float64, nothing_recorded
 from callbacks.analysis.report import (
     BLUE,
     GREEN,
@@ -47,8 +45,6 @@ ACTIVE_VARIANCE = 0.01
 ACTIVE_KL = 0.01
 """A latent vector is active if its mean KL divergence is above, in nats per sequence."""
 QUANTILES = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
-BINS = 40
-"""Of the histogram of variances."""
 
 SCORED = ("nll_other", "kl_floor")
 """What is known of the scored sample alone."""
@@ -102,20 +98,16 @@ class PosteriorAnalysis(Analysis):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        """Scores a batch once more, and where it is the sweep's turn, several times."""
         recorder = PosteriorRecorder()
         pl_module.recorded(batch, **recorder.consumers())
         if not recorder.inferred:
-            raise NothingToAnalyseError(
-                f"{type(pl_module).__name__} records no posterior (no method that infers latent "
-                "vectors), so there is nothing to analyse"
-            )
+            missing = "posterior (no method that infers latent vectors)"
+            raise nothing_recorded(pl_module, missing)
         collect_posterior(findings, recorder)
         if self._sweeps and not self._unable_to_sweep:
             self._sweep(pl_module, batch, findings)
 
     def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
-        """Scores a batch with each number of inner steps, the highest first."""
         for steps in sorted(set(self.steps), reverse=True):
             line = self._score_with(pl_module, batch, steps)
             if line is None:
@@ -144,7 +136,6 @@ class PosteriorAnalysis(Analysis):
         return posterior_report(findings)
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
-        """Returns ``latents``, ``coordinates`` and, where there are any, ``inner_steps``."""
         tables = {"latents": latents(findings), "coordinates": coordinates(findings)}
         figures: dict[str, Draw] = {"latents": latents_figure}
         steps = inner_steps(findings)
@@ -157,26 +148,23 @@ class PosteriorAnalysis(Analysis):
 # ---- collecting
 
 
-class PosteriorRecorder:
-    """Takes what one pass through a batch records about posteriors.
+class PosteriorRecorder(Recorder):
+    """Keeps what one pass through a batch records about posteriors.
 
     Rows without anything to infer from only fill up the batch and are left out.
     """
 
     def __init__(self) -> None:
-        self.steps: list[dict[str, Any]] = []
-        """``inner_step``, one after the other."""
-        self._posterior: dict[str, Any] = {}
+        super().__init__("inner_step", "posterior")
 
-    def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the functions to record with."""
-        return {"inner_step": self._take_step, "posterior": self._take_posterior}
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The inner steps, in order."""
+        return self.recorded("inner_step")
 
-    def _take_step(self, **values: Any) -> None:
-        self.steps.append(values)
-
-    def _take_posterior(self, **values: Any) -> None:
-        self._posterior = values
+    @property
+    def _posterior(self) -> dict[str, Any]:
+        return self.latest("posterior")
 
     @property
     def inferred(self) -> bool:
@@ -372,38 +360,8 @@ def coordinates(findings: Findings) -> pd.DataFrame:
 
 
 def _sequences(findings: Findings) -> float:
-    """Returns how many sequences were scored."""
     samples = findings["samples"]
     return float(samples.loc[samples["sample"] == "scored", "sequences"].sum())
-
-
-def variances(findings: Findings) -> pd.DataFrame:
-    """Returns ``layer`` and ``variance`` of each coordinate: sigma^2, a mean over sequences.
-
-    That of the prior is 1. Left out is what is not finite or not above 0; all, without a density.
-    """
-    table = _summed(findings["coordinates"], "layer", "coordinate")
-    table["variance"] /= _sequences(findings)
-    kept = np.isfinite(table["variance"]) & (table["variance"] > 0)
-    return table.loc[kept, ["layer", "variance"]]
-
-
-def variance_bins(values: pd.Series) -> np.ndarray:
-    """Returns borders of bins, evenly spaced by logarithm, that hold all of these variances."""
-    return np.geomspace(values.min() / 1.01, values.max() * 1.01, BINS + 1)
-
-
-def variance_histogram(found: pd.DataFrame) -> pd.DataFrame:
-    """Returns how many coordinates have such a variance (``variances``), a line a layer and bin."""
-    if not len(found):
-        return pd.DataFrame()
-    borders = variance_bins(found["variance"])
-    bins = {"from": borders[:-1], "to": borders[1:]}
-    tables = [
-        pd.DataFrame({"layer": layer, **bins, "coordinates": np.histogram(values, borders)[0]})
-        for layer, values in found.groupby("layer")["variance"]
-    ]
-    return pd.concat(tables, ignore_index=True)
 
 
 def sweep(findings: Findings) -> pd.DataFrame:
@@ -435,23 +393,19 @@ def posterior_report(findings: Findings) -> AnalysisReport:
     Scalars are below ``posterior/``: ``elbo``, ``nll``, ``kl``, ``nll_other`` and ``kl_floor``,
     nats per token at the scored sample; ``last_step/mean_gradient`` and
     ``last_step/log_variance_gradient``, see :func:`inner_steps`; ``layer_<l>/kl``, and
-    ``active_coordinates`` and ``active_vectors`` of a
-    layer or of all, see :func:`layers`; ``variance/mean`` and ``variance/<quantile>``, over the
-    coordinates of :func:`variances`; ``sweep/steps_<n>``: nats per token with n inner steps, see
-    :func:`sweep`.
+    ``active_coordinates`` and ``active_vectors`` of a layer or of all, see :func:`layers`;
+    ``variance/mean`` and ``variance/<quantile>``, over the coordinates whose variance is finite and
+    above 0; ``sweep/steps_<n>``: nats per token with n inner steps, see :func:`sweep`.
     """
     steps, by_layer, points = inner_steps(findings), layers(findings), sweep(findings)
-    found = variances(findings)
     tables = {
         "inner_steps": steps if len(steps) > 1 else steps[:0],
         "layers": by_layer,
-        "variance": variance_histogram(found),
         "sweep": points,
     }
-    scalars = _scalars(steps, by_layer, found["variance"], points)
+    scalars = _scalars(steps, by_layer, coordinates(findings)["variance"], points)
     scalars = {f"posterior/{name}": value for name, value in scalars.items()}
-    median = partial(variance_figure, median=found["variance"].median())
-    return AnalysisReport(scalars=scalars, tables=tables, figures=FIGURES | {"variance": median})
+    return AnalysisReport(scalars=scalars, tables=tables, figures=FIGURES)
 
 
 def _scalars(
@@ -465,6 +419,7 @@ def _scalars(
             values[f"layer_{line['layer']}/{name}"] = line[name]
     for name in ("active_coordinates", "active_vectors") if len(by_layer) else ():
         values[name] = by_layer[name].sum(skipna=False)
+    variance = variance[np.isfinite(variance) & (variance > 0)]
     if len(variance):
         values["variance/mean"] = variance.mean()
         for name, part in QUANTILES.items():
@@ -531,26 +486,6 @@ def latents_figure(tables: Tables) -> Any:
     return figure
 
 
-def variance_figure(tables: Tables, median: float | None = None) -> Any:
-    """Draws the histogram of the coordinates' variances, stacked by layer, and their median."""
-    figure, (ax,) = panels(6.4, 4.0, 1)
-    layers = list(tables["variance"].groupby("layer"))
-    bottom = np.zeros(BINS)
-    for color, (layer, part) in zip(shades(len(layers)), layers, strict=True):
-        counts, left = part["coordinates"].to_numpy(), part["from"].to_numpy()
-        width = part["to"].to_numpy() - left
-        ax.bar(left, counts, width, bottom, align="edge", color=color, label=f"layer {layer}")
-        bottom = bottom + counts
-    ax.set_xscale("log")
-    if median is not None:
-        ax.axvline(median, color=ORANGE, label=f"median {median:.3g} (prior: 1)")
-    bins = tables["variance"]
-    if bins["from"].min() <= 1 <= bins["to"].max():  # elsewhere the line would squeeze the rest
-        ax.axvline(1.0, color=GREY, linestyle=":", label="prior")
-    finish(ax, "posterior variance of a coordinate, mean over sequences", "coordinates")
-    return figure
-
-
 def sweep_figure(tables: Tables) -> Any:
     """Draws the loss, with its parts, against inner steps and against FLOPs per token."""
     points, in_use = tables["sweep"], max(len(tables["inner_steps"]) - 1, 0)
@@ -570,6 +505,5 @@ def sweep_figure(tables: Tables) -> Any:
 FIGURES: dict[str, Draw] = {
     "inner_steps": inner_steps_figure,
     "layers": layers_figure,
-    "variance": variance_figure,
     "sweep": sweep_figure,
 }

@@ -16,7 +16,7 @@ Table 4, steps within words                    ``words``, another file next to t
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -29,9 +29,10 @@ from torch import Tensor
 from callbacks.analysis.base import (
     Analysis,
     Findings,
-    NothingToAnalyseError,
+    Recorder,
     as_float64,
     first_tokens,
+    nothing_recorded,
     real_tokens,
     rows_of,
 )
@@ -133,14 +134,10 @@ class StepAllocation(Analysis):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        """Scores a batch once more, and where it is the sweep's turn, several times."""
         recorder = StepRecorder()
         pl_module.recorded(batch, **recorder.consumers())
         if recorder.executed is None or recorder.losses is None:
-            raise NothingToAnalyseError(
-                f"{type(pl_module).__name__} records no thinking steps (no method that ponders), "
-                "so there is nothing to analyse"
-            )
+            raise nothing_recorded(pl_module, "thinking steps (no method that ponders)")
         is_first = "tokens" not in findings
         collect_tokens(findings, batch, recorder, tokenizer)
         if self._sweeps:
@@ -153,7 +150,6 @@ class StepAllocation(Analysis):
                 findings.add("iterations", lines)
 
     def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
-        """Scores a batch with each alpha, and with 0, which the others are compared with."""
         if not self.alphas or self._unable_to_sweep:
             return
         if not has_dial(pl_module, DIAL):
@@ -200,34 +196,29 @@ class StepAllocation(Analysis):
 # ---- collecting
 
 
-class StepRecorder:
-    """Takes what one pass through a batch records; the latest of each statistic."""
+class StepRecorder(Recorder):
+    """Keeps what one pass through a batch records about steps; the last record of each counts."""
 
     def __init__(self) -> None:
-        self.executed: np.ndarray | None = None
-        """int64 (B, T), additional steps that tokens take; None: the model records none."""
-        self.losses: np.ndarray | None = None
+        super().__init__("thinking_steps", "depth_losses", "router")
+
+    @property
+    def executed(self) -> np.ndarray | None:
+        """int64 (B, T), additional steps that tokens take; None if the model records none."""
+        executed = self.latest("thinking_steps").get("executed")
+        return None if executed is None else executed.cpu().numpy()
+
+    @property
+    def losses(self) -> np.ndarray | None:
         """float64 (B, T, K+1): cross-entropy in nats, had the token stopped after i steps."""
-        self.tail: np.ndarray | None = None
-        """float64 (B, T, K+1), w; None: the model has no router."""
+        losses = self.latest("depth_losses").get("losses")
+        return None if losses is None else as_float64(losses)
 
-    def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the functions to record with."""
-        return {
-            "thinking_steps": self.take_steps,
-            "depth_losses": self._take_losses,
-            "router": self._take_router,
-        }
-
-    def take_steps(self, *, executed: Tensor, **_: Any) -> None:
-        """Takes ``thinking_steps``."""
-        self.executed = executed.cpu().numpy()
-
-    def _take_losses(self, *, losses: Tensor, **_: Any) -> None:
-        self.losses = as_float64(losses)
-
-    def _take_router(self, *, log_tail: Tensor, **_: Any) -> None:
-        self.tail = np.exp(as_float64(log_tail))
+    @property
+    def tail(self) -> np.ndarray | None:
+        """float64 (B, T, K+1), w; None if the model has no router."""
+        log_tail = self.latest("router").get("log_tail")
+        return None if log_tail is None else np.exp(as_float64(log_tail))
 
 
 def targets_of(batch: dict[str, Any]) -> np.ndarray:

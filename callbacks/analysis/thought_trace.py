@@ -22,7 +22,7 @@ from typing import Any
 import lightning as L
 import pandas as pd
 
-from callbacks.analysis.base import Analysis, Findings, NothingToAnalyseError
+from callbacks.analysis.base import Analysis, Findings, nothing_recorded
 from callbacks.analysis.report import (
     BLUE,
     GREEN,
@@ -101,14 +101,11 @@ class ThoughtTrace(Analysis):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        """Scores a batch once more, for what it records."""
         own, gold = Recorded(), Recorded()
         pl_module.recorded(batch, thoughts=own.take, gold_thoughts=gold.take)
         if own.rows is None:
-            raise NothingToAnalyseError(
-                f"{type(pl_module).__name__} records no thoughts (no method that thinks while it "
-                "reads), so there is nothing to analyse"
-            )
+            missing = "thoughts (no method that thinks while it reads)"
+            raise nothing_recorded(pl_module, missing)
         collect_thoughts(findings, batch, own.rows, gold.rows, tokenizer, self.shown_rows)
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
@@ -351,7 +348,6 @@ def thought_report(
 
 
 def _verbatim(text: str) -> str:
-    """Returns a text as a block of Markdown."""
     return "\n".join("    " + line for line in text.splitlines() or [""])
 
 

@@ -121,7 +121,6 @@ CASES = [
         {
             "inner_steps": f"step sample elbo {LOSSES} {GRADIENTS} {SCORED}",
             "layers": "layer kl active_vectors vectors active_coordinates coordinates",
-            "variance": "layer from to coordinates",
         },
         swept={"sweep": f"steps flops_per_token loss {LOSSES} {SCORED}"},
         options={"steps": (0, 1)},

@@ -6,6 +6,7 @@ One line of ``analyses.CASES`` adds an analysis.
 import math
 import random
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from callbacks.analysis.base import Findings
+from callbacks.random_state import undisturbed
 from tests.callbacks.analyses import BY_NAME, CASES
 from tests.callbacks.written import columns, names, read_csv, scalars
 
@@ -117,6 +120,23 @@ def test_a_model_without_the_statistics_is_reported_once(case, request, make_tra
     (line,) = [text for text in reported if text.startswith(case.name.replace("_", " "))]
     assert BY_NAME[case.without].model.__name__ in line
     assert not (tmp_path / case.name).exists()
+
+
+@EACH
+def test_findings_of_ranks_add_up(case):
+    """Each rank collects a batch of its own; the report is that of one process with both."""
+    method, model = BY_NAME[case.method], case.build().eval()
+    analysis, together, merged = case.make(), Findings(), Findings()
+    for seed, rows in enumerate((3, 2)):
+        own = Findings()
+        for findings in (own, together):
+            with undisturbed(model):
+                analysis._collect(None, model, method.batch(rows, 24, seed), findings)
+        merged.append(own)
+    trainer = SimpleNamespace(datamodule=None)
+    first, second = (analysis._report(trainer, model, each).files() for each in (together, merged))
+    assert second == first
+    assert "scalars.csv" in first
 
 
 @EACH

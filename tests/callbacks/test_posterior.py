@@ -17,8 +17,6 @@ from callbacks.analysis.posterior import (
     inner_steps,
     layers,
     posterior_report,
-    variance_histogram,
-    variances,
 )
 from lightning_models.latent_thought.posterior import InnerLoop, divergence_floor
 from lightning_models.layers import record, recording
@@ -88,7 +86,7 @@ def test_an_encoder_has_no_steps(analyse, caplog):
     with caplog.at_level(logging.INFO):
         options = {"num_batches": 2, "trainer": {"limit_val_batches": 2}}
         folder, _ = analyse(build("latent-thought-amortised"), **options)
-    assert names(folder) == {"scalars.csv", "layers.csv", "variance.csv"}
+    assert names(folder) == {"scalars.csv", "layers.csv"}
     (line,) = [line for line in caplog.messages if "posterior analysis" in line]
     assert "LatentThoughtLM takes no inner steps" in line
     assert "posterior/layer_3/kl" in scalars(folder)
@@ -232,20 +230,12 @@ def test_variances_are_those_of_coordinates():
     assert values["posterior/variance/mean"] == pytest.approx(by_hand.mean())
     for name, part in (("q05", 0.05), ("median", 0.5), ("q95", 0.95)):
         assert values[f"posterior/variance/{name}"] == pytest.approx(np.quantile(by_hand, part))
-    lines = lines_of(variance_histogram(variances(findings)))
-    counts = np.histogram(by_hand[:32], [line["from"] for line in lines[:40]] + [lines[39]["to"]])
-    assert [line["coordinates"] for line in lines[:40]] == counts[0].tolist()
-    assert sum(line["coordinates"] for line in lines) == len(by_hand)
 
 
-def test_batches_and_ranks_are_merged():
+def test_one_batch_of_all_rows_is_as_several():
     model, one, two = noisy(), batch(3), batch(2, seed=1)
-    together, merged = found(model, one, two), Findings()
-    for findings in (found(model, one), Findings(), found(model, two)):
-        merged.append(findings)
-    assert posterior_report(merged).files() == posterior_report(together).files()
     whole = {key: torch.cat((one[key], two[key])) for key in one}
-    in_one, in_two = values_of(found(model, whole)), values_of(together)
+    in_one, in_two = values_of(found(model, whole)), values_of(found(model, one, two))
     in_one["posterior/nll_other"] = in_two["posterior/nll_other"]  # depends on who is in a batch
     assert in_one == pytest.approx(in_two)
 
@@ -315,8 +305,8 @@ def test_a_sample_without_density_has_only_a_likelihood():
 
 def test_numbers_that_are_not_finite_are_left_out():
     findings = handed(log_variance=((math.nan, -math.inf),), kl=(math.inf,))
-    assert len(variances(findings)) == 0
     values = values_of(findings)
+    assert "posterior/variance/mean" not in values
     assert values["posterior/nll"] == 2.0
     assert "posterior/kl" not in values
 

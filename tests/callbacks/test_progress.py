@@ -7,7 +7,6 @@ import lightning as L
 import pytest
 
 from callbacks import Progress, SaveCheckpoints, Throughput
-from callbacks.progress import duration
 
 
 @pytest.fixture
@@ -116,12 +115,3 @@ class Stop(L.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         trainer.should_stop = batch_idx + 1 >= self.batches
-
-
-def test_durations():
-    assert [duration(s) for s in (0.4, 61, 3600, 90061)] == [
-        "0:00:00",
-        "0:01:01",
-        "1:00:00",
-        "1d 1:01:01",
-    ]

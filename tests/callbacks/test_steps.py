@@ -332,7 +332,7 @@ def test_a_sweep_is_compared_with_alpha_zero():
     base = -LOSSES[..., 2]
     collect_sweep(findings, 0.0, BATCH, seen(), base)
     fewer = StepRecorder()
-    fewer.take_steps(executed=EXECUTED.clamp(max=1), most=2)
+    fewer.consumers()["thinking_steps"](executed=EXECUTED.clamp(max=1), most=2)
     worse = base - torch.tensor([0.25, 0.25, 2, 3, 9])
     collect_sweep(findings, -4.0, BATCH, fewer, worse)
     lines = {(line["alpha"], line["bucket"]): line for line in lines_of(sweep(findings))}
@@ -410,15 +410,6 @@ def test_rows_without_a_target_are_reported():
     assert not reported.finite
     assert set(reported.files()) >= {"steps.csv", "tokens.csv"}
     assert reported.drawn()
-
-
-def test_ranks_and_batches_add_up():
-    together, merged, other = found(), found(), Findings()
-    for findings in (together, other):
-        collect_tokens(findings, BATCH, seen(EXECUTED.flip(1)), BytesTokenizer())
-        collect_sweep(findings, 0.0, BATCH, seen(), -LOSSES[..., 2])
-    merged.append(other)
-    assert report(merged).files() == report(together).files()
 
 
 def test_scalars():

@@ -174,9 +174,6 @@ def test_summary():
     unknown = summary(*tables(ROWS[-1]))
     assert math.isnan(unknown["accuracy"])
     assert unknown["trivial"] == 0.5
-    both = findings_of(*ROWS[:1])
-    both.append(findings_of(*ROWS[1:]))  # of another rank
-    assert summary(both["queries"], both["chunks"]) == pytest.approx(expected)
 
 
 def test_chunks():

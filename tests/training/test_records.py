@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +22,7 @@ from tests.programs import Program
 from tests.reliability.runs import Run, finished, killed, step_lines
 from tests.training.conftest import checkpoint_folder, load
 from training import UserError, main
-from training.records import SaveRunRecord, free_path, git_commit
+from training.records import SaveRunRecord, free_path, git_commit, hold_folder
 
 
 def test_the_record_names_command_commit_and_versions(trained):
@@ -292,6 +292,23 @@ def test_a_file_system_without_locks_is_warned_of(fit, tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="without locks"):
         assert fit(tmp_path, "--trainer.max_steps=1") == 0
     assert load(checkpoint_folder(tmp_path) / "last.ckpt")["global_step"] == 1
+
+
+def test_an_empty_folder_is_left_to_the_process_that_takes_it_next(tmp_path, monkeypatch):
+    """It locks the folder as soon as the former one lets go, before that has tidied up."""
+    release, next_one = FileLock.release, FileLock(tmp_path / "run" / ".lock")
+
+    def release_and_lose(lock, force=False):
+        release(lock, force=force)
+        monkeypatch.setattr(FileLock, "release", release)
+        next_one.acquire(timeout=0)
+
+    with ExitStack() as at_end:
+        hold_folder(tmp_path / "run", at_end, key="name", waits=False)
+        monkeypatch.setattr(FileLock, "release", release_and_lose)
+    with pytest.raises(UserError), ExitStack() as at_end:
+        hold_folder(tmp_path / "run", at_end, key="name", waits=False)
+    next_one.release()
 
 
 def test_a_start_that_fails_leaves_no_folder(fit, tmp_path):
