@@ -46,7 +46,7 @@ def model_class(name: str) -> type[LanguageModel]:
     """Returns a method by its name.
 
     Raises:
-        ValueError: if there is none of that name.
+        ValueError: If there is none of that name.
     """
     cls = getattr(lightning_models, name, None) if name in lightning_models.__all__ else None
     if not (isinstance(cls, type) and issubclass(cls, LanguageModel)):
@@ -58,7 +58,7 @@ def fields_of(words: list[str]) -> dict[str, Any]:
     """Returns ``key=value`` words as fields of a config.
 
     Raises:
-        ValueError: if a word is no such pair.
+        ValueError: If a word is no such pair.
     """
     for word in words:
         if "=" not in word:
@@ -70,7 +70,7 @@ def outline(name: str, words: list[str], options: Options) -> LanguageModel:
     """Returns a method without a network, of the sizes that the options ask for.
 
     Raises:
-        ValueError: if the method has no such field, or takes no such value.
+        ValueError: If the method has no such field, or takes no such value.
     """
     cls: Any = model_class(name)
     config_class = get_type_hints(cls.__init__)["config"]
@@ -216,7 +216,7 @@ def batch_of(model: LanguageModel, options: Options) -> Mapping[str, Any]:
     """Returns a batch as the model reads it.
 
     Raises:
-        ValueError: if a query cannot be divided into as many steps.
+        ValueError: If a query cannot be divided into as many steps.
     """
     if model.reads != "reasoning":
         return make_batch(model, options.rows, options.length)

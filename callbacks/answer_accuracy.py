@@ -17,7 +17,7 @@ from callbacks.random_state import undisturbed
 from callbacks.recorded_thoughts import RowThinking
 
 ROOM = 2
-"""What a model may write, as a multiple of the longest right text with steps."""
+"""Length that a model may write, as a multiple of the longest right text with steps."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Question:
     Attributes:
         query: BOS or EOS, and what is asked.
         answer: The right answer, without EOS.
-        steps: The reasoning steps that the data know; none in windows.
+        steps: The reasoning steps that the data know, none in windows.
         group: What accuracies are grouped by.
         number: Stable across batch composition.
     """
@@ -41,14 +41,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model answers to a question.
+    """Answer of a model to a question.
 
     Attributes:
         question: What was asked.
         written: Token ids that it has written, EOS included where it came to that.
         text: Its answer in them, after the answer's prefix; empty where it does not come to that.
         right: Whether that is right.
-        thinking: What it has thought while it read; None where that was not recorded.
+        thinking: Its thoughts while reading, or None if they were not recorded.
     """
 
     question: Question
@@ -82,13 +82,14 @@ def _query_and_steps(batch: dict[str, Any], row: int) -> tuple[list[int], list[l
 
 
 def room_for(questions: Sequence[Question], data: Any, asked: int | None = None) -> int:
-    """Returns how many tokens a model may write to each question.
+    """Returns the number of tokens that a model may write to each question.
 
     Args:
         questions: At least one.
         data: The data module, which knows the wording.
-        asked: That many; None: twice the tokens of the longest right text, with all its steps. In
-            windows, which a model may not outgrow, those of the longest answer and EOS.
+        asked: The number, if one was asked for. None means twice the tokens of the longest right
+            text with all its steps, or, in windows, which a model may not outgrow, the tokens of
+            the longest answer and EOS.
     """
     if asked:
         return asked
@@ -113,7 +114,7 @@ def longest_text(questions: Sequence[Question], data: Any) -> int:
 
 
 def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
-    """Returns what a model answers to questions, see `write` and `judge`."""
+    """Returns the answers of a model to questions, see `write` and `judge`."""
     written = write(model, data, questions, max_new_tokens)
     return [judge(model, data, *pair) for pair in zip(questions, written, strict=True)]
 
@@ -124,7 +125,7 @@ def write(
     """Returns the token ids that a model writes after each question, greedily, EOS included.
 
     Args:
-        model: Which thinks in its own way meanwhile.
+        model: The model, which may think meanwhile.
         data: The data module, with the tokenizer.
         questions: At least one.
         max_new_tokens: Upper bound for each, see `room_for`.
@@ -141,10 +142,10 @@ def write(
 
 
 def judge(model: Any, data: Any, question: Question, written: list[int]) -> Reply:
-    """Returns the answer in what a model has written.
+    """Returns the answer in the text that a model has written.
 
     Args:
-        model: Which knows where, in what it writes, the answer is.
+        model: The model, which knows where the answer is in its text.
         data: The data module, with the tokenizer.
         question: What was asked.
         written: Token ids.
@@ -170,14 +171,14 @@ class AnswerAccuracy(EvaluationHooks):
     max`` keeps the checkpoint that answers best.
 
     Args:
-        num_batches: batches of each rank whose questions are asked; null: all.
-        max_new_tokens: most tokens that a model may write, a chain of thought included; null:
-            twice as many as the longest right text of the batch has, steps included; in
-            windows as many as its longest answer and EOS have.
-        by_group: whether groups of questions are logged, too.
+        num_batches: Number of batches of each rank whose questions are asked, or null for all.
+        max_new_tokens: Maximum number of tokens that a model may write, a chain of thought
+            included. Null means twice the tokens of the longest right text of the batch with
+            its steps, or, in windows, the tokens of its longest answer and EOS.
+        by_group: Whether groups of questions are logged, too.
 
     Raises:
-        ValueError: if a number is too low.
+        ValueError: If a number is too low.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class AnswerAccuracy(EvaluationHooks):
         """Checks that there are questions.
 
         Raises:
-            ValueError: if the data have none.
+            ValueError: If the data have none.
         """
         data = _data_of(trainer)
         if not hasattr(data, "is_right"):

@@ -40,9 +40,9 @@ class SaveCheckpoints(ModelCheckpoint):
     validations, with fresh values of ``monitor``. ``save_top_k: -1`` keeps a checkpoint of every
     trigger and every validation. The end of training always writes ``last.ckpt``.
 
-    A run has one ``last.ckpt``: it replaces its own, also in a copied folder, and a torn one. A
-    whole one of another run in the same ``dirpath`` is kept; this run's is ``last-v1.ckpt`` then.
-    Weights that are not finite are not written.
+    A run has one ``last.ckpt``: it replaces the previous one, also in a copied folder, and a torn
+    one. A whole one of another run in the same ``dirpath`` is kept; this run's is ``last-v1.ckpt``
+    then. Weights that are not finite are not written.
 
     A run that is killed at any moment and resumed has the same log as one that was not: what a
     checkpoint has after it is in the log files before. Where a validation is due at the same step,
@@ -50,19 +50,19 @@ class SaveCheckpoints(ModelCheckpoint):
     and once more after it.
 
     Args:
-        dirpath: folder; null: ``checkpoints`` in the run's log folder.
-        filename: template such as ``{epoch}-{step}``; null: ``best-{step}``, or ``{step}`` if
+        dirpath: Folder. If null, ``checkpoints`` in the run's log folder.
+        filename: Template such as ``{epoch}-{step}``. If null, ``best-{step}``, or ``{step}`` if
             all are kept.
-        monitor: logged value that ranks checkpoints; null: the most recent is the best.
-        mode: whether a small or a large value is good.
-        save_top_k: how many of the best to keep; -1: all, 0: none.
-        save_last: whether to keep ``last.ckpt``.
-        every_n_train_steps: optimiser steps between two ``last.ckpt``; null: no such trigger.
-        train_time_interval: time between two ``last.ckpt``; null: no such trigger.
-        save_on_exception: whether to write where an error ends the run. Of several processes
-            only an error that all of them raise is one they can write a checkpoint after.
-        save_weights_only: whether to leave out all that a resumed run needs besides weights.
-        auto_insert_metric_name: whether ``{step}`` becomes ``step=7``; false for templates with
+        monitor: Logged value that ranks checkpoints. If null, the most recent is the best.
+        mode: Whether a small or a large value is good.
+        save_top_k: Number of best checkpoints to keep, or -1 for all.
+        save_last: Whether to keep ``last.ckpt``.
+        every_n_train_steps: Optimiser steps between two ``last.ckpt``, or null for no such trigger.
+        train_time_interval: Time between two ``last.ckpt``, or null for no such trigger.
+        save_on_exception: Whether to write where an error ends the run. Several processes can
+            write a checkpoint only after an error that all of them raise.
+        save_weights_only: Whether to write weights only, from which no run can be resumed.
+        auto_insert_metric_name: Whether ``{step}`` becomes ``step=7``; false for templates with
             names that hold a slash, such as ``{val/loss:.2f}``.
     """
 
@@ -109,7 +109,7 @@ class SaveCheckpoints(ModelCheckpoint):
         """Checks that a value of validations is ranked by only where there are validations.
 
         Raises:
-            ValueError: if there are none. The default of ``monitor`` ranks nothing then.
+            ValueError: If there are none. The default of ``monitor`` ranks nothing then.
         """
         if trainer.enable_validation or not self._unchecked:
             return
@@ -135,7 +135,7 @@ class SaveCheckpoints(ModelCheckpoint):
         """Writes ``last.ckpt`` at the end of an optimiser step, if it is time.
 
         Raises:
-            ValueError: if nothing has logged ``monitor``, in a run without validations.
+            ValueError: If nothing has logged ``monitor``, in a run without validations.
         """
         step = trainer.global_step
         if step == self._seen_step or in_accumulation(trainer):
@@ -164,7 +164,7 @@ class SaveCheckpoints(ModelCheckpoint):
         """Ranks this validation's checkpoint; writes the ``last.ckpt`` that is due again.
 
         Raises:
-            ValueError: if nothing has logged ``monitor``. A value of the training may come later,
+            ValueError: If nothing has logged ``monitor``. A value of the training may come later,
                 with the first optimiser step.
         """
         names = trainer.callback_metrics
@@ -195,7 +195,7 @@ class SaveCheckpoints(ModelCheckpoint):
         """Ranks the checkpoint of the epoch, if there has been a validation to rank it by.
 
         Raises:
-            ValueError: if nothing has logged ``monitor``, in a run without validations.
+            ValueError: If nothing has logged ``monitor``, in a run without validations.
         """
         if self._has_logged(trainer):
             self._check_training(trainer)
@@ -414,11 +414,11 @@ def check_folder(key: str, folder: Path) -> None:
     """Tries that a folder, which need not exist yet, can be written to; leaves no file there.
 
     Args:
-        key: the argument that names it, for the message.
-        folder: the folder.
+        key: The argument that names it, for the message.
+        folder: The folder.
 
     Raises:
-        ValueError: if it is a file, lies below one, or refuses files.
+        ValueError: If it is a file, lies below one, or refuses files.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():

@@ -25,12 +25,12 @@ def dialled(model: nn.Module, name: str, value: Any) -> Iterator[None]:
     a network was built from.
 
     Args:
-        model: with its configuration, a frozen dataclass, as ``config``.
-        name: the field.
-        value: its temporary value.
+        model: A model with its configuration, a frozen dataclass, as ``config``.
+        name: The field.
+        value: Its temporary value.
 
     Raises:
-        ValueError: if there is no such field, or the configuration refuses the value.
+        ValueError: If there is no such field, or the configuration refuses the value.
     """
     if not has_dial(model, name):
         raise ValueError(

@@ -32,9 +32,9 @@ class EvaluationHooks(L.Callback):
         """Called after the last batch, in time for checkpoints to be ranked by what is logged.
 
         Args:
-            trainer: in work.
-            pl_module: the model.
-            stage: val or test.
+            trainer: The trainer.
+            pl_module: The model.
+            stage: ``val`` or ``test``.
         """
 
     def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -86,7 +86,7 @@ class AsksAllRanks(L.Callback):
     """
 
     def question(self) -> list[float]:
-        """Returns this rank's numbers, as many on every rank."""
+        """Returns this rank's numbers, the same count on every rank."""
         return []
 
     def answer(self, totals: list[float]) -> None:
@@ -112,7 +112,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file under another name and renames it: it is the old one or the new one.
 
     Raises:
-        OSError: if it cannot be written; ``filename`` is the path, on a full disk too.
+        OSError: If it cannot be written; ``filename`` is the path, on a full disk too.
     """
     part = path.with_name(f"{path.name}.part")
     try:

@@ -1,4 +1,4 @@
-"""What callbacks hand to loggers at once: pending values, Markdown and images."""
+"""Hands pending values, Markdown and images to loggers."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -52,10 +52,11 @@ class NonFinite(L.Callback):
     steps; then only the losses are looked at.
 
     Args:
-        action: stop: the program ends with exit code 3 and a message; skip: this optimiser step
-            is dropped (weights and optimiser state stay as they are, the schedule goes on) and
-            counted in ``train/skipped_steps``.
-        max_skipped_in_a_row: of more dropped steps in a row than this, the program ends too.
+        action: ``stop`` ends the program with exit code 3 and a message. ``skip`` drops this
+            optimiser step, so that weights and optimiser state stay while the schedule goes on,
+            and counts it in ``train/skipped_steps``.
+        max_skipped_in_a_row: Number of consecutive dropped steps after which the next one ends the
+            program, too.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class NonFinite(L.Callback):
         """Looks at losses and gradient, the only wait for the device, and for others, at a step.
 
         Raises:
-            NonFiniteError: if they are not finite and the step is not to be skipped; if the
+            NonFiniteError: If they are not finite and the step is not to be skipped; if the
                 weights are not finite already, or a setting of the optimiser.
         """
         step, self._step = self._step, []
@@ -142,7 +143,7 @@ class NonFinite(L.Callback):
         """Refuses a checkpoint whose weights are not finite, whoever writes it.
 
         Raises:
-            NonFiniteError: on all ranks, if the weights are not finite on one of them.
+            NonFiniteError: On all ranks, if the weights are not finite on one of them.
         """
         check_weights(trainer)
 
@@ -158,7 +159,7 @@ def check_weights(trainer: L.Trainer) -> None:
     """Checks all weights in one pass, with one wait for the device.
 
     Raises:
-        NonFiniteError: on all ranks, if weights are not finite on one of them.
+        NonFiniteError: On all ranks, if weights are not finite on one of them.
     """
     if weights_are_finite(trainer):
         return
@@ -239,7 +240,7 @@ def _describe_settings(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> 
 
 
 def _describe(trainer: L.Trainer, step: list[_MicroBatch], norm: Tensor | None) -> list[str]:
-    """Returns what is wrong, of all ranks that see something wrong."""
+    """Describes the problems that ranks see."""
     found = [_describe_one(micro) for micro in step if not bool(micro.loss.isfinite())]
     if not found and norm is not None and not bool(norm.isfinite()):
         numbers = ", ".join(str(micro.number) for micro in step)
@@ -280,8 +281,8 @@ class GradientNorm(L.Callback):
     It is the gradient of the whole optimiser step: accumulated, averaged over ranks, unscaled.
 
     Args:
-        every_n_steps: optimiser steps between two values; null: trainer.log_every_n_steps,
-            0: never.
+        every_n_steps: Optimiser steps between two values. Null means trainer.log_every_n_steps; 0
+            measures none.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:

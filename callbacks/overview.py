@@ -62,8 +62,8 @@ def batch_line(
         accumulate: Micro-batches of an optimiser step.
         devices: Processes that train.
         tokens: Tokens of a micro-batch of one device.
-        steps: Optimiser steps of the run; None or infinity where the run does not say.
-        total: Tokens of the run; None where it is not known.
+        steps: Optimiser steps of the run, None or infinity if the run does not say.
+        total: Tokens of the run, or None if unknown.
         bound: What stands before the tokens where they are not exact, such as ``at most``. Rows
             are exact.
     """
@@ -85,7 +85,7 @@ def overview(model: Any, row_tokens: int | None = None) -> str:
 
     Args:
         model: A ``LanguageModel`` with its network, on any device.
-        row_tokens: Tokens of a row, where rows are documents or questions; None for windows.
+        row_tokens: Tokens of a row if rows are documents or questions, None for windows.
     """
     parameters = list(model.network.parameters())
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)

@@ -1,4 +1,4 @@
-"""What ``predict`` writes: log-probabilities of each prompt, and a continuation."""
+"""Output of ``predict``: log-probabilities of each prompt, and a continuation."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,13 @@ class Predictions(L.Callback):
     that belong to the whole prompt; ``likelihood``, what their sum is; ``continuation``, text.
 
     Args:
-        output: file to write; replaced when all prompts are done.
-        max_new_tokens: length of a continuation at most, in tokens, cut to what the block size
-            holds; 0: none.
-        temperature: divides the logits; 0 takes the most likely token.
-        top_k: sample among this many most likely tokens only.
-        top_p: sample among the fewest tokens that together have this probability only.
-        seed: of the draws; prompt number r draws from (seed, r).
+        output: File to write, which is replaced when all prompts are done.
+        max_new_tokens: Maximum length of a continuation in tokens, limited by the block size. 0
+            writes none.
+        temperature: Divisor of the logits. 0 takes the most likely token.
+        top_k: Number of most likely tokens to sample from.
+        top_p: Total probability of the most likely tokens to sample from.
+        seed: Seed of the draws. Prompt number r draws from (seed, r).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Predictions(L.Callback):
     ) -> list[str]:
         """Returns continuations, each cut to what the context has room for after its prompt.
 
-        Consecutive prompts draw from consecutive streams. Where the cuts differ, prompts go alone,
+        Consecutive prompts draw from consecutive streams. If the cuts differ, prompts go alone,
         so that a continuation never depends on its neighbours.
         """
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a running training shows: loss, speed and the time that is left."""
+"""Progress of a running training: loss, speed and remaining time."""
 
 import math
 import shlex
@@ -24,10 +24,10 @@ class Progress(TQDMProgressBar):
     line, and so does the end: which checkpoint there is now, and how to evaluate it.
 
     Args:
-        refresh_rate: batches between two updates of the bar; 0: nothing is shown.
-        line_every_n_steps: optimiser steps between two lines where the output is not a
-            terminal; null: trainer.log_every_n_steps.
-        leave: whether a bar stays when its epoch has ended.
+        refresh_rate: Batches between two updates of the bar. 0 shows nothing.
+        line_every_n_steps: Optimiser steps between two lines if the output is not a terminal. Null
+            means trainer.log_every_n_steps.
+        leave: Whether a bar stays when its epoch has ended.
     """
 
     BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
@@ -58,7 +58,7 @@ class Progress(TQDMProgressBar):
         return bar
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Leaves the bar as it is: it counts the steps of the run, not of the epoch."""
+        """Does not reset the bar, which counts the steps of the run, not of the epoch."""
 
     def on_train_batch_end(
         self,
@@ -105,7 +105,7 @@ class Progress(TQDMProgressBar):
     def get_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Returns what training logs for the bar, tokens per second and the time left.
+        """Returns the values logged for the bar, tokens per second and the remaining time.
 
         Values of the last validation have a line of their own.
         """
@@ -123,7 +123,7 @@ class Progress(TQDMProgressBar):
         return values
 
     def seconds_left(self, trainer: L.Trainer) -> float | None:
-        """Returns the seconds until the run ends at its present pace; None if there is no end."""
+        """Returns the seconds until the run ends at its present pace, or None without an end."""
         ends = []
         total = _total_steps(trainer)
         if self._pace.seconds_per_step is not None and math.isfinite(total):

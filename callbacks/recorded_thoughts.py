@@ -1,4 +1,4 @@
-"""What a model has thought while it read queries, in plain values, and as text within the query."""
+"""Thoughts of a model while it reads queries, as plain values and as text within the query."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ JOINT = "; "
 
 @dataclass(frozen=True)
 class Thought:
-    """What is thought after a chunk.
+    """Thought after a chunk.
 
     Attributes:
         end: Index in the query (the EOS before it is 0) of the chunk's last token.
-        tokens: Ids without the end of the thought; empty: nothing.
+        tokens: Ids without the end of the thought, empty if nothing is thought.
     """
 
     end: int
@@ -26,12 +26,12 @@ class Thought:
 
 @dataclass(frozen=True)
 class RowThinking:
-    """What is thought along a row.
+    """Thoughts along a row.
 
     Attributes:
-        thoughts: One a chunk, in order; those of the query, and after its end those of chunks of
-            the answer where a model thinks there, too.
-        rounds: Passes through the backbone that reading the query took; 0 where there are none.
+        thoughts: One for each chunk of the query, in order, then one for each chunk of the answer
+            if the model thinks there, too.
+        rounds: Number of passes through the backbone that reading the query took, 0 without any.
     """
 
     thoughts: tuple[Thought, ...]
@@ -48,24 +48,24 @@ class RowThinking:
         return sum(len(thought.tokens) for thought in self.thoughts)
 
     def within(self, query: Sequence[int]) -> "RowThinking":
-        """Returns what is thought along a query of these tokens, nothing of the answer."""
+        """Returns the thoughts along a query of these tokens, without the answer."""
         own = tuple(thought for thought in self.thoughts if thought.end < len(query))
         return RowThinking(own, self.rounds)
 
 
 class Recorded:
-    """What is recorded of one batch as ``thoughts`` or as ``gold_thoughts``."""
+    """Record of one batch, ``thoughts`` or ``gold_thoughts``."""
 
     def __init__(self) -> None:
         self._trace: Any = None
 
     def take(self, *, trace: Any, **_: Any) -> None:
-        """Takes what a model records, to which it may add while it writes."""
+        """Takes the trace of a model, which may add to it while it writes."""
         self._trace = trace
 
     @property
     def rows(self) -> list[RowThinking] | None:
-        """What was thought along each row of the batch; None if nothing was recorded."""
+        """The thoughts along each row of the batch, or None if nothing was recorded."""
         if self._trace is None:
             return None
         rounds = self._trace.rounds or [0] * len(self._trace.rows)
@@ -92,9 +92,9 @@ def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[
     A character that several tokens share is after the last of them.
 
     Args:
-        tokenizer: the data's.
-        query: its token ids, EOS first.
-        ends: ascending indices; one part more than these is returned.
+        tokenizer: Tokenizer of the data.
+        query: Token ids of the query, EOS first.
+        ends: Ascending indices; one part more than these is returned.
     """
     texts = ["" if text in (EOS, PART) else text for text in pieces(tokenizer, query)]
     starts = [0, *(end + 1 for end in ends)]

@@ -259,7 +259,7 @@ def _restore_log_step(trainer: L.Trainer) -> None:
 
 
 def _place_in_step(trainer: L.Trainer) -> list[int]:
-    """Returns how many micro-batches of an optimiser step come before the next, and of how many.
+    """Returns the number of past micro-batches of the current optimiser step, and of all of it.
 
     An epoch's last step may have fewer than ``accumulate_grad_batches``; [0, n] is between steps.
     """
@@ -270,7 +270,7 @@ def _place_in_step(trainer: L.Trainer) -> list[int]:
 
 
 def _length(trainer: L.Trainer) -> int:
-    """Returns the batches of an epoch; where they are not known, more than there can be."""
+    """Returns the number of batches of an epoch, ``sys.maxsize`` if unknown."""
     length = trainer.num_training_batches
     return int(length) if 0 < length < math.inf else sys.maxsize
 
@@ -280,7 +280,7 @@ def _check_step(trainer: L.Trainer, saved: list[int] | None, steps: int) -> None
 
     Args:
         trainer: In work, its position restored.
-        saved: The place in the step when the checkpoint was written; None in older checkpoints.
+        saved: The place in the step when the checkpoint was written, None in older checkpoints.
         steps: Optimiser steps done.
 
     Raises:
@@ -410,7 +410,7 @@ class ScheduleChange(L.Callback):
 
 
 def _rates(scheduler: LambdaLR) -> tuple[float, float] | None:
-    """Returns the checkpoint's rate and this schedule's; None if the peak rates differ."""
+    """Returns the checkpoint's rate and this schedule's, or None if the peak rates differ."""
     group, base = scheduler.optimizer.param_groups[0], scheduler.base_lrs[0]
     if scheduler.optimizer.defaults["lr"] != base:  # what was configured, which nothing restores
         return None

@@ -20,11 +20,12 @@ class Samples(L.Callback):
     cannot generate switches the samples off with a warning.
 
     Args:
-        prompts: texts to continue, empty for the start of a document; null: a few general ones.
-        every_n_validations: write after every n-th validation; 0: never.
-        max_new_tokens: length of each continuation in tokens, cut to what the block size holds.
-        temperature: divides the logits; 0 takes the most likely token.
-        seed: of the draws; the same at each validation, so that texts can be compared.
+        prompts: Texts to continue, empty for the start of a document. Null means a few general
+            ones.
+        every_n_validations: Write after every n-th validation, or never if 0.
+        max_new_tokens: Length of each continuation in tokens, limited by the block size.
+        temperature: Divisor of the logits. 0 takes the most likely token.
+        seed: Seed of the draws, the same at each validation, so that texts can be compared.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Samples(L.Callback):
     def _generate(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> tuple[list[str], str | None]:
-        """Returns the continuations, and what has kept this rank from writing them, if anything."""
+        """Returns the continuations, and the error of this rank, if there was one."""
         model: Any = pl_module
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         with undisturbed(pl_module):

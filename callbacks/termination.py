@@ -24,7 +24,6 @@ class Terminated(AgreedEnd):
     """A run that was asked to end by a signal, and did; the message says where it goes on."""
 
     def __init__(self, message: str, number: int = signal.SIGTERM) -> None:
-        """Takes the message and the signal, whose exit code is 128 and its number."""
         super().__init__(message)
         self.exit_code = 128 + number
 
@@ -59,12 +58,12 @@ class Termination(AsksAllRanks):
     still has written the stack of every thread to stderr.
 
     Args:
-        stall_minutes: minutes without the end of a batch of training or validation, or a
-            checkpoint, after which the process ends; longer than what callbacks do in between.
-            null: for ever.
+        stall_minutes: Minutes without the end of a batch of training or validation, or a
+            checkpoint, after which the process ends. Callbacks must not take longer in between.
+            Null for no limit.
 
     Raises:
-        ValueError: if it is not above 0.
+        ValueError: If it is not above 0.
     """
 
     def __init__(self, stall_minutes: float | None = None) -> None:
@@ -140,7 +139,7 @@ class Termination(AsksAllRanks):
         """Ends within a validation.
 
         Raises:
-            Terminated: if it was asked to.
+            Terminated: If it was asked to.
         """
         if trainer.sanity_checking or (trainer.world_size > 1 and in_accumulation(trainer)):
             return
@@ -171,7 +170,7 @@ class Termination(AsksAllRanks):
         """Ends before the next batch.
 
         Raises:
-            Terminated: if it was asked to.
+            Terminated: If it was asked to.
         """
         if self._ending:
             raise _terminated(trainer, self._ending)

@@ -14,7 +14,7 @@ from callbacks.hooks import gather
 from callbacks.trainer_state import in_accumulation, log_interval
 
 TOKENS = "train/tokens"
-"""What is logged, and the key of checkpoints: real tokens that all ranks have trained on."""
+"""Tag of the log and key of checkpoints: real tokens that all ranks have trained on."""
 
 
 class Throughput(L.Callback):
@@ -172,12 +172,12 @@ class _Clock:
 
 
 def real_tokens(batch: dict[str, Any]) -> Tensor | int:
-    """Returns how many tokens of the batch are text rather than padding.
+    """Returns the number of tokens of a batch that are text rather than padding.
 
     Args:
-        batch: with ``mask`` (true on real tokens) or ``lengths`` (of sentences), else all of
-            ``tokens`` count; of questions with reasoning those of ``query``, ``steps`` and
-            ``targets``, whichever of them a method reads.
+        batch: A batch with ``mask`` (true on real tokens) or ``lengths`` (of sentences), else all
+            of ``tokens`` count. In questions with reasoning, the tokens of ``query``, ``steps``
+            and ``targets`` count, whichever of them a method reads.
     """
     if "query" in batch:
         answers = (batch["targets"] >= 0).sum()
@@ -191,7 +191,7 @@ def real_tokens(batch: dict[str, Any]) -> Tensor | int:
 def context_length(batch: dict[str, Any]) -> int:
     """Returns the tokens of one row of the batch, padding included.
 
-    Of questions with reasoning: the longest query, chain of steps and answer, together.
+    In questions with reasoning: the longest query, chain of steps and answer together.
     """
     if "query" in batch:
         chain = int(batch["step_lengths"].sum(1).max())

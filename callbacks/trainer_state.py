@@ -60,7 +60,7 @@ def checkpoint_to_resume(trainer: L.Trainer) -> str | None:
 
 
 def newest_written(trainer: L.Trainer) -> Path | None:
-    """Returns the newest checkpoint that this run has written; None if it has written none."""
+    """Returns the newest checkpoint that this run has written, or None."""
     written = [
         Path(path)
         for callback in trainer.checkpoint_callbacks
@@ -72,11 +72,11 @@ def newest_written(trainer: L.Trainer) -> Path | None:
 
 
 def run_id(trainer: L.Trainer) -> str | None:
-    """Returns the id that the run's record gives it; None in a run without a record."""
+    """Returns the id in the run's record, or None in a run without a record."""
     found = (getattr(callback, "run_id", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     return next((value for value in found if isinstance(value, str)), None)
 
 
 def tokenizer_of(trainer: L.Trainer) -> Any:
-    """Returns the tokenizer of the data module; None where there is none."""
+    """Returns the tokenizer of the data module, or None."""
     return getattr(trainer.datamodule, "tokenizer", None)  # type: ignore[attr-defined]

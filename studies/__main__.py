@@ -23,7 +23,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Runs a study and returns the exit code, see `run_guarded`.
 
     Args:
-        args: The command line, by default that of the process.
+        args: The command line, by default ``sys.argv``.
     """
     return run_guarded(lambda: _run(parser().parse_args(args)))
 
@@ -78,7 +78,7 @@ def configured(options: argparse.Namespace) -> Study:
     """Returns the study that the options ask for.
 
     Raises:
-        StudyError: if a pattern has no files, or a number is out of its range.
+        StudyError: If a pattern has no files, or a number is out of its range.
     """
     keys = ("operations", "steps", "epochs", "seeds", "separator", "text_name")
     typed: dict[str, Any] = {key: getattr(options, key, None) for key in keys}

@@ -1,6 +1,6 @@
-"""Report of a study: that of ``evaluate.py compare``, and a table of its evaluations.
+"""Report of a study: the comparison of its runs, and a table of its evaluations.
 
-Of a study with columns a marked section of docs/results/NAME.md is generated; the table of every
+A study with columns generates a marked section of docs/results/NAME.md; the table of every
 run, the comparison and the files of the analyses are written to the folder docs/results/NAME.
 """
 
@@ -72,7 +72,7 @@ def check_report(path: Path) -> None:
     """Checks that the report can be written, before the hours of training.
 
     Raises:
-        StudyError: if its folder is missing, or a file is there without the marks.
+        StudyError: If its folder is missing, or a file is there without the marks.
     """
     if not path.parent.is_dir():
         raise StudyError(f"output ({path}): the folder {path.parent} does not exist; create it")
@@ -115,7 +115,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
 
 
 def logged(place: RunFolder) -> dict[str, dict[int, float]]:
-    """Returns what a run has logged, by tag and step."""
+    """Returns the logged values of a run by tag and step."""
     return {} if place.checkpoint is None else read_scalars(place.checkpoint.parent.parent)
 
 

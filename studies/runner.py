@@ -81,7 +81,7 @@ def execute(command: Sequence[str], log: Path) -> None:
     """Runs a command to its end, see `started`.
 
     Raises:
-        CommandError: if it ends with another code than 0.
+        CommandError: If it ends with another code than 0.
     """
     with started(command, log) as process:
         code = process.wait()
@@ -169,14 +169,14 @@ class RunFolder:
 
 
 def train_run(settings: Settings, place: RunFolder) -> None:
-    """Trains a run, or continues its training; a trained run is left as it is.
+    """Trains a run, or continues its training, unless it is trained.
 
     Args:
         settings: The config of ``train.py``.
-        place: The run's folder; its record gets the seconds, added to those of earlier processes.
+        place: The run's folder. Its record sums up the seconds of all processes.
 
     Raises:
-        StudyError: if its folder was begun with other settings, or its checkpoint was removed.
+        StudyError: If its folder was begun with other settings, or its checkpoint was removed.
     """
     config = place.path / CONFIG
     if config.is_file() and yaml.safe_load(config.read_text()) != settings:
@@ -251,8 +251,8 @@ def run_study(study: Study, folder: Path, *, only: Sequence[str] = (), jobs: int
         jobs: Number of runs at a time.
 
     Raises:
-        CommandError: if a command fails; finished steps are kept.
-        StudyError: if a run is there with other settings, or another process works there.
+        CommandError: If a command fails; finished steps are kept.
+        StudyError: If a run is there with other settings, or another process works there.
     """
 
     def train_and_evaluate(run: Run) -> None:
@@ -277,7 +277,7 @@ def sole_user(folder: Path) -> Iterator[None]:
     """Locks a folder of runs.
 
     Raises:
-        StudyError: if another process works there.
+        StudyError: If another process works there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -55,7 +55,7 @@ class Search:
     """Hyperparameter search of ``python -m studies.tune``, of equal size for each run.
 
     Raises:
-        StudyError: if a number is out of its range.
+        StudyError: If a number is out of its range.
     """
 
     trials: int
@@ -68,7 +68,7 @@ class Search:
     rungs: int = 3
     """Validations at which trials are compared, the last of them at the end."""
     reduction: int = 3
-    """A trial is as many times longer at a rung as at the one before; one of as many goes on."""
+    """Factor between the lengths of trials at two rungs; one of so many trials goes on."""
     metric: str = "val/loss"
     """Tag of a logged validation value."""
     direction: Literal["minimize", "maximize"] = "minimize"
@@ -112,7 +112,7 @@ class Run:
     analyses: dict[str, AnalysisSettings] = field(default_factory=dict)
     """By the name of the folder of their files; of the first seed only."""
     search: dict[str, Settings | None] = field(default_factory=dict)
-    """Keys of its model that a search draws next to those of ``Search.space``; null: not this."""
+    """Keys of its model that a search draws besides ``Search.space``; null takes a key out."""
     seed: int = 0
     """Seed of everything random but the data order, which is the same for all."""
 
@@ -127,7 +127,7 @@ class Study:
     """Runs on the same text in the same order, and their report.
 
     Raises:
-        StudyError: if a number is out of its range, or names do not match.
+        StudyError: If a number is out of its range, or names do not match.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Study:
     data: Settings
     """Arguments of the data module that are not the text's: tokenizer, block and batch size."""
     introduction: str = ""
-    """What is compared, in Markdown."""
+    """Description of the comparison, in Markdown."""
     columns: dict[str, str] = field(default_factory=dict)
     """Title -> number in the table of docs/results/NAME.md: ``EVALUATION.KEY`` of a result file
     (``logged.TAG`` of the training's log), or a pandas expression with such names in backticks.
@@ -169,7 +169,7 @@ class Study:
     text_name: str = ""
     """The text's name in the report, which has no paths."""
     search: Search | None = None
-    """What ``python -m studies.tune`` draws."""
+    """Search of ``python -m studies.tune``."""
 
     def __post_init__(self) -> None:
         for key in ("steps", "epochs"):
@@ -198,7 +198,7 @@ class Study:
 
     @property
     def unit(self) -> str:
-        """What lengths count: tokens, or the questions of a task."""
+        """Unit of lengths: tokens, or the questions of a task."""
         return "tokens" if self.task is None else "questions"
 
     @property
@@ -252,7 +252,7 @@ class Study:
             only: Names of runs to take, by default all but the extra ones.
 
         Raises:
-            StudyError: if a name is not known.
+            StudyError: If a name is not known.
         """
         unknown = [name for name in only if name not in self.runs]
         if unknown:
@@ -283,7 +283,7 @@ class Study:
         }
 
     def _length(self, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns trainer arguments, and those of checkpoints: saved as often as validated."""
+        """Returns arguments of the trainer and of checkpoints, written as often as validations."""
         if self.epochs is not None:
             checks = math.ceil(self.validations / self.epochs)
             validated = {"val_check_interval": 1 / checks, "log_every_n_steps": 10}
@@ -329,10 +329,10 @@ def load_study(name: str, **typed: Any) -> Study:
 
     Args:
         name: Name of a study of the project, or a file.
-        typed: Fields of ``Study``; None leaves what is declared.
+        typed: Fields of ``Study``; None keeps the declared value.
 
     Raises:
-        StudyError: if there is none, or it is malformed; the message names the key.
+        StudyError: If there is none, or it is malformed; the message names the key.
     """
     typed = {key: value for key, value in typed.items() if value is not None}
     if "steps" in typed:  # of steps and epochs, the one that was typed counts
@@ -380,7 +380,7 @@ def _find(name: str, near: Path, but: Path | None = None) -> Path:
 
 
 def _read(path: Path) -> DictConfig:
-    """Returns the content of a file, merged into that of the file that it ``extends``."""
+    """Returns the content of a file, merged into the file that it ``extends``."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

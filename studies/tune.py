@@ -60,7 +60,7 @@ def declared_search(study: Study) -> Search:
     """Returns the search of a study.
 
     Raises:
-        StudyError: if it declares none.
+        StudyError: If it declares none.
     """
     if study.search is None:
         raise StudyError(
@@ -70,10 +70,10 @@ def declared_search(study: Study) -> Search:
 
 
 def steps_of_trial(study: Study) -> int:
-    """Returns the optimiser steps of a whole trial, as many between any two validations.
+    """Returns the optimiser steps of a whole trial, the same number between any two validations.
 
     Raises:
-        StudyError: if trials are shorter than a step for each validation.
+        StudyError: If trials are shorter than a step for each validation.
     """
     search = declared_search(study)
     least = search.validations * study.units_per_step
@@ -91,7 +91,7 @@ def validation_split(study: Study) -> Literal["val", "test"]:
     The report scores what the columns show; of a study without columns, the split of ``compare``.
 
     Raises:
-        StudyError: if it scores both.
+        StudyError: If it scores both.
     """
     scored = {study.compare.get("split", "val")}
     if study.columns:
@@ -131,7 +131,7 @@ def space_of(study: Study, run: Run) -> dict[str, Settings]:
     """Returns the ranges and choices of a run by the keys of its config.
 
     Raises:
-        StudyError: if one is malformed, the run's model declares no such key, or there is none.
+        StudyError: If one is malformed, the run's model declares no such key, or there is none.
     """
     search = declared_search(study)
     space = {key: entry for key, entry in {**search.space, **run.search}.items() if entry}
@@ -181,7 +181,7 @@ class RunSearch:
         folder: Folder of all its trials.
 
     Raises:
-        StudyError: if the folder has a search that is declared in another way.
+        StudyError: If the folder has a search that is declared in another way.
     """
 
     def __init__(self, study: Study, run: Run, folder: Path) -> None:
@@ -208,7 +208,7 @@ class RunSearch:
         )
 
     def _check_declaration(self) -> None:
-        """Compares the declaration with that of an earlier process, or notes it."""
+        """Compares the declaration with the one of an earlier process, or notes it."""
         keys = ("tokens", "metric", "direction", "rungs", "reduction", "seed")
         now: dict[str, Any] = {key: getattr(self.search, key) for key in keys}
         now = {**now, "space": self.space, **self.settings}
@@ -258,8 +258,8 @@ class RunSearch:
         """Trains a trial to its end, unless it is pruned or diverges; returns its outcome.
 
         Raises:
-            CommandError: if training fails for another reason than values that are not finite.
-            StudyError: if the metric is not logged.
+            CommandError: If training fails for another reason than values that are not finite.
+            StudyError: If the metric is not logged.
         """
         place, pruned = self._place(trial.number), False
         config = place.write_config(put(self.settings, trial.params))
@@ -305,7 +305,7 @@ class RunSearch:
         return False
 
     def _validations(self, place: RunFolder) -> dict[int, float]:
-        """Returns the metric by the number of the validation, from 1, as far as it is logged."""
+        """Returns the logged metric by the number of the validation, from 1."""
         values = logged(place).get(self.search.metric, {})
         return {
             (step + 1) // self._interval: value
@@ -402,7 +402,7 @@ def write_results(study: Study, searches: Sequence[RunSearch], folder: Path, bas
     """Writes a table of all trials, and a study with the best values; returns the table.
 
     Args:
-        study: The study as it is searched.
+        study: The study that is searched.
         searches: Searches of its runs.
         folder: Folder that gets ``search.csv``, ``search.md`` and ``NAME_tuned.yaml``.
         base: Name or file of the study that the tuned one extends.
@@ -436,7 +436,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Searches and returns the exit code, see `studies.__main__.run_guarded`.
 
     Args:
-        args: The command line, by default that of the process.
+        args: The command line, by default ``sys.argv``.
     """
     return run_guarded(lambda: _run(parser().parse_args(args)))
 

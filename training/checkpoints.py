@@ -37,17 +37,18 @@ AUTO = "auto"
 def find_checkpoint(
     asked: str, folders: Sequence[Path], verb: str = "fit", *, verifies: bool = True
 ) -> Checkpoint | None:
-    """Returns the checkpoint that ``--ckpt_path`` names; None where ``auto`` begins a new run.
+    """Returns the checkpoint that ``--ckpt_path`` names, or None if ``auto`` begins a new run.
 
     Args:
-        asked: a path; ``last``: the furthest whole checkpoint of the newest run below ``folders``;
-            ``best``: the best one of that run; ``auto``: ``last``, if there is a checkpoint file.
-        folders: searched with all their subfolders.
-        verb: of the command line; only ``fit`` can begin a run.
+        asked: A path, or ``last`` for the furthest whole checkpoint of the newest run below
+            ``folders``, ``best`` for the best one of that run, or ``auto`` for ``last`` if there is
+            a checkpoint file.
+        folders: Folders to search, with all their subfolders.
+        verb: Verb of the command line; only ``fit`` can begin a run.
         verifies: See :func:`read_checkpoint`.
 
     Raises:
-        ValueError: there is none, or it cannot be read.
+        ValueError: If there is none, or it cannot be read.
     """
     if asked == AUTO and verb == "fit":
         if not any(path for folder in folders for path in checkpoint_files(folder)):
@@ -133,8 +134,8 @@ class ShardWriter:
     call its methods together.
 
     Args:
-        file_writer: writes the file.
-        in_background: whether a thread writes copies of the shards, in memory of the CPU,
+        file_writer: Writer of the file.
+        in_background: Whether a thread writes copies of the shards, in memory of the CPU,
             while training goes on.
     """
 
@@ -148,12 +149,12 @@ class ShardWriter:
         """Writes a checkpoint, or begins to, after the one before is written.
 
         Args:
-            content: DTensors anywhere in its dicts become parts, the same ones on all ranks; all
-                else is taken from rank 0.
-            path: the file, the same on all ranks.
+            content: Nested dicts. DTensors in them become parts, the same ones on all ranks; the
+                rest is taken from rank 0.
+            path: The file, the same on all ranks.
 
         Raises:
-            UserError: if this checkpoint, or the one before, cannot be written.
+            UserError: If this checkpoint, or the one before, cannot be written.
         """
         self.wait()
         rest, tensors = shards.take_out(content, lambda value: isinstance(value, DTensor))
@@ -171,7 +172,7 @@ class ShardWriter:
         """Waits until a checkpoint that was begun is written.
 
         Raises:
-            UserError: if it cannot be written.
+            UserError: If it cannot be written.
         """
         running, self._running = self._running, None
         if running is not None:
@@ -211,7 +212,7 @@ class ShardWriter:
         No rank lists the folder: on a network file system it may not see yet what others wrote.
 
         Raises:
-            UserError: if one cannot be read; on all ranks.
+            UserError: If one cannot be read; on all ranks.
         """
         own = {name: shards.sum_of(folder / name) for name in names}
         of_ranks: list[Any] = [None] * torch.distributed.get_world_size()

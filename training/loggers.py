@@ -31,14 +31,14 @@ PROJECT_NAME = "latent-thinking"
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Where a run is logged, and as what.
+    """Place of a run's logs, and its name there.
 
     Attributes:
-        root: trainer.default_root_dir.
-        parent: name of the folder in ``root`` that holds the run's; empty: ``root`` does.
-        version: name of the run's folder; None: the next ``version_N``.
-        run_id: the run's id.
-        purge_step: first step that is logged again; None: a new run.
+        root: Value of trainer.default_root_dir.
+        parent: Name of the folder in ``root`` that holds the run's folder, empty for ``root``.
+        version: Name of the run's folder, or None for the next ``version_N``.
+        run_id: Id of the run.
+        purge_step: First step that is logged again, or None for a new run.
     """
 
     root: Path

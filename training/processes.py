@@ -1,4 +1,4 @@
-"""Processes of a run: which rank this one is, how many were started, and that none is left over."""
+"""Processes of a run: their ranks and their number, and that all of them end."""
 
 import os
 import socket

@@ -48,12 +48,12 @@ class SaveRunRecord(SaveConfigCallback):
     there with the log folder: whoever resumes finds one from the other wherever both were moved to.
 
     Args:
-        parser: what dumps it.
-        config: the parsed configuration of the subcommand.
-        step: optimiser steps of the checkpoint that is resumed.
-        run_id: that of the run that goes on; null: a new run begins.
-        run_name: what reports call it; null: what distinguishes it from others.
-        kwargs: see Lightning's SaveConfigCallback.
+        parser: The parser that dumps the configuration.
+        config: The parsed configuration of the subcommand.
+        step: Optimiser steps of the checkpoint that is resumed.
+        run_id: Id of the run that goes on, or null for a new run.
+        run_name: Name of the run in reports, or null.
+        kwargs: See Lightning's SaveConfigCallback.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ def hold(place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
 def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits: bool) -> None:
     """Holds the folders that checkpoints of a training go to, see :func:`hold_folder`.
 
-    Services such as W&B give each run a folder with a new name; these are not known yet.
+    Services such as W&B give each run a folder with a new name; these are unknown yet.
     """
     local = (TensorBoardLogger, CSVLogger, WandbRun, MLFlowRun)
     named = not trainer.loggers or isinstance(trainer.loggers[0], local)
@@ -257,15 +257,15 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
-    """Returns the log folder of the run that wrote a checkpoint; None if it is not to be found.
+    """Returns the log folder of the run that wrote a checkpoint, or None if it is not found.
 
-    It is the one that the checkpoint names (below ``root`` unless absolute), or else that of the
-    default layout, ``<log folder>/checkpoints``; in both cases its record must name the same run.
-    Checkpoints older than ids are taken to have the default layout if they look like it.
+    It is the one that the checkpoint names (below ``root`` unless absolute), or else the folder of
+    the default layout, ``<log folder>/checkpoints``; in both cases its record must name the same
+    run. Checkpoints older than ids are taken to have the default layout if they look like it.
 
     Args:
-        saved: the checkpoint.
-        root: trainer.default_root_dir.
+        saved: The checkpoint.
+        root: Value of trainer.default_root_dir.
     """
     folder = saved.path.resolve().parent
     default = [folder.parent] if folder.name == "checkpoints" else []
@@ -276,11 +276,11 @@ def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
 
 
 def loggers_of(saved: Checkpoint, root: Path) -> Any:
-    """Returns the option ``loggers`` of the latest record of a run; None where it is not known.
+    """Returns the option ``loggers`` of the latest record of a run, or None if unknown.
 
     Args:
-        saved: a checkpoint of the run.
-        root: trainer.default_root_dir.
+        saved: A checkpoint of the run.
+        root: Value of trainer.default_root_dir.
     """
     folder = None if saved.run_id is None else log_folder_of(saved, root)
     if folder is None or saved.run_id is None:

@@ -25,20 +25,20 @@ class FullySharded(ModelParallelStrategy):
     machine cannot know. The model shards itself in ``configure_model``.
 
     Args:
-        shard_size: processes that share one copy of the parameters; groups of as many are
-            replicas of each other (HSDP), e.g. the 8 devices of a node. null: all.
-        process_group_backend: ``nccl`` or ``gloo``; null: by the device.
-        sharded_checkpoints: false: rank 0 writes all of a checkpoint, in one file. true: every
-            rank writes its part, into a folder next to the file. ``in_background``: so do
-            threads, while training goes on with the next step.
-        gathers_in_bf16: whether, under the precision ``bf16-mixed``, parameters of methods that
+        shard_size: Number of processes that share one copy of the parameters, such as the 8 devices
+            of a node. Groups of that size are replicas of each other (HSDP). Null for all.
+        process_group_backend: ``nccl`` or ``gloo``. Null chooses by the device.
+        sharded_checkpoints: If false, rank 0 writes the whole checkpoint in one file. If true,
+            every rank writes its part into a folder next to the file. With ``in_background``,
+            threads write the parts while training goes on with the next step.
+        gathers_in_bf16: Whether, under the precision ``bf16-mixed``, parameters of methods that
             gather block by block are gathered and computed with in bfloat16, by FSDP2's
-            ``MixedPrecisionPolicy``: half the bytes, and residual streams in bfloat16. false:
-            gathered in float32; autocast then casts them, as on one device. Each rank's part of
-            weights and moments, and gradients' sums over ranks, are float32 either way.
+            ``MixedPrecisionPolicy``: half the bytes, and residual streams in bfloat16. If false,
+            they are gathered in float32, and autocast casts them as on one device. Each rank's
+            part of weights and moments, and gradients' sums over ranks, are float32 either way.
 
     Raises:
-        ValueError: if ``shard_size`` is below 1.
+        ValueError: If ``shard_size`` is below 1.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FullySharded(ModelParallelStrategy):
 
     @property
     def gathered_dtype(self) -> torch.dtype | None:
-        """In which parameters are gathered; None: that of the parameters."""
+        """Dtype in which parameters are gathered, None for their own dtype."""
         mixed = self.precision_plugin.precision == "bf16-mixed"
         return torch.bfloat16 if mixed and self.gathers_in_bf16 else None
 
@@ -71,7 +71,7 @@ class FullySharded(ModelParallelStrategy):
         """Takes all processes of all nodes into the mesh: of one axis, or of replicas and shards.
 
         Raises:
-            ValueError: if ``shard_size`` does not divide their number.
+            ValueError: If ``shard_size`` does not divide their number.
         """
         world = self._data_parallel_size = self.num_processes * self.num_nodes
         size = self.shard_size or world
@@ -122,11 +122,11 @@ class FullySharded(ModelParallelStrategy):
     ) -> dict[str, Any]:
         """Loads weights and optimisers; returns the content. All ranks must call this.
 
-        Any number of processes and any strategy may have written it. Of a checkpoint in parts each
-        rank reads what it needs.
+        Any number of processes and any strategy may have written it. Each rank reads the
+        parts that it needs.
 
         Raises:
-            UserError: if it has no state of the optimiser, or that of other groups of parameters.
+            UserError: If it has no optimiser state, or its groups of parameters differ.
         """
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -199,7 +199,7 @@ def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_devices(devices: Any) -> int:
-    """Returns how many devices of a node ``trainer.devices`` asks for."""
+    """Returns the number of devices of a node that ``trainer.devices`` asks for."""
     if isinstance(devices, list):
         return len(devices)
     text = str(devices)
@@ -209,10 +209,10 @@ def count_devices(devices: Any) -> int:
 
 
 def count_sharing(strategy: Any, devices: int) -> int:
-    """Returns how many processes share one copy of the parameters under a strategy.
+    """Returns the number of processes that share one copy of the parameters.
 
     Raises:
-        UserError: if ``fit`` refuses the strategy, or processes cannot be divided in this way.
+        UserError: If ``fit`` refuses the strategy, or processes cannot be divided in this way.
     """
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if name in OTHER_SHARDING or name.startswith(("fsdp", "deepspeed")):

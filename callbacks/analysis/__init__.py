@@ -1,4 +1,4 @@
-"""Analyses of what a method has learned, on the first batches of validations.
+"""Analyses of trained methods on the first batches of validations.
 
 =================  =================================================================================
 file               what it holds
@@ -14,15 +14,14 @@ file               what it holds
 ``thought_trace``  ``ThoughtTrace``, of Thinking States
 =================  =================================================================================
 
-An analysis collects tables from each batch and makes a report of those of all batches and ranks:
+An analysis collects tables from each batch and makes one report for all batches and ranks:
 scalars, tables (each a tidy ``DataFrame``) and texts. Its base writes the tables as CSV files, with
 the step in their names, to a folder named after the analysis in the run's log folder (without a
 logger in trainer.default_root_dir). Figures are functions of the tables, ``FIGURES`` of each file:
 they are drawn as PNG files and for the loggers, or again from the CSV files. Training is not
 touched: metrics, gradients, random states, train/eval modes and the configuration stay as they are.
-With several ranks the analysed batches are those of all; text that is written out is that of rank
-0. Tables that a model has no numbers for are left out; a model without anything to analyse is
-reported once and left alone.
+The batches of all ranks are analysed; text is written out from rank 0. Tables that a model has no
+numbers for are left out; a model without anything to analyse is reported once and left alone.
 
 ``analyse_text`` is the same for a single text and without a trainer, as ``lightning_models.load``
 uses it: it returns tables and figures, and writes nothing.

@@ -1,4 +1,4 @@
-"""The base of all analyses: which batches they see, when, and where their reports go."""
+"""Base of all analyses: chooses batches and validations, writes and logs reports."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -59,7 +59,7 @@ class Recorder:
 
 
 class Findings:
-    """Tables that are collected batch by batch, by name; those of other ranks can be appended."""
+    """Tables by name, collected batch by batch and appended over ranks."""
 
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[pd.DataFrame]] = defaultdict(list)
@@ -77,7 +77,7 @@ class Findings:
         self._parts[name].append(pd.DataFrame(lines))
 
     def append(self, other: "Findings") -> None:
-        """Adds all lines of another's tables after its own."""
+        """Adds all lines of other tables after the present ones."""
         for name, parts in other._parts.items():
             self._parts[name] += parts
 
@@ -97,29 +97,29 @@ class Findings:
 class Analysis(EvaluationHooks, ABC):
     """Analyses the first batches of every n-th validation of a training, and of standalone ones.
 
-    And of tests where ``of_tests`` is set. An analysis collects tables from batches (``_collect``)
-    and makes a report of those of all ranks (``_report``), which is written to files and handed to
-    the loggers. Some also score the batches under other settings, which is expensive (``_sweeps``).
-    Checkpoints hold how many validations have passed.
+    Tests are analysed too if ``of_tests`` is set. An analysis collects tables from batches
+    (``_collect``) and makes one report of the tables of all ranks (``_report``), which is written
+    to files and handed to the loggers. Some also score the batches under other settings, which is
+    expensive (``_sweeps``). Checkpoints hold the number of past validations.
 
     Args:
-        every_n_validations: of the validations within training; 0: never there.
-        num_batches: of a validation.
-        output: folder of the files; null: the one of that name in the run's log folder.
-        sweep_every_n_validations: of the validations within training that are analysed, which
-            also sweep over settings; 0: none there. Standalone ones always do.
+        every_n_validations: Analyse every n-th validation of a training. If 0, none of them.
+        num_batches: Number of batches of a validation to analyse.
+        output: Folder of the files. If null, the folder ``tag`` in the run's log folder.
+        sweep_every_n_validations: Sweep over settings at every n-th validation of a training that
+            is analysed. If 0, at none of them. Standalone validations always sweep.
 
     Raises:
-        ValueError: if a number is too low.
+        ValueError: If a number is too low.
     """
 
     of_tests = False
     tag: ClassVar[str]
     """Name of the files' folder."""
     reads: ClassVar[str] = "windows"
-    """What the analysed batches hold, as ``LanguageModel.reads`` has it."""
+    """Kind of the analysed batches, one of ``LanguageModel.reads``."""
     image_tag: ClassVar[str]
-    """What figures are below in TensorBoard, next to scalars of the same group."""
+    """Group of its figures in TensorBoard, next to scalars of the same group."""
 
     def __init__(
         self,
@@ -148,16 +148,16 @@ class Analysis(EvaluationHooks, ABC):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        """Adds what is found in a batch; called on all ranks, with the model in eval mode.
+        """Adds the findings of a batch; called on all ranks, with the model in eval mode.
 
         Args:
-            tokenizer: the data's; None where there is none.
-            pl_module: the model.
-            batch: of the kind that it reads.
-            findings: to add to.
+            tokenizer: Tokenizer of the data, or None.
+            pl_module: The model.
+            batch: Batch of the kind that the model reads.
+            findings: Tables to add to.
 
         Raises:
-            NothingToAnalyseError: if the model cannot be analysed; later batches are left out.
+            NothingToAnalyseError: If the model cannot be analysed; later batches are left out.
         """
 
     @abstractmethod
@@ -174,15 +174,15 @@ class Analysis(EvaluationHooks, ABC):
     # ---- a text, without a trainer
 
     def analyse_text(self, pl_module: Any, batch: dict[str, Any], tokenizer: Any) -> AnalysisReport:
-        """Returns what a model does in a single text; nothing is written or logged.
+        """Analyses a single text, without writing or logging anything.
 
         Args:
-            pl_module: the model, on its device; its mode and the random states stay as they are.
-            batch: of one row, on the same device.
-            tokenizer: the one that the model was trained with.
+            pl_module: The model on its device. Its mode and the random states are kept.
+            batch: Batch of one row on the same device.
+            tokenizer: Tokenizer that the model was trained with.
 
         Raises:
-            NothingToAnalyseError: if the model records nothing of what this analysis shows.
+            NothingToAnalyseError: If the model records nothing of what this analysis shows.
         """
         findings = Findings()
         with undisturbed(pl_module):
@@ -212,7 +212,7 @@ class Analysis(EvaluationHooks, ABC):
         """Finds the folder, the same on all ranks.
 
         Raises:
-            ValueError: if ``output`` cannot be written to.
+            ValueError: If ``output`` cannot be written to.
         """
         self._unable, self._unable_to_sweep, self._loaded_step = False, False, 0
         folder = trainer.log_dir  # this broadcasts it
@@ -244,7 +244,7 @@ class Analysis(EvaluationHooks, ABC):
                 self._warn(str(error))
 
     def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Reports what all ranks have found, on rank 0."""
+        """Reports the findings of all ranks, on rank 0."""
         if trainer.state.fn == "fit":
             self._validations += 1
         own, self._findings = self._findings, None
@@ -314,7 +314,7 @@ class Analysis(EvaluationHooks, ABC):
 
 
 def rows_of(batch: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Returns the rows from ``start`` up to ``stop`` of everything in a batch that has rows."""
+    """Returns a batch of the rows from ``start`` up to ``stop``."""
     rows = len(batch["tokens"])
 
     def part(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How fast parallel (Jacobi) iterations come to what sequential inference computes.
+"""Convergence of parallel (Jacobi) iterations to the result of sequential inference.
 
 That is Fig. 8 of *PonderLM-3* (arXiv 2603.02023); ``StepAllocation`` reports it.
 """
@@ -25,10 +25,10 @@ LEAST_POINTS = 3
 
 
 def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd.DataFrame:
-    """Returns how far iterations 0..``iterations`` are from sequential inference (Fig. 8).
+    """Returns the distance of iterations 0..``iterations`` to sequential inference (Fig. 8).
 
-    No slot is left out meanwhile: ``tau`` is 0 where there is such a setting. States are those of
-    all slots, 0 too. Rows should be few and short, as sequential inference is slow.
+    No slot is left out meanwhile: ``tau``, if there is one, is 0. All slots have states, slot 0
+    too. Rows should be few and short, as sequential inference is slow.
 
     Returns:
         A line an ``iteration`` n: the ``squares`` of h^(n) - h*, and ``fixed`` of h*, summed over
@@ -96,12 +96,12 @@ class IterationFit(NamedTuple):
 
 
 def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
-    """Returns sqrt(mean (h^(n) - h*)^2) for n = 0, 1, ..., and what of that may be rounding.
+    """Returns sqrt(mean (h^(n) - h*)^2) for n = 0, 1, ..., and the part that may be rounding.
 
     NOTE(paper): the mean is over everything at once; Appendix B's "average RMSE" does not say what
     it is an average over.
 
-    Lines are those of ``collect_iterations``; those of several ranks add up.
+    ``lines`` come from ``collect_iterations``; lines of several ranks add up.
     """
     if not len(lines):
         return np.empty(0), 0.0

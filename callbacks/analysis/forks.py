@@ -40,6 +40,7 @@ from callbacks.analysis.report import (
     draw_bars,
     finish,
     panels,
+    scalars_of,
     shades,
 )
 from callbacks.analysis.token_text import pieces, short_label
@@ -61,7 +62,7 @@ MEASURES = {
     "attention_own_forks": "their attention to the token's own forks, per key",
     "attention_others": "their attention to other tokens' streams, per key",
 }
-"""What is measured at every fork layer, in the order in which it is reported."""
+"""Measures of every fork layer, in the order of the report."""
 
 WINDOW = 4
 """Tokens of a window, as in the paper."""
@@ -84,17 +85,17 @@ class ForkAnalysis(Analysis):
     and how strongly originals attend to their own forks (Fig. 5); and forks against the entropy of
     the output in windows of 4 tokens, with the best parabola (Fig. 4).
 
-    Scalars are ``forks/...``, see ``fork_report``; files are in ``fork_analysis``. What all
-    analyses have in common is described in ``callbacks.analysis``.
+    Scalars are ``forks/...``, see ``fork_report``; files are in ``fork_analysis``.
+    ``callbacks.analysis`` describes what all analyses share.
 
     Args:
-        num_batches: validation batches to analyse.
-        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-            the verbs validate and test.
-        reference_ckpt: checkpoint of another model, of any method, trained with the same
-            tokenizer; forks are shown against its entropies too. null: none.
-        shown_rows: rows of text that ``tokens`` shows token by token.
-        attention: whether to analyse attention weights; that runs the slow attention backend.
+        num_batches: Number of validation batches to analyse.
+        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
+            of the verbs validate and test.
+        reference_ckpt: Checkpoint of another model of any method, trained with the same tokenizer.
+            Forks are also shown against its entropies. Null for none.
+        shown_rows: Number of rows of text that ``tokens`` shows token by token.
+        attention: Whether to analyse attention weights, which needs the slow attention backend.
     """
 
     of_tests = True
@@ -120,7 +121,7 @@ class ForkAnalysis(Analysis):
         """Finds the folder and loads the reference.
 
         Raises:
-            ValueError: if the reference cannot be read or has another vocabulary.
+            ValueError: If the reference cannot be read or has another vocabulary.
         """
         super().setup(trainer, pl_module, stage)
         if self.reference_ckpt is not None and self._reference is None:
@@ -155,7 +156,7 @@ class ForkAnalysis(Analysis):
                 findings.add("tokens", tokens)
 
     def _rows_at_once(self, pl_module: Any, tokens: Tensor) -> int:
-        """Returns how many rows to score at a time; the same on all ranks."""
+        """Returns the number of rows to score at a time, which is the same on all ranks."""
         if not self.attention:
             return len(tokens)
         weights = pl_module.config.num_heads * (STREAMS * tokens[0].numel()) ** 2
@@ -163,7 +164,7 @@ class ForkAnalysis(Analysis):
 
     @contextmanager
     def _reference_on(self, device: torch.device) -> Iterator[None]:
-        """Keeps the reference, where there is one, on the device for as long as it is needed."""
+        """Moves the reference, if there is one, to the device and back."""
         reference = self._reference
         if reference is None:
             yield
@@ -203,10 +204,13 @@ class ForkAnalysis(Analysis):
 
 
 class ForkRecorder:
-    """Takes what a network records in one pass: sums by fork layer, and numbers by token."""
+    """Reduces the records of one pass to sums by fork layer and values by token.
+
+    Args:
+        attention: Whether to record attention, for which the network runs on the slow backend.
+    """
 
     def __init__(self, attention: bool = True) -> None:
-        """Records attention or not: with it, the network runs on the slow backend."""
         self.sums: list[dict[str, Any]] = []
         """Lines with ``layer`` (1-based), ``measure``, ``total`` and ``count``."""
         self._attention = attention
@@ -238,12 +242,12 @@ class ForkRecorder:
         """Takes a fork layer's decision.
 
         Args:
-            ordinal: which fork layer, from 0.
-            before: streams before it, with ``token``, ``original``, ``real`` (B, N).
-            after: streams after it, with ``log_p``, ``token``, ``count``, ``num_tokens`` too.
+            ordinal: Index of the fork layer, from 0.
+            before: Streams before it, with ``token``, ``original``, ``real`` (B, N).
+            after: Streams after it, also with ``log_p``, ``token``, ``count``, ``num_tokens``.
             parent: int64 (B, N'), indices into ``before``.
             is_fork: bool (B, N'), whether a stream is new.
-            budgets: int64 (B,), kappa of each row; None where there is no budget.
+            budgets: int64 (B,), kappa of each row, or None without a budget.
         """
         self._latest, self._layer = after, ordinal + 1
         self._streams.append(_by_token(after, after.count, after.original))
@@ -344,7 +348,7 @@ def _by_token(streams: Any, values: Tensor, chosen: Tensor) -> Tensor:
 def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
     """Returns the means named in ``MEASURES``, one line a fork layer; nan where nothing counts.
 
-    Sums are those of ``ForkRecorder``.
+    ``sums`` come from ``ForkRecorder``.
     """
     found = sums.groupby(["layer", "measure"])[["total", "count"]].sum()
     means = (found["total"] / found["count"].where(found["count"] != 0)).unstack("measure")
@@ -376,7 +380,7 @@ def windows(tokens: pd.DataFrame) -> pd.DataFrame:
 
     NOTE(paper): Fig. 4 does not say what its forks are normalised by.
 
-    Tokens are those of ``with_rows``.
+    ``tokens`` come from ``with_rows``.
     """
     entropies = [name for name in ("entropy", "reference_entropy") if name in tokens]
     forks = tokens.filter(like="streams_layer").iloc[:, -1] - 1
@@ -447,8 +451,7 @@ def _scalars(
 ) -> dict[str, float]:
     last = measures.iloc[-1]
     values = {f"forks/{name}": last[name] for name in ("per_token", "budget_use")}
-    for line in measures.to_dict("records"):
-        values |= {f"forks/layer{line['layer']}/{name}": line[name] for name in MEASURES}
+    values |= scalars_of(measures, "forks/layer{layer}/{name}", MEASURES)
     for name, fit in fits.items():
         values[f"forks/{name}/mean"] = means[name].mean()
         values |= {f"forks/{name}/{key}": value for key, value in fit.items()}

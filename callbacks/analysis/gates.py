@@ -38,13 +38,14 @@ from callbacks.analysis.report import (
     draw_lines,
     finish,
     panels,
+    scalars_of,
     shades,
 )
 from callbacks.hooks import check_least
 from callbacks.trainer_state import log_interval
 
 USUAL_MEMORY = 40
-"""Sentences that a memory of unknown size is taken to hold."""
+"""Assumed number of sentences in a memory of unknown size."""
 
 SHOWN_COMPONENTS = {
     "self_attention": ("within-sentence self-attention", BLUE),
@@ -63,7 +64,7 @@ COMPONENTS = {
 parallel blocks one norm feeds both attentions and counts as self-attention."""
 
 Place = tuple[int, str]
-"""A layer (1-based), and what of it."""
+"""A layer (1-based) and a component of it."""
 
 _GATE = re.compile(r"(?:^|\.)blocks\.(\d+)\.memory_attention\.gate$")
 _SUBLAYER = re.compile(r"(?:^|\.)blocks\.(\d+)\.(\w+)\.")
@@ -82,22 +83,22 @@ class GateAnalysis(Analysis):
     still holds (``gradient_reach/...``, Fig. 6 as numbers), and at which ages each layer attends
     (``memory_attention/...``).
 
-    Files are in ``gate_analysis``, those of the training so far without a step in their names; its
-    rows are part of checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up to
-    there. What all analyses have in common is described in ``callbacks.analysis``.
+    Files are in ``gate_analysis``. Files about the training so far have no step in their names;
+    their rows are part of checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up
+    to there. ``callbacks.analysis`` describes what all analyses share.
 
     Args:
-        output: folder of the files; null: ``gate_analysis`` in the run's log folder.
-        every_n_steps: optimiser steps between two values of gates and gradient shares; null:
-            trainer.log_every_n_steps, 0: none.
-        num_batches: validation batches to analyse.
-        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-            the verb validate.
-        max_sentences: sentences of a document to analyse at most, from its first; their graphs
-            are held at once. null: one more than twice the memory size, for ages up to 2 M.
-        max_streams: documents of a batch to analyse at most, the longest.
-        probes: sentences, evenly spread over the second half of the longest document, from
-            whose loss gradients go back; each costs a backward pass.
+        output: Folder of the files. If null, ``gate_analysis`` in the run's log folder.
+        every_n_steps: Optimiser steps between two values of gates and gradient shares. Null means
+            trainer.log_every_n_steps; 0 measures none.
+        num_batches: Number of validation batches to analyse.
+        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
+            of the verb validate.
+        max_sentences: Maximum number of sentences of a document, from its first, whose graphs are
+            held at once. Null means one more than twice the memory size, for ages up to 2 M.
+        max_streams: Maximum number of documents of a batch; the longest are taken.
+        probes: Number of sentences, evenly spread over the second half of the longest document,
+            from whose loss gradients go back; each costs a backward pass.
     """
 
     tag = "gate_analysis"
@@ -140,7 +141,7 @@ class GateAnalysis(Analysis):
         """Finds the folder.
 
         Raises:
-            ValueError: if ``output`` cannot be written to.
+            ValueError: If ``output`` cannot be written to.
         """
         super().setup(trainer, pl_module, stage)
         self._has_gates = None
@@ -203,7 +204,7 @@ class GateAnalysis(Analysis):
         return self._has_gates
 
     def _publish_run(self, trainer: L.Trainer) -> None:
-        """Writes the rows of the training so far; those of a checkpoint, where one is validated."""
+        """Writes the rows of the training so far, or of the checkpoint that is validated."""
         if trainer.is_global_zero and (self._gates.rows or self._norms.rows):
             self._publish(trainer, run_report(self._gates, self._norms), "")
 
@@ -232,7 +233,7 @@ class GateAnalysis(Analysis):
             raise NothingToAnalyseError(f"no reach and no attention any more: {problem}")
 
     def _analyse(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> bool:
-        """Runs the batch once more, with graph; returns whether this model is worth another one."""
+        """Runs the batch once more with its graph; returns whether the model records anything."""
         if "lengths" not in batch:
             return False
         recorder = Recorder("sentences")
@@ -404,7 +405,7 @@ class GateHistory:
 
 
 def attention_consumer(findings: Findings) -> Callable[..., None]:
-    """Returns what takes ``memory_attention``: weights (P, M_t) over memory, oldest first.
+    """Returns the consumer of ``memory_attention``: weights (P, M_t) over memory, oldest first.
 
     Lines of ``attention`` are by ``layer`` (1-based) and ``age``: ``total`` weight and ``count`` of
     slots; lines of ``entropy`` have the ``total`` entropy of these slots' weights in nats.
@@ -429,12 +430,12 @@ def reach_lines(
 
     These lie at equal distances in the second half, the last sentence is one of them: so nearly
     all ages are seen from each. The gradient d nll[t] / d s_t-j counts every way there is: through
-    memory, BOS, and all younger sentences. ``.grad`` stays as it is.
+    memory, BOS, and all younger sentences. ``.grad`` is not changed.
 
     Args:
         vectors: (A_t, D) of each sentence step, with graph; later ones have the first rows.
-        losses: summed loss of each sentence step, scalars with graph.
-        probes: from how many sentences.
+        losses: Summed loss of each sentence step, scalars with graph.
+        probes: Number of sentences to go back from.
 
     Returns:
         A table a probe t with ``layer`` (0, of no layer), ``age``, ``total`` (the gradient's
@@ -488,8 +489,8 @@ def even_weights(table: pd.DataFrame) -> pd.Series:
 def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
     """Returns the share in [0, 1] of the reach (``by_age``) that is at ages beyond ``memory_size``.
 
-    It is that of the mean norms' sum; nan if M is not known, no age is as high, or no gradient
-    reaches back.
+    The share is of the sum of mean norms. It is nan if M is unknown, no age exceeds it, or no
+    gradient reaches back.
     """
     means = reach["mean"]
     if memory_size is None or len(means) <= memory_size or not means.any():
@@ -500,10 +501,10 @@ def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
 def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.DataFrame:
     """Returns of each ``layer`` the ``mean_age`` of what it reads and its ``entropy`` in nats.
 
-    The age, in sentences, is weighted by attention; the entropy is that of a slot's weights (mean
-    over heads) over memory, a mean over slots.
+    The age, in sentences, is weighted by attention. The entropy of a slot's weights over memory,
+    averaged over heads, is a mean over slots.
 
-    Attention is that of ``by_age``, entropy that of ``attention_consumer``.
+    ``attention`` comes from ``by_age``, ``entropy`` from ``attention_consumer``.
     """
     if not len(attention):
         return pd.DataFrame(columns=["layer", "mean_age", "entropy"])
@@ -516,8 +517,8 @@ def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.Data
 def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[str, Any]:
     """Returns the longest streams of a batch of sentences, and of these the first sentences.
 
-    Tensors (B, S, ...) are cut in both, tensors (B, ...) in the first; the rest stays. What is cut
-    is a copy, which takes part in graphs even if the batch was made in inference mode.
+    Tensors (B, S, ...) are cut in both dimensions, tensors (B, ...) in the first; the rest stays.
+    Cut tensors are copies, which take part in graphs even if the batch was made in inference mode.
 
     ``lengths`` (B, S) are 0 after a stream's last sentence.
     """
@@ -549,11 +550,8 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
     """
     reach, attention = by_age(findings["reach"]), by_age(findings["attention"])
     summary = attention_summary(attention, findings["entropy"])
-    scalars = {
-        f"memory_attention/layer_{line['layer']}/{name}": line[name]
-        for line in summary.to_dict("records")
-        for name in ("mean_age", "entropy")
-    }
+    tag = "memory_attention/layer_{layer}/{name}"
+    scalars = scalars_of(summary, tag, ("mean_age", "entropy"))
     if len(reach):
         scalars["gradient_reach/age_1"] = reach["mean"].iloc[0]
         scalars["gradient_reach/beyond_memory"] = beyond(reach, memory_size)
@@ -631,7 +629,7 @@ def reach_figure(tables: Tables) -> Any:
         ax.set_yscale("log")
         means = means.where(means > 0)  # a logarithm has no place for gradients of exactly zero
     ax.plot(reach["age"], means, "o-", color=BLUE, markersize=3)
-    if (reach["in_memory"] == 0).any():  # empty where the memory's size is not known
+    if (reach["in_memory"] == 0).any():  # empty if the memory's size is unknown
         memory_size = int(reach["in_memory"].sum())
         label = f"beyond memory (M = {memory_size})"
         ax.axvspan(memory_size + 0.5, last + 0.5, color=GREY, alpha=0.15, linewidth=0, label=label)

@@ -33,6 +33,7 @@ from callbacks.analysis.report import (
     draw_lines,
     finish,
     panels,
+    scalars_of,
     shades,
 )
 from callbacks.dials import dialled, has_dial
@@ -47,7 +48,7 @@ ACTIVE_KL = 0.01
 QUANTILES = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
 
 SCORED = ("nll_other", "kl_floor")
-"""What is known of the scored sample alone."""
+"""Values that exist for the scored sample only."""
 PARTS = {"nll": ("NLL", BLUE), "kl": ("KL", ORANGE)}
 GRADIENTS = {
     "mean_gradient": ("mean", BLUE),
@@ -65,19 +66,19 @@ class PosteriorAnalysis(Analysis):
     the verb validate, or in training as often as asked, it also scores the batches with other
     numbers of inner steps: the bound against T_fast and against FLOPs per token.
 
-    Files are in ``posterior_analysis``. What a way of inference has not is left out: a chain's KL
-    and variances, an encoder's steps. What all analyses have in common is described in
-    ``callbacks.analysis``.
+    Files are in ``posterior_analysis``. Values that a kind of inference lacks are left out: a
+    chain's KL and variances, an encoder's steps. ``callbacks.analysis`` describes what all analyses
+    share.
 
     Args:
-        output: folder of the files; null: ``posterior_analysis`` in the run's log folder.
-        num_batches: validation batches to analyse.
-        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-            the verb validate.
-        steps: numbers of inner steps to score the same batches with; each costs as much as a
-            validation of them with that T_fast. Empty: none.
-        sweep_every_n_validations: do so at every n-th validation of a training, where that is
-            analysed; 0: at none of them, only at the verb validate.
+        output: Folder of the files. If null, ``posterior_analysis`` in the run's log folder.
+        num_batches: Number of validation batches to analyse.
+        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
+            of the verb validate.
+        steps: Numbers of inner steps to score the same batches with, or none. Each costs as much as
+            a validation of the batches with that T_fast.
+        sweep_every_n_validations: Score with other numbers of steps at every n-th validation of a
+            training that is analysed. If 0, only at the verb validate.
     """
 
     tag = "posterior_analysis"
@@ -121,7 +122,7 @@ class PosteriorAnalysis(Analysis):
     def _score_with(
         self, pl_module: Any, batch: dict[str, Any], steps: int
     ) -> dict[str, float] | None:
-        """Returns a line of ``sweep``; None if inference does not take that many inner steps."""
+        """Returns a line of ``sweep``, or None if inference takes another number of inner steps."""
         if not has_dial(pl_module, DIAL):
             return None
         recorder = PosteriorRecorder()
@@ -273,8 +274,8 @@ def inner_steps(findings: Findings) -> pd.DataFrame:
     ``scored``, is after all steps, at a sample with noise that inference has not seen.
     ``mean_gradient`` and ``log_variance_gradient`` are 2-norms of a sequence's gradient of -ELBO in
     nats with respect to mu and log sigma^2, all of its latent vectors together; means over
-    sequences. Of a chain the former is that of -log p(z, x) at z, and there is no density, so
-    ``elbo``, ``kl`` and the other gradient are nan. Of the scored sample alone: ``nll_other`` under
+    sequences. For a chain the former is the gradient of -log p(z, x) at z; without a density
+    ``elbo``, ``kl`` and the other gradient are nan. For the scored sample only: ``nll_other`` under
     z of another sequence of the batch, and ``kl_floor``, the KL divergence of inference from a text
     that z says nothing of (``latent_thought.posterior.divergence_floor``).
     """
@@ -296,11 +297,11 @@ def has_density(findings: Findings) -> bool:
 def layers(findings: Findings) -> pd.DataFrame:
     """Returns a table with one line a layer; empty where posteriors have no density.
 
-    ``kl`` in nats per token adds up to that of the whole posterior. ``active_vectors``: latent
-    vectors whose KL divergence, a mean over sequences, is above ``ACTIVE_KL``.
-    ``active_coordinates``: coordinates u with Var_x(E_q(u|x)[u]) above ``ACTIVE_VARIANCE`` (Burda
-    et al. 2016); nan for fewer than two sequences. A collapsed posterior has neither.
-    Layers count from 1; latent vectors that all layers read are one line.
+    ``kl`` in nats per token adds up to the KL divergence of the whole posterior.
+    ``active_vectors``: latent vectors whose KL divergence, a mean over sequences, is above
+    ``ACTIVE_KL``. ``active_coordinates``: coordinates u with Var_x(E_q(u|x)[u]) above
+    ``ACTIVE_VARIANCE`` (Burda et al. 2016); nan for fewer than two sequences. A collapsed posterior
+    has neither. Layers count from 1; latent vectors that all layers read are one line.
     """
     if not has_density(findings):
         return pd.DataFrame()
@@ -414,19 +415,16 @@ def _scalars(
     values = {name: steps[name].iloc[-1] for name in ("elbo", "nll", "kl", *SCORED)}
     if len(steps) > 1:
         values |= {f"last_step/{name}": steps[name].iloc[-2] for name in GRADIENTS}
-    for line in by_layer.to_dict("records"):
-        for name in ("kl", "active_coordinates", "active_vectors"):
-            values[f"layer_{line['layer']}/{name}"] = line[name]
-    for name in ("active_coordinates", "active_vectors") if len(by_layer) else ():
+    active = ("active_coordinates", "active_vectors")
+    values |= scalars_of(by_layer, "layer_{layer}/{name}", ("kl", *active))
+    for name in active if len(by_layer) else ():
         values[name] = by_layer[name].sum(skipna=False)
     variance = variance[np.isfinite(variance) & (variance > 0)]
     if len(variance):
         values["variance/mean"] = variance.mean()
         for name, part in QUANTILES.items():
             values[f"variance/{name}"] = variance.quantile(part)
-    for line in points.to_dict("records"):
-        values[f"sweep/steps_{line['steps']}"] = line["loss"]
-    return values
+    return values | scalars_of(points, "sweep/steps_{steps}", ("loss",))
 
 
 # ---- figures of the tables

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ Draw = Callable[[Tables], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisReport:
-    """What an analysis reports at one step."""
+    """Report of an analysis at one step."""
 
     scalars: Mapping[str, float] = field(default_factory=dict)
     """By tag; those that are not finite are left out."""
@@ -67,7 +67,7 @@ class AnalysisReport:
         The folder is made if there is none; drawn figures are written as PNG.
 
         Raises:
-            OSError: if a file cannot be written.
+            OSError: If a file cannot be written.
         """
         contents = {name: text.encode() for name, text in self.files().items()}
         contents |= {f"{name}.png": as_png(figure) for name, figure in drawn.items()}
@@ -81,6 +81,22 @@ def as_csv(table: pd.DataFrame) -> str:
     # columns of objects would be written with all their digits
     finite = table.infer_objects().replace([math.inf, -math.inf], math.nan)
     return finite.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def scalars_of(table: pd.DataFrame, tag: str, names: Iterable[str]) -> dict[str, float]:
+    """Returns one scalar for each line of a table and each of some columns.
+
+    Args:
+        table: One of an analysis.
+        tag: Format of the tags with ``{name}``, the column, and any column of the line, such as
+            ``layer_{layer}/{name}``.
+        names: Columns to take values from.
+    """
+    return {
+        tag.format(name=name, **line): line[name]
+        for line in table.to_dict("records")
+        for name in names
+    }
 
 
 # ---- figures
@@ -105,7 +121,7 @@ def panels(
 ) -> tuple[Any, list[Any]]:
     """Returns a figure, drawn without pyplot and its global state, and its axes row by row.
 
-    Width and height are in inches; ``options`` are those of ``Figure.subplots``.
+    Width and height are in inches; ``options`` go to ``Figure.subplots``.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Where a pondering model spends its steps, and what they are good for (PonderLM-3).
+"""Steps of a pondering model by token, and what each step gains (PonderLM-3).
 
 The paper is *PonderLM-3: Adaptive Token-Wise Pondering with Differentiable Masking* (arXiv
 2603.02023).
@@ -56,6 +56,7 @@ from callbacks.analysis.report import (
     draw_lines,
     finish,
     panels,
+    scalars_of,
 )
 from callbacks.analysis.token_text import PART, pieces, short_label
 from callbacks.analysis.words import by_place, word_places, words, words_figure
@@ -82,25 +83,25 @@ class StepAllocation(Analysis):
     scores the batches with other alphas (Fig. 5), and follows Jacobi iterations to the fixed point
     (Fig. 8).
 
-    Scalars are ``steps/...``, see ``step_report``; files are in ``step_allocation``. What a model
-    has not is left out: alpha, iterations, a router. What all analyses have in common is described
-    in ``callbacks.analysis``.
+    Scalars are ``steps/...``, see ``step_report``; files are in ``step_allocation``. Tables for
+    which a model lacks alpha, iterations or a router are left out. ``callbacks.analysis`` describes
+    what all analyses share.
 
     Args:
-        output: folder of the files; null: ``step_allocation`` in the run's log folder.
-        num_batches: validation batches to analyse.
-        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-            the verb validate.
-        tokens: texts whose steps are listed, each where the tokenizer has one token for it.
-        top_tokens: that many tokens are listed too, those that occur most often.
-        alphas: shifts of the router to score the same batches with, besides 0; each costs as
-            much as a validation of them. Empty: none.
-        sweep_every_n_validations: do so, and follow iterations, at every n-th validation of a
-            training, where that is analysed; 0: at none of them, only at the verb validate.
-        convergence_rows: rows of the first batch whose iterations are followed; 0: none.
-        convergence_tokens: of each of these rows, from its first; the fixed point takes K + 1
-            forward steps for each.
-        convergence_iterations: iterations to follow.
+        output: Folder of the files. If null, ``step_allocation`` in the run's log folder.
+        num_batches: Number of validation batches to analyse.
+        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
+            of the verb validate.
+        tokens: Texts whose steps are listed if the tokenizer has one token for them.
+        top_tokens: Number of most frequent tokens that are also listed.
+        alphas: Shifts of the router to score the same batches with besides 0, or none. Each costs
+            as much as a validation of the batches.
+        sweep_every_n_validations: Score with the alphas and follow iterations at every n-th
+            validation of a training that is analysed. If 0, only at the verb validate.
+        convergence_rows: Number of rows of the first batch whose iterations are followed.
+        convergence_tokens: Number of tokens of each of these rows, from its first. The fixed point
+            takes K + 1 forward steps for each.
+        convergence_iterations: Number of iterations to follow.
     """
 
     tag = "step_allocation"
@@ -312,7 +313,8 @@ def collect_sweep(
 
     And, at alpha 0, their ``step0_loss`` to ``difficulty``.
 
-    ``log_prob`` (B, T) is that of the targets in nats; the recorder has losses at alpha 0.
+    ``log_prob`` (B, T) has the log-probabilities of the targets in nats. The recorder has losses at
+    alpha 0.
     """
     assert recorder.executed is not None
     chosen = targets_of(batch)
@@ -343,7 +345,7 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
     ``tokens`` and their ``share`` of all; ``step0_loss`` is the mean l_t of those tokens (Fig. 4 b)
     and ``loss`` that after all their steps, in nats; nan where there are none.
 
-    The table is that of ``collect_tokens``.
+    ``table`` comes from ``collect_tokens``.
     """
     most = _most(table)
     losses = table[["loss_0", f"loss_{most}"]].astype(np.float64).set_axis([0, 1], axis=1)
@@ -362,7 +364,7 @@ def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
     ``count``, ``mean_steps`` and ``pruned``, the share that executes fewer than K steps; nan where
     it does not occur.
 
-    The table is that of ``collect_tokens``; ``texts`` has what the ids stand for, in their order.
+    ``table`` comes from ``collect_tokens``; ``texts`` maps ids to their texts, in order.
     """
     pruned = table["executed"] < _most(table)
     grouped = table.assign(pruned=pruned, executed=table["executed"].astype(np.float64)).groupby(
@@ -383,7 +385,7 @@ def frequent(findings: Findings, number: int) -> list[int]:
 
 
 def texts_by_id(findings: Findings) -> dict[int, str]:
-    """Returns what token ids stood for when first seen."""
+    """Returns the text of each token id when first seen."""
     texts = findings["texts"]
     first = texts.drop_duplicates("id") if len(texts) else texts
     return dict(zip(first["id"], first["text"], strict=True)) if len(first) else {}
@@ -409,7 +411,7 @@ def utility(table: pd.DataFrame) -> pd.DataFrame:
     mean l_t, ``loss`` that after all steps, ``mean_steps`` of those executed; nan where the bucket
     is empty.
 
-    The table is that of ``collect_tokens``.
+    ``table`` comes from ``collect_tokens``.
     """
     most = _most(table)
     if not most:
@@ -497,18 +499,16 @@ def _scalars(
     values = {"mean": mean(table["executed"]), "below_most": mean(table["executed"] < most)}
     if "expected" in table:
         values["expected"] = mean(table["expected"])
-    for line in tables["steps"].to_dict("records"):
-        values |= {f"{name}_{line['steps']}": line[name] for name in ("share", "step0_loss")}
+    values |= scalars_of(tables["steps"], "{name}_{steps}", ("share", "step0_loss"))
     for place, executed in by_place(table).items():
         values[f"words/{place}/mean"] = mean(executed)
         values[f"words/{place}/below_most"] = mean(executed < most)
-    for line in tables["utility"].to_dict("records"):
-        gains = {name: line[name] for name in line if name.startswith("step_")}
-        values |= {f"utility/{line['bucket']}/{name}": gain for name, gain in gains.items()}
-    for line in tables["sweep"].to_dict("records"):
-        if line["bucket"] != ALL:
-            tag = f"sweep/alpha_{line['alpha']:g}/{line['bucket']}"
-            values |= {f"{tag}/{name}": line[name] for name in ("mean_steps", "loss_change")}
+    gains = [name for name in tables["utility"] if name.startswith("step_")]
+    values |= scalars_of(tables["utility"], "utility/{bucket}/{name}", gains)
+    swept = tables["sweep"]
+    swept = swept[swept["bucket"] != ALL] if len(swept) else swept
+    tag = "sweep/alpha_{alpha:g}/{bucket}/{name}"
+    values |= scalars_of(swept, tag, ("mean_steps", "loss_change"))
     if fit is not None:
         values |= {"convergence/rate": fit.rate, "convergence/r2": fit.r2}
     return values
@@ -518,7 +518,7 @@ def _scalars(
 
 
 def steps_figure(tables: Tables) -> Any:
-    """Draws how many steps tokens execute, and how difficult those tokens are (Fig. 4 b)."""
+    """Draws the number of executed steps and the difficulty of their tokens (Fig. 4 b)."""
     table = tables["steps"]
     figure, (shares, losses) = panels(9, 3.6, 2, sharex=True)  # no loss where there are no tokens
     draw_bars(shares, table, "steps", {"share": (None, BLUE)})

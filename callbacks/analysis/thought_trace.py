@@ -1,4 +1,4 @@
-"""What a model thinks along queries, next to what the data's steps would have it think.
+"""Thoughts of a model along queries, next to the thoughts that the data's steps imply.
 
 The paper is *Latent Reasoning with Supervised Thinking States*.
 
@@ -60,27 +60,27 @@ CHUNK_COLUMNS = {
 
 
 class ThoughtTrace(Analysis):
-    """Shows what a model thinks along queries, next to what the data's steps would have it think.
+    """Shows the thoughts of a model along queries, next to the thoughts of the data's steps.
 
     After validations it scores the first batches once more, the model thinking for itself, and
     reports: the share of chunks whose thought is the gold one, of all and by chunk; where the first
-    wrong thought is; how many chunks have none, with the model and with the gold; how many rounds
-    reading a query takes; all that by group of queries. A few queries are written out with their
-    thoughts where they are thought (Thinking States, Fig. 4).
+    wrong thought is; the number of chunks without a thought, of the model and of the gold; the
+    number of rounds of reading a query; and all of these by group of queries. A few queries are
+    written out with their thoughts where they are thought (Thinking States, Fig. 4).
 
     Scalars are ``thoughts/...``, see ``summary``; files are in ``thought_trace``, queries in
-    TensorBoard, too. Queries without known steps count for rounds and trivial thoughts only. What
-    all analyses have in common is described in ``callbacks.analysis``.
+    TensorBoard, too. Queries without known steps count for rounds and trivial thoughts only.
+    ``callbacks.analysis`` describes what all analyses share.
 
     Args:
-        output: folder of the files; null: ``thought_trace`` in the run's log folder.
-        num_batches: validation batches to analyse.
-        every_n_validations: analyse every n-th validation of a training; 0: none of them, only
-            the verb validate.
-        shown_rows: queries that are written out.
+        output: Folder of the files. If null, ``thought_trace`` in the run's log folder.
+        num_batches: Number of validation batches to analyse.
+        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
+            of the verb validate.
+        shown_rows: Number of queries that are written out.
 
     Raises:
-        ValueError: if a number is too low.
+        ValueError: If a number is too low.
     """
 
     tag = "thought_trace"
@@ -164,7 +164,7 @@ def collect_thoughts(
 def query_tables(
     own: RowThinking, gold: Sequence[Thought] | None, group: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the line of a query, and those of its chunks.
+    """Returns the line of a query, and the lines of its chunks.
 
     Of the query: ``group``; ``rounds``; whether gold thoughts are ``known``; ``nontrivial``, its
     chunks with a thought; ``first_wrong``, the chunk of its first wrong thought, nan for none.
@@ -243,7 +243,7 @@ def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float
     of the longest thought of all (the model cuts those above max_thought_tokens). nan without what
     it is the share of.
 
-    Both tables are those of ``query_tables``, of the same queries.
+    Both tables come from ``query_tables`` for the same queries.
     """
     judged = chunk_lines[chunk_lines["known"]]
     with_gold, without = judged[~judged["gold_trivial"]], judged[judged["gold_trivial"]]
@@ -401,7 +401,7 @@ def thoughts_figure(tables: Tables) -> Any:
 
 
 def rounds_figure(tables: Tables) -> Any:
-    """Draws how many rounds queries take."""
+    """Draws the number of rounds that queries take."""
     table = tables["rounds"]
     figure, (ax,) = panels(5.6, 3.6, 1)
     draw_bars(ax, table, "rounds", {"share": (None, BLUE)})

@@ -23,16 +23,16 @@ PLACES = {"internal": INTERNAL, "final": FINAL}
 def word_places(texts: Sequence[str]) -> np.ndarray:
     """Returns int8 (T,): where each token of a row stands in words of several (Table 4).
 
-    Whether a word goes on after the row is not known, so the last token is nowhere.
+    The last token of a row is nowhere, as its word may go on.
 
     NOTE(paper): Table 4 does not say what its compound words are. Here a word is a run of letters,
     and a token belongs to the same word as the token before it if it begins with a letter and that
     one ends with a letter; combining marks count as letters. So white space, digits, punctuation
     (hyphens and apostrophes too) and the end of a document separate words, and a text without
-    spaces is one word up to its next mark. Of a character that several tokens share, as of bytes,
-    each token counts as that character.
+    spaces is one word up to its next mark. If several tokens share a character, as bytes do,
+    each counts as that character.
 
-    ``texts`` are those of ``token_text.pieces``, empty where a token is no text.
+    ``texts`` come from ``token_text.pieces`` and are empty for tokens without text.
     """
     texts = _with_characters(texts)
     goes_on = [_is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)]
@@ -73,7 +73,7 @@ def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
     ``internal`` and ``final`` are tokens of words that consist of several: those within a word and
     those that end one, see ``word_places``; ``..._share`` of all such tokens.
 
-    The table is that of ``collect_tokens``.
+    ``table`` comes from ``collect_tokens``.
     """
     executed = by_place(table)
     if not any(map(len, executed.values())):
