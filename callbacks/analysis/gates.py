@@ -150,8 +150,8 @@ class GateAnalysis(Analysis):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         step = trainer.global_step
-        for rows in (self._gates, self._norms):
-            rows.forget_from(step + 1 if step else 0)
+        if not step:  # another training of this process
+            self._gates, self._norms = GateHistory(), GateHistory()
         follows = self._looks_for_gates(pl_module) and self._interval(trainer) > 0
         if follows and not self._gates.rows:
             self._gates.add(step, _sentence_steps(pl_module), gates(pl_module))
@@ -368,19 +368,11 @@ class GateHistory:
         self.places = [(layer, part) for layer, part in self.places]  # older checkpoints have lists
 
     def add(self, step: int, sentence_steps: int, values: Mapping[Place, float]) -> None:
-        """Adds a row; rows of other places, of a model that was built differently, are dropped."""
-        if self.places != list(values):
-            self.forget_from(0)
-            self.places = list(values)
+        """Adds a row, with the same places as all rows."""
+        self.places = list(values)
         self.steps.append(step)
         self.sentence_steps.append(sentence_steps)
         self.rows.append(list(values.values()))
-
-    def forget_from(self, step: int) -> None:
-        """Drops the rows of ``step`` and later ones, which a training is about to write again."""
-        kept = sum(each < step for each in self.steps)
-        for column in (self.steps, self.sentence_steps, self.rows):
-            del column[kept:]
 
     def table(self) -> pd.DataFrame:
         """Returns ``step``, ``sentence_steps``, ``layer``, ``part`` and ``value``, a line each."""
