@@ -54,19 +54,19 @@ def model_class(name: str) -> type[LanguageModel]:
     return cls
 
 
-def fields_of(words: list[str]) -> dict[str, Any]:
+def fields_of(pairs: list[str]) -> dict[str, Any]:
     """Returns ``key=value`` words as fields of a config.
 
     Raises:
         ValueError: If a word is no such pair.
     """
-    for word in words:
+    for word in pairs:
         if "=" not in word:
             raise ValueError(f"config ({word}) must be KEY=VALUE, such as dim=256")
-    return {key: yaml.safe_load(value) for key, _, value in (w.partition("=") for w in words)}
+    return {key: yaml.safe_load(value) for key, _, value in (w.partition("=") for w in pairs)}
 
 
-def outline(name: str, words: list[str], options: Options) -> LanguageModel:
+def outline(name: str, pairs: list[str], options: Options) -> LanguageModel:
     """Returns a method without a network, of the sizes that the options ask for.
 
     Raises:
@@ -74,11 +74,11 @@ def outline(name: str, words: list[str], options: Options) -> LanguageModel:
     """
     cls: Any = model_class(name)
     config_class = get_type_hints(cls.__init__)["config"]
-    known = {field.name for field in dataclasses.fields(config_class)}
-    asked = fields_of(words)
-    if not asked.keys() <= known:
-        unknown = ", ".join(sorted(asked.keys() - known))
-        raise ValueError(f"config ({unknown}) is not known to {name}: {', '.join(sorted(known))}")
+    names = {field.name for field in dataclasses.fields(config_class)}
+    asked = fields_of(pairs)
+    if not asked.keys() <= names:
+        unknown = ", ".join(sorted(asked.keys() - names))
+        raise ValueError(f"config ({unknown}) is not known to {name}: {', '.join(sorted(names))}")
     sizes = {"vocab_size": options.vocab, "block_size": 4 * options.length, **SHAPE, **asked}
     try:
         return without_files(cls(config_class(**sizes)))

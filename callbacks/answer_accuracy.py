@@ -60,15 +60,15 @@ class Reply:
 
 def questions_in(batch: dict[str, Any]) -> list[Question]:
     """Returns the questions of a batch; rows that only fill it up are left out."""
-    found = []
+    questions = []
     for row, targets in enumerate(batch["targets"]):
         counted = batch["answer"][row] if "answer" in batch else targets >= 0
         answer = targets[counted].tolist()[:-1]  # an EOS is after it
         if answer:
             query, steps = _query_and_steps(batch, row)
             group, number = int(batch["group"][row]), int(batch["sequence_id"][row])
-            found.append(Question(query, answer, steps, group, number))
-    return found
+            questions.append(Question(query, answer, steps, group, number))
+    return questions
 
 
 def _query_and_steps(batch: dict[str, Any], row: int) -> tuple[list[int], list[list[int]]]:
@@ -81,18 +81,18 @@ def _query_and_steps(batch: dict[str, Any], row: int) -> tuple[list[int], list[l
     return query, [ids[:length] for ids, length in steps if length]
 
 
-def room_for(questions: Sequence[Question], data: Any, asked: int | None = None) -> int:
+def room_for(questions: Sequence[Question], data: Any, limit: int | None = None) -> int:
     """Returns the number of tokens that a model may write to each question.
 
     Args:
         questions: At least one.
         data: The data module, which knows the wording.
-        asked: The number, if one was asked for. None means twice the tokens of the longest right
+        limit: The number, if one was asked for. None means twice the tokens of the longest right
             text with all its steps, or, in windows, which a model may not outgrow, the tokens of
             the longest answer and EOS.
     """
-    if asked:
-        return asked
+    if limit:
+        return limit
     if data.rows == "windows":
         return max(len(question.answer) for question in questions) + 1
     return ROOM * longest_text(questions, data)
@@ -221,12 +221,13 @@ class AnswerAccuracy(EvaluationHooks):
         """Asks the questions of the first batches."""
         if self.num_batches is not None and batch_idx >= self.num_batches:
             return
-        own = questions_in(batch)
-        if not own:
+        questions = questions_in(batch)
+        if not questions:
             return
         data = _data_of(trainer)
+        room = room_for(questions, data, self.max_new_tokens)
         with undisturbed(pl_module):
-            replies = ask(pl_module, data, own, room_for(own, data, self.max_new_tokens))
+            replies = ask(pl_module, data, questions, room)
         for reply in replies:
             self._asked[reply.question.group] += 1
             self._right[reply.question.group] += reply.right

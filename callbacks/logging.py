@@ -47,9 +47,9 @@ def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int
     if isinstance(logger, WandbLogger):
         logger.log_image(tag, list(images), step)
         return
-    for number, image in enumerate(images, start=1):
+    for idx, image in enumerate(images, start=1):
         if isinstance(logger, MLFlowLogger):
-            writer.log_image(logger.run_id, image, f"{tag}/{number}/step={step}.png")
+            writer.log_image(logger.run_id, image, f"{tag}/{idx}/step={step}.png")
         elif hasattr(writer, "add_image"):
             # numbered, as TensorBoard shows nothing of a tag that is a scalar's, too
-            writer.add_image(f"{tag}/{number}", image, step, dataformats="HWC")
+            writer.add_image(f"{tag}/{idx}", image, step, dataformats="HWC")

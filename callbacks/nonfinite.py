@@ -197,8 +197,8 @@ def _all_finite(trainer: L.Trainer, values: list[Tensor]) -> bool:
     device = trainer.strategy.root_device
     scalars = torch.stack(values) if values else torch.zeros(1, device=device)
     refused = (~scalars.isfinite()).any().to(scalars.dtype).reshape(1)
-    asked = torch.tensor(list(itertools.chain(*questions)), dtype=scalars.dtype)
-    totals = torch.cat((refused, asked.to(device, non_blocking=True)))  # the list is not waited for
+    sent = torch.tensor(list(itertools.chain(*questions)), dtype=scalars.dtype)
+    totals = torch.cat((refused, sent.to(device, non_blocking=True)))  # the list is not waited for
     dist.all_reduce(totals)  # Lightning's own reduction would wait at a barrier first
     total_refused, *answers = totals.tolist()
     remaining = iter(answers)
@@ -232,22 +232,22 @@ def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
 def _describe_settings(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> list[str]:
     """Returns which settings of the update are not finite; they are the same on all ranks."""
     clip = trainer.gradient_clip_val
-    found = {"trainer.gradient_clip_val": clip} if clip is not None and math.isnan(clip) else {}
+    bad = {"trainer.gradient_clip_val": clip} if clip is not None and math.isnan(clip) else {}
     for group in optimizer.param_groups:
         values = {key: float(group.get(key, 0.0)) for key in SETTINGS}
-        found |= {key: value for key, value in values.items() if not math.isfinite(value)}
-    return [f"{key} is {value}" for key, value in found.items()]
+        bad |= {key: value for key, value in values.items() if not math.isfinite(value)}
+    return [f"{key} is {value}" for key, value in bad.items()]
 
 
 def _describe(trainer: L.Trainer, step: list[_MicroBatch], norm: Tensor | None) -> list[str]:
     """Describes the problems that ranks see."""
-    found = [_describe_one(micro) for micro in step if not bool(micro.loss.isfinite())]
-    if not found and norm is not None and not bool(norm.isfinite()):
-        numbers = ", ".join(str(micro.number) for micro in step)
-        found = [f"the gradient norm is {float(norm)} (finite losses, batches {numbers})"]
-    ranks = gather(found)
+    problems = [_describe_one(micro) for micro in step if not bool(micro.loss.isfinite())]
+    if not problems and norm is not None and not bool(norm.isfinite()):
+        batches = ", ".join(str(micro.number) for micro in step)
+        problems = [f"the gradient norm is {float(norm)} (finite losses, batches {batches})"]
+    ranks = gather(problems)
     if len(ranks) == 1:
-        return found
+        return problems
     # One rank's bad loss makes the gradients of all bad: name the rank it came from.
     origin = [(r, text) for r, part in enumerate(ranks) for text in part if _IS_LOSS in text]
     shown = origin or [(r, text) for r, part in enumerate(ranks) for text in part]
@@ -268,8 +268,8 @@ def _describe_one(micro: _MicroBatch) -> str:
 
 def _cure(trainer: L.Trainer) -> str:
     path = checkpoint_to_resume(trainer)
-    place = f"The last good checkpoint is {path}" if path else "No checkpoint was written yet"
-    return f"{place}. Go on with a lower model.optimizer.lr or trainer.gradient_clip_val"
+    checkpoint = f"The last good checkpoint is {path}" if path else "No checkpoint was written yet"
+    return f"{checkpoint}. Go on with a lower model.optimizer.lr or trainer.gradient_clip_val"
 
 
 # ---- gradient norms

@@ -101,10 +101,10 @@ def overview(model: Any, row_tokens: int | None = None) -> str:
     )
 
 
-def quantity(number: float) -> str:
+def quantity(value: float) -> str:
     """Returns a number with three digits and its unit of a thousand, such as ``5.62 M``."""
     units = ["", " K", " M", " G", " T", " P", " E"]
-    while abs(number) >= 999.5 and len(units) > 1:
-        number /= 1000
+    while abs(value) >= 999.5 and len(units) > 1:
+        value /= 1000
         del units[0]
-    return f"{number:.3g}{units[0]}"
+    return f"{value:.3g}{units[0]}"

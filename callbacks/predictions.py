@@ -60,12 +60,12 @@ class Predictions(L.Callback):
     ) -> None:
         if "prompt" not in batch:
             raise ValueError("predict writes prompts; set data.predict_file")
-        numbers = batch["sequence_id"].tolist()
+        indices = batch["sequence_id"].tolist()
         lengths = (batch["targets"] >= 0).flatten(1).sum(dim=1).tolist()
-        texts = self._continue(trainer, pl_module, batch["prompt"], numbers, lengths)
-        for row, number in enumerate(numbers):
+        texts = self._continue(trainer, pl_module, batch["prompt"], indices, lengths)
+        for row, idx in enumerate(indices):
             predicted = batch["targets"][row] >= 0
-            self._rows[number] = {
+            self._rows[idx] = {
                 "prompt": batch["prompt"][row],
                 "tokens": batch["targets"][row][predicted].tolist(),
                 "log_probs": outputs.log_prob[row][predicted].tolist(),
@@ -79,7 +79,7 @@ class Predictions(L.Callback):
         trainer: L.Trainer,
         pl_module: Any,
         prompts: list[str],
-        numbers: list[int],
+        indices: list[int],
         lengths: list[int],
     ) -> list[str]:
         """Returns continuations, each cut to what the context has room for after its prompt.
@@ -98,7 +98,7 @@ class Predictions(L.Callback):
                 prompts[start : start + size],
                 tokenizer=data.tokenizer,
                 max_new_tokens=cuts[start],
-                first_row=numbers[start],
+                first_row=indices[start],
                 **self.sampling,
             )
         return texts
@@ -107,6 +107,6 @@ class Predictions(L.Callback):
         parts = gather(self._rows)
         if not trainer.is_global_zero:
             return
-        rows = {number: row for part in parts for number, row in part.items()}
-        lines = [json.dumps(rows[number], ensure_ascii=False) + "\n" for number in sorted(rows)]
+        rows = {idx: row for part in parts for idx, row in part.items()}
+        lines = [json.dumps(rows[idx], ensure_ascii=False) + "\n" for idx in sorted(rows)]
         write_whole(self.output, "".join(lines))

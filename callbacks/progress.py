@@ -136,8 +136,8 @@ class Progress(TQDMProgressBar):
 
     def _print_line(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         total = _finite(_total_steps(trainer))
-        place = f"step {trainer.global_step}" + (f"/{total}" if total is not None else "")
-        print(f"{place}: {_join(self.get_metrics(trainer, pl_module))}", flush=True)
+        position = f"step {trainer.global_step}" + (f"/{total}" if total is not None else "")
+        print(f"{position}: {_join(self.get_metrics(trainer, pl_module))}", flush=True)
 
 
 class _Pace:

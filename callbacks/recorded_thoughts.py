@@ -49,8 +49,8 @@ class RowThinking:
 
     def within(self, query: Sequence[int]) -> "RowThinking":
         """Returns the thoughts along a query of these tokens, without the answer."""
-        own = tuple(thought for thought in self.thoughts if thought.end < len(query))
-        return RowThinking(own, self.rounds)
+        thoughts = tuple(thought for thought in self.thoughts if thought.end < len(query))
+        return RowThinking(thoughts, self.rounds)
 
 
 class Recorded:

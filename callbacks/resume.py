@@ -157,8 +157,8 @@ class ResumeState(L.Callback):
         batches = _processed(trainer)
         if saved.get("unfinished_step"):
             _check_step(trainer, saved.get("step_place"), int(checkpoint["global_step"]))
-            place, _ = _place_in_step(trainer)
-            self._step_start = saved.get("step_start", batches - place)
+            position, _ = _place_in_step(trainer)
+            self._step_start = saved.get("step_start", batches - position)
         else:
             self._step_start = batches
         begin_step = getattr(trainer.datamodule, "begin_step", None)  # type: ignore[attr-defined]
@@ -265,8 +265,8 @@ def _place_in_step(trainer: L.Trainer) -> list[int]:
     """
     size, batch, length = trainer.accumulate_grad_batches, _processed(trainer), _length(trainer)
     batch %= length
-    place = batch % size
-    return [place, min(size, length - batch + place)]
+    position = batch % size
+    return [position, min(size, length - batch + position)]
 
 
 def _length(trainer: L.Trainer) -> int:
@@ -287,13 +287,13 @@ def _check_step(trainer: L.Trainer, saved: list[int] | None, steps: int) -> None
         ValueError: If the accumulated gradient is not the beginning of this run's step.
     """
     accumulate, length = trainer.accumulate_grad_batches, _length(trainer)
-    place = _place_in_step(trainer)
+    position = _place_in_step(trainer)
     if saved is None:  # then the number of steps tells
         epoch, batch = divmod(_processed(trainer), length)
-        same = place[0] > 0 and steps == epoch * -(-length // accumulate) + batch // accumulate
+        same = position[0] > 0 and steps == epoch * -(-length // accumulate) + batch // accumulate
         where = "in the middle of an optimiser step"
     else:
-        same = place == saved
+        same = position == saved
         where = f"after {saved[0]} of the {saved[1]} micro-batches of an optimiser step"
     if not same:
         raise ValueError(

@@ -23,9 +23,9 @@ SAME_REQUEST_SECONDS = 1.0
 class Terminated(AgreedEnd):
     """A run that was asked to end by a signal, and did; the message says where it goes on."""
 
-    def __init__(self, message: str, number: int = signal.SIGTERM) -> None:
+    def __init__(self, message: str, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
-        self.exit_code = 128 + number
+        self.exit_code = 128 + signum
 
 
 ENDING = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
@@ -79,7 +79,7 @@ class Termination(AsksAllRanks):
 
     def question(self) -> list[float]:
         """Says which signal of ``ENDING`` this rank got."""
-        return [float(self._asked == number) for number in ENDING]
+        return [float(self._asked == signum) for signum in ENDING]
 
     def answer(self, totals: list[float]) -> None:
         """Keeps the number of ranks that got each signal until the end of the batch."""
@@ -94,22 +94,22 @@ class Termination(AsksAllRanks):
         self._runs()
         self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
         if threading.current_thread() is threading.main_thread():
-            for number in ENDING:
-                ignored = signal.getsignal(number) == signal.SIG_IGN
-                if not (ignored and number in LEFT_IGNORED):
-                    signal.signal(number, self._note)
+            for signum in ENDING:
+                ignored = signal.getsignal(signum) == signal.SIG_IGN
+                if not (ignored and signum in LEFT_IGNORED):
+                    signal.signal(signum, self._note)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if number == signal.SIGHUP:
+        if signum == signal.SIGHUP:
             _drop_output(self._terminals)
         if self._asked is None:
-            self._asked, self._asked_at = number, now
-        elif number in (signal.SIGUSR1, signal.SIGHUP):
+            self._asked, self._asked_at = signum, now
+        elif signum in (signal.SIGUSR1, signal.SIGHUP):
             return
-        elif number == signal.SIGINT or now - self._asked_at > SAME_REQUEST_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+        elif signum == signal.SIGINT or now - self._asked_at > SAME_REQUEST_SECONDS:
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
 
     def on_train_batch_end(
         self,
@@ -156,9 +156,9 @@ class Termination(AsksAllRanks):
         ranks, self._ranks = self._ranks, None
         if ranks is None:  # in a validation, or without NonFinite
             any_rank = partial(trainer.strategy.reduce_boolean_decision, all=False)
-            asked = any_rank(self._asked is not None)
-            ranks = [float(asked and any_rank(self._asked == number)) for number in ENDING]
-        asked_for = [number for number, count in zip(ENDING, ranks, strict=True) if count]
+            any_asked = any_rank(self._asked is not None)
+            ranks = [float(any_asked and any_rank(self._asked == signum)) for signum in ENDING]
+        asked_for = [signum for signum, count in zip(ENDING, ranks, strict=True) if count]
         if asked_for:
             self._ending = asked_for[0]
             step, name = trainer.global_step, self._ending.name
@@ -210,12 +210,12 @@ def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:
     return [c for c in trainer.checkpoint_callbacks if isinstance(c, SaveCheckpoints)]
 
 
-def _terminated(trainer: L.Trainer, number: signal.Signals) -> Terminated:
-    return Terminated(_farewell(trainer, number), number)
+def _terminated(trainer: L.Trainer, signum: signal.Signals) -> Terminated:
+    return Terminated(_farewell(trainer, signum), signum)
 
 
-def _farewell(trainer: L.Trainer, number: signal.Signals) -> str:
-    head = f"stopped by {number.name} after step {trainer.global_step}"
+def _farewell(trainer: L.Trainer, signum: signal.Signals) -> str:
+    head = f"stopped by {signum.name} after step {trainer.global_step}"
     paths = [writer.last_model_path for writer in _writers(trainer) if writer.last_model_path]
     if not paths:
         return f"{head}; no checkpoint was written, as this run keeps none"

@@ -73,8 +73,8 @@ def newest_written(trainer: L.Trainer) -> Path | None:
 
 def run_id(trainer: L.Trainer) -> str | None:
     """Returns the id in the run's record, or None in a run without a record."""
-    found = (getattr(callback, "run_id", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-    return next((value for value in found if isinstance(value, str)), None)
+    ids = (getattr(callback, "run_id", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    return next((value for value in ids if isinstance(value, str)), None)
 
 
 def tokenizer_of(trainer: L.Trainer) -> Any:

@@ -32,8 +32,8 @@ Trained = Sequence[tuple[Run, RunFolder]]
 
 def trained_runs(study: Study, folder: Path) -> list[tuple[Run, RunFolder]]:
     """Returns all runs of a study that are trained, extra ones too, in its order."""
-    places = [(run, RunFolder(folder / run.folder)) for run in study.seeded(list(study.runs))]
-    return [(run, place) for run, place in places if place.trained]
+    run_dirs = [(run, RunFolder(folder / run.folder)) for run in study.seeded(list(study.runs))]
+    return [(run, run_dir) for run, run_dir in run_dirs if run_dir.trained]
 
 
 def compare(study: Study, trained: Trained, output: Path, introduction: str = "") -> None:
@@ -41,7 +41,7 @@ def compare(study: Study, trained: Trained, output: Path, introduction: str = ""
 
     Scores of their evaluations are read where the comparison would measure the same.
     """
-    argv = ["compare", *(f"{run.title}={place.training}" for run, place in trained)]
+    argv = ["compare", *(f"{run.title}={run_dir.training}" for run, run_dir in trained)]
     named = {"output": output, "title": study.title, "introduction": introduction}
     for key, value in {**named, **study.compare}.items():
         argv += [f"--{key}", str(value)]
@@ -61,8 +61,8 @@ def write_suite(study: Study, folder: Path, output: Path) -> None:
     """
     trained = trained_runs(study, folder)
     compare(study, trained, output, study.introduction)
-    for run, place in trained:
-        shutil.copyfile(place.path / CONFIG, output / f"{run.folder}.yaml")
+    for run, run_dir in trained:
+        shutil.copyfile(run_dir.path / CONFIG, output / f"{run.folder}.yaml")
 
 
 # ---- studies with columns
@@ -99,7 +99,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     trained = trained_runs(study, folder)
     shutil.rmtree(files / COMPARISON, ignore_errors=True)  # of the last time, without its report
     compare(study, trained, files / COMPARISON)
-    results = pd.DataFrame([read_results(run, place) for run, place in trained])
+    results = pd.DataFrame([read_results(run, run_dir) for run, run_dir in trained])
     table = evaluations_table(study, trained, results)
     table.to_csv(files / EVERY_RUN, index=False)
     _copy_files(study, trained, files)
@@ -114,20 +114,20 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     write_whole(path, MARKS.sub(lambda _: section, old))
 
 
-def logged(place: RunFolder) -> dict[str, dict[int, float]]:
+def logged(run_dir: RunFolder) -> dict[str, dict[int, float]]:
     """Returns the logged values of a run by tag and step."""
-    return {} if place.checkpoint is None else read_scalars(place.checkpoint.parent.parent)
+    return {} if run_dir.checkpoint is None else read_scalars(run_dir.checkpoint.parent.parent)
 
 
-def read_results(run: Run, place: RunFolder) -> dict[str, Any]:
+def read_results(run: Run, run_dir: RunFolder) -> dict[str, Any]:
     """Returns all values of a run's result files, and the last values that it has logged.
 
     Returns:
         Values by ``EVALUATION.KEY``, with dots into nested values and positions in lists.
     """
-    files = {name: place.output(name) for name in run.evaluations}
+    files = {name: run_dir.output(name) for name in run.evaluations}
     results = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
-    last = {tag: values[max(values)] for tag, values in logged(place).items() if values}
+    last = {tag: values[max(values)] for tag, values in logged(run_dir).items() if values}
     return _flat({**results, LOGGED: last})
 
 
@@ -146,7 +146,7 @@ def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> 
     table = pd.DataFrame(runs, columns=["run", "title", "seed"])
     for title, key in study.columns.items():
         table[title] = _numbers(results, key)
-    return table.assign(seconds=[place.record["train"]["seconds"] for _, place in trained])
+    return table.assign(seconds=[run_dir.record["train"]["seconds"] for _, run_dir in trained])
 
 
 def _numbers(results: pd.DataFrame, key: str) -> Any:
@@ -234,17 +234,17 @@ better. Wall time is that of the whole training process, start-up and validation
 
 def _command(study: Study) -> str:
     """Returns the command, with the name of the user's text in the place of its paths."""
-    words = ["python -m studies", study.name]
-    words += [] if study.operations is None else [f"--operations {study.operations}"]
-    words += [f"--text '<{study.source_name}>'"] if study.files else []
+    parts = ["python -m studies", study.name]
+    parts += [] if study.operations is None else [f"--operations {study.operations}"]
+    parts += [f"--text '<{study.source_name}>'"] if study.files else []
     length = f"--steps {study.steps}" if study.epochs is None else f"--epochs {study.epochs}"
-    return " ".join([*words, length, f"--seeds {','.join(map(str, study.seeds))}"])
+    return " ".join([*parts, length, f"--seeds {','.join(map(str, study.seeds))}"])
 
 
 def _copy_files(study: Study, trained: Trained, files: Path) -> None:
-    for run, place in trained:
+    for run, run_dir in trained:
         for name, analysis in run.analyses.items():
-            source, target = place.path / name, files / f"{run.name}-{name}"
+            source, target = run_dir.path / name, files / f"{run.name}-{name}"
             shutil.rmtree(target, ignore_errors=True)  # of an earlier study, with other names
             target.mkdir()
             quoting = analysis.quoting if study.files else ()

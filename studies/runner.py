@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -168,60 +169,62 @@ class RunFolder:
         return config
 
 
-def train_run(settings: Settings, place: RunFolder) -> None:
+def train_run(settings: Settings, run_dir: RunFolder) -> None:
     """Trains a run, or continues its training, unless it is trained.
 
     Args:
         settings: The config of ``train.py``.
-        place: The run's folder. Its record sums up the seconds of all processes.
+        run_dir: The run's folder. Its record sums up the seconds of all processes.
 
     Raises:
         StudyError: If its folder was begun with other settings, or its checkpoint was removed.
     """
-    config = place.path / CONFIG
+    config = run_dir.path / CONFIG
     if config.is_file() and yaml.safe_load(config.read_text()) != settings:
         raise StudyError(
-            f"{place.path} was begun with other settings (see its {CONFIG}); remove it, or "
+            f"{run_dir.path} was begun with other settings (see its {CONFIG}); remove it, or "
             "choose another folder with --folder"
         )
-    resume = place.checkpoint is not None
-    if place.trained:
+    resume = run_dir.checkpoint is not None
+    if run_dir.trained:
         if not resume:
-            raise StudyError(f"{place.path} has no checkpoint any more; remove it and start again")
+            raise StudyError(
+                f"{run_dir.path} has no checkpoint any more; remove it and start again"
+            )
         return
     if not resume:  # files of a run without a checkpoint would be taken for this one's
-        shutil.rmtree(place.training, ignore_errors=True)
-    command = train_command(place.write_config(settings), place.training, resume=resume)
-    earlier = place.record.get("train", {}).get("seconds", 0.0) if resume else 0.0
+        shutil.rmtree(run_dir.training, ignore_errors=True)
+    command = train_command(run_dir.write_config(settings), run_dir.training, resume=resume)
+    earlier = run_dir.record.get("train", {}).get("seconds", 0.0) if resume else 0.0
     start, finished = time.monotonic(), False
     try:
-        execute(command, place.path / LOG)
+        execute(command, run_dir.path / LOG)
         finished = True
     finally:
         seconds = earlier + time.monotonic() - start
-        place.note("train", {"finished": finished, "seconds": seconds})
+        run_dir.note("train", {"finished": finished, "seconds": seconds})
 
 
-def evaluate_run(run: Run, place: RunFolder) -> None:
+def evaluate_run(run: Run, run_dir: RunFolder) -> None:
     """Executes the evaluations that have no result file of these settings."""
     for name, options in run.evaluations.items():
-        output = place.output(name)
-        if not (place.has(name, options) and output.is_file()):
-            command = evaluate_command(place.checkpoint, output, options)
-            execute(command, place.path / f"{name}.log")
-            place.note(name, {"settings": options})
+        output = run_dir.output(name)
+        if not (run_dir.has(name, options) and output.is_file()):
+            command = evaluate_command(run_dir.checkpoint, output, options)
+            execute(command, run_dir.path / f"{name}.log")
+            run_dir.note(name, {"settings": options})
 
 
-def analyse_run(run: Run, place: RunFolder) -> None:
+def analyse_run(run: Run, run_dir: RunFolder) -> None:
     """Executes the analyses that the record does not have with these settings."""
     for name, analysis in run.analyses.items():
-        inside = RunFolder(place.path / name)
+        inside = RunFolder(run_dir.path / name)
         settings = analysis_config(analysis, inside.path, run.seed)
-        if not place.has(name, settings):
+        if not run_dir.has(name, settings):
             shutil.rmtree(inside.path, ignore_errors=True)
-            command = analyse_command(inside.write_config(settings), place.checkpoint)
-            execute(command, place.path / f"{name}.log")
-            place.note(name, {"settings": settings})
+            command = analyse_command(inside.write_config(settings), run_dir.checkpoint)
+            execute(command, run_dir.path / f"{name}.log")
+            run_dir.note(name, {"settings": settings})
 
 
 def analysis_config(analysis: AnalysisSettings, folder: Path, seed: int) -> Settings:
@@ -256,10 +259,10 @@ def run_study(study: Study, folder: Path, *, only: Sequence[str] = (), jobs: int
     """
 
     def train_and_evaluate(run: Run) -> None:
-        place, start = RunFolder(folder / run.folder), time.monotonic()
-        print(f"{run.name}, seed {run.seed} ... (output: {place.path}/*.log)", flush=True)
-        train_run(study.train_config(run), place)
-        evaluate_run(run, place)
+        run_dir, start = RunFolder(folder / run.folder), time.monotonic()
+        print(f"{run.name}, seed {run.seed} ... (output: {run_dir.path}/*.log)", flush=True)
+        train_run(study.train_config(run), run_dir)
+        evaluate_run(run, run_dir)
         print(f"{run.name}, seed {run.seed}: done in {clock(time.monotonic() - start)}", flush=True)
 
     def analyse(run: Run) -> None:
@@ -296,13 +299,23 @@ def in_parallel(work: Callable[[Any], None], items: Sequence[Any], jobs: int) ->
         for item in items:
             work(item)
         return
+    failed = threading.Event()
+
+    def work_unless_failed(item: Any) -> None:
+        if not failed.is_set():
+            try:
+                work(item)
+            except BaseException:
+                failed.set()  # here, as this thread goes on to the next item at once
+                raise
+
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(work, item) for item in items]
+        futures = [pool.submit(work_unless_failed, item) for item in items]
         try:
             for future in as_completed(futures):
                 future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            failed.set()
             for process in list(_running):
                 process.terminate()
             raise

@@ -375,8 +375,8 @@ def _find(name: str, near: Path, but: Path | None = None) -> Path:
     for path in (near / f"{name}.yaml", FOLDER / f"{name}.yaml", near / name, Path(name)):
         if path.is_file() and path.resolve() != but:
             return path
-    known = ", ".join(study_names())
-    raise StudyError(f"there is no study {name!r}; there are {known}, or name a file")
+    names = ", ".join(study_names())
+    raise StudyError(f"there is no study {name!r}; there are {names}, or name a file")
 
 
 def _read(path: Path) -> DictConfig:

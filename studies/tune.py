@@ -251,8 +251,8 @@ class RunSearch:
         )
         return trial
 
-    def _place(self, number: int) -> RunFolder:
-        return RunFolder(self.folder / f"trial-{number:03d}")
+    def _place(self, idx: int) -> RunFolder:
+        return RunFolder(self.folder / f"trial-{idx:03d}")
 
     def train(self, trial: "optuna.Trial") -> str:
         """Trains a trial to its end, unless it is pruned or diverges; returns its outcome.
@@ -261,52 +261,55 @@ class RunSearch:
             CommandError: If training fails for another reason than values that are not finite.
             StudyError: If the metric is not logged.
         """
-        place, pruned = self._place(trial.number), False
-        config = place.write_config(put(self.settings, trial.params))
-        command, log = train_command(config, place.training, resume=False), place.path / LOG
+        run_dir, pruned = self._place(trial.number), False
+        config = run_dir.write_config(put(self.settings, trial.params))
+        command, log = (
+            train_command(config, run_dir.training, resume=False),
+            run_dir.path / LOG,
+        )
         with started(command, log) as process:
-            while process.poll() is None and not (pruned := self._is_pruned(trial, place)):
+            while process.poll() is None and not (pruned := self._is_pruned(trial, run_dir)):
                 time.sleep(POLL)
         # one that has ended before it was looked at is judged by the same values
-        if pruned or self._is_pruned(trial, place):
+        if pruned or self._is_pruned(trial, run_dir):
             self._study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
             return "pruned"
         if process.returncode not in (0, NonFiniteError.exit_code):
             raise CommandError(command, process.returncode, log)
-        value = self._validations(place).get(self.search.validations, math.nan)
-        reason = self._divergence(place, value, process.returncode)
+        value = self._validations(run_dir).get(self.search.validations, math.nan)
+        reason = self._divergence(run_dir, value, process.returncode)
         if reason:  # the worst value there is, for the sampler to keep away from there
             trial.set_user_attr(REASON, reason)
             value = math.inf if self.search.direction == "minimize" else -math.inf
         self._study.tell(trial, value)
         return f"diverged: {reason}" if reason else f"{value:.4f}"
 
-    def _divergence(self, place: RunFolder, value: float, code: int) -> str:
+    def _divergence(self, run_dir: RunFolder, value: float, code: int) -> str:
         """Returns why a trial of this last value and exit code has diverged, if it has."""
         if code:
-            log = (place.path / LOG).read_text(encoding="utf-8", errors="replace")
+            log = (run_dir.path / LOG).read_text(encoding="utf-8", errors="replace")
             return log.strip().rpartition("\n")[2].removeprefix("error: ") or "not finite"
-        tags = logged(place)
+        tags = logged(run_dir)
         if self.search.metric not in tags:
-            known = ", ".join(tag for tag in tags if tag.startswith("val/"))
+            names = ", ".join(tag for tag in tags if tag.startswith("val/"))
             raise StudyError(
-                f"search.metric ({self.search.metric}): {self.run.name} logs no such value; {known}"
+                f"search.metric ({self.search.metric}): {self.run.name} logs no such value; {names}"
             )
         return "" if math.isfinite(value) else f"{self.search.metric} is {value}"
 
-    def _is_pruned(self, trial: "optuna.Trial", place: RunFolder) -> bool:
+    def _is_pruned(self, trial: "optuna.Trial", run_dir: RunFolder) -> bool:
         """Reports the new validations; returns whether one is not among the best at its rung."""
         reported = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        for number, value in self._validations(place).items():
-            if number not in reported:
-                trial.report(value, number)
-                if number < self.search.validations and trial.should_prune():
+        for idx, value in self._validations(run_dir).items():
+            if idx not in reported:
+                trial.report(value, idx)
+                if idx < self.search.validations and trial.should_prune():
                     return True
         return False
 
-    def _validations(self, place: RunFolder) -> dict[int, float]:
+    def _validations(self, run_dir: RunFolder) -> dict[int, float]:
         """Returns the logged metric by the number of the validation, from 1."""
-        values = logged(place).get(self.search.metric, {})
+        values = logged(run_dir).get(self.search.metric, {})
         return {
             (step + 1) // self._interval: value
             for step, value in sorted(values.items())
@@ -393,7 +396,7 @@ def run_searches(
         print(f"{title}: {search.train(trial)}; {clock(time.monotonic() - start)}", flush=True)
 
     most = max(search.search.trials for search in searches)
-    turns = [each for number in range(most) for each in searches if number >= each.finished]
+    turns = [each for idx in range(most) for each in searches if idx >= each.finished]
     in_parallel(turn, turns, jobs)
     return sum(max(0, search.search.trials - search.finished) for search in searches)
 

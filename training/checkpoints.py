@@ -35,12 +35,12 @@ AUTO = "auto"
 
 
 def find_checkpoint(
-    asked: str, folders: Sequence[Path], verb: str = "fit", *, verifies: bool = True
+    ckpt_path: str, folders: Sequence[Path], verb: str = "fit", *, verifies: bool = True
 ) -> Checkpoint | None:
     """Returns the checkpoint that ``--ckpt_path`` names, or None if ``auto`` begins a new run.
 
     Args:
-        asked: A path, or ``last`` for the furthest whole checkpoint of the newest run below
+        ckpt_path: A path, or ``last`` for the furthest whole checkpoint of the newest run below
             ``folders``, ``best`` for the best one of that run, or ``auto`` for ``last`` if there is
             a checkpoint file.
         folders: Folders to search, with all their subfolders.
@@ -50,14 +50,14 @@ def find_checkpoint(
     Raises:
         ValueError: If there is none, or it cannot be read.
     """
-    if asked == AUTO and verb == "fit":
+    if ckpt_path == AUTO and verb == "fit":
         if not any(path for folder in folders for path in checkpoint_files(folder)):
             return None
-        asked = "last"
-    if asked not in ("last", "best", AUTO):
-        return read_checkpoint(place_of(asked, "ckpt_path"), verifies=verifies)
+        ckpt_path = "last"
+    if ckpt_path not in ("last", "best", AUTO):
+        return read_checkpoint(place_of(ckpt_path, "ckpt_path"), verifies=verifies)
     last = newest_checkpoint(folders, verifies=verifies)
-    if asked != "best":
+    if ckpt_path != "best":
         return last
     return best_checkpoint(last, "ckpt_path=best", verifies=verifies)
 
@@ -185,7 +185,7 @@ class ShardWriter:
 
         folder = path.parent / rest[shards.KEY]["folder"]
         writer = _NamedParts(str(folder), save_distributed=True)
-        state = {shards.name_of(place): tensor for place, tensor in tensors.items()}
+        state = {shards.name_of(key): tensor for key, tensor in tensors.items()}
         try:
             dcp.save(state, storage_writer=writer, process_group=self._group)
         except dcp.api.CheckpointException as error:
@@ -214,9 +214,9 @@ class ShardWriter:
         Raises:
             UserError: If one cannot be read; on all ranks.
         """
-        own = {name: shards.sum_of(folder / name) for name in names}
+        written = {name: shards.sum_of(folder / name) for name in names}
         of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(of_ranks, own, group=self._group)
+        torch.distributed.all_gather_object(of_ranks, written, group=self._group)
         sums = {name: value for each in of_ranks for name, value in each.items()}
         if not all(sums.values()):
             reason = OSError(errno.EIO, f"{folder} cannot be read back")

@@ -171,9 +171,9 @@ class MLFlowRun(_InRunFolder, MLFlowLogger):
             artifact_location=None if uri else (root / "mlartifacts").as_uri(),
             tags={"run": run_id},
         )
-        known = self._mlflow_client.get_experiment_by_name(experiment)
+        stored = self._mlflow_client.get_experiment_by_name(experiment)
         query = f"tags.run = '{run_id}'"
-        runs = self._mlflow_client.search_runs([known.experiment_id], query) if known else []
+        runs = self._mlflow_client.search_runs([stored.experiment_id], query) if stored else []
         self._run_id = runs[0].info.run_id if runs else None
         self._is_new = not runs
 

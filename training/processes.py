@@ -82,14 +82,14 @@ def _check_number(
     trainer: L.Trainer, environment: ClusterEnvironment | None, *, chosen: bool
 ) -> None:
     devices, nodes = trainer.num_devices, trainer.num_nodes
-    asked = f"--trainer.devices {devices} --trainer.num_nodes {nodes}"
+    options = f"--trainer.devices {devices} --trainer.num_nodes {nodes}"
     if torch.distributed.is_torchelastic_launched():
         launcher, cure = "torchrun", "--nproc_per_node"
         rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     elif environment is None:
         tasks = slurm_tasks()
         if tasks > 1 and chosen:
-            rank_zero_info(f"SLURM has {tasks} tasks; each trains a run of its own ({asked})")
+            rank_zero_info(f"SLURM has {tasks} tasks; each trains a run of its own ({options})")
         elif tasks > 1:
             rank_zero_warn(
                 f"SLURM has {tasks} tasks, and --trainer.devices auto is one device here: each "
@@ -106,7 +106,7 @@ def _check_number(
     if rank:  # all processes see the same, and the first says it
         sys.exit(2)
     raise UserError(
-        f"{launcher} has started {started} processes, but {asked} is a run of {devices * nodes}; "
+        f"{launcher} has started {started} processes, but {options} is a run of {devices * nodes}; "
         f"start as many as that ({cure}), or change trainer.devices and trainer.num_nodes"
     )
 

@@ -229,14 +229,14 @@ def _acquire(lock: FileLock, folder: Path, key: str, *, waits: bool) -> None:
 
 def _new_version(group: Path) -> str:
     """Makes the next folder ``version_N``, which no other process then has."""
-    numbers = [int(path.name[8:]) for path in group.glob("version_*") if path.name[8:].isdecimal()]
-    number = max(numbers, default=-1) + 1
+    taken = [int(path.name[8:]) for path in group.glob("version_*") if path.name[8:].isdecimal()]
+    idx = max(taken, default=-1) + 1
     while True:
         try:
-            (group / f"version_{number}").mkdir()
-            return f"version_{number}"
+            (group / f"version_{idx}").mkdir()
+            return f"version_{idx}"
         except FileExistsError:
-            number += 1
+            idx += 1
 
 
 def _free(lock: FileLock, folder: Path) -> None:
@@ -324,11 +324,11 @@ def free_path(folder: Path, step: int) -> Path:
 def versions() -> dict[str, str]:
     """Returns the versions that results depend on, by name."""
     try:
-        own = importlib.metadata.version(PACKAGE)
+        package = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        own = "not installed"
+        package = "not installed"
     return {
-        PACKAGE: own,
+        PACKAGE: package,
         "commit": git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,

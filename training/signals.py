@@ -21,9 +21,9 @@ def interrupts_here_only() -> Iterator[None]:
     """
     mine = os.getpid()
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(signum: int, frame: FrameType | None) -> None:
         if os.getpid() == mine:
-            signal.default_int_handler(number, frame)
+            signal.default_int_handler(signum, frame)
 
     ordinary = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not ordinary or threading.current_thread() is not threading.main_thread():

@@ -105,10 +105,10 @@ class FullySharded(ModelParallelStrategy):
             self._writer.save(checkpoint, path)
             return
         rest, left = shards.take_out(checkpoint, lambda value: isinstance(value, DTensor))
-        for place, tensor in left.items():
+        for key, tensor in left.items():
             whole = tensor.full_tensor()
             if self.is_global_zero:  # which writes
-                shards.put_back(rest, {place: whole.cpu()})
+                shards.put_back(rest, {key: whole.cpu()})
         super().save_checkpoint(rest, path, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
@@ -178,11 +178,11 @@ class FullySharded(ModelParallelStrategy):
 def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Returns an optimiser's state with whole moments cut as their parameters are."""
     groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
-    pairs = (zip(saved["params"], own["params"], strict=True) for saved, own in groups)
-    parameters: dict[int, Any] = {number: p for group in pairs for number, p in group}
+    pairs = (zip(saved["params"], current["params"], strict=True) for saved, current in groups)
+    parameters: dict[int, Any] = {idx: p for group in pairs for idx, p in group}
 
-    def cut(number: int, value: Any) -> Any:
-        like = parameters[number]
+    def cut(idx: int, value: Any) -> Any:
+        like = parameters[idx]
         is_moment = isinstance(value, torch.Tensor) and value.shape == like.shape
         if not is_moment or isinstance(value, DTensor):
             return value
@@ -192,8 +192,8 @@ def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         ).clone()
 
     moments = {
-        number: {key: cut(number, value) for key, value in each.items()}
-        for number, each in state["state"].items()
+        idx: {key: cut(idx, value) for key, value in each.items()}
+        for idx, each in state["state"].items()
     }
     return {**state, "state": moments}
 

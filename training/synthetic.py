@@ -84,13 +84,13 @@ def question_batch(
         answer: Tokens of the answer, without its end.
     """
     answers = random_tokens((rows, answer), vocab, FIRST_TOKEN)
-    places = torch.arange(1, steps + 1) * (query // steps) - 1
+    ends = torch.arange(1, steps + 1) * (query // steps) - 1
     return {
         "query": random_tokens((rows, query), vocab, FIRST_TOKEN),
         "query_lengths": torch.full((rows,), query),
         "steps": random_tokens((rows, steps, step_tokens - 1), vocab, FIRST_TOKEN),
         "step_lengths": torch.full((rows, steps), step_tokens - 1),
-        "step_places": places.expand(rows, -1),
+        "step_places": ends.expand(rows, -1),
         "targets": torch.cat((answers, torch.zeros_like(answers[:, :1])), dim=1),
         "sequence_id": torch.arange(rows),
         "epochs": 0.0,

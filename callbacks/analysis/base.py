@@ -247,11 +247,11 @@ class Analysis(EvaluationHooks, ABC):
         """Reports the findings of all ranks, on rank 0."""
         if trainer.state.fn == "fit":
             self._validations += 1
-        own, self._findings = self._findings, None
-        if own is None:
+        collected, self._findings = self._findings, None
+        if collected is None:
             return
         findings = Findings()
-        for each in gather(own):
+        for each in gather(collected):
             findings.append(each)
         if trainer.is_global_zero and findings:
             stage = "test" if trainer.state.fn == "test" else "val"
@@ -324,13 +324,13 @@ def rows_of(batch: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     return {key: part(value) for key, value in batch.items()}
 
 
-def first_tokens(batch: dict[str, Any], number: int) -> dict[str, Any]:
+def first_tokens(batch: dict[str, Any], count: int) -> dict[str, Any]:
     """Returns the first tokens of each row of a batch of windows; counts of whole rows stay."""
     shape = batch["tokens"].shape
 
     def part(value: Any) -> Any:
         by_token = isinstance(value, Tensor) and value.shape[:2] == shape
-        return value[:, :number] if by_token else value
+        return value[:, :count] if by_token else value
 
     return {key: part(value) for key, value in batch.items()}
 

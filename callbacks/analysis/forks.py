@@ -177,16 +177,16 @@ class ForkAnalysis(Analysis):
 
     def _with_reference(self, batch: dict[str, Any], tokens: pd.DataFrame) -> pd.DataFrame:
         """Returns the tokens with the reference's entropies."""
-        found: list[Tensor] = []
-        self._reference.recorded(batch, entropy=lambda entropy: found.append(entropy))
-        if not found:
+        entropies: list[Tensor] = []
+        self._reference.recorded(batch, entropy=lambda entropy: entropies.append(entropy))
+        if not entropies:
             self._warn(
                 f"{type(self._reference).__name__} of reference_ckpt records no entropies, so "
                 "there is nothing to compare with"
             )
             self._reference = None
             return tokens
-        return tokens.assign(reference_entropy=as_float64(found[-1])[real_tokens(batch)])
+        return tokens.assign(reference_entropy=as_float64(entropies[-1])[real_tokens(batch)])
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         return fork_report(findings, tokenizer_of(trainer), self.shown_rows)
@@ -322,8 +322,8 @@ class ForkRecorder:
             else self._entropy.double(),
         }
         chosen = {name: values.cpu().numpy()[real] for name, values in columns.items()}
-        place = real.cumsum(axis=1)[real] - 1
-        return pd.DataFrame({"place": place, "id": batch["tokens"].cpu().numpy()[real], **chosen})
+        position, ids = real.cumsum(axis=1)[real] - 1, batch["tokens"].cpu().numpy()[real]
+        return pd.DataFrame({"place": position, "id": ids, **chosen})
 
     def _add(self, measure: str, total: Any, count: Any) -> None:
         line = {"measure": measure, "total": float(total), "count": float(count)}
@@ -350,8 +350,8 @@ def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
 
     ``sums`` come from ``ForkRecorder``.
     """
-    found = sums.groupby(["layer", "measure"])[["total", "count"]].sum()
-    means = (found["total"] / found["count"].where(found["count"] != 0)).unstack("measure")
+    grouped = sums.groupby(["layer", "measure"])[["total", "count"]].sum()
+    means = (grouped["total"] / grouped["count"].where(grouped["count"] != 0)).unstack("measure")
     return means.reindex(columns=list(MEASURES)).reset_index()
 
 
@@ -385,10 +385,10 @@ def windows(tokens: pd.DataFrame) -> pd.DataFrame:
     entropies = [name for name in ("entropy", "reference_entropy") if name in tokens]
     forks = tokens.filter(like="streams_layer").iloc[:, -1] - 1
     grouped = tokens.assign(forks=forks).groupby(["row", tokens["place"] // WINDOW])
-    found = grouped[[*entropies, "forks"]].mean()[grouped.size() == WINDOW]
-    mean = found["forks"].mean() if len(found) else 0.0
-    found["normalised"] = found["forks"] / mean if mean else found["forks"]
-    return found[["entropy", "forks", "normalised", *entropies[1:]]].reset_index(drop=True)
+    means = grouped[[*entropies, "forks"]].mean()[grouped.size() == WINDOW]
+    mean = means["forks"].mean() if len(means) else 0.0
+    means["normalised"] = means["forks"] / mean if mean else means["forks"]
+    return means[["entropy", "forks", "normalised", *entropies[1:]]].reset_index(drop=True)
 
 
 def fit_parabola(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
@@ -523,9 +523,9 @@ def tokens_figure(tables: Tables) -> Any:
     for ax, start in zip(axes, starts, strict=True):
         part, names = streams[:, start : start + LINE_TOKENS], labels[start : start + LINE_TOKENS]
         ax.imshow(part, cmap="Blues", vmin=0.4, vmax=most + 0.8, aspect="auto")
-        for (layer, place), count in np.ndenumerate(part):
+        for (layer, column), count in np.ndenumerate(part):
             color = "white" if count > 0.6 * most else "#203040"
-            ax.text(place, layer, f"{count}", ha="center", va="center", fontsize=6.5, color=color)
+            ax.text(column, layer, f"{count}", ha="center", va="center", fontsize=6.5, color=color)
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
         ax.set_yticks(range(layers), [f"fork layer {i + 1}" for i in range(layers)], fontsize=8)
         ax.set_xlim(-0.5, columns - 0.5)

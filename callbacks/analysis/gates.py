@@ -176,9 +176,9 @@ class GateAnalysis(Analysis):
         if norms is None:
             return
         step, sentence_steps = trainer.global_step, _sentence_steps(pl_module)
-        found, by_component = gates(pl_module), shares(norms)
-        self._gates.add(step, sentence_steps, found)
-        values = {f"gate/layer_{layer}": value for (layer, _), value in found.items()}
+        by_layer, by_component = gates(pl_module), shares(norms)
+        self._gates.add(step, sentence_steps, by_layer)
+        values = {f"gate/layer_{layer}": value for (layer, _), value in by_layer.items()}
         if by_component is not None:  # none of a step that is dropped as its gradient is not finite
             self._norms.add(step, sentence_steps, norms)
             values |= {f"gradient_share/{part}": share for part, share in by_component.items()}
@@ -264,8 +264,8 @@ class GateAnalysis(Analysis):
         by_layer = {layer: value for (layer, _), value in gates(pl_module).items()}
         attention = report.tables["attention"].copy()
         attention["gate"] = attention["layer"].map(by_layer)
-        found = pd.DataFrame({"layer": list(by_layer), "gate": list(by_layer.values())})
-        tables = {"attention": attention, "reach": report.tables["reach"], "gates": found}
+        gate_table = pd.DataFrame({"layer": list(by_layer), "gate": list(by_layer.values())})
+        tables = {"attention": attention, "reach": report.tables["reach"], "gates": gate_table}
         tables = {name: table for name, table in tables.items() if len(table)}
         figures = {name: report.figures[name] for name in tables if name in report.figures}
         return AnalysisReport(tables=tables, figures=figures)
@@ -287,15 +287,15 @@ def gates(model: nn.Module) -> dict[Place, float]:
 
     With sharded parameters all ranks have to call this.
     """
-    found = [
+    parameters = [
         (int(match[1]) + 1, parameter.detach())
         for name, parameter in model.named_parameters()
         if (match := _GATE.search(name))
     ]
-    if not found:
+    if not parameters:
         return {}
-    values = torch.stack([_whole(gate).reshape(()) for _, gate in found]).tolist()
-    return {(layer, "gate"): value for (layer, _), value in zip(found, values, strict=True)}
+    values = torch.stack([_whole(gate).reshape(()) for _, gate in parameters]).tolist()
+    return {(layer, "gate"): value for (layer, _), value in zip(parameters, values, strict=True)}
 
 
 def gradient_norms(model: nn.Module) -> dict[Place, float]:
@@ -305,23 +305,23 @@ def gradient_norms(model: nn.Module) -> dict[Place, float]:
     the feed-forward layer, each with the norm before it; embeddings, sentence head, final norm
     and output matrix are none. With sharded parameters all ranks have to call this.
     """
-    places: dict[Place, int] = {}
+    index_of: dict[Place, int] = {}
     gradients: list[Tensor] = []
-    place_of: list[int] = []
+    indices: list[int] = []
     for name, parameter in model.named_parameters():
         match = _SUBLAYER.search(name)
         if match is None or match[2] not in COMPONENTS:
             continue
-        place = int(match[1]) + 1, COMPONENTS[match[2]]
-        index = places.setdefault(place, len(places))
+        key = int(match[1]) + 1, COMPONENTS[match[2]]
+        index = index_of.setdefault(key, len(index_of))
         if parameter.grad is not None:
             gradients.append(parameter.grad)
-            place_of.append(index)
-    squares = torch.zeros(len(places), dtype=torch.float64)
+            indices.append(index)
+    squares = torch.zeros(len(index_of), dtype=torch.float64)
     if gradients:
         norms = _whole(torch.stack(torch._foreach_norm(gradients)))
-        squares.index_add_(0, torch.tensor(place_of), norms.cpu().double().square())
-    return dict(zip(places, squares.sqrt().tolist(), strict=True))
+        squares.index_add_(0, torch.tensor(indices), norms.cpu().double().square())
+    return dict(zip(index_of, squares.sqrt().tolist(), strict=True))
 
 
 def shares(norms: Mapping[Place, float]) -> dict[str, float] | None:
@@ -386,8 +386,8 @@ class GateHistory:
 
     def shares(self) -> pd.DataFrame:
         """Returns ``step``, ``sentence_steps`` and the share of each component, a line a step."""
-        found = [shares(dict(zip(self.places, row, strict=True))) or {} for row in self.rows]
-        table = pd.DataFrame(found, columns=list(SHOWN_COMPONENTS))
+        components = [shares(dict(zip(self.places, row, strict=True))) or {} for row in self.rows]
+        table = pd.DataFrame(components, columns=list(SHOWN_COMPONENTS))
         table.insert(0, "step", self.steps)
         table.insert(1, "sentence_steps", self.sentence_steps)
         return table
@@ -463,8 +463,8 @@ def by_age(lines: pd.DataFrame) -> pd.DataFrame:
         lines = pd.DataFrame(columns=["layer", "age", "total", "count"], dtype=float)
     table = lines.groupby(["layer", "age"], as_index=False)[["total", "count"]].sum()
     counts, layer = table["count"], table["layer"]
-    number = counts.groupby(layer).transform("first")
-    return table.assign(mean=table["total"] / counts, spread=table["total"] / number)
+    longest = counts.groupby(layer).transform("first")
+    return table.assign(mean=table["total"] / counts, spread=table["total"] / longest)
 
 
 def even_weights(table: pd.DataFrame) -> pd.Series:
@@ -501,8 +501,8 @@ def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.Data
     if not len(attention):
         return pd.DataFrame(columns=["layer", "mean_age", "entropy"])
     ages = (attention["age"] * attention["spread"]).groupby(attention["layer"]).sum()
-    number = attention.groupby("layer")["count"].first()
-    entropies = entropy.groupby("layer")["total"].sum() / number
+    slots = attention.groupby("layer")["count"].first()
+    entropies = entropy.groupby("layer")["total"].sum() / slots
     return pd.DataFrame({"mean_age": ages, "entropy": entropies}).reset_index()
 
 
@@ -515,9 +515,9 @@ def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[
     ``lengths`` (B, S) are 0 after a stream's last sentence.
     """
     lengths: Tensor = batch["lengths"]
-    numbers = (lengths > 0).sum(dim=1)
-    rows = numbers.argsort(descending=True, stable=True)[:max_streams]
-    sentences = min(max_sentences, int(numbers.max()))
+    counts = (lengths > 0).sum(dim=1)
+    rows = counts.argsort(descending=True, stable=True)[:max_streams]
+    sentences = min(max_sentences, int(counts.max()))
 
     def part(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape[:1] != lengths.shape[:1]:

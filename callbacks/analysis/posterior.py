@@ -229,7 +229,7 @@ def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
     rows, vectors, width = mean.shape
     if not rows:
         return
-    scored, number = recorder.scored(), len(recorder.steps)
+    scored, num_steps = recorder.scored(), len(recorder.steps)
     inner = {
         "nll": recorder.inner("nll").sum(axis=(1, 2)),
         "kl": recorder.inner("kl").sum(axis=(1, 2)),
@@ -237,9 +237,9 @@ def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
         "log_variance_gradient": _whole_norms(recorder.inner("log_variance_gradient")),
     }
     counts = {"tokens": scored["tokens"], "sequences": rows}
-    steps = pd.DataFrame({"step": np.arange(number), "sample": "inner", **inner, **counts})
+    steps = pd.DataFrame({"step": np.arange(num_steps), "sample": "inner", **inner, **counts})
     findings.add("samples", steps)
-    findings.add("samples", [{"step": number, "sample": "scored", **scored, "sequences": rows}])
+    findings.add("samples", [{"step": num_steps, "sample": "scored", **scored, "sequences": rows}])
     vector = np.arange(vectors)
     layer = vector // recorder.latents_per_layer + 1
     kl = recorder.rows("kl").sum(axis=0)
@@ -249,8 +249,8 @@ def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
         name: values.sum(axis=0).ravel()
         for name, values in (("mean", mean), ("square", mean**2), ("variance", variance))
     }
-    places = {"layer": layer.repeat(width), "coordinate": np.arange(vectors * width)}
-    findings.add("coordinates", places | sums)
+    keys = {"layer": layer.repeat(width), "coordinate": np.arange(vectors * width)}
+    findings.add("coordinates", keys | sums)
 
 
 def _whole_norms(norms: np.ndarray) -> np.ndarray:
@@ -356,8 +356,8 @@ def coordinates(findings: Findings) -> pd.DataFrame:
     width = len(table) // findings["vectors"]["vector"].nunique()
     vector, coordinate = np.divmod(table["coordinate"].to_numpy(), width)
     values = table[["mean", "variance"]] / _sequences(findings)
-    places = {"layer": table["layer"], "vector": vector, "coordinate": coordinate}
-    return pd.DataFrame({**places, **values})
+    keys = {"layer": table["layer"], "vector": vector, "coordinate": coordinate}
+    return pd.DataFrame({**keys, **values})
 
 
 def _sequences(findings: Findings) -> float:
@@ -466,15 +466,15 @@ def layers_figure(tables: Tables) -> Any:
 
 def latents_figure(tables: Tables) -> Any:
     """Draws KL divergence, norm of the mean and variance of each latent vector, by layer."""
-    found = tables["latents"]
+    table = tables["latents"]
     shown = {
         "kl": "KL (nats per sequence)",
         "mean_norm": "norm of the posterior mean",
         "variance": "posterior variance (prior: 1)",
     }
-    names = [name for name in shown if found[name].notna().any()]
+    names = [name for name in shown if table[name].notna().any()]
     figure, axes = panels(4.4 * len(names), 3.6, len(names))
-    layers = list(found.groupby("layer"))
+    layers = list(table.groupby("layer"))
     for ax, name in zip(axes, names, strict=True):
         for color, (layer, part) in zip(shades(len(layers)), layers, strict=True):
             label = f"layer {layer}" if ax is axes[0] else None

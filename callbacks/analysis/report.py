@@ -145,8 +145,8 @@ def draw_bars(ax: Any, table: pd.DataFrame, x: str, shown: Shown) -> None:
     """Draws columns of a table as groups of bars over its column ``x``; nan has no height."""
     width = 0.8 / len(shown)
     for i, (name, (label, color)) in enumerate(shown.items()):
-        place = table[x] + width * (i - (len(shown) - 1) / 2)
-        ax.bar(place, table[name].fillna(0), 0.94 * width, color=color, label=label)
+        center = table[x] + width * (i - (len(shown) - 1) / 2)
+        ax.bar(center, table[name].fillna(0), 0.94 * width, color=color, label=label)
 
 
 def finish(ax: Any, x: str, y: str = "", *, whole: bool = False, **legend: Any) -> None:
@@ -161,8 +161,8 @@ def finish(ax: Any, x: str, y: str = "", *, whole: bool = False, **legend: Any) 
         ax.legend(frameon=False, fontsize=8, **legend)
 
 
-def shades(number: int) -> list[tuple[float, ...]]:
+def shades(count: int) -> list[tuple[float, ...]]:
     """Returns colours from the lowest layer to the highest."""
     from matplotlib import colormaps
 
-    return [colormaps["viridis"](0.9 * i / max(1, number - 1)) for i in range(number)]
+    return [colormaps["viridis"](0.9 * i / max(1, count - 1)) for i in range(count)]

@@ -188,9 +188,9 @@ class StepAllocation(Analysis):
         texts = self.tokens if tokenizer is not None else ()
         encoded = [(tokenizer.encode(text), text) for text in texts]
         named = {int(ids[0]): text for ids, text in encoded if len(ids) == 1}
-        known = texts_by_id(findings)
+        seen = texts_by_id(findings)
         return named | {
-            i: known.get(i, "") for i in frequent(findings, self.top_tokens) if i not in named
+            i: seen.get(i, "") for i in frequent(findings, self.top_tokens) if i not in named
         }
 
 
@@ -259,23 +259,23 @@ def _collect_texts(
 ) -> np.ndarray:
     """Adds ``texts`` and ``shown``; returns int8 (B, T), where tokens stand in words."""
     ids, has_target = batch["tokens"].cpu().numpy(), targets_of(batch)
-    places = np.zeros(ids.shape, dtype=np.int8)
+    positions = np.zeros(ids.shape, dtype=np.int8)
     special = set(getattr(tokenizer, "special_ids", ()))
-    known = texts_by_id(findings)
+    seen = texts_by_id(findings)
     new: dict[int, str] = {}
     for row, real in enumerate(real_tokens(batch)):
-        own = ids[row, real].tolist()
-        texts = pieces(tokenizer, own)
-        letters = ["" if i in special else t for i, t in zip(own, texts, strict=True)]
-        places[row, real] = word_places(letters)
-        for i, before, text in zip(own, ["", *texts], texts, strict=False):
+        row_ids = ids[row, real].tolist()
+        texts = pieces(tokenizer, row_ids)
+        letters = ["" if i in special else t for i, t in zip(row_ids, texts, strict=True)]
+        positions[row, real] = word_places(letters)
+        for i, before, text in zip(row_ids, ["", *texts], texts, strict=False):
             # a token that ends a character of several is part of it
             new.setdefault(i, PART if before == PART else text)
         if real.any() and "shown" not in findings:
             findings.add("shown", _shown_row(row, real, has_target[row], ids, texts, recorder))
-    unseen = {i: text for i, text in new.items() if i not in known}
+    unseen = {i: text for i, text in new.items() if i not in seen}
     findings.add("texts", {"id": list(unseen), "text": list(unseen.values())})
-    return places
+    return positions
 
 
 def _shown_row(
@@ -350,12 +350,12 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
     most = _most(table)
     losses = table[["loss_0", f"loss_{most}"]].astype(np.float64).set_axis([0, 1], axis=1)
     grouped = losses.groupby(table["executed"].to_numpy())
-    found = grouped.mean().set_axis(["step0_loss", "loss"], axis=1)
-    found.insert(0, "tokens", grouped.size())
-    found = found.reindex(range(most + 1)).rename_axis("steps").reset_index()
-    found["tokens"] = found["tokens"].fillna(0).astype(int)
-    found.insert(2, "share", found["tokens"] / len(table))
-    return found
+    result = grouped.mean().set_axis(["step0_loss", "loss"], axis=1)
+    result.insert(0, "tokens", grouped.size())
+    result = result.reindex(range(most + 1)).rename_axis("steps").reset_index()
+    result["tokens"] = result["tokens"].fillna(0).astype(int)
+    result.insert(2, "share", result["tokens"] / len(table))
+    return result
 
 
 def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
@@ -370,17 +370,17 @@ def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
     grouped = table.assign(pruned=pruned, executed=table["executed"].astype(np.float64)).groupby(
         "id"
     )
-    found = grouped[["executed", "pruned"]].mean().reindex(list(texts))
+    means = grouped[["executed", "pruned"]].mean().reindex(list(texts))
     counts = grouped.size().reindex(list(texts), fill_value=0).astype(int)
     columns = {"id": list(texts), "text": list(texts.values()), "count": counts.to_numpy()}
-    values = {"mean_steps": found["executed"].to_numpy(), "pruned": found["pruned"].to_numpy(float)}
+    values = {"mean_steps": means["executed"].to_numpy(), "pruned": means["pruned"].to_numpy(float)}
     return pd.DataFrame({**columns, **values})
 
 
-def frequent(findings: Findings, number: int) -> list[int]:
+def frequent(findings: Findings, count: int) -> list[int]:
     """Returns that many of the ids that occur most often, the most frequent first."""
     ids, counts = np.unique(findings["tokens"]["id"], return_counts=True)
-    order = np.lexsort((ids, -counts))[:number]
+    order = np.lexsort((ids, -counts))[:count]
     return [int(i) for i in ids[order]]
 
 
@@ -420,17 +420,17 @@ def utility(table: pd.DataFrame) -> pd.DataFrame:
     values = table[[*names, "executed"]].astype(np.float64)
     grouped = values.groupby(buckets(values["loss_0"]), observed=False)
     means, losses = grouped.mean(), grouped["loss_0"]
-    found = {"tokens": grouped.size(), "from": losses.min(), "to": losses.max()}
-    found |= {
+    columns = {"tokens": grouped.size(), "from": losses.min(), "to": losses.max()}
+    columns |= {
         "step0_loss": means["loss_0"],
         "loss": means[names[-1]],
         "mean_steps": means["executed"],
     }
-    found |= {
+    columns |= {
         f"step_{i}": means[before] - means[after]
         for i, (before, after) in enumerate(pairwise(names), start=1)
     }
-    return pd.DataFrame(found).rename_axis("bucket").reset_index()
+    return pd.DataFrame(columns).rename_axis("bucket").reset_index()
 
 
 def sweep(findings: Findings) -> pd.DataFrame:
@@ -447,10 +447,10 @@ def sweep(findings: Findings) -> pd.DataFrame:
     for alpha, part in lines.groupby("alpha"):  # of the same tokens in the same order
         values = part[["executed", "loss"]].astype(np.float64)
         grouped = values.groupby(bucket, observed=False)
-        found = grouped.mean().assign(tokens=grouped.size())
-        found.index = found.index.astype(str)
-        found.loc[ALL] = [*values.mean(), len(values)]
-        tables.append(found.rename_axis("bucket").reset_index().assign(alpha=alpha))
+        means = grouped.mean().assign(tokens=grouped.size())
+        means.index = means.index.astype(str)
+        means.loc[ALL] = [*values.mean(), len(values)]
+        tables.append(means.rename_axis("bucket").reset_index().assign(alpha=alpha))
     table = pd.concat(tables, ignore_index=True).rename(columns={"executed": "mean_steps"})
     base = table[table["alpha"] == 0].set_index("bucket")["loss"]
     table["loss_change"] = table["loss"] - table["bucket"].map(base)
@@ -500,9 +500,9 @@ def _scalars(
     if "expected" in table:
         values["expected"] = mean(table["expected"])
     values |= scalars_of(tables["steps"], "{name}_{steps}", ("share", "step0_loss"))
-    for place, executed in by_place(table).items():
-        values[f"words/{place}/mean"] = mean(executed)
-        values[f"words/{place}/below_most"] = mean(executed < most)
+    for position, executed in by_place(table).items():
+        values[f"words/{position}/mean"] = mean(executed)
+        values[f"words/{position}/below_most"] = mean(executed < most)
     gains = [name for name in tables["utility"] if name.startswith("step_")]
     values |= scalars_of(tables["utility"], "utility/{bucket}/{name}", gains)
     swept = tables["sweep"]
@@ -551,14 +551,14 @@ def tokens_figure(tables: Tables) -> Any:
     """Draws the mean steps of single tokens, and how often they take fewer than K (Table 3)."""
     table, most = tables["tokens"], tables["steps"]["steps"].max()
     figure, (number_of_steps, pruned) = panels(9, 1.2 + 0.22 * len(table), 2, sharey=True)
-    place = np.arange(len(table))
+    rows = np.arange(len(table))
     for ax, name, color in ((number_of_steps, "mean_steps", BLUE), (pruned, "pruned", ORANGE)):
-        ax.barh(place, table[name].fillna(0), 0.7, color=color)
+        ax.barh(rows, table[name].fillna(0), 0.7, color=color)
     labels = []
     for line in table.to_dict("records"):  # a space can be seen; without a text it is the id
         text = short_label(line["text"].replace(" ", "\N{OPEN BOX}"))
         labels.append(f"{text or line['id']} ({line['count']})")
-    number_of_steps.set_yticks(place, labels, parse_math=False)
+    number_of_steps.set_yticks(rows, labels, parse_math=False)
     number_of_steps.invert_yaxis()
     number_of_steps.set_xlim(0, max(most, 1))
     pruned.set_xlim(0, 1)
@@ -593,8 +593,8 @@ def sweep_figure(tables: Tables) -> Any:
         chosen = table[table["bucket"] == name]
         draw_lines(ax, chosen, "mean_steps", {"loss_change": (None, BUCKETS[name])})
         for line in chosen.to_dict("records"):
-            place = line["mean_steps"], line["loss_change"]
-            ax.annotate(f"{line['alpha']:g}", place, (3, 3), textcoords="offset points", size=7)
+            point = line["mean_steps"], line["loss_change"]
+            ax.annotate(f"{line['alpha']:g}", point, (3, 3), textcoords="offset points", size=7)
         ax.axhline(0, color=GREY, linewidth=0.8)
         ax.set_title(f"{name} tokens; numbers are alpha", fontsize=10)
         finish(ax, "mean executed steps of these tokens")

@@ -101,12 +101,12 @@ class ThoughtTrace(Analysis):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        own, gold = Recorded(), Recorded()
-        pl_module.recorded(batch, thoughts=own.take, gold_thoughts=gold.take)
-        if own.rows is None:
+        predicted, gold = Recorded(), Recorded()
+        pl_module.recorded(batch, thoughts=predicted.take, gold_thoughts=gold.take)
+        if predicted.rows is None:
             missing = "thoughts (no method that thinks while it reads)"
             raise nothing_recorded(pl_module, missing)
-        collect_thoughts(findings, batch, own.rows, gold.rows, tokenizer, self.shown_rows)
+        collect_thoughts(findings, batch, predicted.rows, gold.rows, tokenizer, self.shown_rows)
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ class ThoughtTrace(Analysis):
 def collect_thoughts(
     findings: Findings,
     batch: dict[str, Any],
-    own: Sequence[RowThinking],
+    predicted: Sequence[RowThinking],
     gold: Sequence[RowThinking] | None,
     tokenizer: Any,
     shown: int,
@@ -144,15 +144,16 @@ def collect_thoughts(
     ``queries`` has a line a query, ``chunks`` a line a chunk (see ``query_tables``), and ``shown``
     a line a query that is written out, see ``written_out``.
 
-    ``gold`` thoughts have the same chunks as the model's ``own``, and are None where the model does
-    not say. Without a tokenizer nothing is written out, else up to ``shown`` queries in all.
+    ``gold`` thoughts have the same chunks as the model's ``predicted`` ones, and are None if the
+    model does not say. Without a tokenizer nothing is written out, else up to ``shown`` queries in
+    all.
     """
-    for row, thinking in enumerate(own):
+    for row, thinking in enumerate(predicted):
         if not bool((batch["targets"][row] >= 0).any()):
             continue
         ids = batch["query"][row, : int(batch["query_lengths"][row])].tolist()
-        known = gold is not None and bool(batch["step_lengths"][row].any())
-        theirs = gold[row].within(ids).thoughts if known and gold is not None else None
+        has_gold = gold is not None and bool(batch["step_lengths"][row].any())
+        theirs = gold[row].within(ids).thoughts if has_gold and gold is not None else None
         mine = thinking.within(ids)
         query, chunk_lines = query_tables(mine, theirs, int(batch["group"][row]))
         findings.add("queries", [query])
@@ -162,7 +163,7 @@ def collect_thoughts(
 
 
 def query_tables(
-    own: RowThinking, gold: Sequence[Thought] | None, group: int
+    predicted: RowThinking, gold: Sequence[Thought] | None, group: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns the line of a query, and the lines of its chunks.
 
@@ -177,7 +178,7 @@ def query_tables(
     """
     lines, order, first_wrong = [], 0, math.nan
     for chunk, (mine, theirs) in enumerate(
-        zip(own.thoughts, own.thoughts if gold is None else gold, strict=True)
+        zip(predicted.thoughts, predicted.thoughts if gold is None else gold, strict=True)
     ):
         right = mine.tokens == theirs.tokens
         order += bool(theirs.tokens)
@@ -194,25 +195,25 @@ def query_tables(
                 "length": len(mine.tokens),
             }
         )
-    query = {"group": group, "rounds": own.rounds, "known": gold is not None}
-    return query | {"nontrivial": own.nontrivial, "first_wrong": float(first_wrong)}, lines
+    query = {"group": group, "rounds": predicted.rounds, "known": gold is not None}
+    return query | {"nontrivial": predicted.nontrivial, "first_wrong": float(first_wrong)}, lines
 
 
 def written_out(
-    tokenizer: Any, ids: Sequence[int], own: Sequence[Thought], gold: Sequence[Thought] | None
+    tokenizer: Any, ids: Sequence[int], predicted: Sequence[Thought], gold: Sequence[Thought] | None
 ) -> dict[str, Any]:
     """Returns a query with all thoughts where they are thought; with wrong ones the gold.
 
-    ``ids`` are those of the query, ``own`` what the model thinks in its order; ``gold`` is None
-    where the data know no steps.
+    ``ids`` are the tokens of the query, ``predicted`` the model's thoughts in order; ``gold`` is
+    None if the data know no steps.
 
     Returns:
         ``text``; ``parts``, the text of each chunk and what is left after the last; ``thoughts``,
         the text of each chunk's thought, empty for none.
     """
-    parts = parts_of(tokenizer, ids, [thought.end for thought in own])
+    parts = parts_of(tokenizer, ids, [thought.end for thought in predicted])
     marks = []
-    for mine, theirs in zip(own, own if gold is None else gold, strict=True):
+    for mine, theirs in zip(predicted, predicted if gold is None else gold, strict=True):
         thought, wanted = (
             thought_text(tokenizer, each.tokens) if each.tokens else "nothing"
             for each in (mine, theirs)
@@ -225,7 +226,7 @@ def written_out(
     return {
         "text": "".join(map(insert, parts, [*marks, ""])).strip(),
         "parts": parts,
-        "thoughts": [thought_text(tokenizer, each.tokens) for each in own],
+        "thoughts": [thought_text(tokenizer, each.tokens) for each in predicted],
     }
 
 
@@ -268,15 +269,15 @@ def chunks(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
     ``rows`` that have that many chunks and gold; ``accuracy``; ``trivial`` and ``gold_trivial``;
     ``first_wrong``, queries whose first wrong thought this is, and their share of all of them.
     """
-    judged, known = chunk_lines[chunk_lines["known"]], queries[queries["known"]]
+    judged, judged_queries = chunk_lines[chunk_lines["known"]], queries[queries["known"]]
     grouped = judged.groupby("chunk")
     table = (
         grouped[["right", "trivial", "gold_trivial"]].mean().rename(columns={"right": "accuracy"})
     )
     table.insert(0, "rows", grouped.size())
-    wrong = known["first_wrong"].value_counts()
+    wrong = judged_queries["first_wrong"].value_counts()
     table["first_wrong"] = wrong.reindex(table.index, fill_value=0).astype(int)
-    table["first_wrong_share"] = table["first_wrong"] / len(known)
+    table["first_wrong_share"] = table["first_wrong"] / len(judged_queries)
     return table.reset_index()
 
 
@@ -306,9 +307,9 @@ def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
     """Returns a table with one line a group of queries: ``rows`` and numbers of ``summary``."""
     lines = []
     for group, part in queries.groupby("group"):
-        found = summary(part, chunk_lines[chunk_lines["group"] == group])
+        values = summary(part, chunk_lines[chunk_lines["group"] == group])
         names = ("accuracy", "accuracy_nontrivial", "all_right", "rounds", "nontrivial")
-        lines.append({"group": group, "rows": len(part), **{name: found[name] for name in names}})
+        lines.append({"group": group, "rows": len(part), **{name: values[name] for name in names}})
     return pd.DataFrame(lines)
 
 
@@ -355,13 +356,13 @@ def text_figure(tables: Tables) -> Any:
     """Draws the chunks of a query from top to bottom, with the length and text of thoughts."""
     table = tables["thoughts"]
     figure, (ax,) = panels(9, 1.2 + 0.28 * len(table), 1)
-    place = range(len(table))
-    ax.barh(place, table["length"], 0.7, color=BLUE)
-    for y, line in zip(place, table.to_dict("records"), strict=True):
+    rows = range(len(table))
+    ax.barh(rows, table["length"], 0.7, color=BLUE)
+    for y, line in zip(rows, table.to_dict("records"), strict=True):
         text = f" {line['thought']}" if line["thought"] else " nothing"
         ax.text(line["length"], y, text, va="center", fontsize=7, parse_math=False)
     labels = [text.replace("\n", " ").strip() for text in table["text"]]
-    ax.set_yticks(place, labels, parse_math=False)
+    ax.set_yticks(rows, labels, parse_math=False)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.6 * max(1, table["length"].max()))  # room for the texts
     finish(ax, "tokens of the thought after each chunk", whole=True)

@@ -59,7 +59,7 @@ def short_label(text: str) -> str:
     """Returns a token's text in the characters that matplotlib's own font has."""
     text = text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}").replace("\t", "→")
     text = text.replace(" ", "\N{OPEN BOX}" if text.isspace() else " ")
-    known = [
+    characters = [
         c if c.isprintable() and (c < "\u0590" or c in "␣↵→∎▯") else "\N{MIDDLE DOT}" for c in text
     ]
-    return "".join(known).strip()[:LABEL_CHARACTERS]
+    return "".join(characters).strip()[:LABEL_CHARACTERS]

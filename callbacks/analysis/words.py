@@ -36,24 +36,24 @@ def word_places(texts: Sequence[str]) -> np.ndarray:
     """
     texts = _with_characters(texts)
     goes_on = [_is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)]
-    places = np.full(len(texts), ELSEWHERE, dtype=np.int8)
+    positions = np.full(len(texts), ELSEWHERE, dtype=np.int8)
     for i, inside in enumerate(goes_on):
         if inside:
-            places[i] = INTERNAL
+            positions[i] = INTERNAL
         elif i and goes_on[i - 1]:
-            places[i] = FINAL
-    return places
+            positions[i] = FINAL
+    return positions
 
 
 def _with_characters(texts: Sequence[str]) -> list[str]:
     """Returns the texts, with the character for each token that is part of one."""
-    found: list[str] = []
+    result: list[str] = []
     character = ""
     for text in reversed(texts):
         if text != PART:
             character = text[:1]
-        found.append(character if text == PART else text)
-    return found[::-1]
+        result.append(character if text == PART else text)
+    return result[::-1]
 
 
 def _is_letter(character: str) -> bool:
@@ -78,11 +78,11 @@ def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
     executed = by_place(table)
     if not any(map(len, executed.values())):
         return pd.DataFrame()
-    found = pd.DataFrame({"steps": range(most + 1)})
+    counts = pd.DataFrame({"steps": range(most + 1)})
     for name, values in executed.items():
-        found[name] = values.value_counts().reindex(found["steps"], fill_value=0).to_numpy()
-        found[f"{name}_share"] = found[name] / (len(values) or math.nan)
-    return found
+        counts[name] = values.value_counts().reindex(counts["steps"], fill_value=0).to_numpy()
+        counts[f"{name}_share"] = counts[name] / (len(values) or math.nan)
+    return counts
 
 
 def words_figure(tables: Tables) -> Any:

@@ -170,18 +170,3 @@ def test_a_compiled_network_changes_no_number(case, data_of, make_trainer, tmp_p
         found.append(scalars(tmp_path / case.name))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert graphs  # the validation itself ran compiled
-
-
-VALUES = [
-    (case, name, least - 1)
-    for case in CASES
-    for name, least in ({"num_batches": 1, "every_n_validations": 0} | case.least).items()
-]
-
-
-@pytest.mark.parametrize(
-    ("case", "name", "value"), VALUES, ids=lambda v: getattr(v, "name", str(v))
-)
-def test_values_are_checked(case, name, value):
-    with pytest.raises(ValueError, match=rf"{name} \({value}\) must be at least"):
-        case.kind(**{name: value})

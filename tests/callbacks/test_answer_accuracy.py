@@ -228,9 +228,3 @@ def test_data_without_questions_are_refused(make_model, make_data, data, make_tr
     trainer = make_trainer(AnswerAccuracy())
     with pytest.raises(ValueError, match="do not say which answers are right"):
         trainer.validate(build(), data.val_dataloader(), verbose=False)
-
-
-@pytest.mark.parametrize("name", ["num_batches", "max_new_tokens"])
-def test_values_are_checked(name):
-    with pytest.raises(ValueError, match=rf"{name} \(0\) must be at least 1"):
-        AnswerAccuracy(**{name: 0})

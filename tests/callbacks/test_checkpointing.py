@@ -110,11 +110,6 @@ def test_another_folder_starts_its_own_ranking(tmp_path, recwarn):
     assert not recwarn
 
 
-def test_steps_must_be_positive():
-    with pytest.raises(ValueError, match="every_n_train_steps"):
-        SaveCheckpoints(every_n_train_steps=0)
-
-
 # ---- validations that were cut short: steps, values and counters as ever
 
 SCHEDULE = {"max_steps": 8, "limit_train_batches": 5, "limit_val_batches": 2}

@@ -1,4 +1,4 @@
-"""What callbacks share: random states, and models under evaluation or another setting."""
+"""What callbacks share: random states, evaluation, settings, and the range of arguments."""
 
 import random
 from dataclasses import dataclass
@@ -8,8 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+from callbacks import (
+    AnswerAccuracy,
+    NonFinite,
+    PosteriorAnalysis,
+    Predictions,
+    Samples,
+    SaveCheckpoints,
+    Termination,
+    Throughput,
+)
 from callbacks.dials import dialled, has_dial
 from callbacks.random_state import RandomState, undisturbed
+from tests.callbacks.analyses import CASES
 
 # ---- random states and modes
 
@@ -111,3 +122,33 @@ def test_a_configuration_without_the_field_is_refused():
         dialled(model, "inner_steps", 1),
     ):
         pass
+
+
+# ---- arguments
+
+WRONG = [
+    (AnswerAccuracy, "num_batches", 0),
+    (AnswerAccuracy, "max_new_tokens", 0),
+    (NonFinite, "max_skipped_in_a_row", -1),
+    (Predictions, "max_new_tokens", -1),
+    (Samples, "every_n_validations", -1),
+    (Samples, "max_new_tokens", -1),
+    (Samples, "temperature", -1.0),
+    (Samples, "seed", -1),
+    (SaveCheckpoints, "every_n_train_steps", 0),
+    (Termination, "stall_minutes", 0.0),
+    (Throughput, "peak_tflops", 0.0),
+    (PosteriorAnalysis, "steps", (4, -2)),
+]
+WRONG += [
+    (case.kind, name, least - 1)
+    for case in CASES
+    for name, least in ({"num_batches": 1, "every_n_validations": 0} | case.least).items()
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), WRONG)
+def test_values_are_checked(kind, name, value):
+    with pytest.raises(ValueError, match=name) as refused:
+        kind(**{name: value})
+    assert str(min(value) if isinstance(value, tuple) else value) in str(refused.value)

@@ -314,11 +314,6 @@ def test_the_state_of_an_older_checkpoint_is_taken():
     assert callback.state_dict() == {"skipped": 2, "in_a_row": 1}
 
 
-def test_a_wrong_limit_is_refused():
-    with pytest.raises(ValueError, match="max_skipped_in_a_row"):
-        NonFinite(max_skipped_in_a_row=-1)
-
-
 # ---- gradient norms
 
 

@@ -107,11 +107,6 @@ def test_shared_latents_are_one_layer(analyse):
     assert "sweep.csv" not in names(folder)
 
 
-def test_numbers_of_steps_are_checked():
-    with pytest.raises(ValueError, match=r"steps \(-2\) must be at least 0"):
-        PosteriorAnalysis(steps=(4, -2))
-
-
 # ---- against direct computations
 
 

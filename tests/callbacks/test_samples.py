@@ -73,8 +73,3 @@ def test_the_same_seed_writes_the_same_text(make_model, make_data, make_trainer,
 
 def test_text_is_shown_verbatim():
     assert as_markdown(["a"], ["*x*\ny"]) == "**'a'**\n\n    *x*\n    y"
-
-
-def test_values_are_checked():
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        Samples(max_new_tokens=-1)
