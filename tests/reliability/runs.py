@@ -48,6 +48,7 @@ class Run:
         self.command += [f"--data.data_files={text}", f"--data.cache_dir={root.parent}/cache"]
         self.command += [f"--trainer.default_root_dir={root}", *extra]
         self.environment = {**os.environ, **environment}
+        self.forks_ranks = "--trainer.devices=2" in extra
 
     @property
     def folder(self) -> Path:
@@ -59,7 +60,8 @@ class Run:
 
     def start(self, *extra: str) -> Program:
         """Starts, or with ``--ckpt_path=last`` goes on."""
-        return Program(*self.command, *extra, env=self.environment)
+        words = (*self.command, *extra)
+        return Program(*words, env=self.environment, forks_ranks=self.forks_ranks)
 
     def resume(self) -> Program:
         return self.start("--ckpt_path=last")

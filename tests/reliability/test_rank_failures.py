@@ -130,7 +130,7 @@ def test_one_command_starts_and_restarts(text_file, tmp_path):
     run = poisoned(text_file, tmp_path / "run", *more, often, FAIL="0:5")
     launcher = ("--standalone", "--nproc_per_node=1", "--max-restarts=1")
     module = ("-m", "torch.distributed.run")
-    process = Program(*module, *launcher, *run.command, env={**run.environment, **ONE_THREAD})
+    process = Program(*module, *launcher, *run.command, env=run.environment, forks_ranks=True)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors[-3000:]
     assert errors.count("RuntimeError: as planned at 0:5") == 1
@@ -216,9 +216,9 @@ def test_a_part_damaged_while_ranks_start_is_named_once(text_file, with_parts, t
     program = tmp_path / "program.py"
     program.write_text(UNVERIFIED)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    environment = {**run.environment, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
-    more = ("--ckpt_path", run.last)
-    process = Program(*launcher, program, *run.command[1:], *more, env=environment)
+    environment = {**run.environment, "PYTHONPATH": str(ROOT)}
+    command = (*launcher, program, *run.command[1:], "--ckpt_path", run.last)
+    process = Program(*command, env=environment, forks_ranks=True)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1, errors[-3000:]  # torchrun's own
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]

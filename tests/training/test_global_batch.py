@@ -48,7 +48,7 @@ def test_it_is_the_product_and_the_tokens_are_those_that_are_trained_on(
     two = ("--trainer.devices=2", "--trainer.strategy=ddp")
     extra = two if devices == 2 else ("--trainer.devices=1",)
     argv = words(text_file, tmp_path, data_cache, "--trainer.accumulate_grad_batches=2", *extra)
-    process = Program(str(ROOT / "train.py"), *argv)
+    process = Program(str(ROOT / "train.py"), *argv, forks_ranks=True)
     out, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     tokens = ROWS * LENGTH * BATCHES * EPOCHS * devices
