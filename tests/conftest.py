@@ -1,9 +1,15 @@
 """What every test starts from: no network, one thread a process, a little text on disk."""
 
+import gc
 import os
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
+# hundreds of programs import the project, and workers the same tests
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+gc.disable()  # until tests are collected: what is imported stays
 
 import pytest
 import torch
@@ -20,6 +26,12 @@ WORDS = (
     "writes",
     "and",
 )
+
+
+def pytest_collection_finish():
+    """Leaves modules and tests out of later garbage collections."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,9 +9,9 @@ own, as torch knows the device from then on.
 
 import json
 import sys
-import traceback
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from lightning_models.generation import SamplingConfig, generate
 
 ROOT = Path(__file__).resolve().parents[1]
+MODELS = str(ROOT / "lightning_models")
 NAME = "fakedevice"
 aten = torch.ops.aten
 
@@ -184,11 +185,13 @@ def _arrives(packet: Any, args: Any, kwargs: dict[str, Any], target: str | None)
 
 def _line() -> str:
     """The innermost line of the project that runs."""
-    frames = [f for f in traceback.extract_stack() if str(ROOT / "lightning_models") in f.filename]
-    if not frames:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.startswith(MODELS):
+        frame = frame.f_back
+    if frame is None:
         return "?"
-    last = frames[-1]
-    return f"{Path(last.filename).relative_to(ROOT)}:{last.lineno} ({last.name})"
+    path, name = Path(frame.f_code.co_filename).relative_to(ROOT), frame.f_code.co_name
+    return f"{path}:{frame.f_lineno} ({name})"
 
 
 def move(model: torch.nn.Module) -> None:

@@ -7,6 +7,7 @@ exit code, environment and streams of its own, as one that ``subprocess`` has st
 
 import atexit
 import ctypes
+import gc
 import importlib
 import multiprocessing
 import os
@@ -139,6 +140,7 @@ def _run(
     forks_ranks: bool,
 ) -> None:
     """Becomes the program, in the forked process."""
+    gc.freeze()  # what the server has imported
     os.setsid()
     multiprocessing.set_start_method(None, force=True)  # that of a program of its own
     os.dup2(output.fileno(), 1)
@@ -160,6 +162,7 @@ def _become(argv: list[str], cwd: str, env: Mapping[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0  # as its import does
     added = ("", str(ROOT), str(ROOT / "tests"))  # by pytest
     given = env.get("PYTHONPATH", "").split(os.pathsep)

@@ -60,15 +60,29 @@ def answers(model, tokenizer, batch_size, share, monkeypatch):
         return lm.loglikelihood([request(*pair) for pair in TEXTS])
 
 
-@pytest.mark.parametrize("method", CASES + SENTENCES, ids=lambda method: method.name)
+@pytest.fixture(scope="module")
+def read_alone():
+    """Answers of each method, in float64, to requests that are read one by one."""
+    read = {}
+
+    def answer(method):
+        if method.name not in read:
+            model = method.build(block_size=BLOCK).eval().double()
+            with pytest.MonkeyPatch.context() as patch:
+                read[method.name] = answers(model, tokenizer_of(model), 1, False, patch)
+        return read[method.name]
+
+    return answer
+
+
 @pytest.mark.parametrize("batch_size", [2, 5, 32])
-def test_answers_are_those_of_whole_rows(method, batch_size, monkeypatch):
+@pytest.mark.parametrize("method", CASES + SENTENCES, ids=lambda method: method.name)
+def test_answers_are_those_of_whole_rows(method, batch_size, read_alone, monkeypatch):
     """In float64; steps and FLOPs are counted as if each request were read alone."""
     model = method.build(block_size=BLOCK).eval().double()
     assert model.shares_prefixes == (method.name in SHARING)
-    tokenizer = tokenizer_of(model)
-    alone = answers(model, tokenizer, 1, False, monkeypatch)
-    mine = answers(model, tokenizer, batch_size, True, monkeypatch)
+    alone = read_alone(method)
+    mine = answers(model, tokenizer_of(model), batch_size, True, monkeypatch)
     assert [one[0] for one in mine] == pytest.approx([one[0] for one in alone], rel=1e-12)
     assert [one[1] for one in mine] == [one[1] for one in alone]
     for one, other in zip(mine, alone, strict=True):
