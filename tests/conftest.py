@@ -6,13 +6,13 @@ import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
-# hundreds of programs import the project, and workers the same tests
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-gc.disable()  # until tests are collected: what is imported stays
 
 import pytest
 import torch
+
+# hundreds of programs import the project, and workers the same tests
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 WORDS = (
     "thought",
@@ -28,10 +28,23 @@ WORDS = (
 )
 
 
-def pytest_collection_finish():
-    """Leaves modules and tests out of later garbage collections."""
-    gc.freeze()
-    gc.enable()
+def pytest_xdist_auto_num_workers():
+    """One worker more than there are cores: tests of signals and ranks wait for most of their time.
+
+    It is asked where the command says ``--numprocesses auto``.
+    """
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collects no garbage among modules and tests, which stay: neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -145,7 +145,8 @@ LATENT = {
     "resample_every": 1,
     "encoder_layers": 2,
 }
-PONDER = {"thinking_steps": 2, "eval_iterations": None}
+# two layers: it is scored in dozens of passes, until nothing changes
+PONDER = {"thinking_steps": 2, "eval_iterations": None, "num_layers": 2}
 ONE_STEP = PONDER | {"thinking_steps": 1}
 REPEATED = {"thinking_steps": 2}
 MOR = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}

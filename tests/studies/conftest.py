@@ -11,7 +11,7 @@ import yaml
 from studies import results_page, runner
 from studies.study import load_study
 
-declared = functools.cache(load_study)
+load_declared = functools.cache(load_study)
 """A study of the project as declared, to be read only: loading one takes tenths of a second."""
 SHAPE = {"num_layers": 1, "dim": 16, "num_heads": 2, "positions": "rope"}
 

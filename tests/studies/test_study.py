@@ -14,7 +14,7 @@ from lightning_models.checkpoint import read_checkpoint
 from lightning_models.thinking_states.baselines.curricula import StepStages, TokenStages
 from studies.runner import analyse_command, analysis_config, evaluate_command, train_command
 from studies.study import LOGGED, StudyError, load_study, study_names
-from tests.studies.conftest import declared
+from tests.studies.conftest import load_declared
 from training import LatentCLI
 
 STUDIES = [name for name in study_names() if not name.startswith("suite_")]
@@ -28,7 +28,7 @@ def declared_runs():
     """A run of each model class in each study; a class that another study has is slow."""
     seen = set()
     for name in study_names():
-        study = declared(name)
+        study = load_declared(name)
         for run in {run.model["class_path"]: run for run in study.runs.values()}.values():
             marks = [pytest.mark.slow] if run.model["class_path"] in seen else []
             seen.add(run.model["class_path"])
@@ -39,7 +39,7 @@ def declared_evaluations():
     """Each set of options of ``evaluate.py``, with a run that has it; of dials, one a class."""
     found = {}
     for name in study_names():
-        study = declared(name)
+        study = load_declared(name)
         for run in study.runs.values():
             for key, options in run.evaluations.items():
                 dials = any(option.startswith("set.") for option in options)
@@ -55,7 +55,7 @@ def test_all_studies_are_there():
 
 @pytest.mark.parametrize("name", study_names())
 def test_every_study_declares_what_it_reports(name):
-    study = declared(name)
+    study = load_declared(name)
     assert study.name == name
     assert len(study.seeds) >= 2
     assert study.epochs or study.task or study.steps * study.units_per_step >= 1_000_000
@@ -70,7 +70,7 @@ def test_every_study_declares_what_it_reports(name):
 
 @pytest.mark.parametrize("name", study_names())
 def test_runs_differ_in_the_model_the_reading_and_the_seed_only(name):
-    study = declared(name)
+    study = load_declared(name)
     configs = [study.train_config(run) for run in study.seeded()]
     arguments = [config["model"]["init_args"] for config in configs]
     space = study.search.space if study.search and name in SUITES else ()  # each row has its own
@@ -140,7 +140,7 @@ def parameters(study, run):
 
 @pytest.mark.parametrize("name", SUITES)
 def test_parameters_of_a_suite_are_matched_but_for_larger_controls(name):
-    suite = declared(name)
+    suite = load_declared(name)
     counted = {run.name: parameters(suite, run) for run in suite.runs.values()}
     plain, untied = counted.pop("plain"), counted.pop("untied", None)
     assert counted.pop("deep") > 1.3 * plain
@@ -185,7 +185,7 @@ def test_longer_texts_are_tested(operations, beyond):
     assert asked["beyond"] == "[{},{}]".format(*beyond)
     assert asked["far"] == "[100,100]"
     whole = operations in (None, 10)
-    assert (study.folder == declared("thinking_states").folder) == whole
+    assert (study.folder == load_declared("thinking_states").folder) == whole
 
 
 # ---- order, length, text

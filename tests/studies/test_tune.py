@@ -20,7 +20,7 @@ from evaluation.runs import find_compared
 from studies import tune
 from studies.runner import RunFolder
 from studies.study import StudyError, load_study, study_names
-from tests.studies.conftest import declared
+from tests.studies.conftest import load_declared
 
 ROOT = Path(__file__).parents[2]
 LR, STD = "model.init_args.optimizer.lr", "model.init_args.config.init_std"
@@ -320,9 +320,9 @@ def test_trials_validate_on_documents_that_the_report_does_not_score(study_file)
         split(evaluations={"blockwise": {"split": "test"}})
 
 
-@pytest.mark.parametrize("name", [n for n in study_names() if declared(n).search is not None])
+@pytest.mark.parametrize("name", [n for n in study_names() if load_declared(n).search is not None])
 def test_every_declared_search_fits_its_runs(name):
-    study = load_study(name, steps=tune.steps_of_trial(declared(name)))
+    study = load_study(name, steps=tune.steps_of_trial(load_declared(name)))
     trials = tune.as_trials(study)
     for run in trials.runs.values():
         space = tune.space_of(trials, run)
