@@ -28,6 +28,7 @@ WORDS = (
 )
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """One worker more than there are cores: tests of signals and ranks wait for most of their time.
 
