@@ -69,11 +69,14 @@ def folder(tmp_path_factory, data_cache):
     (folder / "configs").symlink_to(ROOT / "configs")
     data_cache.mkdir(exist_ok=True)
     (folder / "data_cache").symlink_to(data_cache)
-    for name in ("books", "runs"):
+    for name in ("books", "pages", "runs"):
         (folder / name).mkdir()
+    names, rows = sorted(sys.stdlib_module_names), []
     for seed in range(4):
-        words = random.Random(seed).choices(sorted(sys.stdlib_module_names), k=3000)
-        (folder / "books" / f"{seed}.txt").write_text(" ".join(words))
+        text = " ".join(random.Random(seed).choices(names, k=3000))
+        (folder / "books" / f"{seed}.txt").write_text(text)
+        rows += [{"text": text[first : first + 500]} for first in range(0, len(text), 500)]
+    (folder / "pages" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "book.txt").write_text("\n\n".join(map(repr, range(20_000))))
     (folder / "prompts.txt").write_text("A list is\nThe function\n")
     problem = {"question": "Tim has 2 + 3 pears. How many?", "answer": "<<2+3=5>>5\n#### 5"}

@@ -175,7 +175,7 @@ def test_print_config_reads_like_a_manual(capsys, monkeypatch):
         "D, width of the residual stream.",  # a field of the model's config
         "Peak learning rate.",
         "Length of a window, in tokens (T).",  # an argument of the data
-        "optimiser steps between two ``last.ckpt``",  # an argument of a callback
+        "Optimiser steps between two ``last.ckpt``",  # an argument of a callback
         "follow what was typed",
         "the newest whole one below trainer.default_root_dir",
     ):
