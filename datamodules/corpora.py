@@ -40,13 +40,13 @@ from datamodules.text import TextDataModule
 
 
 class SplitText(TextDataModule):
-    """Text with splits of its own, the others being shares of the training documents.
+    """Text of which some splits are published, and the rest are shares of the training documents.
 
     Held-out splits are read first, so that a token cap does not lose them.
 
     Args:
         train_tokens: Most training tokens that are stored: whole documents in corpus order, up to
-            the first that does not fit. Null: all.
+            the first that does not fit. Null takes all.
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -69,7 +69,6 @@ class SplitText(TextDataModule):
 
     @property
     def train_tokens(self) -> int | None:
-        """Most tokens that the train split stores; None: no limit."""
         return self._train_tokens
 
     def shares(self) -> dict[str, float]:

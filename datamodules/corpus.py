@@ -22,7 +22,6 @@ from datamodules.prepare import prepare_store
 from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
     SPLITS,
-    VERIFIED_BYTES,
     Counts,
     Split,
     Store,
@@ -266,13 +265,17 @@ class TextCorpus(L.LightningDataModule, ABC):
         self._log_sizes()
 
     def _verify_for_training(self) -> None:
-        """Compares a store that was too large for it when it was opened, before it is trained on.
+        """Verifies the store before it is trained on; see `verify`."""
+        if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.verify()
+
+    def verify(self) -> None:
+        """Compares all of the store with its checksums, unless that was done when it was opened.
 
         Raises:
             StoreError: It does not hold what was written.
         """
-        is_fit = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        if is_fit and self._store.size > VERIFIED_BYTES:
+        if not self._store.is_verified:
             verify_store(self._store)
 
     def _warn_of_repeats(self) -> None:

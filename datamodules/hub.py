@@ -160,6 +160,8 @@ class HubFiles:
         folder = Path(cached)
         paths = (path for path in folder.rglob("*") if path.is_file())
         files = self._fitting(path.relative_to(folder).as_posix() for path in paths)
+        if self._pattern == "*" and files:  # of many kinds, which have no number in common
+            return folder.name, files
         total = re.search(r"-of-(\d+)", files[0]) if files else None
         if not files or (total is not None and int(total[1]) != len(files)):
             raise reason

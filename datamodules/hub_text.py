@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from datamodules.corpora import SplitText
 from datamodules.corpus import REMOVE_REPEATS
@@ -15,41 +15,49 @@ from datamodules.hub import CorpusUnavailableError, HubFiles
 from datamodules.local_corpora import PASSAGES, identify, passages
 from datamodules.readers import Reading, check_utf8, has_text, text_of
 from datamodules.store import SPLITS, Split
-from datamodules.tokenizer_base import first_line
 
 _ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # names of datasets there
+_SAID = 300  # most characters that are shown of an error
 _SAVED = ("state.json", "dataset_dict.json")  # one of them is in what ``save_to_disk`` wrote
 
 Rows = Iterable[Mapping[str, Any]]
+if TYPE_CHECKING:
+    Source = str | os.PathLike[str] | Rows | Mapping[str, Rows] | None
+else:
+    Source = str | None  # all that a parser or a checkpoint may give
 
 
 class HubText(SplitText):
     """Any dataset of the `datasets` library; a row with text is a document.
 
     A YAML or a command line names it: a dataset on the hub, a folder that ``save_to_disk`` wrote,
-    or a folder of parquet, jsonl, csv or txt files. In Python it may also be the object: a
-    `Dataset`, an `IterableDataset`, or a dict of them by split. `datasets` reads the files, and
-    passes over some damage that `LocalText` refuses (a cut .zst file).
+    or a folder of parquet, jsonl or csv files. In Python it may also be the object: a `Dataset`
+    (which is the split 'train'), an `IterableDataset`, or a dict of them by split.
 
-    Rows of `train_split` are held out where the dataset has no split of its own for it. A train
-    split of one row, a book, is cut into about 50 passages for that.
+    `datasets` reads the files in its way: a line of a txt file is a row, "NA" in a csv file is
+    null, and some damage that `LocalText` refuses passes (a cut .zst file).
+
+    Rows of `train_split` are held out where no split is named for validation or test. A train split
+    of one row, a book, is cut into about 50 passages for that.
 
     The store is named after the name and revision on the hub, the content of files, or the
-    fingerprint of a saved or made dataset. A checkpoint keeps that fingerprint, and not the
-    dataset: without it, evaluation reads the store, while `cache_dir` has it.
+    fingerprint of a saved or made dataset. A checkpoint keeps the fingerprint of a dataset made in
+    Python, and not the dataset: evaluation then reads the store, while `cache_dir` has it.
 
     Args:
         dataset: Name on the hub, such as roneneldan/TinyStories, or a local folder; in Python also
             the dataset itself. Null reads the store of the dataset with that fingerprint.
         config: Configuration of the dataset; null takes its only one.
-        train_split: Split to train on, as the dataset names it.
+        train_split: Split to train on, as the dataset names it; of files and on the hub it may be
+            a slice ('train[:10%]').
         val_split: Split to validate on; null holds out val_fraction of the training rows.
         test_split: Split to test on; null holds out test_fraction of the training rows.
         text_field: Column with the text.
         revision: Commit, branch or tag on the hub; null takes the newest commit when preparation
             begins, which meta.json keeps (``origin``).
-        fingerprint: Identity of a dataset made in Python, which must change with its text; null
-            takes the fingerprint that `datasets` gives it (an `IterableDataset` has none).
+        fingerprint: Identity of a dataset made in Python, which must change with its text and its
+            order; null takes the fingerprint that `datasets` gives it (an `IterableDataset` has
+            none, and must not be shuffled without a seed).
         **kwargs: See `SplitText` and `TextDataModule`. With train_tokens, a dataset of the hub or
             of files is streamed, and no more of it is read than that.
 
@@ -69,7 +77,7 @@ class HubText(SplitText):
     def __init__(
         self,
         *,
-        dataset: str | Any | None = None,
+        dataset: Source = None,
         config: str | None = None,
         train_split: str = "train",
         val_split: str | None = None,
@@ -83,15 +91,9 @@ class HubText(SplitText):
         self._config, self._revision, self._text_field = config, revision, text_field
         self._splits = {"train": train_split, "val": val_split, "test": test_split}
         self._commit: str | None = None  # of a dataset on the hub, once it is settled
-        self._place = _place(dataset) if isinstance(dataset, str) else None
-        self._made: Mapping[str, Rows] | None = None
-        if dataset is not None and not isinstance(dataset, str):
-            self._made = dataset if isinstance(dataset, Mapping) else {train_split: dataset}
-            if any(isinstance(part, Iterator) for part in self._made.values()):
-                raise ValueError(
-                    "dataset is an iterator, which can be read only once: pass a list of rows, a "
-                    "Dataset or an IterableDataset."
-                )
+        is_named = isinstance(dataset, str | os.PathLike)
+        self._place = _place(os.fspath(dataset)) if is_named else None
+        self._made = None if is_named or dataset is None else _by_split(dataset)
         self._refuse_contradictions(fingerprint)
         self._fingerprint = fingerprint
         if self._made is not None and fingerprint is None:
@@ -109,6 +111,12 @@ class HubText(SplitText):
             raise ValueError(
                 f"fingerprint={fingerprint!r} is for a dataset made in Python, and "
                 f"dataset={self._place!r} names one. Set data.fingerprint to null."
+            )
+        names = [name for name in self._splits.values() if name is not None]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"train_split, val_split and test_split ({', '.join(names)}) must differ: what is "
+                "trained on cannot test."
             )
         if self._revision is not None and not self._is_on_hub:
             raise ValueError(
@@ -224,25 +232,32 @@ class HubText(SplitText):
             yield text
 
     def _rows(self, split: Split) -> Iterator[Mapping[str, Any]]:
-        """Yields the rows of a split, with no more than the column of the text where it can."""
+        """Yields the rows of a split, without other columns where those are known."""
         dataset = self._dataset(split)
         columns = getattr(dataset, "column_names", None) or ()
         is_transformed = (getattr(dataset, "format", None) or {}).get("type") == "custom"
         with self._explained():
-            if self._text_field in columns and not is_transformed:
-                dataset = dataset.select_columns(self._text_field).with_format(None)
+            if hasattr(dataset, "with_format") and not is_transformed:
+                dataset = dataset.with_format(None)
+                if self._text_field in columns:
+                    dataset = dataset.select_columns(self._text_field)
             yield from dataset
 
     def _dataset(self, split: Split) -> Any:
-        """Returns a split of the dataset, which is loaded as far as it must.
+        """Returns a split of the dataset, loading no more than that.
 
         Raises:
             ValueError: There is no such split, or it cannot be read.
         """
         import datasets
 
-        name = self._splits[split]
+        name = str(self._splits[split])
         if self._place is not None and not self._is_saved:
+            if self.train_tokens is not None and re.search(r"[\[+]", name):
+                raise ValueError(
+                    f"{split}_split={name!r} is not one whole split, and a dataset is streamed by "
+                    "whole splits. Set data.train_tokens to null, or name one."
+                )
             with self._explained():
                 return datasets.load_dataset(
                     self._place,
@@ -253,8 +268,7 @@ class HubText(SplitText):
                 )
         if self._place is not None:
             with self._explained():
-                loaded = datasets.load_from_disk(self._place)
-            parts = loaded if isinstance(loaded, Mapping) else {self._splits["train"]: loaded}
+                parts = _by_split(datasets.load_from_disk(self._place))
         elif self._made is not None:
             parts = self._made
         else:
@@ -266,7 +280,7 @@ class HubText(SplitText):
         if name not in parts:
             raise ValueError(
                 f"{split}_split={name!r} is no split of the dataset. Its splits: "
-                f"{', '.join(map(repr, parts))}."
+                f"{', '.join(map(repr, parts))}; slices are for files and the hub."
             )
         return parts[name]
 
@@ -283,7 +297,8 @@ class HubText(SplitText):
         except Exception as error:
             generation = datasets.exceptions.DatasetGenerationError
             cause = error.__cause__ if isinstance(error, generation) else error
-            reason = f"{type(cause or error).__name__}: {first_line(cause or error)}"
+            said = " ".join(str(cause or error).split())[:_SAID]
+            reason = f"{type(cause or error).__name__}: {said}"
             raise CorpusUnavailableError(
                 f"{type(self).__name__}: {self._place or 'the dataset'} cannot be read "
                 f"({reason.removesuffix('.')}). Check data.dataset, data.config and the names of "
@@ -321,11 +336,28 @@ def _place(dataset: str) -> str:
         ValueError: It is neither.
     """
     path = os.path.abspath(os.path.expanduser(dataset))
-    if os.path.isdir(path):
+    if dataset and os.path.isdir(path):
         return path
     if not _ON_HUB.fullmatch(dataset):
         raise ValueError(
-            f"dataset={dataset!r} is neither a folder nor a name on the Hugging Face hub, such as "
-            "roneneldan/TinyStories. LocalText reads single files."
+            f"dataset={dataset!r} is no folder here, and no name on the Hugging Face hub, such as "
+            "roneneldan/TinyStories. Set data.dataset to where the folder is now; LocalText reads "
+            "single files."
         )
     return dataset
+
+
+def _by_split(dataset: Any) -> Mapping[str, Any]:
+    """Returns the splits of a dataset; one that has none is the split 'train'.
+
+    Raises:
+        ValueError: It cannot be read more than once, or has no rows.
+    """
+    parts: Mapping[str, Any] = dataset if isinstance(dataset, Mapping) else {"train": dataset}
+    for part in parts.values():
+        if isinstance(part, Iterator) or not isinstance(part, Iterable):
+            raise ValueError(
+                f"dataset is of type {type(part).__name__}, which cannot be read again and again: "
+                "pass a Dataset, an IterableDataset or a list of rows."
+            )
+    return parts

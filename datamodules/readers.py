@@ -150,7 +150,7 @@ class Reading:
         total = len(self._paths)
         if self._empty and len(self._empty) == total:
             if total == 1:
-                what = f"{self._paths[0]} is empty: it holds no text. Remove it from the files"
+                what = f"{self._paths[0]} is empty: it holds no text. Leave it out"
             else:
                 what = f"All {total} files are empty: none holds text ({self._named()}). Check them"
             raise ValueError(f"{what}, or fill it." if total == 1 else f"{what}.")

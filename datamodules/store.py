@@ -160,6 +160,7 @@ class Store:
     Attributes:
         folder: The same.
         meta: Content of meta.json.
+        is_verified: Whether all of it was compared with its checksums.
 
     Raises:
         StoreError: There is none, its format is another, its files are not those that meta.json
@@ -170,6 +171,7 @@ class Store:
         self.folder = folder
         self.meta = self._read_meta()
         self._added_up: bool | None = None
+        self.is_verified = False
         try:
             self._sizes = {name: count * kind.itemsize for name, count, kind in self._files()}
             self._checksums = self._read_checksums()
@@ -269,6 +271,7 @@ class Store:
                 starts = range(0, size, BLOCK_BYTES)
                 for block_bytes in pool.map(self._verify_block, repeat(name), starts):
                     checked(block_bytes)
+        self.is_verified = True
 
     def _verify_block(self, name: str, start: int) -> int:
         """Verifies the block of a file from the byte `start` on, and returns its bytes."""

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
+from datamodules.journals import replacing
 from datamodules.json_tokenizer import (
     MIN_BPE_ENTRIES,
     JsonTokenizer,
@@ -446,9 +447,8 @@ def keep_tokenizer(tokenizer: JsonTokenizer, cache_dir: Path) -> Path:
     folder = cache_dir / "tokenizers" / digest
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in reversed(files.items()):  # tokenizer.json is there last
-        unfinished = folder / f".{file}.{os.getpid()}.tmp"
-        unfinished.write_bytes(text.encode("utf-8"))
-        unfinished.replace(folder / file)
+        with replacing(folder / file, folder / f".{file}.{os.getpid()}.tmp") as unfinished:
+            unfinished.write_bytes(text.encode("utf-8"))
     return folder / "tokenizer.json"
 
 

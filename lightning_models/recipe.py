@@ -272,6 +272,8 @@ def _check_value(value: Any, hint: Any, key: str) -> None:
     choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if isinstance(value, str) and not all(map(_reads_text, choices)):
         raise _refused(key, value, hint)  # a parser could take it for the name of a class
+    if isinstance(value, str) and any(choice in (Any, list, tuple, dict) for choice in choices):
+        _check_free(value, key)  # a parser tries to read text as each of the choices
     reasons = []
     for choice in choices:
         try:

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -250,6 +251,25 @@ def test_a_class_path_imports_nothing(name, trained, canary, tmp_path, monkeypat
         with pytest.raises(CheckpointError):
             _ = read_checkpoint(path).data_recipe
     refused_everywhere(path, capfd)
+    assert canary not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "text", [json.dumps(foreign()), json.dumps([foreign()]), f"class_path: {THING}"]
+)
+def test_text_for_a_value_of_any_type_imports_nothing(text, trained, canary, tmp_path, capfd):
+    """A parser tries to read text as each type of a parameter: the name of a dataset is text."""
+
+    class Loose:
+        def __init__(self, anything: str | Any) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="anything"):
+        recipe_module.check_arguments({"anything": text}, Loose, "data")
+    data = {"class_path": "datamodules.HubText", "init_args": {"dataset": text}}
+    path = with_recipe(trained, tmp_path / "evil.ckpt", lambda recipe: recipe.update(data=data))
+    refused(train_main, capfd, "fit", f"--ckpt_path={path}")
+    refused(evaluate_main, capfd, "perplexity", "--ckpt", path, f"--data.cache_dir={tmp_path}")
     assert canary not in sys.modules
 
 

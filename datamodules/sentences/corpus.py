@@ -277,6 +277,8 @@ class SentenceCorpus(TextCorpus):
         if not self.store_dir.exists():
             self.splitter.load()  # before the work
         self.corpus.prepare_data()
+        if not self.store_dir.exists():
+            self.corpus.verify()  # its documents get new checksums
         super().prepare_data()
 
     def _check_counts(self, counts: Mapping[Split, Counts]) -> None:

@@ -187,6 +187,13 @@ BAD = {
     "unknown split": ({"dataset": made, "val_split": "dev"}, "val_split='dev'"),
     "no fingerprint": ({"dataset": streamed}, "fingerprint="),
     "an iterator": ({"dataset": lambda: iter(ROWS), "fingerprint": "x"}, "dataset"),
+    "a number for a dataset": ({"dataset": 3}, "dataset is of type int"),
+    "no name": ({"dataset": ""}, "dataset=''"),
+    "one split for two": ({"dataset": made, "val_split": "train"}, "train_split, val_split"),
+    "a slice of a Dataset": (
+        {"dataset": made, "train_split": "train[:9]"},
+        "train_split='train[:9]'",
+    ),
     "a store that is gone": ({"fingerprint": "x"}, "--data"),
     "two identities": ({"dataset": "a/b", "fingerprint": "x"}, "data.fingerprint"),
     "a revision of no repository": ({"dataset": made, "revision": "x"}, "data.revision"),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.trainer.states import TrainerFn
 
-from datamodules import LocalText, check, corpus, encoding, store
+from datamodules import LocalText, SentenceWindows, check, encoding, store
 from datamodules.prepare import prepare_store
 from datamodules.store import SPLITS, Counts, Store, StoreError, fingerprint
 from datamodules.tokenizers import BytesTokenizer, train_bpe
@@ -153,13 +153,16 @@ def test_a_large_store_is_verified_before_it_is_trained_on(tmp_path, monkeypatch
     data.prepare_data()
     change(data.store_dir / "train-00000.tokens", 777)
     monkeypatch.setattr(store, "VERIFIED_BYTES", 99)
-    monkeypatch.setattr(corpus, "VERIFIED_BYTES", 99)
     Store(data.store_dir)
     for fn, refused in ((TrainerFn.VALIDATING, False), (TrainerFn.FITTING, True)):
         again = LocalText(block_size=16, batch_size=2, val_fraction=0.2, **options)
         again.trainer = SimpleNamespace(state=SimpleNamespace(fn=fn))
         with pytest.raises(StoreError, match="changed") if refused else nullcontext():
             again.prepare_data()
+    inner = LocalText(block_size=16, batch_size=2, val_fraction=0.2, **options)
+    marked = SentenceWindows(corpus=inner, splitter="spans:9", block_size=16, batch_size=2)
+    with pytest.raises(StoreError, match="changed"):  # its documents would get new checksums
+        marked.prepare_data()
 
 
 @pytest.mark.parametrize(
